@@ -36,12 +36,12 @@ def rather_slow() -> trio.testing.MockClock:
 
 
 @pytest.fixture
-def unlogged(monkeypatch):
+def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which so much happens that logging it takes longer than doing it."""
     monkeypatch.setattr(logging.getLogger("supervisor.supervision.supervise"), "disabled", True)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items) -> None:
     """Refuse a test whose fixture asks for a virtual clock that it does not ask for itself: its time would be real."""
     for item in items:
         named, asked = CLOCKS & set(item._fixtureinfo.argnames), CLOCKS & set(item._fixtureinfo.names_closure)

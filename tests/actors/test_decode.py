@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from attrs import frozen
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.slots import Deadlines
@@ -59,7 +59,7 @@ async def ask(worker, wanted):
         return [token for reply in got if isinstance(reply, Tokens) for token in reply.ids], await replies.result()
 
 
-async def leave_after(worker, wanted, seconds):
+async def leave_after(worker, wanted, seconds) -> None:
     with trio.move_on_after(seconds):
         await ask(worker, wanted)
 
@@ -67,7 +67,7 @@ async def leave_after(worker, wanted, seconds):
 # A request's life -------------------------------------------------------------------------
 
 
-async def test_an_answer_is_whole_and_its_end_means_that_the_slot_is_free(autojump_clock):
+async def test_an_answer_is_whole_and_its_end_means_that_the_slot_is_free(autojump_clock: MockClock) -> None:
     async with working() as worker:
         wanted = generate(tokens_max=3)
         async with worker.address.ask(wanted, 3) as replies:
@@ -78,7 +78,7 @@ async def test_an_answer_is_whole_and_its_end_means_that_the_slot_is_free(autoju
         assert await ask(worker, generate("b")) == whole(generate("b"))
 
 
-async def test_tokens_pass_without_waking_the_actor(autojump_clock):
+async def test_tokens_pass_without_waking_the_actor(autojump_clock: MockClock) -> None:
     async with working() as worker, worker.address.ask(generate(tokens_max=50), 50) as replies:
         await anext(replies)
         await wait_all_tasks_blocked()  # the first one wakes it, because the next deadline is another
@@ -89,7 +89,7 @@ async def test_tokens_pass_without_waking_the_actor(autojump_clock):
 
 
 @pytest.mark.parametrize("after_s", [0.5, 1, 1.5, 2.5])
-async def test_leaving_aborts_whatever_has_come_so_far(after_s, autojump_clock):
+async def test_leaving_aborts_whatever_has_come_so_far(after_s, autojump_clock: MockClock) -> None:
     async with working(Costs(release_s=0.25)) as worker:
         await leave_after(worker, generate("a", tokens_max=50), after_s)
         await trio.sleep(0.25)
@@ -98,14 +98,14 @@ async def test_leaving_aborts_whatever_has_come_so_far(after_s, autojump_clock):
         assert trio.current_time() == after_s + 0.25
 
 
-async def test_leaving_after_the_end_aborts_nothing(autojump_clock):
+async def test_leaving_after_the_end_aborts_nothing(autojump_clock: MockClock) -> None:
     async with working() as worker:
         async with worker.address.ask(generate("a"), 3):
             await trio.sleep(10)
         assert worker.log == ["submit a", "ended a"]
 
 
-async def test_nothing_is_submitted_for_an_asker_who_left_the_inbox(autojump_clock):
+async def test_nothing_is_submitted_for_an_asker_who_left_the_inbox(autojump_clock: MockClock) -> None:
     async with working(slots=1, inbox_size=4) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, generate("first", tokens_max=10))
         await wait_all_tasks_blocked()
@@ -117,7 +117,7 @@ async def test_nothing_is_submitted_for_an_asker_who_left_the_inbox(autojump_clo
         assert trio.current_time() == 13
 
 
-async def test_a_call_whose_asker_left_is_over_once_it_is_taken(autojump_clock):
+async def test_a_call_whose_asker_left_is_over_once_it_is_taken(autojump_clock: MockClock) -> None:
     async with working() as worker:
         with trio.CancelScope() as leaving:
             async with worker.address.ask(generate("a"), 3) as replies:
@@ -130,11 +130,11 @@ async def test_a_call_whose_asker_left_is_over_once_it_is_taken(autojump_clock):
 # Limits -----------------------------------------------------------------------------------
 
 
-async def test_whoever_finds_no_slot_waits_in_the_inbox_and_then_at_its_door(autojump_clock):
+async def test_whoever_finds_no_slot_waits_in_the_inbox_and_then_at_its_door(autojump_clock: MockClock) -> None:
     async with working(slots=2, inbox_size=2) as worker:
         finished = []
 
-        async def client(number):
+        async def client(number) -> None:
             await ask(worker, generate(str(number), tokens_max=2))
             finished.append(trio.current_time())
 
@@ -147,7 +147,7 @@ async def test_whoever_finds_no_slot_waits_in_the_inbox_and_then_at_its_door(aut
         assert finished == [2, 2, 4, 4, 6, 6, 8]
 
 
-async def test_a_slot_is_not_given_on_before_the_engine_has_released_it(autojump_clock):
+async def test_a_slot_is_not_given_on_before_the_engine_has_released_it(autojump_clock: MockClock) -> None:
     async with working(Costs(release_s=2), slots=1) as worker:
         await leave_after(worker, generate("a", tokens_max=50), 1.5)
         await ask(worker, generate("b", tokens_max=1))
@@ -160,17 +160,17 @@ async def test_a_slot_is_not_given_on_before_the_engine_has_released_it(autojump
 PATIENT = Deadlines(first_token_s=60, gap_s=20, total_s=600, release_s=5)
 
 
-async def test_the_first_token_has_a_deadline(autojump_clock):
+async def test_the_first_token_has_a_deadline(autojump_clock: MockClock) -> None:
     async with working(Costs(prefill_s=100), deadlines=PATIENT) as worker:
         with pytest.raises(DeadlineExceeded, match="60 s to its first token"):
             await ask(worker, generate())
         assert trio.current_time() == 60
 
 
-async def test_the_next_token_has_a_deadline(autojump_clock):
+async def test_the_next_token_has_a_deadline(autojump_clock: MockClock) -> None:
     async with working(deadlines=PATIENT) as worker:
 
-        async def slow_down():
+        async def slow_down() -> None:
             await trio.sleep(2.5)
             worker.engine.costs.slow = 1000
 
@@ -181,14 +181,14 @@ async def test_the_next_token_has_a_deadline(autojump_clock):
         assert trio.current_time() == 3 + 20
 
 
-async def test_the_whole_answer_has_a_deadline(autojump_clock):
+async def test_the_whole_answer_has_a_deadline(autojump_clock: MockClock) -> None:
     async with working(Costs(step_s=7), deadlines=Deadlines(60, 20, 30, 5)) as worker:
         with pytest.raises(DeadlineExceeded, match="30 s in all"):
             await ask(worker, generate(tokens_max=50))
         assert trio.current_time() == 30
 
 
-async def test_a_deadline_tells_what_was_waited_for_even_if_the_release_took_longer(autojump_clock):
+async def test_a_deadline_tells_what_was_waited_for_even_if_the_release_took_longer(autojump_clock: MockClock) -> None:
     async with working(Costs(prefill_s=100, release_s=4), deadlines=Deadlines(10, 20, 12, 5)) as worker:
         with pytest.raises(DeadlineExceeded, match="10 s to its first token"):
             await ask(worker, generate())
@@ -196,13 +196,13 @@ async def test_a_deadline_tells_what_was_waited_for_even_if_the_release_took_lon
         assert worker.log == ["submit r", "abort r", "released r"]
 
 
-async def test_a_token_at_the_last_moment_is_in_time(autojump_clock):
+async def test_a_token_at_the_last_moment_is_in_time(autojump_clock: MockClock) -> None:
     async with working(Costs(step_s=20), deadlines=Deadlines(20.5, 20.5, 600, 5)) as worker:
         assert await ask(worker, generate()) == whole(generate())
         assert trio.current_time() == 60
 
 
-async def test_time_in_the_inbox_does_not_count(autojump_clock):
+async def test_time_in_the_inbox_does_not_count(autojump_clock: MockClock) -> None:
     async with working(slots=1, deadlines=Deadlines(2, 2, 6, 5)) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, generate("a", tokens_max=5))
         await trio.sleep(0.5)
@@ -210,11 +210,11 @@ async def test_time_in_the_inbox_does_not_count(autojump_clock):
         assert trio.current_time() == 10
 
 
-async def test_when_the_actor_ends_every_asker_hears_so_taken_or_not(autojump_clock):
+async def test_when_the_actor_ends_every_asker_hears_so_taken_or_not(autojump_clock: MockClock) -> None:
     async with working(Costs(stuck=True), slots=1, inbox_size=0) as worker:
         heard = []
 
-        async def client(name):
+        async def client(name) -> None:
             try:
                 await ask(worker, generate(name, tokens_max=50))
             except ActorLost:
@@ -238,7 +238,7 @@ async def test_when_the_actor_ends_every_asker_hears_so_taken_or_not(autojump_cl
 # Errors -----------------------------------------------------------------------------------
 
 
-async def test_a_wrong_request_fails_alone(autojump_clock):
+async def test_a_wrong_request_fails_alone(autojump_clock: MockClock) -> None:
     async with working() as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, generate("good", tokens_max=4))
         await wait_all_tasks_blocked()
@@ -247,17 +247,17 @@ async def test_a_wrong_request_fails_alone(autojump_clock):
         assert worker.log == ["submit good"]
 
 
-async def test_a_refused_request_fails_alone(autojump_clock):
+async def test_a_refused_request_fails_alone(autojump_clock: MockClock) -> None:
     async with working(Costs(refused=lambda name: name == "bad")) as worker:
         with pytest.raises(EngineRefused):
             await ask(worker, generate("bad"))
         assert await ask(worker, generate("good")) == whole(generate("good"))
 
 
-async def test_a_lost_engine_fails_its_requests_and_ends_the_actor(autojump_clock):
+async def test_a_lost_engine_fails_its_requests_and_ends_the_actor(autojump_clock: MockClock) -> None:
     failed = []
 
-    async def ask_and_fail(worker):
+    async def ask_and_fail(worker) -> None:
         with pytest.raises(EngineLost):
             await ask(worker, generate())
         failed.append(trio.current_time())
@@ -278,7 +278,7 @@ class Buggy(FakeEngine):
         return super().submit(request)
 
 
-async def test_bugs_fail_their_requests_and_a_rate_of_them_the_actor(autojump_clock):
+async def test_bugs_fail_their_requests_and_a_rate_of_them_the_actor(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(TooManyInternalErrors, flatten_subgroups=True):
         async with working(engine=Buggy(Costs())) as worker:
             for number in range(6):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 from attrs import define, evolve, field
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.slots import Deadlines, SlotObserver
@@ -31,7 +31,7 @@ HANGS = [13, 13, 13]  # a prompt under which every engine hangs
 class Hanging(FakeEngine):
     """Says nothing to some requests, and keeps their slots until it is healed; `mute` says nothing to anybody."""
 
-    def __init__(self, *names: str, slots: int = 8, mute: bool = False):
+    def __init__(self, *names: str, slots: int = 8, mute: bool = False) -> None:
         super().__init__(Costs(slots=slots))
         self.names, self.mute = names, mute
         self.hung: set[str] = set()
@@ -44,7 +44,7 @@ class Hanging(FakeEngine):
             self.scheduler.waiting.popitem()  # the batch never hears of it
         return answer
 
-    async def wait_released(self, request_id):
+    async def wait_released(self, request_id) -> None:
         if request_id in self.hung:
             await self.healed.wait()
         else:
@@ -56,12 +56,12 @@ class Hanging(FakeEngine):
         return await super().load()
 
 
-async def expect(error, worker, wanted):
+async def expect(error, worker, wanted) -> None:
     with pytest.raises(error):
         await ask(worker, wanted)
 
 
-async def test_b17_one_stuck_slot_touches_no_other_stream(autojump_clock):
+async def test_b17_one_stuck_slot_touches_no_other_stream(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(leave_after, worker, wanted_of("bad"), 1.5)
         wanted = wanted_of("good", tokens_max=200)
@@ -70,7 +70,7 @@ async def test_b17_one_stuck_slot_touches_no_other_stream(autojump_clock):
         worker.engine.healed.set()
 
 
-async def test_b17_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock):
+async def test_b17_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=2, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         await leave_after(worker, wanted_of("bad"), 1)
         await trio.sleep(6)
@@ -83,7 +83,7 @@ async def test_b17_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock
         assert {"submit a", "submit b"} < {*worker.log}, "it is there again"
 
 
-async def test_b17_several_stuck_slots_are_the_engines_fault(autojump_clock):
+async def test_b17_several_stuck_slots_are_the_engines_fault(autojump_clock: MockClock) -> None:
     names = ("one", "two", "three")
     stuck = pytest.RaisesExc(EngineStuck, match="3 requests kept their slots for 5 s")
     with pytest.RaisesGroup(stuck, flatten_subgroups=True):
@@ -94,7 +94,7 @@ async def test_b17_several_stuck_slots_are_the_engines_fault(autojump_clock):
     assert trio.current_time() == 35
 
 
-async def test_an_engine_all_of_whose_slots_are_stuck_is_at_fault(autojump_clock):
+async def test_an_engine_all_of_whose_slots_are_stuck_is_at_fault(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="1 requests"), flatten_subgroups=True):
         async with working(engine=Hanging("bad"), slots=1, deadlines=DEADLINES) as worker:
             await leave_after(worker, wanted_of("bad"), 1)
@@ -102,7 +102,7 @@ async def test_an_engine_all_of_whose_slots_are_stuck_is_at_fault(autojump_clock
     assert trio.current_time() == 6
 
 
-async def test_a_slot_that_is_never_freed_is_the_engines_fault(autojump_clock):
+async def test_a_slot_that_is_never_freed_is_the_engines_fault(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="bad kept its slot for 300 s"), flatten_subgroups=True):
         async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker:
             await leave_after(worker, wanted_of("bad"), 1)
@@ -110,7 +110,7 @@ async def test_a_slot_that_is_never_freed_is_the_engines_fault(autojump_clock):
     assert trio.current_time() == 306
 
 
-async def test_an_engine_that_does_not_say_how_busy_it_is_is_at_fault(autojump_clock):
+async def test_an_engine_that_does_not_say_how_busy_it_is_is_at_fault(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="does not say how busy"), flatten_subgroups=True):
         async with working(engine=Hanging("bad", mute=True), slots=8, deadlines=DEADLINES) as worker:
             await leave_after(worker, wanted_of("bad"), 1)
@@ -118,7 +118,7 @@ async def test_an_engine_that_does_not_say_how_busy_it_is_is_at_fault(autojump_c
     assert trio.current_time() == 11
 
 
-async def test_an_engine_that_says_nothing_to_anybody_is_at_fault(autojump_clock):
+async def test_an_engine_that_says_nothing_to_anybody_is_at_fault(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="says nothing to anybody"), flatten_subgroups=True):
         async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker:
             await expect(EngineLost, worker, wanted_of("bad"))
@@ -127,7 +127,7 @@ async def test_an_engine_that_says_nothing_to_anybody_is_at_fault(autojump_clock
     assert trio.current_time() == 65
 
 
-async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(autojump_clock):
+async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
         await expect(DeadlineExceeded, worker, wanted_of("bad"))
@@ -135,7 +135,7 @@ async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(a
         worker.engine.healed.set()
 
 
-async def test_what_a_stuck_slot_says_after_its_request_has_ended_is_dropped(autojump_clock):
+async def test_what_a_stuck_slot_says_after_its_request_has_ended_is_dropped(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
         heard: list = []
@@ -147,11 +147,11 @@ async def test_what_a_stuck_slot_says_after_its_request_has_ended_is_dropped(aut
         worker.engine.healed.set()
 
 
-async def test_whoever_watches_hears_how_many_slots_are_stuck(autojump_clock):
+async def test_whoever_watches_hears_how_many_slots_are_stuck(autojump_clock: MockClock) -> None:
     heard = []
 
     class Hears(SlotObserver):
-        def stuck(self, slots):
+        def stuck(self, slots) -> None:
             heard.append((trio.current_time(), slots))
 
     engine, (address, inbox) = Hanging("a", "b"), priority_inbox(2, lambda _: 0)
@@ -216,7 +216,7 @@ class Hung:
             self.pool.change()
 
 
-async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock):
+async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock: MockClock) -> None:
     async with routed(limits=FailoverLimits(resume_s=60)) as world:
         workers = [Hung(name, world.pool) for name in "abcdef"]
         world.pool.all.extend(workers)
@@ -235,18 +235,18 @@ async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_ne
         assert sum(worker.killed for worker in workers) <= 2
 
 
-async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock):
+async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock: MockClock) -> None:
     """The engine stops for all: nobody can tell who is to blame, so each is carried on once."""
     async with routed(limits=FailoverLimits(resume_s=60)) as world:
         workers = [Hung(name, world.pool) for name in "ab"]
         world.pool.all.extend(workers)
         got: list = []
 
-        async def honest(name):
+        async def honest(name) -> None:
             async with world.address.ask(wanted_of(name, tokens_max=100), 100) as answer:
                 got.append(await answer.result())
 
-        async def hostile():
+        async def hostile() -> None:
             with suppress(EngineLost, DeadlineExceeded):
                 async with world.address.ask(evolve(wanted_of("x", tokens_max=5), tokens=HANGS), 5) as answer:
                     await answer.result()
@@ -264,7 +264,7 @@ async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhe
         assert [finished.usage.completion_tokens for finished in got] == [100] * 4
 
 
-async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock):
+async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock: MockClock) -> None:
     """The prefills hang, and the decodes say that the hand-off failed: each try costs another pair."""
     prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), lets_go_s=1e6) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
@@ -275,7 +275,7 @@ async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_die
         assert [len(each.asked) for each in prefills] == [1, 1, 0, 0]
 
 
-async def test_legs_that_let_go_count_for_nothing(autojump_clock):
+async def test_legs_that_let_go_count_for_nothing(autojump_clock: MockClock) -> None:
     prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), lets_go_s=0.2) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(3)]
     async with routed(*prefills, *decodes, Fake("d", leg=Leg.DECODE)) as world:
@@ -283,11 +283,11 @@ async def test_legs_that_let_go_count_for_nothing(autojump_clock):
         assert got.finished.usage.completion_tokens == 5
 
 
-async def test_d7_an_engine_that_goes_on_with_others_has_preempted_who_stands_still(autojump_clock):
+async def test_d7_an_engine_that_goes_on_with_others_has_preempted_who_stands_still(autojump_clock: MockClock) -> None:
     async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
 
-        async def set_aside():
+        async def set_aside() -> None:
             await trio.sleep(3.5)
             worker.engine.scheduler.silent.add("bad")
 
@@ -296,10 +296,10 @@ async def test_d7_an_engine_that_goes_on_with_others_has_preempted_who_stands_st
         assert trio.current_time() == 23
 
 
-async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_clock):
+async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_clock: MockClock) -> None:
     async with working(slots=8, deadlines=DEADLINES) as worker:
 
-        async def stop():
+        async def stop() -> None:
             await trio.sleep(3.5)
             worker.engine.scheduler.silent |= worker.engine.scheduler.running.keys()
 
@@ -309,7 +309,7 @@ async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_
                 nursery.start_soon(expect_exactly, DeadlineExceeded, worker, wanted_of(name, tokens_max=50))
 
 
-async def expect_exactly(error, worker, wanted):
+async def expect_exactly(error, worker, wanted) -> None:
     with pytest.raises(error) as caught:
         await ask(worker, wanted)
     assert type(caught.value) is error

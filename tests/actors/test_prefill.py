@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import trio
 from attrs import evolve, frozen
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.simulated.costs import Costs
@@ -65,10 +65,10 @@ async def ask(address: Address, request: Generate) -> tuple[list[Started | Token
         return [reply async for reply in answer], await answer.result()
 
 
-async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojump_clock):
+async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojump_clock: MockClock) -> None:
     answers = {}
 
-    async def ask_leg(leg, address):
+    async def ask_leg(leg, address) -> None:
         answers[leg] = await ask(address, met("a", 1))
 
     async with pair() as made, trio.open_nursery() as legs:
@@ -81,7 +81,7 @@ async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojum
     assert replies[1].ids[0] == first.ids[0]
 
 
-async def test_a_prompt_keeps_its_slot_until_its_decode_has_room_for_the_cache(autojump_clock):
+async def test_a_prompt_keeps_its_slot_until_its_decode_has_room_for_the_cache(autojump_clock: MockClock) -> None:
     async with pair(slots=1, decode_memory=40) as made, trio.open_nursery() as legs:
         legs.start_soon(ask, made.decode, met("long", 1, tokens_max=24))
         await trio.sleep(0.5)
@@ -96,7 +96,7 @@ async def test_a_prompt_keeps_its_slot_until_its_decode_has_room_for_the_cache(a
         assert made.prefill.inbox.waiting == (0, 0)  # type: ignore[attr-defined]
 
 
-async def test_whoever_leaves_takes_the_prompt_out_of_the_engine_and_frees_the_slot(autojump_clock):
+async def test_whoever_leaves_takes_the_prompt_out_of_the_engine_and_frees_the_slot(autojump_clock: MockClock) -> None:
     async with pair(slots=1, decode_memory=40) as made, trio.open_nursery() as legs:
         legs.start_soon(ask, made.decode, met("long", 1, tokens_max=24))
         await trio.sleep(0.5)
@@ -110,7 +110,7 @@ async def test_whoever_leaves_takes_the_prompt_out_of_the_engine_and_frees_the_s
         legs.cancel_scope.cancel()
 
 
-async def test_a_request_without_a_rendezvous_is_refused_alone(autojump_clock):
+async def test_a_request_without_a_rendezvous_is_refused_alone(autojump_clock: MockClock) -> None:
     async with pair() as made:
         with pytest.raises(BadRequest, match="rendezvous"):
             await ask(made.prefill, generate("a", 16))
@@ -118,10 +118,10 @@ async def test_a_request_without_a_rendezvous_is_refused_alone(autojump_clock):
         assert finished.usage.completion_tokens == 1
 
 
-async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autojump_clock):
+async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autojump_clock: MockClock) -> None:
     began: list[str] = []
 
-    async def ask_for(made, name, **more):
+    async def ask_for(made, name, **more) -> None:
         await ask(made.prefill, met(name, len(name), **more))
         began.append(name)
 
@@ -135,10 +135,10 @@ async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autoj
         assert began[2:] == ["dddd", "ccc"]
 
 
-async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock):
+async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock: MockClock) -> None:
     ends = [pytest.RaisesExc(EngineDied, match=why) for why in ("crashed", "is lost")]
 
-    async def ask_and_fail(made):
+    async def ask_and_fail(made) -> None:
         with pytest.raises(EngineLost):
             await ask(made.prefill, met("a", 1, prompt=200))
 

@@ -75,7 +75,7 @@ def text(replies):
 # The good road -----------------------------------------------------------------------------
 
 
-async def test_a_conversation_becomes_text_with_usage(autojump_clock):
+async def test_a_conversation_becomes_text_with_usage(autojump_clock: trio.testing.MockClock) -> None:
     worker = Worker(cached=3)
     async with running(worker) as address:
         replies, answered = await ask(address, respond("n=4"))
@@ -87,7 +87,7 @@ async def test_a_conversation_becomes_text_with_usage(autojump_clock):
     assert answered == Answered(Usage(prompt, 4, 3))
 
 
-async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock):
+async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock: trio.testing.MockClock) -> None:
     worker = spy()
     turns = [
         Turn(Role.DEVELOPER, "Be kind."),
@@ -103,7 +103,7 @@ async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock
     assert TINY.prompt(turns) == wanted
 
 
-async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock):
+async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: trio.testing.MockClock) -> None:
     worker = spy()
     async with running(worker) as address:
         await ask(address, respond("n=5"))
@@ -113,7 +113,7 @@ async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock):
     assert second.sampling.tokens_max == 7
 
 
-async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock):
+async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock: trio.testing.MockClock) -> None:
     config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
     model = load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
     worker = spy()
@@ -136,7 +136,7 @@ async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clo
         ({"temperature": 0.7, "top_p": None}, Defaults(temperature=0.7)),
     ],
 )
-def test_defaults_are_read_as_transformers_writes_them(config, wanted):
+def test_defaults_are_read_as_transformers_writes_them(config, wanted) -> None:
     assert load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()}).defaults == wanted
 
 
@@ -159,8 +159,8 @@ def test_defaults_are_read_as_transformers_writes_them(config, wanted):
     ],
 )
 async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
-    request_, kind, param, said, autojump_clock
-):
+    request_, kind, param, said, autojump_clock: trio.testing.MockClock
+) -> None:
     worker = Worker()
     async with running(worker) as address:
         with pytest.raises(kind, match=said) as caught:
@@ -170,7 +170,7 @@ async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
         assert (await ask(address, respond()))[0][-1] == ChoiceEnded(FinishReason.STOP)
 
 
-async def test_the_last_token_that_fits_fits(autojump_clock):
+async def test_the_last_token_that_fits_fits(autojump_clock: trio.testing.MockClock) -> None:
     prompt = len(TINY.encode(respond("n=999").turns))
     async with running() as address:
         replies, answered = await ask(address, respond("n=999", tokens_max=MOST - prompt))
@@ -180,19 +180,19 @@ async def test_the_last_token_that_fits_fits(autojump_clock):
             await ask(address, respond("n=999", tokens_max=MOST - prompt + 1))
 
 
-async def test_before_the_first_engine_nothing_is_ready(autojump_clock):
+async def test_before_the_first_engine_nothing_is_ready(autojump_clock: trio.testing.MockClock) -> None:
     async with running(known=None) as address:
         with pytest.raises(NotReady, match="no engine has been ready"):
             await ask(address, respond())
 
 
-def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch):
+def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_with_fixed_clock(CONTENTS)
     monkeypatch.setattr("actors.text.model.token_data", None)  # it takes long
     assert b"".join(model.data(token) for token in TINY.encode_text("The oak, wörld")) == "The oak, wörld".encode()
 
 
-async def test_a_prompt_is_never_shortened_in_silence():
+async def test_a_prompt_is_never_shortened_in_silence() -> None:
     tokenizer = json.loads(CONTENTS["tokenizer.json"])
     tokenizer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     model = load_with_fixed_clock(CONTENTS | {"tokenizer.json": json.dumps(tokenizer).encode()})
@@ -219,7 +219,9 @@ async def test_a_prompt_is_never_shortened_in_silence():
         "{{ messages[99]['content'] + 'x' }}",
     ],
 )
-async def test_a_template_can_refuse_but_do_nothing_else(template, autojump_clock, caplog):
+async def test_a_template_can_refuse_but_do_nothing_else(
+    template, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = Worker()
     with pytest.raises(StartFailed, match="chat template refuses"):
         load_with_fixed_clock(CONTENTS, template)  # not even a greeting gets through
@@ -240,12 +242,12 @@ async def test_a_template_can_refuse_but_do_nothing_else(template, autojump_cloc
         ("{% generation %}{{ messages[0]['content'] }}{% endgeneration %}", "n=4"),
     ],
 )
-def test_a_template_has_what_transformers_gives_it(template, text):
+def test_a_template_has_what_transformers_gives_it(template, text) -> None:
     said = load_with_fixed_clock(CONTENTS, template).prompt(respond("n=4").turns)
     assert said == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
 
 
-def test_of_several_templates_the_default_one_counts():
+def test_of_several_templates_the_default_one_counts() -> None:
     named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
     files = {name: data for name, data in CONTENTS.items() if name != "chat_template.jinja"}
     files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
@@ -253,7 +255,7 @@ def test_of_several_templates_the_default_one_counts():
 
 
 @pytest.mark.parametrize("template", ["{{ lipsum.__globals__ }}", "{{ raise_exception.__globals__ }}"])
-def test_a_template_sees_nothing_of_the_program(template):
+def test_a_template_sees_nothing_of_the_program(template) -> None:
     assert load_with_fixed_clock(CONTENTS, template).prompt(respond().turns) == ""
 
 
@@ -267,12 +269,12 @@ def test_a_template_sees_nothing_of_the_program(template):
         (CONTENTS, "{% if %}", "the chat template cannot be read"),
     ],
 )
-def test_a_model_that_cannot_be_used_says_why(contents, template, said):
+def test_a_model_that_cannot_be_used_says_why(contents, template, said) -> None:
     with pytest.raises(StartFailed, match=said):
         load_with_fixed_clock(contents, template)
 
 
-def test_an_older_files_template_and_tokens_are_found():
+def test_an_older_files_template_and_tokens_are_found() -> None:
     config = {"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}", "bos_token": {"content": "<|endoftext|>"}}
     files = {name: CONTENTS[name] for name in ("tokenizer.json", "config.json")}
     model = load_with_fixed_clock(files | {"tokenizer_config.json": json.dumps(config).encode()})
@@ -282,7 +284,7 @@ def test_an_older_files_template_and_tokens_are_found():
 # Endings ---------------------------------------------------------------------------------------
 
 
-async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock):
+async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock: trio.testing.MockClock) -> None:
     worker = Worker()
     async with running(worker) as address:
         replies, answered = await ask(address, respond("n=80 s=1", stop=("is old",)))
@@ -295,7 +297,7 @@ async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock):
     assert answered == Answered(Usage(prompt, 5))
 
 
-async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock):
+async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock: trio.testing.MockClock) -> None:
     from tests.rig.gateway import ids
 
     worker = Worker()
@@ -306,13 +308,13 @@ async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock):
     assert (replies[-1].matched, answered.usage.completion_tokens) == (ids(" is")[0], 3)
 
 
-async def test_an_engine_that_dies_fails_the_answer(autojump_clock):
+async def test_an_engine_that_dies_fails_the_answer(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as address:
         with pytest.raises(EngineLost):
             await ask(address, respond("n=9 fail=2"))
 
 
-async def test_leaving_ends_the_workers_call_at_once(autojump_clock):
+async def test_leaving_ends_the_workers_call_at_once(autojump_clock: trio.testing.MockClock) -> None:
     worker = Worker()
     async with running(worker) as address:
         with trio.move_on_after(2.5):
@@ -321,7 +323,7 @@ async def test_leaving_ends_the_workers_call_at_once(autojump_clock):
         assert (trio.current_time(), worker.running, worker.left) == (2.5, 0, 1)
 
 
-async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock):
+async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: trio.testing.MockClock) -> None:
     made = []
 
     async def aside(function, *, owner, size):
@@ -339,8 +341,8 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock):
         assert made == [str, list] * 2
 
 
-async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock):
-    async def aside(function, **_):
+async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: trio.testing.MockClock) -> None:
+    async def aside(function, **_) -> None:
         await trio.sleep_forever()
 
     worker = Worker()
@@ -352,7 +354,7 @@ async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clo
         assert text(replies)
 
 
-async def test_at_most_so_many_are_answered_at_a_time(autojump_clock):
+async def test_at_most_so_many_are_answered_at_a_time(autojump_clock: trio.testing.MockClock) -> None:
     worker = Worker()
     async with running(worker, requests_max=2) as address, trio.open_nursery() as nursery:
         for _ in range(5):

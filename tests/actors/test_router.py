@@ -12,7 +12,7 @@ import trio
 from attrs import Factory, define, evolve, field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.simulated.costs import Costs
@@ -284,7 +284,7 @@ loads = every_load.map(lambda every: [load for load in every if not load.full]).
 
 
 @given(loads)
-def test_the_least_loaded_is_chosen(every):
+def test_the_least_loaded_is_chosen(every) -> None:
     chosen = every[least_loaded(generate(), every)]
     assert all(chosen.busy * load.slots <= load.busy * chosen.slots for load in every)
     same = [load for load in every if load.busy * chosen.slots == chosen.busy * load.slots]
@@ -292,7 +292,7 @@ def test_the_least_loaded_is_chosen(every):
 
 
 @given(every_load)
-def test_a_policy_is_asked_about_workers_with_room_alone(every):
+def test_a_policy_is_asked_about_workers_with_room_alone(every) -> None:
     seen: list[Load] = []
 
     def policy(_, loads):
@@ -322,20 +322,20 @@ memories = st.builds(
 
 
 @given(st.lists(memories, min_size=1, max_size=6), st.integers(0, 9))
-def test_one_whose_memory_has_room_is_chosen(every, tokens):
+def test_one_whose_memory_has_room_is_chosen(every, tokens) -> None:
     request = generate(prompt=[], tokens_max=tokens)
     chosen = every[least_loaded(request, every)]
     assert chosen.fits(request) == any(load.fits(request) for load in every)
 
 
-def test_a_prefill_holds_the_prompt_of_a_request_and_others_all_that_it_may_come_to():
+def test_a_prefill_holds_the_prompt_of_a_request_and_others_all_that_it_may_come_to() -> None:
     request = generate(prompt=[1] * 6, tokens_max=3)
     held = {leg: Load("a", 0, 1, leg=leg).tokens_of(request) for leg in Leg}
     assert held == {Leg.PREFILL: 6, Leg.DECODE: 9, Leg.BOTH: 9}
     assert [Load("a", 0, 1, kv_tokens_max=8, leg=leg).fits(request) for leg in (Leg.PREFILL, Leg.BOTH)] == [True, False]
 
 
-def test_a_worker_that_does_not_tell_of_its_memory_has_room():
+def test_a_worker_that_does_not_tell_of_its_memory_has_room() -> None:
     assert Load("a", 0, 1).fits(generate(tokens_max=10**9))
     assert not Load("a", 1, 1).overcommitted
     assert Load("a", 2, 1).overcommitted
@@ -343,13 +343,13 @@ def test_a_worker_that_does_not_tell_of_its_memory_has_room():
 
 
 @given(loads, st.randoms(use_true_random=False))
-def test_the_choice_does_not_depend_on_the_order(every, rng):
+def test_the_choice_does_not_depend_on_the_order(every, rng) -> None:
     mixed = rng.sample(every, len(every))
     assert every[least_loaded(generate(), every)] == mixed[least_loaded(generate(), mixed)]
 
 
 @given(loads, st.data())
-def test_who_is_busier_than_the_chosen_changes_nothing(every, data):
+def test_who_is_busier_than_the_chosen_changes_nothing(every, data) -> None:
     at = least_loaded(generate(), every)
     other = data.draw(st.integers(0, len(every) - 1))
     busier = [*every]
@@ -361,7 +361,7 @@ def test_who_is_busier_than_the_chosen_changes_nothing(every, data):
 # One worker -------------------------------------------------------------------------------
 
 
-async def test_an_answer_passes_as_it_is(autojump_clock):
+async def test_an_answer_passes_as_it_is(autojump_clock: MockClock) -> None:
     async with routed(Fake("w", [Play(cached=2)])) as world:
         wanted = generate(logprobs=0)
         got = await ask(world, wanted)
@@ -371,7 +371,7 @@ async def test_an_answer_passes_as_it_is(autojump_clock):
         assert trio.current_time() == 6
 
 
-async def test_the_least_loaded_is_asked_and_of_equals_always_the_same(autojump_clock):
+async def test_the_least_loaded_is_asked_and_of_equals_always_the_same(autojump_clock: MockClock) -> None:
     async with routed(Fake("b"), Fake("a"), Fake("c", slots=8)) as world, trio.open_nursery() as nursery:
         for number in range(6):
             nursery.start_soon(ask, world, generate(str(number)))
@@ -380,7 +380,7 @@ async def test_the_least_loaded_is_asked_and_of_equals_always_the_same(autojump_
         assert names == {"a": ["0", "4"], "b": ["1", "5"], "c": ["2", "3"]}
 
 
-async def test_requests_of_one_instant_are_spread_over_all(autojump_clock):
+async def test_requests_of_one_instant_are_spread_over_all(autojump_clock: MockClock) -> None:
     legs = [Fake(f"p{n}", leg=Leg.PREFILL, bootstrap=("h", n)) for n in range(3)]
     legs += [Fake(f"d{n}", leg=Leg.DECODE) for n in range(3)]
     async with routed(*legs) as world, trio.open_nursery() as nursery:
@@ -390,7 +390,9 @@ async def test_requests_of_one_instant_are_spread_over_all(autojump_clock):
         assert [(w.busy, w.slots) for w in world.pool.all] == [(4, 4)] * 6
 
 
-async def test_while_all_are_full_requests_wait_in_the_inbox_and_go_on_in_their_order(autojump_clock):
+async def test_while_all_are_full_requests_wait_in_the_inbox_and_go_on_in_their_order(
+    autojump_clock: MockClock,
+) -> None:
     async with routed(Fake("w", slots=2)) as world, trio.open_nursery() as nursery:
         for number in range(6):
             nursery.start_soon(ask, world, generate(str(number)))
@@ -403,11 +405,11 @@ async def test_while_all_are_full_requests_wait_in_the_inbox_and_go_on_in_their_
         assert worker.times == pytest.approx([0, 0.01, 6, 6.01, 12, 12.01])
 
 
-async def test_never_more_than_have_room_are_asked(autojump_clock):
+async def test_never_more_than_have_room_are_asked(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", slots=2), Fake("b", slots=1)) as world:
         most = {"a": 0, "b": 0}
 
-        async def watch():
+        async def watch() -> None:
             while True:
                 for worker in world.pool.all:
                     most[worker.name] = max(most[worker.name], worker.busy)
@@ -422,7 +424,7 @@ async def test_never_more_than_have_room_are_asked(autojump_clock):
         assert most == {"a": 2, "b": 1}
 
 
-async def test_without_any_worker_a_request_waits_for_one(autojump_clock):
+async def test_without_any_worker_a_request_waits_for_one(autojump_clock: MockClock) -> None:
     async with routed(Fake("w")) as world, trio.open_nursery() as nursery:
         world.pool.change("w")
         nursery.start_soon(ask, world, generate())
@@ -433,7 +435,7 @@ async def test_without_any_worker_a_request_waits_for_one(autojump_clock):
         assert world.worker("w").times == [50]
 
 
-async def test_one_who_leaves_while_waiting_is_not_asked_for(autojump_clock):
+async def test_one_who_leaves_while_waiting_is_not_asked_for(autojump_clock: MockClock) -> None:
     async with routed(Fake("w", slots=1)) as world, trio.open_nursery() as nursery:
         nursery.start_soon(ask, world, generate("first"))
         await wait_all_tasks_blocked()
@@ -444,7 +446,7 @@ async def test_one_who_leaves_while_waiting_is_not_asked_for(autojump_clock):
         assert trio.current_time() == 12
 
 
-async def test_a_request_that_no_worker_will_take_holds_nobody_up_in_leaving(autojump_clock):
+async def test_a_request_that_no_worker_will_take_holds_nobody_up_in_leaving(autojump_clock: MockClock) -> None:
     async with routed(Fake("w", [Play(EngineLost("x"), 0)])) as world:
         async with world.address.ask(generate(), 6) as answer:
             await trio.sleep(0.5)
@@ -458,7 +460,7 @@ async def test_a_request_that_no_worker_will_take_holds_nobody_up_in_leaving(aut
 # A pair -----------------------------------------------------------------------------------
 
 
-async def test_both_legs_are_asked_at_once_for_the_same(autojump_clock):
+async def test_both_legs_are_asked_at_once_for_the_same(autojump_clock: MockClock) -> None:
     async with routed(*pair()) as world:
         wanted = generate()
         check_whole(await ask(world, wanted), wanted)
@@ -473,7 +475,7 @@ async def test_both_legs_are_asked_at_once_for_the_same(autojump_clock):
         assert world.worker("p").times == world.worker("d").times == [0]
 
 
-async def test_every_request_has_a_room_of_its_own(autojump_clock):
+async def test_every_request_has_a_room_of_its_own(autojump_clock: MockClock) -> None:
     async with routed(*pair()) as world:
         for _ in range(30):
             await ask(world, generate(tokens_max=1))
@@ -484,7 +486,7 @@ async def test_every_request_has_a_room_of_its_own(autojump_clock):
         assert max(rooms) > 2**60
 
 
-async def test_what_the_prefill_had_in_its_cache_is_what_was_cached(autojump_clock):
+async def test_what_the_prefill_had_in_its_cache_is_what_was_cached(autojump_clock: MockClock) -> None:
     async with routed(*pair(prefill=[Play(cached=3)])) as world:
         got = await ask(world, generate())
         assert got.finished.usage == Usage(4, 6, 3)
@@ -494,8 +496,8 @@ async def test_what_the_prefill_had_in_its_cache_is_what_was_cached(autojump_clo
     ("prompt", "whole", "expected"), [(9, True, "w"), (10, True, "p d"), (9, False, "p d"), (10, False, "p d")]
 )
 async def test_a_short_prompt_goes_to_one_that_computes_both_where_there_is_one(
-    prompt, whole, expected, autojump_clock
-):
+    prompt, whole, expected, autojump_clock: MockClock
+) -> None:
     workers = [*pair(), *([Fake("w")] if whole else [])]
     async with routed(*workers, prefill_tokens_min=10) as world:
         await ask(world, generate(prompt=range(prompt)))
@@ -503,7 +505,7 @@ async def test_a_short_prompt_goes_to_one_that_computes_both_where_there_is_one(
 
 
 @pytest.mark.parametrize("missing", ["p", "d"])
-async def test_a_leg_alone_is_never_asked(missing, autojump_clock):
+async def test_a_leg_alone_is_never_asked(missing, autojump_clock: MockClock) -> None:
     async with routed(*pair()) as world:
         world.pool.change(missing)
         with trio.move_on_after(20):
@@ -513,7 +515,7 @@ async def test_a_leg_alone_is_never_asked(missing, autojump_clock):
         await ask(world, generate())
 
 
-async def test_a_prefill_that_has_not_said_where_it_is_met_is_not_asked(autojump_clock):
+async def test_a_prefill_that_has_not_said_where_it_is_met_is_not_asked(autojump_clock: MockClock) -> None:
     async with routed(*pair(), Fake("new", leg=Leg.PREFILL)) as world:
         for _ in range(3):
             await ask(world, generate())
@@ -525,7 +527,9 @@ REFUSED = BadRequest("no")
 
 
 @pytest.mark.parametrize(("failing", "tokens"), [("prefill", 0), ("decode", 0), ("decode", 3)])
-async def test_the_failure_of_a_leg_ends_the_other_in_the_same_instant(failing, tokens, autojump_clock):
+async def test_the_failure_of_a_leg_ends_the_other_in_the_same_instant(
+    failing, tokens, autojump_clock: MockClock
+) -> None:
     stuck = Play(None, 3)  # says some tokens, and then nothing for ever
     plays = {"prefill": [stuck], "decode": [stuck]} | {failing: [Play(REFUSED, tokens)]}
     prefill, decoder = pair(**plays)
@@ -548,7 +552,7 @@ class Late(Fake):
             answer.fail(EngineRefused("late"))
 
 
-async def test_a_prefill_that_fails_in_the_middle_of_the_stream_ends_the_decode(autojump_clock):
+async def test_a_prefill_that_fails_in_the_middle_of_the_stream_ends_the_decode(autojump_clock: MockClock) -> None:
     _, decoder = pair()
     async with routed(Late("p", leg=Leg.PREFILL, bootstrap=("h", 1)), decoder) as world:
         got: list = []
@@ -559,7 +563,7 @@ async def test_a_prefill_that_fails_in_the_middle_of_the_stream_ends_the_decode(
 
 
 @pytest.mark.parametrize("after_s", [0, 0.5, 1.5, 4.5])
-async def test_leaving_ends_both(after_s, autojump_clock):
+async def test_leaving_ends_both(after_s, autojump_clock: MockClock) -> None:
     async with routed(*pair(prefill=[Play(None, 0)])) as world:
         with trio.move_on_after(after_s):
             await ask(world, generate())
@@ -568,14 +572,14 @@ async def test_leaving_ends_both(after_s, autojump_clock):
         assert world.worker("p").left == world.worker("d").left == ([after_s] if after_s else [])
 
 
-async def test_once_the_decode_has_ended_nobody_waits_for_the_prefill(autojump_clock):
+async def test_once_the_decode_has_ended_nobody_waits_for_the_prefill(autojump_clock: MockClock) -> None:
     async with routed(*pair(prefill=[Play(None, 0)])) as world:
         check_whole(await ask(world, generate()), generate())
         assert trio.current_time() == 6
         assert world.worker("p").left == [6]
 
 
-async def test_of_two_errors_the_one_that_is_not_for_others_to_mend_is_told(autojump_clock):
+async def test_of_two_errors_the_one_that_is_not_for_others_to_mend_is_told(autojump_clock: MockClock) -> None:
     plays = {"prefill": [Play(HandOffFailed("the decode went"), 0)], "decode": [Play(EngineRefused("the cause"), 0)]}
     async with routed(*pair(**plays)) as world:
         with pytest.raises(EngineRefused, match="the cause"):
@@ -584,8 +588,8 @@ async def test_of_two_errors_the_one_that_is_not_for_others_to_mend_is_told(auto
 
 @pytest.mark.parametrize("failing", ["prefill", "decode"])
 async def test_a_pair_whose_leg_is_lost_is_asked_again_with_another_in_its_place_in_another_room(
-    failing, autojump_clock
-):
+    failing, autojump_clock: MockClock
+) -> None:
     legs = pair(**{failing: [Play(EngineLost("gone"), 0)]})
     others = Fake("p2", leg=Leg.PREFILL, bootstrap=("h", 2), more=2), Fake("d2", leg=Leg.DECODE, more=2)
     async with routed(*legs, *others) as world:
@@ -598,7 +602,7 @@ async def test_a_pair_whose_leg_is_lost_is_asked_again_with_another_in_its_place
         assert (second.id, second.said) == ("new 1", 0)
 
 
-async def test_after_a_failed_hand_off_both_are_avoided(autojump_clock):
+async def test_after_a_failed_hand_off_both_are_avoided(autojump_clock: MockClock) -> None:
     legs = pair(decode=[Play(HandOffFailed("x"), 0)])
     others = Fake("p2", leg=Leg.PREFILL, bootstrap=("h", 2), more=2), Fake("d2", leg=Leg.DECODE, more=2)
     async with routed(*legs, *others) as world:
@@ -606,7 +610,7 @@ async def test_after_a_failed_hand_off_both_are_avoided(autojump_clock):
         assert [len(each.asked) for each in world.pool.all] == [1, 1, 1, 1]
 
 
-async def test_the_same_pair_is_asked_again_where_there_is_no_other(autojump_clock):
+async def test_the_same_pair_is_asked_again_where_there_is_no_other(autojump_clock: MockClock) -> None:
     async with routed(*pair(decode=[Play(HandOffFailed("x"), 0)]), limits=FailoverLimits(pause_s=0.25)) as world:
         check_whole(await ask(world, generate()), generate())
         assert world.worker("p").times == world.worker("d").times == [0, 0.75]
@@ -620,7 +624,7 @@ LOSSES = [ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Ov
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("tokens", range(7))
 @pytest.mark.parametrize("length", [1000, 5])
-async def test_a_loss_at_any_token_is_not_seen(loss, tokens, length, autojump_clock):
+async def test_a_loss_at_any_token_is_not_seen(loss, tokens, length, autojump_clock: MockClock) -> None:
     lost = Play(loss("gone"), tokens, cached=3, length=length, at_once=tokens > 0)
     async with routed(Fake("a", [lost]), Fake("b", otherwise=Play(cached=4, length=length))) as world:
         wanted = generate(tokens_max=6, tokens_min=2, logprobs=0)
@@ -636,14 +640,16 @@ async def test_a_loss_at_any_token_is_not_seen(loss, tokens, length, autojump_cl
             assert world.worker("b").times == [tokens or 0.5]
 
 
-async def test_the_word_that_it_was_the_last_token_may_be_lost_even_with_no_resume_left(autojump_clock):
+async def test_the_word_that_it_was_the_last_token_may_be_lost_even_with_no_resume_left(
+    autojump_clock: MockClock,
+) -> None:
     lost = Play(EngineLost("gone"), 6, at_once=True)
     async with routed(Fake("a", [lost]), limits=FailoverLimits(resumes_max=0)) as world:
         grammar = Grammar(GrammarKind.REGEX, "a*")
         check_whole(await ask(world, generate(grammar=grammar)), generate())
 
 
-async def test_a_stop_token_ends_whole_too(autojump_clock):
+async def test_a_stop_token_ends_whole_too(autojump_clock: MockClock) -> None:
     stop = text(PROMPT)[2]
     async with routed(Fake("a", [Play(LinkLost("gone"), 3, at_once=True)])) as world:
         got = await ask(world, generate(stop_token_ids=(stop,)))
@@ -652,7 +658,7 @@ async def test_a_stop_token_ends_whole_too(autojump_clock):
 
 
 @pytest.mark.parametrize("sampling", [{"ignore_eos": True}, {"tokens_min": 4}])
-async def test_a_token_that_ends_nothing_is_gone_on_from(sampling, autojump_clock):
+async def test_a_token_that_ends_nothing_is_gone_on_from(sampling, autojump_clock: MockClock) -> None:
     lost, well = Play(EngineLost("gone"), 4, length=3, at_once=True), Play(length=8)
     async with routed(Fake("a", [lost]), Fake("b", otherwise=well)) as world:
         got = await ask(world, generate(**sampling))
@@ -662,7 +668,7 @@ async def test_a_token_that_ends_nothing_is_gone_on_from(sampling, autojump_cloc
 
 @pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, InternalError])
 @pytest.mark.parametrize("tokens", [0, 3])
-async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock):
+async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock: MockClock) -> None:
     made = error("because", param="x")
     async with routed(Fake("a", [Play(made, tokens)]), Fake("b")) as world:
         with pytest.raises(error) as caught:
@@ -679,7 +685,9 @@ async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock)
         {"grammar": Grammar(GrammarKind.JSON_SCHEMA, "{}"), "repetition_penalty": 1.1},
     ],
 )
-async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(sampling, loss, autojump_clock):
+async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(
+    sampling, loss, autojump_clock: MockClock
+) -> None:
     assert not resumes_exactly(Sampling(1, **sampling))
     plays = [Play(loss("first"), 0), Play(loss("then"), 2)]
     async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as world:
@@ -691,7 +699,7 @@ async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_el
 
 
 @pytest.mark.parametrize(("most", "whole"), [(0, False), (1, False), (2, True)])
-async def test_a_request_goes_on_as_often_as_it_may(most, whole, autojump_clock):
+async def test_a_request_goes_on_as_often_as_it_may(most, whole, autojump_clock: MockClock) -> None:
     workers = [Fake("a", [Play(EngineLost("1"), 2)]), Fake("b", [Play(LinkLost("2"), 1)], more=1), Fake("c", more=2)]
     async with routed(*workers, limits=FailoverLimits(resumes_max=most)) as world:
         if whole:
@@ -704,7 +712,7 @@ async def test_a_request_goes_on_as_often_as_it_may(most, whole, autojump_clock)
 
 
 @pytest.mark.parametrize(("most", "whole"), [(3, True), (2, False)])
-async def test_a_request_goes_on_with_as_many_tokens_as_it_may(most, whole, autojump_clock):
+async def test_a_request_goes_on_with_as_many_tokens_as_it_may(most, whole, autojump_clock: MockClock) -> None:
     limits = FailoverLimits(resume_tokens_max=most)
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b"), limits=limits) as world:
         if whole:
@@ -715,10 +723,10 @@ async def test_a_request_goes_on_with_as_many_tokens_as_it_may(most, whole, auto
 
 
 @pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
-async def test_a_request_waits_as_long_for_another_worker_as_it_may(back_s, whole, autojump_clock):
+async def test_a_request_waits_as_long_for_another_worker_as_it_may(back_s, whole, autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(LinkLost("gone"), 3)])) as world, trio.open_nursery() as nursery:
 
-        async def come_and_go():
+        async def come_and_go() -> None:
             await trio.sleep(1)
             world.pool.change("a")
             await trio.sleep(2.5 + back_s)
@@ -734,7 +742,9 @@ async def test_a_request_waits_as_long_for_another_worker_as_it_may(back_s, whol
             assert trio.current_time() == 13.5
 
 
-async def test_a_worker_is_lost_twice_and_asked_again_after_a_pause_where_there_is_no_other(autojump_clock):
+async def test_a_worker_is_lost_twice_and_asked_again_after_a_pause_where_there_is_no_other(
+    autojump_clock: MockClock,
+) -> None:
     plays = [Play(LinkLost("1"), 2, cached=1), Play(LinkLost("2"), 2, cached=3)]
     async with routed(Fake("a", plays), limits=FailoverLimits(pause_s=0.5)) as world:
         check_whole(await ask(world, generate()), generate(), cached=1)
@@ -743,7 +753,7 @@ async def test_a_worker_is_lost_twice_and_asked_again_after_a_pause_where_there_
         assert [each.said for each in world.worker("a").asked] == [0, 2, 4]
 
 
-async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(autojump_clock):
+async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)])) as world:
         with pytest.raises(EngineLost, match="1"):
             await ask(world, generate())
@@ -751,11 +761,13 @@ async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(aut
 
 
 @pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
-async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_moment(back_s, whole, autojump_clock):
+async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_moment(
+    back_s, whole, autojump_clock: MockClock
+) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as world, trio.open_nursery() as nursery:
         world.pool.change("b")
 
-        async def come_back():
+        async def come_back() -> None:
             await trio.sleep(2.5 + back_s)
             world.pool.back()
 
@@ -770,7 +782,9 @@ async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_
 
 
 @pytest.mark.parametrize(("leg", "waits"), [(Leg.PREFILL, True), (Leg.BOTH, True), (Leg.DECODE, False)])
-async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_both_legs(leg, waits, autojump_clock):
+async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_both_legs(
+    leg, waits, autojump_clock: MockClock
+) -> None:
     prefill, decode_ = pair(prefill=[Play(EngineLost("p"), 0)])
     async with routed(prefill, decode_, Fake("down", leg=leg, bootstrap=("h", 1))) as world:
         world.pool.gone = {"down"}
@@ -779,7 +793,7 @@ async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_bo
         assert trio.current_time() == (10.5 if waits else 0.5)
 
 
-async def test_a_lone_worker_that_is_never_ready_is_asked_ever_more_seldom(autojump_clock):
+async def test_a_lone_worker_that_is_never_ready_is_asked_ever_more_seldom(autojump_clock: MockClock) -> None:
     never = Play(NotReady("it starts"), 0)
     async with routed(Fake("a", [never] * 8, otherwise=never)) as world:
         with trio.move_on_after(60):
@@ -789,14 +803,14 @@ async def test_a_lone_worker_that_is_never_ready_is_asked_ever_more_seldom(autoj
         assert len(times) < 30
 
 
-async def test_a_worker_that_was_not_ready_and_then_lost_is_asked_again_soon(autojump_clock):
+async def test_a_worker_that_was_not_ready_and_then_lost_is_asked_again_soon(autojump_clock: MockClock) -> None:
     plays = [*[Play(NotReady("it starts"), 0)] * 3, Play(LinkLost("gone"), 1), Play(NotReady("it starts"), 0)]
     async with routed(Fake("a", plays)) as world:
         check_whole(await ask(world, generate()), generate())
         assert world.worker("a").times == pytest.approx([0, 0.6, 1.3, 2.2, 3.8, 4.5])
 
 
-async def test_another_worker_is_asked_at_once_however_often_the_first_was_not_ready(autojump_clock):
+async def test_another_worker_is_asked_at_once_however_often_the_first_was_not_ready(autojump_clock: MockClock) -> None:
     never = Play(NotReady("it starts"), 0)
     async with routed(Fake("a", otherwise=never), Fake("b")) as world, trio.open_nursery() as nursery:
         world.pool.change("b")
@@ -807,7 +821,7 @@ async def test_another_worker_is_asked_at_once_however_often_the_first_was_not_r
         assert (world.worker("a").times[-1], world.worker("b").times) == (pytest.approx(8.1), [9])
 
 
-async def test_a_request_that_may_be_what_kills_engines_kills_no_more_of_them(autojump_clock):
+async def test_a_request_that_may_be_what_kills_engines_kills_no_more_of_them(autojump_clock: MockClock) -> None:
     workers = [Fake(name, [Play(EngineLost(name), 0)]) for name in "abc"]
     async with routed(*workers) as world:
         with pytest.raises(EngineLost, match="b"):
@@ -815,7 +829,7 @@ async def test_a_request_that_may_be_what_kills_engines_kills_no_more_of_them(au
         assert [len(worker.asked) for worker in workers] == [1, 1, 0]
 
 
-async def test_whoever_has_begun_goes_ahead_of_those_who_have_not(autojump_clock):
+async def test_whoever_has_begun_goes_ahead_of_those_who_have_not(autojump_clock: MockClock) -> None:
     workers = Fake("a", [Play(EngineLost("1"), 2)], slots=1), Fake("b", slots=1)
     async with routed(*workers) as world, trio.open_nursery() as nursery:
         nursery.start_soon(ask, world, generate("begun"))
@@ -831,13 +845,13 @@ async def test_whoever_has_begun_goes_ahead_of_those_who_have_not(autojump_clock
         assert (asked[:2], sorted(asked[2:])) == (["other", "new 1"], ["0", "1", "2"])
 
 
-async def test_one_that_was_lost_is_not_asked_again_while_there_is_another(autojump_clock):
+async def test_one_that_was_lost_is_not_asked_again_while_there_is_another(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b", more=3)) as world:
         await ask(world, generate())
         assert len(world.worker("b").asked) == 1
 
 
-async def test_a_request_that_was_resumed_before_counts_all_that_was_said(autojump_clock):
+async def test_a_request_that_was_resumed_before_counts_all_that_was_said(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as world:
         first = text(PROMPT)[:3]
         got = await ask(world, evolve(generate(), tokens=PROMPT + first, said=3))
@@ -845,7 +859,7 @@ async def test_a_request_that_was_resumed_before_counts_all_that_was_said(autoju
         assert world.worker("b").asked[0].said == 5
 
 
-async def test_a_bug_fails_its_request_alone(autojump_clock, caplog):
+async def test_a_bug_fails_its_request_alone(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     async with routed(Fake("a", [Play(ValueError("x"), 1)])) as world:
         with pytest.raises(InternalError):
             await ask(world, generate())
@@ -854,7 +868,7 @@ async def test_a_bug_fails_its_request_alone(autojump_clock, caplog):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed):
+def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed) -> None:
     async def scenario(rng: random.Random) -> None:
         def plays() -> list[Play]:
             chances = (Play(), Play(rng.choice(LOSSES)("gone"), rng.randrange(12), at_once=rng.random() < 0.5))
@@ -1002,7 +1016,7 @@ def expected() -> list[int]:
 
 @pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash the first", "crash the second"])
 @pytest.mark.parametrize("legs", ROOMS.values(), ids=ROOMS.keys())
-def test_at_every_step(legs, crash, expected):
+def test_at_every_step(legs, crash, expected) -> None:
     for step in range(1, 2000):
         try:
             if simulate(lambda _, step=step: sweep_one(legs, step, crash, expected), seed=1):

@@ -36,7 +36,7 @@ def rows(fixed, running, prefill, kv, overhead, noise=lambda: 1.0):
 
 
 @given(*(price for _ in PRICES))
-def test_exact_times_give_the_exact_prices(fixed, running, prefill, kv, overhead):
+def test_exact_times_give_the_exact_prices(fixed, running, prefill, kv, overhead) -> None:
     measured = rows(fixed, running, prefill, kv, overhead)
     fitted = fit(measured)
     assert fitted.rms < 1e-6
@@ -45,12 +45,12 @@ def test_exact_times_give_the_exact_prices(fixed, running, prefill, kv, overhead
         assert again == pytest.approx(row.seconds, rel=1e-5)
 
 
-def test_prices_of_a_usual_size_are_told_apart():
+def test_prices_of_a_usual_size_are_told_apart() -> None:
     fitted = fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002))
     assert fitted.prices == pytest.approx(dict(zip(PRICES, (0.008, 5e-5, 3e-5, 4e-8, 0.002), strict=True)), rel=1e-6)
 
 
-def test_noise_makes_a_residual_and_no_price_negative():
+def test_noise_makes_a_residual_and_no_price_negative() -> None:
     rng = random.Random(0)
     fitted = fit(rows(0.008, 0.0, 3e-5, 0.0, 0.0, lambda: rng.uniform(0.9, 1.1)))
     assert min(fitted.prices.values()) >= 0
@@ -59,18 +59,18 @@ def test_noise_makes_a_residual_and_no_price_negative():
     assert fitted.prices["per_prefill_token_s"] == pytest.approx(3e-5, rel=0.2)
 
 
-def test_what_was_not_varied_is_not_told_apart_and_the_times_still_fit():
+def test_what_was_not_varied_is_not_told_apart_and_the_times_still_fit() -> None:
     fitted = fit([next_token(0.01, 4, 100)])
     assert fitted.rms < 1e-9
     assert sum(value > 0 for value in fitted.prices.values()) == 1
 
 
-def test_nothing_measured_is_said():
+def test_nothing_measured_is_said() -> None:
     with pytest.raises(Unusable, match="nothing"):
         fit([])
 
 
-def test_the_table_is_a_section_of_the_file(tmp_path):
+def test_the_table_is_a_section_of_the_file(tmp_path: Path) -> None:
     text = table("tiny-0", fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002)))
     before, _, _ = SIMULATED.read_text().partition("[engine.tiny-0.simulated.costs]")
     file = tmp_path / "cluster.toml"
@@ -81,7 +81,7 @@ def test_the_table_is_a_section_of_the_file(tmp_path):
     assert "2.00 ms beside its step" in text
 
 
-def test_tokens_without_text_are_taken_to_come_evenly():
+def test_tokens_without_text_are_taken_to_come_evenly() -> None:
     told = Heard(0.0, times=[1.0, 2.0, 3.0, 4.0], ended_at=4.0, completion_tokens=4)
     assert told.tokens_between(1.0, 3.5) == 2
     silent = Heard(0.0, times=[1.0], ended_at=11.0, completion_tokens=11)
@@ -120,7 +120,7 @@ async def with_server(spec: SimulatedSpec, use):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
 
-        async def handle(stream):
+        async def handle(stream) -> None:
             async with stream:
                 await answer(engine, stream)
 
@@ -131,7 +131,7 @@ async def with_server(spec: SimulatedSpec, use):
 
 
 @pytest.mark.realtime
-async def test_what_a_simulated_engine_costs_is_found_from_outside():
+async def test_what_a_simulated_engine_costs_is_found_from_outside() -> None:
     costs = Costs(fixed_s=0.01, per_running_s=0.004, per_prefill_token_s=0.0001)
     spec = SimulatedSpec(costs=costs, prefix_cache=False, vocabulary_size=1000)
 
@@ -147,8 +147,8 @@ async def test_what_a_simulated_engine_costs_is_found_from_outside():
 
 
 @pytest.mark.realtime
-async def test_a_server_that_answers_something_else_is_named():
-    async def handle(stream):
+async def test_a_server_that_answers_something_else_is_named() -> None:
+    async def handle(stream) -> None:
         async with stream:
             await stream.receive_some()
             await stream.send_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 7\r\n\r\nno such")
@@ -161,6 +161,6 @@ async def test_a_server_that_answers_something_else_is_named():
         nursery.cancel_scope.cancel()
 
 
-def test_a_server_that_is_not_there_is_named():
+def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(Unusable, match=r"127\.0\.0\.1:9"):
         Server("http://127.0.0.1:9", "any").ask("a", 2)

@@ -12,7 +12,7 @@ CONNECTION = {"code": "connection", "message": "reset"}
 INTERNAL = {"code": "internal", "message": "a bug"}
 
 
-def test_an_attack_that_lasts_is_fine():
+def test_an_attack_that_lasts_is_fine() -> None:
     with attack_during(no_attack, 1):
         pass
 
@@ -21,15 +21,15 @@ def dies(port, over):
     raise AssertionError("no such door")
 
 
-def leaves(port, over):
+def leaves(port, over) -> None:
     """Attack for no time at all."""
 
 
 @pytest.mark.parametrize(("attack", "why"), [(dies, AssertionError), (leaves, RuntimeError)])
-def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why):
+def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why) -> None:
     threads = []
 
-    def noted(port, over):
+    def noted(port, over) -> None:
         threads.append(current_thread())
         begun.release()
         attack(port, over)
@@ -56,7 +56,7 @@ def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why):
         ("response.cancel", True, Outcome(error=INTERNAL), "failed"),
     ],
 )
-def test_who_was_to_leave_has_left_only_if_nothing_else_ended_it(kind, left, outcome, how):
+def test_who_was_to_leave_has_left_only_if_nothing_else_ended_it(kind, left, outcome, how) -> None:
     tally = Tally({"p": "x"})
     tally.note(kind, left, "p", outcome)
     assert tally.outcomes == {f"{kind} {how}": 1}

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocol.errors import EngineLost
 from protocol.messages import EngineLoad
@@ -32,20 +33,20 @@ def behind_a_link(rng=None, **network):
 
 
 @pytest.mark.parametrize("make_engine", [at_hand, behind_a_link()], ids=["at hand", "behind a link"])
-async def test_the_fake_engine_keeps_the_contract(make_engine, autojump_clock):
+async def test_the_fake_engine_keeps_the_contract(make_engine, autojump_clock: MockClock) -> None:
     await check_engine(make_engine)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_contract_holds_over_a_bad_network(seed):
-    async def scenario(rng: random.Random):
+def test_the_contract_holds_over_a_bad_network(seed) -> None:
+    async def scenario(rng: random.Random) -> None:
         await check_engine(behind_a_link(rng, delay_s=0.005, piece_max=rng.choice((1, 7, 500)), room=256))
 
     simulate(scenario, seed)
 
 
 class Forgetful(FakeEngine):
-    def abort(self, request_id):
+    def abort(self, request_id) -> None:
         pass
 
 
@@ -56,7 +57,7 @@ class Leaky(FakeEngine):
 
 
 class Hasty(FakeEngine):
-    async def wait_released(self, request_id):
+    async def wait_released(self, request_id) -> None:
         await trio.lowlevel.checkpoint()
 
 
@@ -68,14 +69,14 @@ class Trusting(FakeEngine):
 
 
 class Short(FakeEngine):
-    def _deliver(self, update):
+    def _deliver(self, update) -> None:
         for _, finished in update.ended:
             object.__setattr__(finished.usage, "completion_tokens", finished.usage.completion_tokens - 1)
         super()._deliver(update)
 
 
 @pytest.mark.parametrize("liar", [Forgetful, Leaky, Hasty, Trusting, Short])
-async def test_an_engine_that_breaks_a_promise_is_found_out(liar, autojump_clock):
+async def test_an_engine_that_breaks_a_promise_is_found_out(liar, autojump_clock: MockClock) -> None:
     @asynccontextmanager
     async def make():
         engine = liar(Costs(**COSTS))
@@ -97,14 +98,14 @@ def _leaf(error):
     return error
 
 
-def test_every_promise_is_on_the_list():
+def test_every_promise_is_on_the_list() -> None:
     assert len(CHECKS) == len(set(CHECKS)) == 21
 
 
 # What the contract cannot ask of every engine ---------------------------------------------
 
 
-async def test_a_step_gives_each_running_request_one_token(autojump_clock):
+async def test_a_step_gives_each_running_request_one_token(autojump_clock: MockClock) -> None:
     async with near_engine(Costs(slots=2, step_s=1)) as engine:
         first, second, third = (engine.submit(generate(name, tokens_max=2)) for name in "abc")
         await first.over.wait()
@@ -114,13 +115,13 @@ async def test_a_step_gives_each_running_request_one_token(autojump_clock):
         assert trio.current_time() == 4
 
 
-async def test_a_prompt_takes_its_time(autojump_clock):
+async def test_a_prompt_takes_its_time(autojump_clock: MockClock) -> None:
     async with near_engine(Costs(step_s=1, prefill_s=0.5)) as engine:
         await anext(engine.submit(generate("a", prompt=9)))
         assert trio.current_time() == 5.5
 
 
-async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_clock):
+async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_clock: MockClock) -> None:
     async with near_engine(Costs(slots=1, step_s=1, release_s=2)) as engine:
         engine.submit(generate("a", tokens_max=50))
         after = engine.submit(generate("b", tokens_max=1))
@@ -133,7 +134,7 @@ async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_c
         assert trio.current_time() == 4.5
 
 
-async def test_requests_wait_for_kv_memory(autojump_clock):
+async def test_requests_wait_for_kv_memory(autojump_clock: MockClock) -> None:
     async with near_engine(Costs(slots=4, step_s=1, kv_tokens_max=48)) as engine:
         first, second = (engine.submit(generate(name, prompt=20, tokens_max=10)) for name in "ab")
         await first.over.wait()
@@ -142,7 +143,7 @@ async def test_requests_wait_for_kv_memory(autojump_clock):
 
 
 @pytest.mark.parametrize("far", [False, True])
-async def test_a_crash_fails_every_answer_as_engine_lost(far, autojump_clock):
+async def test_a_crash_fails_every_answer_as_engine_lost(far, autojump_clock: MockClock) -> None:
     async with near_engine() if not far else far_engine() as made:
         engine, host = (made.engine, made.host) if far else (made, made)
         answers = [engine.submit(generate(name)) for name in "abcdef"]
@@ -159,7 +160,7 @@ async def test_a_crash_fails_every_answer_as_engine_lost(far, autojump_clock):
         assert trio.current_time() == 1.5
 
 
-async def test_a_full_far_end_is_overloaded_at_once(autojump_clock):
+async def test_a_full_far_end_is_overloaded_at_once(autojump_clock: MockClock) -> None:
     async with far_engine(Costs(slots=1, waiting_max=1)) as far:
         answers = [far.engine.submit(generate(str(number), tokens_max=1)) for number in range(18)]
         with pytest.raises(Exception, match="18 streams are open"):
@@ -168,7 +169,7 @@ async def test_a_full_far_end_is_overloaded_at_once(autojump_clock):
         assert trio.current_time() == 18
 
 
-async def test_tokens_depend_on_the_prompt_and_the_place_alone(autojump_clock):
+async def test_tokens_depend_on_the_prompt_and_the_place_alone(autojump_clock: MockClock) -> None:
     async with far_engine() as far:
         wanted = generate("a", tokens_max=6)
         answer = far.engine.submit(wanted)

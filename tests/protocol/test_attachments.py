@@ -44,7 +44,7 @@ def views(*data):
 class Pair:
     """Two ends that have greeted each other: `near` asks and `far` answers."""
 
-    def __init__(self, *, streams=4, **fields):
+    def __init__(self, *, streams=4, **fields) -> None:
         self.near, self.far = Peer("near", serves_max=0, **fields), Peer("far", serves_max=streams, **fields)
         self.to_near(), self.to_far()
 
@@ -68,7 +68,7 @@ class Pair:
         self.near.send(Open(stream, b"ask", credit, attached=len(data)), views(data) if data else ())
         return stream
 
-    def reply(self, data, body=b"reply", units=1):
+    def reply(self, data, body=b"reply", units=1) -> None:
         self.far.send(Item(1, body, units, len(data)), views(data))
 
     def at_rest(self):
@@ -113,7 +113,7 @@ def asking(*said, **fields):
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, WINDOW_BYTES, 3 * WINDOW_BYTES + 5])
-def test_a_request_and_a_reply_arrive_whole(pair, size):
+def test_a_request_and_a_reply_arrive_whole(pair, size) -> None:
     data = bytes_of(size)
     pair.ask(data)
     near, far = pair.settle()
@@ -125,24 +125,24 @@ def test_a_request_and_a_reply_arrive_whole(pair, size):
     assert pair.at_rest()
 
 
-def test_several_buffers_are_one_attachment(pair):
+def test_several_buffers_are_one_attachment(pair) -> None:
     parts = [bytes_of(PIECE_BYTES - 3), b"", b"ab", bytes_of(PIECE_BYTES, 7), b"c"]
     pair.near.send(Open(1, b"", 1, attached=sum(map(len, parts))), views(*parts))
     assert pair.settle()[1][0][1] == b"".join(parts)
 
 
-def test_small_buffers_leave_together(pair):
+def test_small_buffers_leave_together(pair) -> None:
     pair.near.send(Open(1, b"", 1, attached=3000), views(*[b"abc"] * 1000))
     assert [type(frame) for frame in frames(pair.near.take())] == [Open, RequestData]
 
 
-def test_buffers_of_other_shapes_are_their_bytes(pair):
+def test_buffers_of_other_shapes_are_their_bytes(pair) -> None:
     grid = memoryview(bytes_of(64)).cast("f", (4, 4))
     pair.near.send(Open(1, b"", 1, attached=64), (grid,))
     assert pair.settle()[1][0][1] == bytes_of(64)
 
 
-def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair):
+def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair) -> None:
     pair.ask(b"abc")
     receiving = pair.far.receive(pair.near.take())
     next(receiving)
@@ -155,7 +155,7 @@ def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair):
 # Nobody waits behind it -------------------------------------------------------------------
 
 
-def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair):
+def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     pair.near.take()
     pair.near.send(Announce(b"x"))
@@ -164,7 +164,7 @@ def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair):
     assert [len(frame.data) for frame in rest] == [PIECE_BYTES]
 
 
-def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_its_way(pair):
+def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_its_way(pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     sizes = []
     while data := pair.near.take():
@@ -176,7 +176,7 @@ def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_it
     assert frames(pair.near.take()) == [Announce(b"x")]
 
 
-def test_room_lets_as_much_more_leave_as_it_says(pair):
+def test_room_lets_as_much_more_leave_as_it_says(pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     while pair.near.take():
         pass
@@ -186,7 +186,7 @@ def test_room_lets_as_much_more_leave_as_it_says(pair):
     assert pair.near.take() == b""
 
 
-def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair):
+def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.to_far()
@@ -195,7 +195,7 @@ def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair):
     assert not pair.far.ready
 
 
-def test_streams_take_turns(pair):
+def test_streams_take_turns(pair) -> None:
     for seed in range(3):
         pair.ask(bytes_of(2 * PIECE_BYTES, seed))
     turns = []
@@ -207,7 +207,7 @@ def test_streams_take_turns(pair):
     assert turns == [1, 2, 3, 1, 2, 3]
 
 
-def test_a_short_body_passes_a_long_one(pair):
+def test_a_short_body_passes_a_long_one(pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     pair.ask(b"short")
     pair.to_far()
@@ -217,7 +217,7 @@ def test_a_short_body_passes_a_long_one(pair):
 # The order within a stream ----------------------------------------------------------------
 
 
-def test_what_a_stream_says_after_it_waits_behind_it(pair):
+def test_what_a_stream_says_after_it_waits_behind_it(pair) -> None:
     pair.ask()
     pair.settle()
     big, bigger = bytes_of(3 * PIECE_BYTES), bytes_of(4 * PIECE_BYTES, 1)
@@ -231,7 +231,7 @@ def test_what_a_stream_says_after_it_waits_behind_it(pair):
     assert pair.at_rest()
 
 
-def test_a_reply_that_waits_has_spent_its_credit_already(pair):
+def test_a_reply_that_waits_has_spent_its_credit_already(pair) -> None:
     pair.ask(credit=3)
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
@@ -244,7 +244,7 @@ def test_a_reply_that_waits_has_spent_its_credit_already(pair):
 
 
 @pytest.mark.parametrize("frame", [Item(1, b"", 0), End(1, b""), Fail(1, "internal", "x")], ids=repr)
-def test_nothing_follows_an_end_that_waits(pair, frame):
+def test_nothing_follows_an_end_that_waits(pair, frame) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
@@ -255,7 +255,7 @@ def test_nothing_follows_an_end_that_waits(pair, frame):
     assert pair.at_rest()
 
 
-def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair):
+def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair) -> None:
     pair.ask(credit=3)
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
@@ -264,7 +264,7 @@ def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair):
     assert pair.far.served.credit(1) == 2
 
 
-def test_frames_that_wait_are_counted_with_those_that_are_queued(pair):
+def test_frames_that_wait_are_counted_with_those_that_are_queued(pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -276,7 +276,7 @@ def test_frames_that_wait_are_counted_with_those_that_are_queued(pair):
     assert pair.far.queued_bytes < 100
 
 
-def test_a_thousand_replies_with_something_attached_to_each_are_linear_work(pair):
+def test_a_thousand_replies_with_something_attached_to_each_are_linear_work(pair) -> None:
     pair.ask(credit=2000)
     pair.settle()
     for number in range(1000):
@@ -289,7 +289,7 @@ def test_a_thousand_replies_with_something_attached_to_each_are_linear_work(pair
     assert (messages, len(heard)) == (1, 1001)
 
 
-def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair):
+def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair) -> None:
     pair.ask(bytes(3 * PIECE_BYTES), credit=2)
     assert pair.to_far() == []
     pair.near.send(Credit(1, 5))
@@ -300,7 +300,7 @@ def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair
 # Early ends -------------------------------------------------------------------------------
 
 
-def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair):
+def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.near.send(Cancel(1, "left"))
@@ -309,7 +309,7 @@ def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair):
     assert pair.at_rest()
 
 
-def test_a_request_that_is_left_before_anything_has_left(pair):
+def test_a_request_that_is_left_before_anything_has_left(pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.near.send(Cancel(1, "left"))
     data = pair.near.take()
@@ -319,7 +319,7 @@ def test_a_request_that_is_left_before_anything_has_left(pair):
     assert pair.at_rest()
 
 
-def test_a_request_that_fails_before_it_is_whole_sends_no_more(pair):
+def test_a_request_that_fails_before_it_is_whole_sends_no_more(pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.far.send(Fail(1, "internal", "x"))  # whoever knows of it, and wherever from
@@ -329,7 +329,7 @@ def test_a_request_that_fails_before_it_is_whole_sends_no_more(pair):
     assert pair.at_rest()
 
 
-def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair):
+def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -340,7 +340,7 @@ def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair):
     assert pair.at_rest()
 
 
-def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no_more(pair):
+def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no_more(pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -359,7 +359,7 @@ def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no
     assert pair.at_rest()
 
 
-def test_an_end_of_a_reply_that_was_cut_is_no_end(pair):
+def test_an_end_of_a_reply_that_was_cut_is_no_end(pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -370,7 +370,7 @@ def test_an_end_of_a_reply_that_was_cut_is_no_end(pair):
     assert pair.at_rest()
 
 
-def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair):
+def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -380,7 +380,7 @@ def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair):
     assert pair.at_rest()
 
 
-def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair):
+def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(b"all of it")
@@ -393,7 +393,7 @@ def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair):
     assert pair.at_rest()
 
 
-def test_the_window_is_whole_again_after_any_number_of_early_ends(pair):
+def test_the_window_is_whole_again_after_any_number_of_early_ends(pair) -> None:
     for _ in range(3 * WINDOW_BYTES // PIECE_BYTES):
         stream = pair.ask(bytes(WINDOW_BYTES))
         pair.to_far()
@@ -407,7 +407,7 @@ def test_the_window_is_whole_again_after_any_number_of_early_ends(pair):
 # Limits -----------------------------------------------------------------------------------
 
 
-def test_more_than_a_link_takes_is_refused_before_anything_has_happened():
+def test_more_than_a_link_takes_is_refused_before_anything_has_happened() -> None:
     pair = Pair(attached_bytes_max=100)
     with pytest.raises(TooLarge, match="101 bytes are attached; the limit of a link is 100"):
         pair.ask(bytes(101))
@@ -420,7 +420,7 @@ def test_more_than_a_link_takes_is_refused_before_anything_has_happened():
     assert len(pair.settle()[1]) == 1
 
 
-def test_replies_that_wait_behind_others_count_too():
+def test_replies_that_wait_behind_others_count_too() -> None:
     pair = Pair(attached_bytes_max=100)
     pair.ask()
     pair.settle()
@@ -444,7 +444,7 @@ def test_replies_that_wait_behind_others_count_too():
     ],
     ids=repr,
 )
-def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data):
+def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data) -> None:
     with pytest.raises(LocalViolation, match="attached"):
         pair.near.send(frame, views(*data))
     assert pair.near.take() == b""
@@ -453,19 +453,19 @@ def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data):
 # A peer that lies -------------------------------------------------------------------------
 
 
-def test_to_announce_a_size_costs_the_receiver_nothing():
+def test_to_announce_a_size_costs_the_receiver_nothing() -> None:
     peer, heard = facing(Open(1, b"", 0, attached=attachments.ATTACHED_BYTES_MAX))
     assert heard == []
     ((_, buffer),) = peer._incoming._coming.values()
     assert len(buffer) == 0
 
 
-def test_more_than_the_receiver_holds_is_a_violation():
+def test_more_than_the_receiver_holds_is_a_violation() -> None:
     with pytest.raises(PeerViolation, match="61 attached bytes, and 40 of others; the limit is 100"):
         facing(Open(1, b"", 0, attached=40), Open(2, b"", 0, attached=61), attached_bytes_max=100)
 
 
-def test_a_peer_that_waits_for_no_room_is_found_out():
+def test_a_peer_that_waits_for_no_room_is_found_out() -> None:
     piece = bytes(PIECE_BYTES)
     said = [Open(1, b"", 0, attached=1 << 20), *[RequestData(1, piece)] * 4]
     facing(*said)
@@ -475,7 +475,7 @@ def test_a_peer_that_waits_for_no_room_is_found_out():
         facing(said[0], RequestData(1, bytes(WINDOW_BYTES + 1)))
 
 
-def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too():
+def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too() -> None:
     peer, _ = facing(Open(1, b"", 0))
     peer.send(Fail(1, "internal", "x"))
     with pytest.raises(PeerViolation, match="on their way"):
@@ -483,14 +483,14 @@ def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too():
 
 
 @pytest.mark.parametrize("size", [0, -1, 3, 2**63])
-def test_no_more_room_is_given_than_was_taken(pair, size):
+def test_no_more_room_is_given_than_was_taken(pair, size) -> None:
     pair.ask(b"ab")
     pair.near.take()
     with pytest.raises(PeerViolation, match=f"room for {size} attached bytes, of 2 on their way"):
         list(pair.near.receive(encode(WindowUpdate(size))))
 
 
-def test_room_is_not_given_twice(pair):
+def test_room_is_not_given_twice(pair) -> None:
     pair.ask(b"ab")
     pair.to_far()
     room = pair.far.take()
@@ -514,19 +514,19 @@ def test_room_is_not_given_twice(pair):
     ],
     ids=repr,
 )
-def test_pieces_that_do_not_fit_their_reply_are_a_violation(lie):
+def test_pieces_that_do_not_fit_their_reply_are_a_violation(lie) -> None:
     with pytest.raises(PeerViolation):
         asking(*lie)
 
 
-def test_no_answer_comes_before_the_request_has_left(pair):
+def test_no_answer_comes_before_the_request_has_left(pair) -> None:
     pair.ask(bytes(2 * PIECE_BYTES))
     pair.near.take()
     with pytest.raises(PeerViolation, match="before 65536 bytes that were to come first"):
         list(pair.near.receive(encode(End(1, b""))))
 
 
-def test_replies_to_one_who_left_are_not_kept_however_long():
+def test_replies_to_one_who_left_are_not_kept_however_long() -> None:
     peer, _ = asking()
     peer.send(Cancel(1, "left"))
     assert hear(peer, encode(Item(1, b"", 1, 1 << 29)) + encode(ReplyData(1, b"ab"))) == []
@@ -534,9 +534,9 @@ def test_replies_to_one_who_left_are_not_kept_however_long():
     assert frames(peer.take())[-1] == WindowUpdate(2)
 
 
-def test_a_beat_is_heard_by_nobody():
+def test_a_beat_is_heard_by_nobody() -> None:
     assert facing(KeepAlive())[1] == []
 
 
-def test_what_is_told_is_heard():
+def test_what_is_told_is_heard() -> None:
     assert facing(Announce(b"x"))[1] == [(Announce(b"x"), b"")]

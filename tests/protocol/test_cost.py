@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import trio
@@ -41,18 +42,18 @@ SEVERAL = evolve(ASKED, turns=(), texts=("a", "b", "c"))
         (evolve(ASKED, token_lists=((1,), (2,)), turns=()), 2, "prompt"),
     ],
 )
-def test_a_request_is_as_many_generations_as_engines_compute_for_it(request_, generations, param):
+def test_a_request_is_as_many_generations_as_engines_compute_for_it(request_, generations, param) -> None:
     assert (generations_of(request_), multiplying_field(request_)) == (generations, param)
 
 
-def test_tokens_are_those_asked_for_or_else_all_that_the_model_can_give():
+def test_tokens_are_those_asked_for_or_else_all_that_the_model_can_give() -> None:
     assert cost(evolve(ASKED, total_max=100, n=3, tokens_max=10), gathered=False).tokens == 30
     assert cost(evolve(ASKED, total_max=100, n=3), gathered=False).tokens == 300
     assert cost(evolve(ASKED, total_max=100, tokens_max=10**9), gathered=False).tokens == 100
     assert cost(evolve(ASKED, total_max=100, warm_up=True), gathered=False).tokens == 1
 
 
-def test_only_what_is_kept_until_it_is_whole_takes_memory():
+def test_only_what_is_kept_until_it_is_whole_takes_memory() -> None:
     asked = evolve(ASKED, n=2, tokens_max=10, total_max=100)
     assert cost(asked, gathered=False).gathered_bytes == 0
     assert cost(asked, gathered=True).gathered_bytes == 20 * TOKEN_BYTES
@@ -62,7 +63,7 @@ def test_only_what_is_kept_until_it_is_whole_takes_memory():
     assert cost(ranked, gathered=False).gathered_bytes == 40 * (TOKEN_BYTES + LOGPROB_BYTES)
 
 
-def test_the_work_of_a_generation_is_its_prompt_and_its_answer():
+def test_the_work_of_a_generation_is_its_prompt_and_its_answer() -> None:
     assert work(Generate("0" * 32, [1, 2, 3], Sampling(7))) == 10
     assert work(Generate("0" * 32, [1, 2, 3], Sampling(-7))) == 3
 
@@ -70,7 +71,7 @@ def test_the_work_of_a_generation_is_its_prompt_and_its_answer():
 # The gate ------------------------------------------------------------------------------------------
 
 
-async def hold(gate, log, name, for_s=1.0, **asked):
+async def hold(gate, log, name, for_s=1.0, **asked) -> None:
     try:
         async with gate.admitted(**asked):
             log.append((trio.current_time(), name))
@@ -79,7 +80,7 @@ async def hold(gate, log, name, for_s=1.0, **asked):
         log.append((trio.current_time(), name, error.code))
 
 
-async def line_up(gate, log, *waiters):
+async def line_up(gate, log, *waiters) -> None:
     """Let each `(name, for_s, what it asks for)` come in this order, at once."""
     async with trio.open_nursery() as nursery:
         for name, for_s, asked in waiters:
@@ -93,13 +94,13 @@ def gate(requests_max, admit_s=60.0, waiting_max=100):
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
-async def test_b13_places_are_generations_not_requests(autojump_clock):
+async def test_b13_places_are_generations_not_requests(autojump_clock: trio.testing.MockClock) -> None:
     made, log = gate(10), []
     await line_up(made, log, ("a", 5, {"weight": 6}), ("b", 5, {"weight": 5}), ("c", 5, {"weight": 4}))
     assert sorted(log) == [(0, "a"), (5, "b"), (5, "c")], "of one owner nobody overtakes another"
 
 
-async def test_b13_what_could_never_fit_is_refused_by_name(autojump_clock):
+async def test_b13_what_could_never_fit_is_refused_by_name(autojump_clock: trio.testing.MockClock) -> None:
     made = gate(10)
     with pytest.raises(
         BadRequest, match=r"11 answers are asked for at once, .* computes 10 \(requests_max\)"
@@ -110,7 +111,7 @@ async def test_b13_what_could_never_fit_is_refused_by_name(autojump_clock):
     assert (made.inside, made.waiting) == (0, 0)
 
 
-async def test_whose_owner_holds_least_goes_first(autojump_clock):
+async def test_whose_owner_holds_least_goes_first(autojump_clock: trio.testing.MockClock) -> None:
     made, log = gate(4), []
     a, b = {"owner": "a"}, {"owner": "b"}
     waiters = [("a0", 10, a), ("a1", 20, a), ("a2", 20, a), ("b0", 30, b), ("a3", 1, a), ("a4", 1, a), ("b1", 1, b)]
@@ -118,21 +119,27 @@ async def test_whose_owner_holds_least_goes_first(autojump_clock):
     assert log[4:] == [(10, "b1"), (11, "a3"), (12, "a4")]
 
 
-async def test_b13_a_crowd_of_one_owner_makes_nobody_else_wait_behind_it(autojump_clock):
+async def test_b13_a_crowd_of_one_owner_makes_nobody_else_wait_behind_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(8), []
     crowd = [(f"a{n}", 1, {"owner": "a", "weight": 4}) for n in range(30)]
     await line_up(made, log, *crowd, ("b", 1, {"owner": "b"}))
     assert (1.0, "b") in log, "it goes before the 28 that came before it"
 
 
-async def test_b13_crowds_that_hold_nothing_now_and_then_make_nobody_wait_for_all_of_them(autojump_clock):
+async def test_b13_crowds_that_hold_nothing_now_and_then_make_nobody_wait_for_all_of_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(8), []
     crowds = [(f"{owner}{n}", 1, {"owner": owner, "weight": 4}) for n in range(15) for owner in "ab"]
     await line_up(made, log, *crowds, ("c", 1, {"owner": "c"}))
     assert (2.0, "c") in log, "each of the others has one turn before it, not all of theirs"
 
 
-async def test_an_owner_holds_no_more_than_it_may_and_the_rest_is_for_others(autojump_clock):
+async def test_an_owner_holds_no_more_than_it_may_and_the_rest_is_for_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(4), []
     mine = {"owner": "a", "at_most": 3}
     waiters = [*((f"a{n}", 5, mine) for n in range(4)), ("b", 5, {"owner": "b", "at_most": 3})]
@@ -140,7 +147,7 @@ async def test_an_owner_holds_no_more_than_it_may_and_the_rest_is_for_others(aut
     assert sorted(log) == [(0, "a0"), (0, "a1"), (0, "a2"), (0, "b"), (5, "a3")]
 
 
-async def test_whoever_waits_for_its_owners_own_in_vain_is_told_so(autojump_clock):
+async def test_whoever_waits_for_its_owners_own_in_vain_is_told_so(autojump_clock: trio.testing.MockClock) -> None:
     made = gate(4, admit_s=3)
     async with made.admitted(owner="a", weight=2, at_most=2):
         with pytest.raises(Overloaded, match=r"^no place of the 2 that its key may have at once was free within 3 s$"):
@@ -148,18 +155,22 @@ async def test_whoever_waits_for_its_owners_own_in_vain_is_told_so(autojump_cloc
                 pass
 
 
-async def test_one_request_that_is_more_than_its_owner_may_hold_goes_alone(autojump_clock):
+async def test_one_request_that_is_more_than_its_owner_may_hold_goes_alone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(8), []
     mine = {"owner": "a", "at_most": 3}
     await line_up(made, log, ("small", 5, mine), ("large", 5, {**mine, "weight": 6}), ("small too", 5, mine))
     assert log == [(0, "small"), (5, "large"), (10, "small too")]
 
 
-async def test_small_ones_pass_a_large_one_that_does_not_fit_but_not_for_ever(autojump_clock):
+async def test_small_ones_pass_a_large_one_that_does_not_fit_but_not_for_ever(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """Half of the places are the large one's by right: those are kept for it as they come free."""
     made, log, small = gate(8, admit_s=1000), [], {"owner": "b"}
 
-    async def keep_coming(nursery, number):
+    async def keep_coming(nursery: trio.Nursery, number) -> None:
         await trio.sleep(number / 8)
         for turn in range(20):
             await hold(made, log, f"b{number}.{turn}", 1.0, **small)
@@ -174,7 +185,9 @@ async def test_small_ones_pass_a_large_one_that_does_not_fit_but_not_for_ever(au
     assert sum(2.05 < at <= entered for at, *_ in log) <= 6, "they go on while places are kept"
 
 
-async def test_a_large_one_that_has_had_its_share_keeps_nothing_from_others(autojump_clock):
+async def test_a_large_one_that_has_had_its_share_keeps_nothing_from_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(8, admit_s=50), []
     waiters = [
         ("a0", 100, {"owner": "a", "weight": 4}),
@@ -189,7 +202,9 @@ async def test_a_large_one_that_has_had_its_share_keeps_nothing_from_others(auto
     assert max(at for at, name, *_ in log if name.startswith("b")) <= 12, "four at a time, and none kept"
 
 
-async def test_of_a_full_line_the_owner_that_waits_with_most_loses_its_last(autojump_clock):
+async def test_of_a_full_line_the_owner_that_waits_with_most_loses_its_last(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(1, waiting_max=4), []
     crowd = [(f"a{n}", 10, {"owner": "a"}) for n in range(5)]
     await line_up(made, log, *crowd, ("b", 10, {"owner": "b"}), ("a5", 10, {"owner": "a"}), ("c", 10, {"owner": "c"}))
@@ -199,14 +214,16 @@ async def test_of_a_full_line_the_owner_that_waits_with_most_loses_its_last(auto
 
 
 @pytest.mark.parametrize("mine", ["a", "b", "c"])
-async def test_nobody_in_a_full_line_is_displaced_by_one_whose_owner_has_as_much_there(mine, autojump_clock):
+async def test_nobody_in_a_full_line_is_displaced_by_one_whose_owner_has_as_much_there(
+    mine, autojump_clock: trio.testing.MockClock
+) -> None:
     made, log = gate(1, waiting_max=2), []
     waiters = [(name, 10, {"owner": name}) for name in "xab"]
     await line_up(made, log, *waiters, ("late", 10, {"owner": mine}))
     assert [name for _, name, *rest in log if rest] == ["late"]
 
 
-async def test_one_that_gives_up_frees_what_was_kept_for_it(autojump_clock):
+async def test_one_that_gives_up_frees_what_was_kept_for_it(autojump_clock: trio.testing.MockClock) -> None:
     made, log = gate(4, admit_s=60), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: hold(made, log, "b0", 100, owner="b", weight=3))
@@ -220,10 +237,12 @@ async def test_one_that_gives_up_frees_what_was_kept_for_it(autojump_clock):
     assert (made.inside, made.waiting) == (0, 0)
 
 
-async def test_b13_a_request_of_many_answers_is_passed_by_as_many_as_it_weighs_and_then_has_its_turn(autojump_clock):
+async def test_b13_a_request_of_many_answers_is_passed_by_as_many_as_it_weighs_and_then_has_its_turn(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(8), []
 
-    async def again_and_again(number):
+    async def again_and_again(number) -> None:
         await trio.sleep(number / 16)
         for _ in range(20):
             await hold(made, log, f"small {number}", owner="b")
@@ -241,7 +260,9 @@ async def test_b13_a_request_of_many_answers_is_passed_by_as_many_as_it_weighs_a
     assert max(later[0] - earlier[0] for earlier, later in pairwise(log)) <= 1, "nobody stands still"
 
 
-async def test_one_that_waits_for_its_turn_and_gives_up_lets_the_others_on(autojump_clock):
+async def test_one_that_waits_for_its_turn_and_gives_up_lets_the_others_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, log = gate(4, admit_s=3), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: hold(made, log, "b", 100, owner="b"))
@@ -255,7 +276,9 @@ async def test_one_that_waits_for_its_turn_and_gives_up_lets_the_others_on(autoj
 
 
 @pytest.mark.parametrize("lowered", [3, 4])
-async def test_one_that_fits_no_more_since_a_reload_is_in_nobodys_way(lowered, autojump_clock):
+async def test_one_that_fits_no_more_since_a_reload_is_in_nobodys_way(
+    lowered, autojump_clock: trio.testing.MockClock
+) -> None:
     made, log = gate(8, admit_s=50), []
     async with trio.open_nursery() as nursery:
         for number in range(40):
@@ -272,7 +295,7 @@ async def spent_s(keys):
     """Return the processor time of ten looks along a line of so many keys in which nobody fits."""
     made = gate(16, waiting_max=3000)
 
-    async def stay(number):
+    async def stay(number) -> None:
         async with made.admitted(owner=f"key {number}", weight=15 + (number == 0)):
             await trio.sleep_forever()
 
@@ -291,7 +314,9 @@ async def spent_s(keys):
 
 
 @pytest.mark.turns_exempt("two thousand come and go at once")
-async def test_b13_what_one_leave_costs_grows_with_the_keys_that_wait_and_not_with_their_square(autojump_clock):
+async def test_b13_what_one_leave_costs_grows_with_the_keys_that_wait_and_not_with_their_square(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     few_s, many_s = await spent_s(250), await spent_s(2000)
     assert many_s < 24 * few_s, f"{1e3 * few_s:.1f} ms, and {1e3 * many_s:.1f} ms"
 
@@ -301,12 +326,12 @@ COMING = st.lists(st.tuples(OWNER, st.integers(1, 4), st.integers(0, 1), st.inte
 
 
 @given(requests_max=st.integers(4, 6), waiting_max=st.integers(1, 5), coming=COMING, seed=st.integers(0, 99))
-def test_whatever_comes_the_places_are_never_too_few_or_too_many(requests_max, waiting_max, coming, seed):
-    async def main():
+def test_whatever_comes_the_places_are_never_too_few_or_too_many(requests_max, waiting_max, coming, seed) -> None:
+    async def main() -> None:
         made, rng = gate(requests_max, waiting_max=waiting_max), random.Random(seed)
         scopes = []
 
-        async def stay(owner, weight, priority, scope):
+        async def stay(owner, weight, priority, scope) -> None:
             with scope:
                 try:
                     async with made.admitted(priority, owner=owner, weight=weight, at_most=4):
@@ -339,7 +364,7 @@ def test_whatever_comes_the_places_are_never_too_few_or_too_many(requests_max, w
 # Keys ----------------------------------------------------------------------------------------------
 
 
-def test_b13_a_keys_concurrency_counts_generations():
+def test_b13_a_keys_concurrency_counts_generations() -> None:
     key = Key("alice", KeySection(sha256=digest("x" * 30), concurrency_max=4))
     with key.generating(3):
         with (
@@ -359,7 +384,9 @@ def texts(**fields):
     return {"model": "tiny", "prompt": "n=3", **fields}
 
 
-async def test_b13_a_key_of_one_request_at_a_time_cannot_ask_for_128_answers(autojump_clock, tmp_path):
+async def test_b13_a_key_of_one_request_at_a_time_cannot_ask_for_128_answers(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'[key.alice]\nsha256 = "{digest("a" * 30)}"\nconcurrency_max = 1\n')
     async with rig(requests_max=256) as made:
@@ -378,7 +405,9 @@ async def test_b13_a_key_of_one_request_at_a_time_cannot_ask_for_128_answers(aut
 @pytest.mark.parametrize(
     ("fields", "param"), [({"n": 9}, "n"), ({"best_of": 9}, "best_of"), ({"prompt": ["n=3"] * 9}, "prompt")]
 )
-async def test_b13_more_answers_than_the_gate_admits_are_refused_by_their_field(fields, param, autojump_clock):
+async def test_b13_more_answers_than_the_gate_admits_are_refused_by_their_field(
+    fields, param, autojump_clock: trio.testing.MockClock
+) -> None:
     async with rig(requests_max=8) as made:
         client = await made.client()
         reply = await client.ask(post(texts(**fields), "/v1/completions"))

@@ -99,14 +99,14 @@ def pieces(data, cuts):
 
 @fast
 @given(st.lists(frames, max_size=6), st.lists(st.integers(0, 10**6), max_size=8))
-def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent, cuts):
+def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent, cuts) -> None:
     reader, data = FrameReader(), b"".join(map(encode, sent))
     assert [frame for piece in pieces(data, cuts) for frame in reader.feed(piece)] == sent
 
 
 @fast
 @given(st.lists(frames, max_size=4))
-def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent):
+def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent) -> None:
     data = b"".join(map(encode, sent))
     trickle = FrameReader()
     assert [frame for byte in data for frame in trickle.feed(bytes((byte,)))] == list(FrameReader().feed(data)) == sent
@@ -166,17 +166,17 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("kind", codec.KINDS.values(), ids=lambda kind: kind.__name__)
-def test_every_message_survives_the_wire(kind):
+def test_every_message_survives_the_wire(kind) -> None:
     @settings(max_examples=15, deadline=None)
     @given(of(kind))
-    def survives(message):
+    def survives(message) -> None:
         beside = memoryview(b"".join(codec.attached(message)))
         assert codec.decode(codec.encode(message), beside) == message
 
     survives()
 
 
-def test_a_frame_of_exactly_the_limit_is_read():
+def test_a_frame_of_exactly_the_limit_is_read() -> None:
     frame = Item(1, b"x" * 50, 1)
     size = len(encode(frame)) - 5
     assert list(FrameReader(size).feed(encode(frame))) == [frame]
@@ -184,7 +184,7 @@ def test_a_frame_of_exactly_the_limit_is_read():
         list(FrameReader(size - 1).feed(encode(frame)))
 
 
-def test_frames_that_came_whole_are_yielded_before_a_later_one_is_found_wrong():
+def test_frames_that_came_whole_are_yielded_before_a_later_one_is_found_wrong() -> None:
     stream = FrameReader().feed(encode(Credit(1, 1)) + b"\xff" * 5)
     assert next(stream) == Credit(1, 1)
     with pytest.raises(PeerViolation):
@@ -194,7 +194,7 @@ def test_frames_that_came_whole_are_yielded_before_a_later_one_is_found_wrong():
 # Bytes that lie ---------------------------------------------------------------------------
 
 
-def hear(data, *, greeted=True):
+def hear(data, *, greeted=True) -> None:
     """Feed bytes to an end that waits for nothing; whatever they are, only PeerViolation may rise."""
     peer = Peer("here", serves_max=2, frame_bytes_max=4096)
     if greeted:
@@ -211,13 +211,13 @@ def hear(data, *, greeted=True):
 
 @fast
 @given(st.binary(max_size=200), st.booleans())
-def test_random_bytes_raise_a_violation_and_nothing_else(data, greeted):
+def test_random_bytes_raise_a_violation_and_nothing_else(data, greeted) -> None:
     hear(data, greeted=greeted)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.binary(max_size=60))
-def test_random_bodies_raise_a_violation_and_nothing_else(kind, body):
+def test_random_bodies_raise_a_violation_and_nothing_else(kind, body) -> None:
     hear(head(kind, len(body)) + body)
 
 
@@ -231,26 +231,26 @@ names = st.sampled_from(sorted({field.name for kind in KINDS.values() for field 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(names, things, max_size=7))
-def test_well_formed_nonsense_raises_a_violation_and_nothing_else(kind, body):
+def test_well_formed_nonsense_raises_a_violation_and_nothing_else(kind, body) -> None:
     hear(raw(kind, body))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(frames, max_size=4))
-def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent):
+def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent) -> None:
     hear(b"".join(map(encode, sent)))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(codec.KINDS)), st.binary(max_size=40) | things.map(msgspec.msgpack.encode))
-def test_random_messages_raise_a_violation_and_nothing_else(kind, body):
+def test_random_messages_raise_a_violation_and_nothing_else(kind, body) -> None:
     with suppress(PeerViolation):
         codec.decode(bytes((kind,)) + body)
 
 
 @fast
 @given(st.lists(frames, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 255))
-def test_one_wrong_byte_raises_a_violation_at_most(sent, place, value):
+def test_one_wrong_byte_raises_a_violation_at_most(sent, place, value) -> None:
     data = bytearray(b"".join(map(encode, sent)))
     data[place % len(data)] = value
     hear(bytes(data))
@@ -269,7 +269,7 @@ def test_one_wrong_byte_raises_a_violation_at_most(sent, place, value):
     ],
 )
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_bodies_that_once_broke_a_decoder_are_violations(kind, body):
+def test_bodies_that_once_broke_a_decoder_are_violations(kind, body) -> None:
     without_fields = not KINDS[kind].__attrs_attrs__
     # What there is beside the fields of a frame or a message is passed over, unread.
     with suppress(PeerViolation) if without_fields else pytest.raises(PeerViolation):
@@ -318,12 +318,12 @@ def greeted_peer():
         (encode(Step([1], [3], [1, 2, 3], [], [])), "credit for 2"),
     ],
 )
-def test_each_lie_is_told_from_the_others(data, says):
+def test_each_lie_is_told_from_the_others(data, says) -> None:
     with pytest.raises(PeerViolation, match=says):
         list(greeted_peer().receive(data))
 
 
-def test_a_frame_cut_short_is_not_a_frame():
+def test_a_frame_cut_short_is_not_a_frame() -> None:
     data = encode(Fail(1, "internal", "x"))
     assert list(greeted_peer().receive(data[:-1])) == []
 
@@ -341,18 +341,18 @@ def test_a_frame_cut_short_is_not_a_frame():
         Announce(b""),
     ],
 )
-def test_whoever_does_not_say_hello_first_is_not_heard(frame):
+def test_whoever_does_not_say_hello_first_is_not_heard(frame) -> None:
     with pytest.raises(PeerViolation, match=f"{type(frame).__name__} before Hello"):
         list(Peer("here", serves_max=2).receive(encode(frame)))
 
 
-def test_another_version_is_refused_by_name():
+def test_another_version_is_refused_by_name() -> None:
     with pytest.raises(PeerViolation, match=f"speaks version {VERSION + 1} of the protocol, this one {VERSION}"):
         list(Peer("here", serves_max=2).receive(encode(Hello(VERSION + 1, "there", 2))))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", bytes((max(codec.KINDS) + 1,)), b"\xff\x80"])
-def test_a_message_of_no_kind_is_a_violation(data):
+def test_a_message_of_no_kind_is_a_violation(data) -> None:
     with pytest.raises(PeerViolation, match="no message is of kind"):
         codec.decode(data)
 
@@ -362,7 +362,7 @@ def test_a_message_of_no_kind_is_a_violation(data):
 
 @fast
 @given(st.sampled_from(Dtype), st.lists(st.integers(0, 4), max_size=3))
-def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape):
+def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape) -> None:
     size = BYTES[dtype]
     for length in shape:
         size *= length
@@ -375,21 +375,21 @@ def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape):
             check(Tensor(dtype, tuple(shape), bytes(size - 1)))
 
 
-def test_two_negative_sizes_do_not_make_a_positive_one():
+def test_two_negative_sizes_do_not_make_a_positive_one() -> None:
     with pytest.raises(PeerViolation, match="negative"):
         check(Tensor(Dtype.UINT8, (-2, -2), b"1234"))
 
 
-def test_a_size_that_no_memory_holds_is_only_a_number():
+def test_a_size_that_no_memory_holds_is_only_a_number() -> None:
     with pytest.raises(PeerViolation):
         check(Tensor(Dtype.FLOAT32, (2**62, 2**62), b""))
 
 
-def test_every_dtype_has_a_size():
+def test_every_dtype_has_a_size() -> None:
     assert set(BYTES) == set(Dtype)
 
 
-def test_a_tensor_does_not_print_its_bytes():
+def test_a_tensor_does_not_print_its_bytes() -> None:
     assert "xxxx" not in repr(Tensor(Dtype.UINT8, (4,), b"xxxx"))
 
 
@@ -402,43 +402,43 @@ NAMED = [cls for cls in REQUEST_ERRORS if cls is not RequestError]
 by_name = pytest.mark.parametrize("cls", NAMED, ids=lambda cls: cls.__name__)
 
 
-def test_every_code_belongs_to_one_error_alone():
+def test_every_code_belongs_to_one_error_alone() -> None:
     assert len({cls.code for cls in NAMED}) == len(NAMED) == len(ERRORS_BY_CODE)
 
 
 @by_name
-def test_an_error_is_rebuilt_from_its_code(cls):
+def test_an_error_is_rebuilt_from_its_code(cls) -> None:
     error = from_code(cls.code, "what happened", "max_tokens")
     assert (type(error), str(error), error.param) == (cls, "what happened", "max_tokens")
 
 
-def test_an_unknown_code_is_internal():
+def test_an_unknown_code_is_internal() -> None:
     assert type(from_code("from_the_future", "x")) is InternalError
 
 
 @by_name
-def test_a_status_in_the_400s_means_the_client_and_only_then(cls):
+def test_a_status_in_the_400s_means_the_client_and_only_then(cls) -> None:
     assert (400 <= cls.http_status < 500) == (cls.fault == "client")
     assert cls.http_status in {*range(400, 500), 500, 503}
 
 
 @by_name
-def test_when_to_come_back_is_said_exactly_where_coming_back_helps(cls):
+def test_when_to_come_back_is_said_exactly_where_coming_back_helps(cls) -> None:
     assert (cls.retry_after_s is not None) == (cls.http_status in {429, 503}) == cls("x").retryable
     assert cls.retry_after_s is None or cls.retry_after_s > 0
 
 
 @by_name
-def test_a_close_code_is_one_that_a_server_may_send(cls):
+def test_a_close_code_is_one_that_a_server_may_send(cls) -> None:
     assert cls.close_code in {None, 1000, 1008, 1009, 1011, 1012, 1013}
 
 
 @by_name
-def test_every_code_is_a_word_and_every_error_says_what_it_means(cls):
+def test_every_code_is_a_word_and_every_error_says_what_it_means(cls) -> None:
     assert cls.code.replace("_", "").isalpha()
     assert cls.code == cls.code.lower()
     assert cls.__doc__
 
 
-def test_no_error_is_about_a_request_and_about_an_actor():
+def test_no_error_is_about_a_request_and_about_an_actor() -> None:
     assert not [cls for cls in NAMED if issubclass(cls, ActorError)]

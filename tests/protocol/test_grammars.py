@@ -23,7 +23,7 @@ def ebnf(text):
 
 
 @pytest.mark.parametrize("sample", BENIGN, ids=lambda sample: sample.name)
-def test_what_the_field_uses_every_day_passes(sample):
+def test_what_the_field_uses_every_day_passes(sample) -> None:
     assert complaint(Grammar(GrammarKind(sample.kind), sample.text)) is None
 
 
@@ -40,11 +40,11 @@ def test_what_the_field_uses_every_day_passes(sample):
         "q(" + "(?P<n>a)*" * 300 + ")",
     ],
 )
-def test_b2_parts_in_a_row_that_may_each_be_empty_are_counted_wherever_they_stand(text):
+def test_b2_parts_in_a_row_that_may_each_be_empty_are_counted_wherever_they_stand(text) -> None:
     assert "parts in a row that may each be empty" in regex(text)
 
 
-def test_the_bounds_are_what_they_are_said_to_be():
+def test_the_bounds_are_what_they_are_said_to_be() -> None:
     assert regex("a*" * EMPTIES_MAX) is None
     assert regex("a*" * (EMPTIES_MAX + 1)) is not None
     assert regex("a*b" * EMPTIES_MAX) is None  # no two beside each other
@@ -56,7 +56,7 @@ def test_the_bounds_are_what_they_are_said_to_be():
 
 
 @pytest.mark.parametrize("text", [r"[(*)*]" * 300, r"\(\*" * 300, r"\*\?" * 300, "[]a*?]" * 300, "a{,x}" * 300])
-def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text):
+def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text) -> None:
     assert regex(text) is None
 
 
@@ -72,12 +72,12 @@ def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text):
         ('root ::= "(*)*(*)*"', None),
     ],
 )
-def test_rules_are_read_too(text, said):
+def test_rules_are_read_too(text, said) -> None:
     found = ebnf(text)
     assert found is None if said is None else said in found
 
 
-def test_schemas_and_tags_are_read_for_the_patterns_that_they_hold():
+def test_schemas_and_tags_are_read_for_the_patterns_that_they_hold() -> None:
     bad = "(a*)*" * 300
     schema = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": bad}}}
     of_keys = {"type": "object", "patternProperties": {bad: {}}}
@@ -92,7 +92,7 @@ def test_schemas_and_tags_are_read_for_the_patterns_that_they_hold():
 
 
 @given(st.text(alphabet="(a*)+?{1,9}|[]\\:=\"' \n#r", max_size=200))
-def test_no_text_is_too_strange_to_be_read(text):
+def test_no_text_is_too_strange_to_be_read(text) -> None:
     for kind in (GrammarKind.REGEX, GrammarKind.EBNF):
         complaint(Grammar(kind, text))
 
@@ -100,14 +100,14 @@ def test_no_text_is_too_strange_to_be_read(text):
 @pytest.mark.parametrize(
     "text", ["(" * 32_768, "(a*)*" * 6_000, "a{99999999999999999999}" * 1_000, "[" * 32_768, "\\" * 32_767]
 )
-def test_reading_takes_time_in_proportion_to_the_length(text):
+def test_reading_takes_time_in_proportion_to_the_length(text) -> None:
     began_at = time.process_time()
     regex(text)
     ebnf(f"root ::= {text}")
     assert time.process_time() - began_at < 1.0  # some 50 ms; a square would take minutes
 
 
-def test_reading_alone_finds_most_of_what_hurts():
+def test_reading_alone_finds_most_of_what_hurts() -> None:
     found = [sample for sample in ATTACKS if complaint(Grammar(GrammarKind(sample.kind), sample.text))]
     assert len(ATTACKS) >= 40
     assert len(found) > len(ATTACKS) // 2

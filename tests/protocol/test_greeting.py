@@ -135,7 +135,9 @@ pairs = st.lists(nonces, min_size=2, max_size=2, unique=True)
 
 @given(names, st.lists(names, min_size=2, max_size=2, unique=True), secrets, pairs, choices)
 @example("demo", ["front", "back"], b"", [b"d" * 32, b"l" * 32], [])
-def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_come(cluster, nodes, secret, pair, order):
+def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_come(
+    cluster, nodes, secret, pair, order
+) -> None:
     ends = dialer(nodes[0], cluster, secret, pair[0], nodes[1]), listener(nodes[1], cluster, secret, pair[1])
     meeting = Meeting(*ends).play(order)
     assert meeting.sentences == [None, None]
@@ -149,7 +151,7 @@ def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_co
 @example([b"", SECRET], [1, 1, 0, 0])
 @example([b"", b"\0"], [])  # one key to a bare HMAC
 @example([SECRET * 3, hashlib.sha256(SECRET * 3).digest()], [])  # these as well
-def test_two_ends_with_different_secrets_both_fail_and_neither_ever_believes_that_it_is_done(two, order):
+def test_two_ends_with_different_secrets_both_fail_and_neither_ever_believes_that_it_is_done(two, order) -> None:
     meeting = Meeting(dialer(secret=two[0]), listener(secret=two[1]))
     while turns := meeting.turns():
         meeting.turn(turns[order.pop() % len(turns) if order else 0])
@@ -160,7 +162,7 @@ def test_two_ends_with_different_secrets_both_fail_and_neither_ever_believes_tha
     ]
 
 
-def test_a_listener_proves_nothing_before_the_dialer_has():
+def test_a_listener_proves_nothing_before_the_dialer_has() -> None:
     here = listener()
     assert here.receive(hello("front")) == []
     assert here.peer is None
@@ -168,7 +170,7 @@ def test_a_listener_proves_nothing_before_the_dialer_has():
     assert isinstance(decode(here.last_words), Refusal)
 
 
-def test_a_dialer_is_not_done_before_the_listener_has_proved():
+def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
     there = dialer()
     assert len(there.receive(hello())) == 1
     assert there.peer is None
@@ -215,21 +217,21 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved():
         ),
     ],
 )
-def test_both_ends_are_told_why_they_do_not_talk(ends, says, order):
+def test_both_ends_are_told_why_they_do_not_talk(ends, says, order) -> None:
     make, one, other = ends
     meeting = Meeting(make(**one), listener(**other)).play(order)
     assert meeting.sentences == list(says)
     assert meeting.peers == [None, None]
 
 
-def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_holds():
+def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_holds() -> None:
     here = dialer()
     theirs = raw(1, {"version": VERSION + 1, "cluster": ["demo"], "caste": 7})
     assert refusal(here, theirs) == f"the other end was refused: it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}"  # fmt: skip
     assert decode(here.last_words) == Refusal("version", f"it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}")  # fmt: skip
 
 
-def test_two_versions_meet_and_each_end_says_both(monkeypatch):
+def test_two_versions_meet_and_each_end_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     here = dialer()
     (ours,) = here.start()
     monkeypatch.setattr(module, "VERSION", 4)
@@ -240,7 +242,7 @@ def test_two_versions_meet_and_each_end_says_both(monkeypatch):
     assert refusal(here, theirs) == "the other end was refused: it speaks version 4 of the protocol, and node front version 3"  # fmt: skip
 
 
-def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered():
+def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered() -> None:
     last = encode(Refusal("node", "node spare was expected in its place"))
     for heard, whom in (((), "the other end"), ((hello(),), "node back of cluster demo")):
         here = dialer()
@@ -252,14 +254,14 @@ def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered()
 # Enemies ----------------------------------------------------------------------------------
 
 
-def test_a_greeting_that_is_sent_back_is_refused_at_either_end():
+def test_a_greeting_that_is_sent_back_is_refused_at_either_end() -> None:
     for here in (dialer(), listener()):
         (ours,) = here.start()
         whom = f"node {here.node} of cluster demo"
         assert refusal(here, ours) == f"{whom} was refused: it sent back the nonce that it was sent"
 
 
-def test_a_nonce_that_is_sent_back_under_another_name_is_refused_before_anything_is_proved():
+def test_a_nonce_that_is_sent_back_under_another_name_is_refused_before_anything_is_proved() -> None:
     here = dialer()
     assert refusal(here, hello(nonce=here.nonce)) == (
         "node back of cluster demo was refused: it sent back the nonce that it was sent"
@@ -267,13 +269,13 @@ def test_a_nonce_that_is_sent_back_under_another_name_is_refused_before_anything
     assert decode(here.last_words) == Refusal("reflected", "it sent back the nonce that it was sent")
 
 
-def test_a_proof_that_is_sent_back_is_refused():
+def test_a_proof_that_is_sent_back_is_refused() -> None:
     here = dialer()
     (proof,) = here.receive(hello())
     assert refusal(here, proof) == "node back of cluster demo was refused: it sent back the proof that it was sent"
 
 
-def test_a_proof_of_a_dialer_proves_nothing_at_another_door_of_the_same_dialer():
+def test_a_proof_of_a_dialer_proves_nothing_at_another_door_of_the_same_dialer() -> None:
     """Two connections to one node, one each way, with the messages of either sent on into the other."""
     dials, listens = dialer(expects=None), listener(node="front")
     listens.receive(hello("mallory", nonce=b"d" * 32))
@@ -282,7 +284,7 @@ def test_a_proof_of_a_dialer_proves_nothing_at_another_door_of_the_same_dialer()
 
 
 @pytest.mark.parametrize("same", ["dialer", "listener", "neither"])
-def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same):
+def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same) -> None:
     dialed, listened = recorded()
     fresh = listener(nonce=b"2" * 32 if same == "listener" else b"3" * 32)
     if same == "listener":  # the same nonce again, which its caller must never give
@@ -298,14 +300,14 @@ def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same):
 
 
 @pytest.mark.parametrize("change", [{"node": "mid"}, {"nonce": b"y" * 32}])
-def test_a_greeting_that_was_changed_on_its_way_fails_at_the_proof(change):
+def test_a_greeting_that_was_changed_on_its_way_fails_at_the_proof(change) -> None:
     here, there = dialer(), listener()
     there.receive(hello(**{"node": "front", "nonce": here.nonce, **change}))
     (proof,) = here.receive(there.start()[0])
     assert "another secret" in refusal(there, proof)
 
 
-def test_no_two_greetings_have_one_proof():
+def test_no_two_greetings_have_one_proof() -> None:
     """Were the parts only joined, a letter could move from one name into the next."""
     proofs = set()
     for ours, theirs, cluster in [("ab", "c", "d"), ("a", "bc", "d"), ("a", "b", "cd"), ("c", "ab", "d")]:
@@ -341,7 +343,7 @@ def test_no_two_greetings_have_one_proof():
         pytest.param([hello() + b"\xc0"], "a Greeting that cannot be read", id="more behind it"),
     ],
 )
-def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are_told(messages, says):
+def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are_told(messages, says) -> None:
     here, there = dialer(), listener()
     sentence = refusal(here, *messages, kind=PeerViolation)
     assert says in sentence
@@ -351,7 +353,7 @@ def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines", "\u202egnp", "\x1b[2J", "nul\0"])
 @pytest.mark.parametrize("what", ["node", "cluster"])
-def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what, name):
+def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what, name) -> None:
     body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
     sentence = refusal(dialer(), raw(1, {**body, what: name}), kind=PeerViolation)
     assert sentence == f"a Greeting that cannot be read: the name of a {what} is 1 to 128 printable characters"
@@ -360,7 +362,7 @@ def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what, na
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_nonce_of_another_size_is_refused_and_cannot_be_sent(size):
+def test_a_nonce_of_another_size_is_refused_and_cannot_be_sent(size) -> None:
     body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
     sentence = refusal(dialer(), raw(1, {**body, "nonce": b"x" * size}), kind=PeerViolation)
     assert sentence == f"a Greeting that cannot be read: a nonce has 32 bytes, not {size}"
@@ -368,7 +370,7 @@ def test_a_nonce_of_another_size_is_refused_and_cannot_be_sent(size):
         dialer(nonce=b"x" * size)
 
 
-def test_an_end_that_was_sure_is_so_no_longer_when_more_comes():
+def test_an_end_that_was_sure_is_so_no_longer_when_more_comes() -> None:
     dialed, _ = recorded()
     for more in (*dialed, encode(Refusal("secret", "it has another secret, or none"))):
         here = listener(nonce=b"2" * 32)
@@ -379,7 +381,7 @@ def test_an_end_that_was_sure_is_so_no_longer_when_more_comes():
 
 
 @pytest.mark.parametrize("last", [encode(Refusal("node", "")), encode(Proof(b"?" * 32)), hello(cluster="prod"), b""])
-def test_an_end_that_has_refused_or_was_refused_hears_nothing_more(last):
+def test_an_end_that_has_refused_or_was_refused_hears_nothing_more(last) -> None:
     dialed, _ = recorded()
     here = listener(nonce=b"2" * 32)
     with pytest.raises(ActorError):
@@ -388,7 +390,7 @@ def test_an_end_that_has_refused_or_was_refused_hears_nothing_more(last):
         assert " after the greeting was over" in refusal(here, message, kind=PeerViolation)
 
 
-def test_the_longest_sentence_still_fits_into_a_message():
+def test_the_longest_sentence_still_fits_into_a_message() -> None:
     wide = [letter * NAME_LENGTH_MAX for letter in "😀😁😂😃"]
     for here in (dialer(wide[0], wide[1], expects=wide[2]), dialer(wide[0], wide[3], expects=wide[2])):
         refusal(here, hello(wide[3], wide[1]))
@@ -424,7 +426,7 @@ messages = st.one_of(
 
 @settings(max_examples=600)
 @given(st.lists(messages, max_size=5), st.booleans())
-def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_prove_anything(heard, dials):
+def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_prove_anything(heard, dials) -> None:
     here = (dialer if dials else listener)(nonce=b"9" * 32, expects=None)
     for message in heard:
         with suppress(PeerRefused, PeerViolation):
@@ -439,7 +441,7 @@ def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_p
 
 @settings(max_examples=300)
 @given(st.integers(0, 3), st.integers(0, 10**6), st.integers(1, 255))
-def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which, place, flip):
+def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which, place, flip) -> None:
     """Both have the secret, so an end may be done only if it heard what the other said."""
     ends = dialer(), listener()
     meeting = Meeting(*ends)
@@ -459,7 +461,7 @@ def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which,
 
 
 @given(honest, st.data())
-def test_every_truncation_of_a_message_is_a_violation(message, data):
+def test_every_truncation_of_a_message_is_a_violation(message, data) -> None:
     size = data.draw(st.integers(0, len(message) - 1))
     refusal(dialer(nonce=b"9" * 32), message[:size], kind=PeerViolation)
 
@@ -468,7 +470,7 @@ def test_every_truncation_of_a_message_is_a_violation(message, data):
 
 
 @pytest.mark.parametrize("secret", [SECRET, b"another-secret"])
-def test_the_secret_is_in_no_message_and_in_no_representation(secret):
+def test_the_secret_is_in_no_message_and_in_no_representation(secret) -> None:
     meeting = Meeting(dialer(), listener(secret=secret)).play()
     seen = [*meeting.said, *(str(error).encode() for error in meeting.failed)]
     seen += [repr(end).encode() + str(end).encode() for end in meeting.ends]
@@ -476,7 +478,7 @@ def test_the_secret_is_in_no_message_and_in_no_representation(secret):
     assert len(meeting.said) >= 3
 
 
-def test_proofs_are_compared_in_constant_time(monkeypatch):
+def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     compare = standard_hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
@@ -486,7 +488,7 @@ def test_proofs_are_compared_in_constant_time(monkeypatch):
 
 
 @pytest.mark.parametrize("other", [Incarnation("other", 9), Incarnation("run", 10)])
-def test_which_process_it_is_is_proved(other):
+def test_which_process_it_is_is_proved(other) -> None:
     here, there = dialer(), listener()
     here.incarnation = Incarnation("run", 9)
     here.__attrs_post_init__()
@@ -503,12 +505,12 @@ def test_which_process_it_is_is_proved(other):
 
 
 @pytest.mark.parametrize("fields", [("x" * 129, 0), ("\n", 0), ("r", -1), ("r", 2**40)])
-def test_a_process_that_cannot_be_is_none(fields):
+def test_a_process_that_cannot_be_is_none(fields) -> None:
     with pytest.raises(ValueError, match=r"run|time"):
         Incarnation(*fields)
 
 
-def test_a_proof_is_the_hmac_of_all_that_was_said():
+def test_a_proof_is_the_hmac_of_all_that_was_said() -> None:
     here = dialer()
     (proof,) = here.receive(hello())
     said = msgspec.msgpack.encode(

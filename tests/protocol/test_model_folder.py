@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from actors.engines.sglang import model_files
@@ -28,18 +30,18 @@ OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
         ),
     ],
 )
-def test_a_folder_that_differs_is_another_model_and_its_files_are_named(told, said):
+def test_a_folder_that_differs_is_another_model_and_its_files_are_named(told, said) -> None:
     assert mismatch(OWN, told) == said
     assert mismatch((), told) is None, "who has looked at nothing judges nobody"
 
 
-def test_weights_are_compared_where_both_have_some():
+def test_weights_are_compared_where_both_have_some() -> None:
     first, second = ((*OWN, *digest({WEIGHTS: weights})) for weights in (b"one", b"two"))
     assert mismatch(first, second) == "its model is another one: it differs in weights"
     assert mismatch(OWN, second) is mismatch(second, OWN) is None
 
 
-def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path):
+def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path: Path) -> None:
     for name in FILES:
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
     without = model_files.model_digest(tmp_path)
@@ -59,7 +61,7 @@ def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path):
         weights[place] ^= 1
 
 
-def test_a_digest_that_cannot_be_is_seen():
+def test_a_digest_that_cannot_be_is_seen() -> None:
     assert is_well_formed(OWN)
     assert is_well_formed(())
     assert not is_well_formed(OWN * 9)

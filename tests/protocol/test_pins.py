@@ -85,7 +85,7 @@ def examples(kinds):
         yield number, [instance(cls, count(1), full=full) for full in (False, True)]
 
 
-def enumerations(cls, found):
+def enumerations(cls, found) -> None:
     """Collect the values of every enumeration that a message may hold, however deep."""
     hints = [cls] if isinstance(cls, type) and get_origin(cls) is None else get_args(cls)
     for hint in hints:
@@ -161,33 +161,33 @@ PINNED = json.loads(PINS.read_text()) if PINS.exists() else {}
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_message_is_written_as_it_was_before_the_moves(name):
+def test_every_message_is_written_as_it_was_before_the_moves(name) -> None:
     assert wire(SETS[name]) == PINNED[name]
 
 
 @pytest.mark.parametrize("name", ["messages", "greeting"])
-def test_every_message_of_before_the_moves_can_be_read(name):
+def test_every_message_of_before_the_moves_can_be_read(name) -> None:
     module = SETS[name]
     for number, both in examples(module.KINDS):
         assert [module.decode(bytes.fromhex(each)) for each in PINNED[name][str(number)]] == both
 
 
-def test_every_frame_of_before_the_moves_can_be_read():
+def test_every_frame_of_before_the_moves_can_be_read() -> None:
     for number, both in examples(frames.KINDS):
         data = bytes.fromhex("".join(PINNED["frames"][str(number)]))
         assert list(frames.FrameReader().feed(data)) == both
 
 
-def test_two_nodes_greet_each_other_in_the_same_bytes():
+def test_two_nodes_greet_each_other_in_the_same_bytes() -> None:
     assert greeted() == PINNED["greeted"]
 
 
-def test_the_values_of_enumerations_and_the_codes_of_errors_are_the_same():
+def test_the_values_of_enumerations_and_the_codes_of_errors_are_the_same() -> None:
     assert values() == PINNED["values"]
     assert errors() == PINNED["errors"]
 
 
-def test_the_openapi_document_is_the_same_and_so_is_its_shape():
+def test_the_openapi_document_is_the_same_and_so_is_its_shape() -> None:
     now = current()
     assert now["openapi_shape"] == PINNED["openapi_shape"]
     assert now["openapi"] == PINNED["openapi"]

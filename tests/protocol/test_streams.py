@@ -36,7 +36,7 @@ FRAMES = {Open, RequestData, Credit, Cancel, Item, ReplyData, End, Fail}
 class TwoEnds(RuleBasedStateMachine):
     """Both ends ask and answer; their bytes arrive in order, in any pieces, at any time."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.small = mock.patch.multiple(attachments, WINDOW_BYTES=7), mock.patch("protocol.peer.PIECE_BYTES", 3)
         for patch in self.small:
@@ -57,7 +57,7 @@ class TwoEnds(RuleBasedStateMachine):
     sizes = st.sampled_from((0, 0, 1, 3, 8, 20))
 
     @initialize(greeted=st.sampled_from((True, True, True, False)), eager=st.booleans())
-    def greets(self, greeted, eager):
+    def greets(self, greeted, eager) -> None:
         self.eager = eager
         for end in (0, 1):
             self.writes(end)  # Hello
@@ -79,7 +79,7 @@ class TwoEnds(RuleBasedStateMachine):
         return True
 
     @rule(end=which)
-    def writes(self, end):
+    def writes(self, end) -> None:
         ready = self.ends[end].ready
         data = self.ends[end].take()
         assert bool(data) == ready
@@ -97,7 +97,7 @@ class TwoEnds(RuleBasedStateMachine):
         return [stream for stream in range(1, streams.last + 1) if streams.state(stream) in state]
 
     @rule(end=which, credit=st.integers(0, 5), size=sizes)
-    def opens(self, end, credit, size):
+    def opens(self, end, credit, size) -> None:
         asked = self.ends[end].asked
         if len(asked) < asked.open_max:
             body, views = self.body(size)
@@ -107,19 +107,19 @@ class TwoEnds(RuleBasedStateMachine):
                 self.got[end][stream] = []
 
     @rule(end=which, data=st.data(), units=st.integers(0, 2))
-    def grants(self, end, data, units):
+    def grants(self, end, data, units) -> None:
         if streams := self.live(self.ends[end].asked, ("open", "closed")):
             stream = data.draw(st.sampled_from(streams))
             self.say(end, Credit(stream, units))
             self.granted[end][stream] += units
 
     @rule(end=which, data=st.data())
-    def leaves(self, end, data):
+    def leaves(self, end, data) -> None:
         if streams := self.live(self.ends[end].asked, ("open",)):
             self.say(end, Cancel(data.draw(st.sampled_from(streams)), "left"))
 
     @rule(end=which, data=st.data(), size=sizes)
-    def replies(self, end, data, size):
+    def replies(self, end, data, size) -> None:
         if streams := sorted(self.heard[end]):
             stream = data.draw(st.sampled_from(streams))
             units = data.draw(st.integers(0, min(2, self.ends[end].served.credit(stream))))
@@ -129,14 +129,14 @@ class TwoEnds(RuleBasedStateMachine):
                 self.said[end].setdefault(stream, []).append(body)
 
     @rule(end=which, data=st.data())
-    def ends_one(self, end, data):
+    def ends_one(self, end, data) -> None:
         if streams := sorted(self.heard[end]):
             stream = data.draw(st.sampled_from(streams))
             self.say(end, data.draw(st.sampled_from((End(stream, b""), Fail(stream, "internal", "x")))))
             del self.heard[end][stream]
 
     @rule(end=which, data=st.data())
-    def steps(self, end, data):
+    def steps(self, end, data) -> None:
         served = self.ends[end].served
         if streams := [stream for stream in sorted(self.heard[end]) if served.owed(stream) == (0, 0)]:
             chosen = data.draw(st.lists(st.sampled_from(streams), unique=True))
@@ -160,7 +160,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.wires))
     @rule(end=which, size=st.sampled_from((1, 13, 1000, 1000)))
-    def delivers(self, end, size):
+    def delivers(self, end, size) -> None:
         data = bytes(self.wires[end][:size])
         del self.wires[end][:size]
         peer = self.ends[1 - end]
@@ -168,7 +168,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.hears(1 - end, frame, bytes(peer.attached))
         assert not peer.attached
 
-    def hears(self, end, frame, data):
+    def hears(self, end, frame, data) -> None:
         match frame:
             case Open():
                 assert data == self.attached[frame.body]
@@ -188,19 +188,19 @@ class TwoEnds(RuleBasedStateMachine):
         return self.ends[end].asked.state(frame.stream) == "leaving"
 
     @invariant()
-    def nobody_spends_what_was_not_granted(self):
+    def nobody_spends_what_was_not_granted(self) -> None:
         for end in (0, 1):
             for stream, spent in self.spent[1 - end].items():
                 assert spent <= self.granted[end][stream]
 
     @invariant()
-    def the_answerer_never_holds_more_streams_than_the_asker(self):
+    def the_answerer_never_holds_more_streams_than_the_asker(self) -> None:
         for end in (0, 1):
             assert len(self.ends[1 - end].served) <= len(self.ends[end].asked) or self.wires[1 - end]
             assert len(self.ends[1 - end].served) <= self.ends[1 - end].served.open_max
 
     @invariant()
-    def when_quiet_both_ends_agree(self):
+    def when_quiet_both_ends_agree(self) -> None:
         if any(self.wires) or any(end.ready for end in self.ends):
             return
         for end in (0, 1):
@@ -215,7 +215,7 @@ class TwoEnds(RuleBasedStateMachine):
                 assert served.state(stream) == "leaving" or credit == self.granted[end][stream]
             keeps_nothing(self.ends[end])
 
-    def teardown(self):
+    def teardown(self) -> None:
         try:
             self.settles()
             for end in (0, 1):
@@ -232,7 +232,7 @@ class TwoEnds(RuleBasedStateMachine):
                 patch.stop()
 
     @rule()
-    def settles(self):
+    def settles(self) -> None:
         """Everything that was said arrives, and soon."""
         for _ in range(1000):
             if not (any(end.ready for end in self.ends) or any(self.wires)):
@@ -245,7 +245,7 @@ class TwoEnds(RuleBasedStateMachine):
         self.when_quiet_both_ends_agree()
 
 
-def keeps_nothing(peer):
+def keeps_nothing(peer) -> None:
     """Nothing of what was attached, ever, is left in an end that is quiet."""
     assert len(peer._outgoing) == peer._outgoing._bytes == peer._outgoing._on_way == peer._outgoing.behind_bytes == 0
     assert len(peer._incoming._coming) == peer._incoming._bytes == peer._incoming.taken == 0
@@ -294,7 +294,7 @@ def in_state(state, kind=None):
 
 @pytest.mark.parametrize("state", NEXT)
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
-def test_every_frame_in_every_state_does_what_the_table_says(state, kind):
+def test_every_frame_in_every_state_does_what_the_table_says(state, kind) -> None:
     streams = in_state(state, kind)
     assert streams.state(1) == state
     if kind in NEXT[state]:
@@ -308,12 +308,12 @@ def test_every_frame_in_every_state_does_what_the_table_says(state, kind):
 
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("stream", [-1, 0, 3, 2**62])
-def test_no_stream_is_skipped_or_invented(kind, stream):
+def test_no_stream_is_skipped_or_invented(kind, stream) -> None:
     with pytest.raises(PeerViolation):
         opened().step(frame(kind, stream))
 
 
-def test_the_number_of_open_streams_has_a_limit():
+def test_the_number_of_open_streams_has_a_limit() -> None:
     streams = opened(streams_max=1)
     with pytest.raises(PeerViolation, match="1 are open already"):
         streams.step(Open(2, b"", 0))
@@ -322,7 +322,7 @@ def test_the_number_of_open_streams_has_a_limit():
     assert len(streams) == 1
 
 
-def test_a_stream_that_is_left_still_counts_until_its_answerer_closes_it():
+def test_a_stream_that_is_left_still_counts_until_its_answerer_closes_it() -> None:
     streams = opened(streams_max=1)
     streams.step(Cancel(1, "x"))
     with pytest.raises(PeerViolation):
@@ -330,18 +330,18 @@ def test_a_stream_that_is_left_still_counts_until_its_answerer_closes_it():
 
 
 @pytest.mark.parametrize("units", [-1, 3])
-def test_a_reply_takes_no_more_than_it_was_granted_and_gives_nothing_back(units):
+def test_a_reply_takes_no_more_than_it_was_granted_and_gives_nothing_back(units) -> None:
     with pytest.raises(PeerViolation, match="has credit for 2"):
         opened(2).step(Item(1, b"", units))
 
 
 @pytest.mark.parametrize("units", [-1, CREDIT_MAX])
-def test_credit_is_neither_negative_nor_endless(units):
+def test_credit_is_neither_negative_nor_endless(units) -> None:
     with pytest.raises(PeerViolation, match="units of credit"):
         opened(2).step(Credit(1, units))
 
 
-def test_credit_for_a_closed_stream_means_nothing():
+def test_credit_for_a_closed_stream_means_nothing() -> None:
     streams = in_state("closed")
     streams.step(Credit(1, -5))
     assert streams.credit(1) == 0
@@ -365,7 +365,7 @@ def test_credit_for_a_closed_stream_means_nothing():
     ],
     ids=repr,
 )
-def test_a_step_whose_arrays_lie_is_a_violation(step):
+def test_a_step_whose_arrays_lie_is_a_violation(step) -> None:
     with pytest.raises(PeerViolation):
         opened(2).step_tokens(step)
 
@@ -391,14 +391,14 @@ def waits_for(asking=0, replying=0):
     ],
     ids=repr,
 )
-def test_no_reply_comes_before_the_bytes_that_come_first(owed, reply):
+def test_no_reply_comes_before_the_bytes_that_come_first(owed, reply) -> None:
     streams = waits_for(**owed)
     with pytest.raises(PeerViolation, match="before 5 bytes that were to come first"):
         streams.step_tokens(reply) if isinstance(reply, Step) else streams.step(reply)
     assert streams.state(1) == "open"
 
 
-def test_a_step_for_others_passes_a_stream_that_waits_for_bytes():
+def test_a_step_for_others_passes_a_stream_that_waits_for_bytes() -> None:
     streams = waits_for(asking=5)
     streams.step(Open(2, b"", 1))
     streams.step_tokens(Step([2], [1], [7], [], []))
@@ -407,14 +407,14 @@ def test_a_step_for_others_passes_a_stream_that_waits_for_bytes():
 
 @pytest.mark.parametrize("kind", [RequestData, ReplyData])
 @pytest.mark.parametrize("size", [0, 6])
-def test_no_piece_is_empty_or_longer_than_what_is_to_come(kind, size):
+def test_no_piece_is_empty_or_longer_than_what_is_to_come(kind, size) -> None:
     streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     with pytest.raises(PeerViolation, match=f"{size} attached bytes on stream 1, which has 5 to come"):
         streams.step(kind(1, bytes(size)))
 
 
 @pytest.mark.parametrize("kind", [RequestData, ReplyData])
-def test_nothing_is_to_come_after_the_last_piece(kind):
+def test_nothing_is_to_come_after_the_last_piece(kind) -> None:
     streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     streams.step(kind(1, b"123"))
     assert sum(streams.owed(1)) == 2
@@ -425,12 +425,12 @@ def test_nothing_is_to_come_after_the_last_piece(kind):
         streams.step(kind(1, b"6"))
 
 
-def test_an_empty_piece_for_a_closed_stream_is_a_violation_too():
+def test_an_empty_piece_for_a_closed_stream_is_a_violation_too() -> None:
     with pytest.raises(PeerViolation, match="0 attached bytes"):
         in_state("closed").step(RequestData(1, b""))
 
 
-def test_fewer_bytes_than_none_are_never_attached():
+def test_fewer_bytes_than_none_are_never_attached() -> None:
     with pytest.raises(PeerViolation, match="-1 bytes are attached"):
         Streams(1).step(Open(1, b"", 0, attached=-1))
     with pytest.raises(PeerViolation, match="-1 bytes are attached"):
@@ -438,32 +438,32 @@ def test_fewer_bytes_than_none_are_never_attached():
 
 
 @pytest.mark.parametrize("owed", [{"asking": 5}, {"replying": 5}], ids=str)
-def test_a_stream_that_fails_owes_nothing(owed):
+def test_a_stream_that_fails_owes_nothing(owed) -> None:
     streams = waits_for(**owed)
     streams.step(Fail(1, "internal", "x"))
     assert not streams.owing
 
 
-def test_a_step_spends_the_credit_of_each_and_closes_those_that_ended():
+def test_a_step_spends_the_credit_of_each_and_closes_those_that_ended() -> None:
     streams = opened(2)
     streams.step(Open(2, b"", 5))
     streams.step_tokens(Step([1, 2], [2, 3], [7] * 5, [Begun(1, 0)], [Ended(1, FinishReason.LENGTH, 1, 2, 0)]))
     assert (streams.state(1), streams.state(2), streams.credit(2)) == ("closed", "open", 2)
 
 
-def test_a_step_may_still_carry_tokens_for_one_who_left():
+def test_a_step_may_still_carry_tokens_for_one_who_left() -> None:
     streams = in_state("leaving")
     streams.step_tokens(Step([1], [1], [7], [], [Ended(1, FinishReason.STOP, 1, 1, 0)]))
     assert streams.state(1) == "closed"
 
 
-def test_nothing_is_asked_before_the_other_end_has_said_how_much_it_serves():
+def test_nothing_is_asked_before_the_other_end_has_said_how_much_it_serves() -> None:
     peer = Peer("a", serves_max=4)
     with pytest.raises(LocalViolation):
         peer.send(Open(1, b"", 0))
 
 
-def test_a_bye_is_legal_at_any_moment():
+def test_a_bye_is_legal_at_any_moment() -> None:
     left, right = Peer("left", serves_max=1), Peer("right", serves_max=1)
     left.take()
     left.send(Bye("start_failed", "no device"))

@@ -25,7 +25,7 @@ def headers(parent, *states):
 # What a client says -----------------------------------------------------------------------
 
 
-def test_a_traceparent_names_the_span_of_whoever_asks():
+def test_a_traceparent_names_the_span_of_whoever_asks() -> None:
     assert read(headers(PARENT)) == ASKER
     assert read(headers(PARENT[:-1] + "0")) == evolve(ASKER, sampled=False)
     assert read([(b"host", b"oak"), *headers(PARENT)]) == ASKER
@@ -33,7 +33,7 @@ def test_a_traceparent_names_the_span_of_whoever_asks():
 
 
 @pytest.mark.parametrize("flags", ["03", "ff", "81"])
-def test_flags_that_nobody_knows_mean_nothing(flags):
+def test_flags_that_nobody_knows_mean_nothing(flags) -> None:
     trace = read(headers(f"00-{ID}-{SPAN}-{flags}"))
     assert trace == ASKER
     assert as_headers(trace)["traceparent"] == PARENT
@@ -42,7 +42,7 @@ def test_flags_that_nobody_knows_mean_nothing(flags):
 
 @pytest.mark.parametrize("more", ["", "-", "-what-the-future-will-be-like", "-é\x01"])
 @pytest.mark.parametrize("version", ["01", "cc", "fe"])
-def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_told(version, more):
+def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_told(version, more) -> None:
     trace = read(headers(f"{version}-{ID}-{SPAN}-01{more}"))
     assert trace == ASKER
     assert as_headers(trace) == {"traceparent": PARENT}
@@ -80,16 +80,16 @@ def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_
         "00-" * 10_000,
     ],
 )
-def test_what_is_no_traceparent_counts_as_not_said(parent):
+def test_what_is_no_traceparent_counts_as_not_said(parent) -> None:
     assert read([(b"traceparent", parent.encode()), (b"tracestate", b"a=b")]) is None
 
 
-def test_of_two_traceparents_none_counts():
+def test_of_two_traceparents_none_counts() -> None:
     assert read([*headers(PARENT), *headers(PARENT)]) is None
 
 
 @given(st.binary(max_size=80))
-def test_no_bytes_are_too_strange(data):
+def test_no_bytes_are_too_strange(data) -> None:
     read([(b"traceparent", data), (b"tracestate", data)])
     trace = read([*headers(PARENT), (b"tracestate", data)])
     assert trace is not None
@@ -97,7 +97,7 @@ def test_no_bytes_are_too_strange(data):
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.sampled_from(["", "a=b,c@d=e f"]))
-def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state):
+def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state) -> None:
     trace = Trace(f"{number:032x}", f"{span:016x}", sampled=sampled, state=state)
     assert read([(name.encode(), value.encode()) for name, value in as_headers(trace).items()]) == trace
 
@@ -128,11 +128,11 @@ def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state):
         (["foo=" + "x" * 32_000], ""),
     ],
 )
-def test_a_tracestate_is_carried_whole_or_counts_as_not_said(states, carried):
+def test_a_tracestate_is_carried_whole_or_counts_as_not_said(states, carried) -> None:
     assert read(headers(PARENT, *states)) == evolve(ASKER, state=carried)
 
 
-def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_the_last():
+def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_the_last() -> None:
     long, short = "l=" + "x" * 200, [f"k{n}=" + "x" * 97 for n in range(6)]
     assert read(headers(PARENT, ",".join([long, *short[:2]]))).state == ",".join([long, *short[:2]])
     assert read(headers(PARENT, ",".join([long, *short[:4]]))).state == ",".join(short[:4])
@@ -144,19 +144,19 @@ def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_
 # Spans ------------------------------------------------------------------------------------
 
 
-def test_the_next_span_is_in_the_same_trace_and_knows_who_asked():
+def test_the_next_span_is_in_the_same_trace_and_knows_who_asked() -> None:
     asker = evolve(ASKER, state="a=b", sampled=False)
     assert child_span(asker, DRAWN) == Trace(ID, DRAWN[16:], SPAN, sampled=False, state="a=b")
     assert child_span(None, DRAWN) == Trace(DRAWN, DRAWN[16:])
 
 
-def test_only_a_trace_that_a_client_keeps_is_followed():
+def test_only_a_trace_that_a_client_keeps_is_followed() -> None:
     assert child_span(ASKER, DRAWN).followed
     assert not child_span(evolve(ASKER, sampled=False), DRAWN).followed
     assert not child_span(None, DRAWN).followed
 
 
-def test_a_log_line_names_the_trace_the_span_and_who_asked():
+def test_a_log_line_names_the_trace_the_span_and_who_asked() -> None:
     assert fields(None) == {}
     assert fields(child_span(None, DRAWN)) == {"trace": DRAWN, "span": DRAWN[16:]}
     assert fields(child_span(ASKER, DRAWN)) == {"trace": ID, "span": DRAWN[16:], "parent": SPAN}
@@ -187,7 +187,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:40])
-def test_no_trace_that_cannot_be_arrives(lie):
+def test_no_trace_that_cannot_be_arrives(lie) -> None:
     request = Generate("a" * 32, [1], Sampling(1), trace=child_span(ASKER, DRAWN))
     assert codec.decode(codec.encode(request)) == request
     said = asdict(request)
@@ -196,7 +196,7 @@ def test_no_trace_that_cannot_be_arrives(lie):
         codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(said))
 
 
-def test_a_request_of_a_node_that_knows_of_no_traces_arrives():
+def test_a_request_of_a_node_that_knows_of_no_traces_arrives() -> None:
     request = Generate("a" * 32, [1], Sampling(1))
     said = asdict(request)
     del said["trace"]

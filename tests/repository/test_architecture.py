@@ -19,21 +19,21 @@ def outline(text: str) -> list[str]:
     return [line[1] for line in lines if line]
 
 
-def test_the_picture_of_the_tree_is_that_of_the_quickstart():
+def test_the_picture_of_the_tree_is_that_of_the_quickstart() -> None:
     picture = PAGE.partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
     assembly, _ = built_assembly(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")
     assert outline(picture) == outline(render(assembly.tree))
     assert len(outline(picture)) > 6
 
 
-def test_a_node_with_links_has_the_children_of_the_page_in_their_order():
+def test_a_node_with_links_has_the_children_of_the_page_in_their_order() -> None:
     assembly, _ = built_assembly(read_cluster(ROOT / "examples" / "spanning.toml"), "first")
     names = [child.name for child in assembly.tree.children]
     assert names[:2] == ["gateway", "links"]
     assert names[-1].startswith("processor-")
 
 
-def test_what_other_nodes_and_clients_see_first_starts_first_and_stops_last():
+def test_what_other_nodes_and_clients_see_first_starts_first_and_stops_last() -> None:
     assembly, _ = built_assembly(read_cluster(ROOT / "examples" / "spanning.toml"), "first")
     needs = assembly.tree.transitive_needs()
     assert needs["gateway"] == frozenset()

@@ -68,7 +68,7 @@ def happened(metrics: Metrics) -> None:
 
 
 @pytest.fixture
-async def told(tmp_path) -> dict[str, set[str]]:
+async def told(tmp_path: Path) -> dict[str, set[str]]:
     """The labels of every series that one of two nodes tells, by its name."""
     file = tmp_path / "cluster.toml"
     file.write_text(FILE)
@@ -106,13 +106,13 @@ def labels_in(expr: str, legend: str) -> set[str]:
     return grouped | matched | set(re.findall(r"\{\{(\w+)\}\}", legend))
 
 
-def test_the_names_in_an_expression_are_found():
+def test_the_names_in_an_expression_are_found() -> None:
     expr = 'histogram_quantile(0.9, sum by (le, of) (rate(a_bucket{b="c"}[$__rate_interval]))) / min(d) + e:f'
     assert names_in(expr) == {"a_bucket", "d", "e:f"}
     assert labels_in(expr, "{{of}} {{g}}") == {"le", "of", "b", "g"}
 
 
-def test_the_dashboard_is_one_that_grafana_loads():
+def test_the_dashboard_is_one_that_grafana_loads() -> None:
     assert BOARD["title"]
     assert BOARD["uid"]
     assert BOARD["schemaVersion"] >= 36
@@ -131,7 +131,7 @@ def test_the_dashboard_is_one_that_grafana_loads():
         assert all(target["expr"] and target["datasource"] == panel["datasource"] for target in panel["targets"])
 
 
-def test_no_two_panels_lie_on_each_other():
+def test_no_two_panels_lie_on_each_other() -> None:
     cells = [
         (x, y)
         for place in (panel["gridPos"] for panel in BOARD["panels"])
@@ -142,7 +142,7 @@ def test_no_two_panels_lie_on_each_other():
     assert max(x for x, _ in cells) < 24
 
 
-async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_these_labels(told):
+async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_these_labels(told) -> None:
     for panel in PANELS:
         for target in panel["targets"]:
             names = names_in(target["expr"])
@@ -153,13 +153,13 @@ async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_th
             assert asked <= known, (panel["title"], asked - known)
 
 
-async def test_every_family_that_a_cluster_tells_is_on_the_dashboard(told):
+async def test_every_family_that_a_cluster_tells_is_on_the_dashboard(told) -> None:
     shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in told}
     assert families == {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
 
 
-def test_an_engine_that_two_nodes_tell_of_is_shown_once():
+def test_an_engine_that_two_nodes_tell_of_is_shown_once() -> None:
     engines = re.compile("espalier_engine_(up|running|waiting|kv_tokens_used)")
     shown = [target["expr"] for panel in PANELS for target in panel["targets"] if engines.search(target["expr"])]
     assert len(shown) == 4

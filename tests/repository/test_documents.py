@@ -39,7 +39,7 @@ def anchor(heading: str) -> str:
 
 
 @each_page
-def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page):
+def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page) -> None:
     for target in LINK.findall(prose(page)):
         if "://" in target or target.startswith("mailto:"):
             continue
@@ -52,26 +52,26 @@ def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page):
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES} - FORMER))
-def test_a_path_that_a_page_names_exists(page):
+def test_a_path_that_a_page_names_exists(page) -> None:
     named = {name for name in (word.split("::")[0] for word in CODE.findall(prose(page))) if PATH.fullmatch(name)}
     missing = [name for name in sorted(named) if not PLACEHOLDER.search(name) and not (ROOT / name).exists()]
     assert not missing
 
 
 @pytest.mark.parametrize("folder", ["docs", "docs/decisions"])
-def test_an_index_names_every_page_of_its_folder(folder):
+def test_an_index_names_every_page_of_its_folder(folder: Path) -> None:
     index = ROOT / folder / "README.md"
     listed = {target.partition("#")[0] for target in LINK.findall(index.read_text())}
     pages = {path.name for path in index.parent.glob("*.md")} - {"README.md", "plan.md"}  # that is for a while alone
     assert not pages - listed
 
 
-def test_decisions_are_numbered_without_a_gap():
+def test_decisions_are_numbered_without_a_gap() -> None:
     numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs" / "decisions").glob("0*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_a_news_fragment_is_of_a_type_that_a_release_collects():
+def test_a_news_fragment_is_of_a_type_that_a_release_collects() -> None:
     types = {
         each["directory"] for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
     }

@@ -59,7 +59,7 @@ def with_model(text: str) -> str:
 
 
 @pytest.fixture
-def cluster(tmp_path) -> Cluster:
+def cluster(tmp_path: Path) -> Cluster:
     """The cluster file of the manifests, with a model that is there."""
     file = tmp_path / "cluster.toml"
     file.write_text(with_model(manifest("ConfigMap", "espalier-cluster")["data"]["cluster.toml"]))
@@ -69,7 +69,7 @@ def cluster(tmp_path) -> Cluster:
 # Kubernetes -------------------------------------------------------------------------------
 
 
-def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster):
+def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster) -> None:
     assert set(cluster.node) == set(PODS)
     for name in PODS:
         command = container(name)["command"]
@@ -79,7 +79,7 @@ def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster):
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name):
+def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name) -> None:
     given = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container(name)["env"]}
     assert {each["name"] for each in given.values()} == {"espalier-secrets"}
     assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
@@ -90,7 +90,7 @@ def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name):
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name):
+def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name) -> None:
     hook = container(name).get("lifecycle", {}).get("preStop", {}).get("exec", {"command": ["sleep", "0"]})
     (word, seconds) = hook["command"]
     assert word == "sleep"
@@ -100,7 +100,7 @@ def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name):
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_ports_and_names_are_those_of_the_file(cluster, name):
+def test_ports_and_names_are_those_of_the_file(cluster, name) -> None:
     ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
     node = cluster.node[name]
     wanted = {"link": node.listen.port, "metrics": node.metrics.port}
@@ -116,7 +116,7 @@ def test_ports_and_names_are_those_of_the_file(cluster, name):
 
 
 @pytest.mark.parametrize("service", ["espalier", "nodes"])
-def test_a_service_leads_to_pods_and_ports_that_exist(cluster, service):
+def test_a_service_leads_to_pods_and_ports_that_exist(cluster, service) -> None:
     spec = manifest("Service", service)["spec"]
     chosen = [name for name, pod in PODS.items() if spec["selector"].items() <= pod["metadata"]["labels"].items()]
     assert chosen == (["front"] if service == "espalier" else list(NODES))
@@ -130,7 +130,7 @@ def test_a_service_leads_to_pods_and_ports_that_exist(cluster, service):
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name):
+def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name) -> None:
     probes = {kind: container(name)[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
     assert {kind: probe["path"] for kind, probe in probes.items()} == {
         "startup": "/health",
@@ -141,7 +141,7 @@ def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name):
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster, name):
+def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster, name) -> None:
     limits = container(name)["resources"]["limits"]
     gpus = sum(engine.tensor_parallel for engine in cluster.engines_on(name).values() if engine.device == "cuda")
     assert limits.get("nvidia.com/gpu", 0) == gpus
@@ -156,7 +156,7 @@ TOLD = [ROOT / "docs" / "operating.md", *sorted(EXAMPLES.glob("*/README.md")), S
 OUR_COMMAND = re.compile(r"(?:-m|\"-m\",) \"?supervisor\"?([^\n`#|>;)]*)")
 
 
-def test_every_command_that_operators_are_told_exists():
+def test_every_command_that_operators_are_told_exists() -> None:
     known = {"hash-key", "status", "drain", "reload"}
     for arguments in (["--help"], ["cluster.toml", "status", "--help"]):
         command = [sys.executable, "-m", "supervisor", *arguments]
@@ -168,7 +168,7 @@ def test_every_command_that_operators_are_told_exists():
     assert {"--check", "--node", "--json", "status", "drain", "reload"} <= flags | verbs <= known
 
 
-def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file():
+def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file() -> None:
     text = (EXAMPLES / "kubernetes" / "README.md").read_text()
     for pod, file in re.findall(r"exec (\S+)-0 -- python -m supervisor (\S+)", text):
         assert file == container(pod)["command"][3]
@@ -181,7 +181,7 @@ def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file():
 # Slurm ------------------------------------------------------------------------------------
 
 
-def test_the_batch_script_is_one_that_bash_reads():
+def test_the_batch_script_is_one_that_bash_reads() -> None:
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
 
 
@@ -196,7 +196,7 @@ def placed(folder: Path, **hosts: str) -> Cluster:
     return read_cluster(file)
 
 
-def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path):
+def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path: Path) -> None:
     cluster, text = placed(tmp_path, front="a", prefill="b", decode="c"), SBATCH.read_text()
     (names,) = re.findall(r"^names=\(([^)]*)\)", text, re.MULTILINE)
     assert names.split() == list(cluster.node)
@@ -206,7 +206,7 @@ def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path):
     assert {engine.tensor_parallel for engine in cluster.engine.values()} == {gpus}  # type: ignore[attr-defined]
 
 
-def test_the_signal_comes_early_enough_for_the_gateway_and_then_for_the_others(tmp_path):
+def test_the_signal_comes_early_enough_for_the_gateway_and_then_for_the_others(tmp_path: Path) -> None:
     cluster, text = placed(tmp_path, front="a", prefill="b", decode="c"), SBATCH.read_text()
     (early_s,) = map(int, re.findall(r"^#SBATCH --signal=B:TERM@(\d+)", text, re.MULTILINE))
     (drain_s,) = map(int, re.findall(r"timeout (\d+) .* drain", text))
@@ -284,7 +284,7 @@ def until(true, within_s: float) -> None:
 
 
 @pytest.mark.realtime
-def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path):
+def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN), ("scancel", SCANCEL)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.rig.scratch import CLUSTER, ROOT, scratch
 
 MESSAGES = '''
@@ -99,7 +101,7 @@ trio.run(main)
 """
 
 
-def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path):
+def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path: Path) -> None:
     made = scratch(tmp_path)
     made.insert("protocol/messages.py", "KINDS = (", MESSAGES)
     made.insert("protocol/messages.py", "    Kind(31, GrammarChecked),", KINDS)

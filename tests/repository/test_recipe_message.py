@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.rig.scratch import CLUSTER, ROOT, scratch
 
 CLASSES = '''
@@ -112,9 +114,9 @@ def written_by(folder, answer):
     return made.program(ASKED.format(file=str(file))).splitlines()
 
 
-def test_a_message_is_added_by_its_class_with_a_row_its_service_and_its_caller(tmp_path):
+def test_a_message_is_added_by_its_class_with_a_row_its_service_and_its_caller(tmp_path: Path) -> None:
     assert written_by(tmp_path, 'Zone("north")') == [UNLISTED, "north"]
 
 
-def test_an_answer_that_the_row_of_a_message_does_not_name_ends_the_link(tmp_path):
+def test_an_answer_that_the_row_of_a_message_does_not_name_ends_the_link(tmp_path: Path) -> None:
     assert written_by(tmp_path, "GetZone()") == [UNLISTED, "a GetZone ends an answer that ends in a Zone"]

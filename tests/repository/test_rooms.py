@@ -56,7 +56,7 @@ def imported(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=str)
-def test_no_import_leads_to_the_same_floor_or_up(path):
+def test_no_import_leads_to_the_same_floor_or_up(path) -> None:
     if path.name == "__init__.py" and str(path.parent) not in FLOOR_OF:
         return
     own = room(path)
@@ -65,17 +65,17 @@ def test_no_import_leads_to_the_same_floor_or_up(path):
         assert room(other) == own or FLOOR_OF[room(other)] < FLOOR_OF[own], f"{own} may not import {room(other)}"
 
 
-def test_no_two_files_import_each_other():
+def test_no_two_files_import_each_other() -> None:
     pairs = {(path, other) for path in PRODUCT for other in imported(path)}
     assert not {pair for pair in pairs if pair[::-1] in pairs}
 
 
 @pytest.mark.parametrize("name", WALLS)
-def test_a_room_with_walls_imports_what_they_let_through(name):
+def test_a_room_with_walls_imports_what_they_let_through(name) -> None:
     for path in (each for each in PRODUCT if room(each) == name):
         names = {module(other) for other in imported(path) if room(other) != name}
         assert all(any(each == may or each.startswith(f"{may}.") for may in WALLS[name]) for each in names), names
 
 
-def test_every_room_of_the_table_is_there():
+def test_every_room_of_the_table_is_there() -> None:
     assert {room(path) for path in PRODUCT} - {""} == FLOOR_OF.keys()

@@ -107,30 +107,30 @@ def in_room(room: str) -> pytest.MarkDecorator:
 
 
 @in_room("protocol")
-def test_the_protocol_is_pure_data(path):
+def test_the_protocol_is_pure_data(path) -> None:
     assert foreign(path) <= {"protocol", "attr", "attrs", "cattrs", "msgspec"}
     assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE | {"logging"})
 
 
 @in_room("actors")
-def test_an_actor_knows_its_ports_and_its_trade_alone(path):
+def test_an_actor_knows_its_ports_and_its_trade_alone(path) -> None:
     assert foreign(path) <= {"protocol", "actors", "trio", "attrs"} | TRADES.get(path, set())
     assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE)
 
 
 @in_room("actors")
-def test_an_actor_imports_no_other_actor(path):
+def test_an_actor_imports_no_other_actor(path) -> None:
     assert not theirs(path, ACTORS)
 
 
 @in_room("actors")
-def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone(path):
+def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone(path) -> None:
     own = module(path).split(".")[1:2] or [""]
     assert not theirs(path, FOLDERS - {f"actors.{name}" for name in ("kit", *own, *TRADE_OF.get(own[0], ()))})
 
 
 @in_room("actors")
-def test_an_engine_is_imported_by_its_own_folder_alone(path):
+def test_an_engine_is_imported_by_its_own_folder_alone(path) -> None:
     assert not theirs(path, {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir()})
 
 
@@ -140,7 +140,7 @@ def theirs(path: Path, modules: set[str]) -> set[str]:
     return {name for name in imports(path) if any(f"{name}.".startswith(f"{each}.") for each in foreign)}
 
 
-def test_what_is_called_an_actor_is_one():
+def test_what_is_called_an_actor_is_one() -> None:
     assert {"actors.decode", "actors.prefill", "actors.processor", "actors.router"} <= ACTORS
     assert {"actors.engines", "actors.kit", "actors.routing", "actors.text"} == FOLDERS
     assert theirs(Path("actors/decode.py"), {"actors.engines"})
@@ -149,7 +149,7 @@ def test_what_is_called_an_actor_is_one():
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[:2] == ("supervisor", "config")], ids=str)
-def test_the_configuration_is_a_value_that_knows_nobody_who_reads_it(path):
+def test_the_configuration_is_a_value_that_knows_nobody_who_reads_it(path) -> None:
     """Limits of actors and of processes stand in it; whoever runs by them imports it, and never the other way round."""
     below = {"config", "files", "processes", "engines"}
     addresses = "supervisor.links.endpoint"
@@ -158,41 +158,41 @@ def test_the_configuration_is_a_value_that_knows_nobody_who_reads_it(path):
 
 
 @in_room("supervisor")
-def test_the_supervisor_takes_time_and_chance_in_hand_in_few_places(path):
+def test_the_supervisor_takes_time_and_chance_in_hand_in_few_places(path) -> None:
     assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE) - HANDS.get(path, set())
     assert not roots(path) & {"bench", "tests"}
 
 
 @each_node_file
-def test_a_node_imports_nothing_of_the_engine_host(path):
+def test_a_node_imports_nothing_of_the_engine_host(path) -> None:
     assert not theirs(path, {module(SGLANG / folder) for folder in ("host", "cpu", "plugin")})
 
 
 @pytest.mark.parametrize("path", HOST_SIDE, ids=str)
-def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path):
+def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path) -> None:
     ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
     assert all(name.startswith(("protocol", "actors.engines.sglang")) for name in ours)
     assert "trio" not in roots(path)
 
 
 @each_node_file
-def test_the_environment_is_read_where_the_process_begins(path):
+def test_the_environment_is_read_where_the_process_begins(path) -> None:
     names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     assert path == Path("supervisor/__main__.py") or not names & {"environ", "getenv"}
 
 
 @in_room("actors")
-def test_no_actor_starts_a_thread(path):
+def test_no_actor_starts_a_thread(path) -> None:
     names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     assert not names & {"to_thread", "from_thread"}
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
-def test_the_bench_sees_what_a_client_sees(path):
+def test_the_bench_sees_what_a_client_sees(path) -> None:
     assert not roots(path) & {"actors", "supervisor", "tests", "sglang", "torch"}
 
 
-def test_no_module_needs_itself():
+def test_no_module_needs_itself() -> None:
     """Else it depends on who is imported first whether a program starts."""
     modules = {module(path): path for path in FILES}
     graph = {name: set(imports(path, top=True)) & modules.keys() - {name} for name, path in modules.items()}
@@ -202,7 +202,7 @@ def test_no_module_needs_itself():
         pytest.fail(" needs ".join(reversed(error.args[1])))
 
 
-def test_importing_a_whole_node_imports_neither_torch_nor_sglang():
+def test_importing_a_whole_node_imports_neither_torch_nor_sglang() -> None:
     names = [module(path) for path in NODE_SIDE if path.name != "__main__.py"]
     code = f"""
 import importlib, sys
@@ -218,7 +218,7 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "s
 
 
 @each_file
-def test_a_file_is_read_in_one_sitting_and_a_function_on_one_screen(path):
+def test_a_file_is_read_in_one_sitting_and_a_function_on_one_screen(path) -> None:
     assert len((ROOT / path).read_text().splitlines()) < LINES_MAX
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -235,7 +235,7 @@ def shields(node: ast.AST) -> list[ast.Call]:
 
 
 @each_node_file
-def test_a_shield_has_a_deadline_and_stands_alone(path):
+def test_a_shield_has_a_deadline_and_stands_alone(path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             fields = [each for each in getattr(node, "body", []) if isinstance(each, ast.AnnAssign)]
@@ -247,7 +247,7 @@ def test_a_shield_has_a_deadline_and_stands_alone(path):
 
 
 @each_node_file
-def test_nobody_swallows_a_cancellation(path):
+def test_nobody_swallows_a_cancellation(path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ExceptHandler):
             caught = ast.unparse(node.type) if node.type else "BaseException"
@@ -257,21 +257,21 @@ def test_nobody_swallows_a_cancellation(path):
 
 
 @each_file
-def test_nothing_is_left_to_do(path):
+def test_nothing_is_left_to_do(path) -> None:
     words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     assert not any(word in (ROOT / path).read_text() for word in words)
 
 
-def test_a_checkout_calls_itself_as_its_package_does():
+def test_a_checkout_calls_itself_as_its_package_does() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == CHECKOUT
 
 
-def test_every_room_is_looked_at():
+def test_every_room_is_looked_at() -> None:
     assert {path.parts[0] for path in FILES} == set(ROOMS)
     assert all((ROOT / path).exists() for path in {HOST, *SHARED, *TRADES, *HANDS})
 
 
-def test_every_planted_bug_replaces_what_stands_once_in_its_file():
+def test_every_planted_bug_replaces_what_stands_once_in_its_file() -> None:
     texts = {path: (ROOT / path).read_text() for path, _, _ in MUTANTS}
     stale = [f"{path}: {bug.name}" for path, bug, _ in MUTANTS if texts[path].count(bug.old) != 1]
     assert not stale

@@ -18,7 +18,7 @@ json_values = st.recursive(
 )
 
 
-def check_answered_or_refused(value, base, parse, to_respond):
+def check_answered_or_refused(value, base, parse, to_respond) -> None:
     """Check that a value, alone or merged into a valid request, is either accepted or refused with a `RequestError`."""
     for data in (value, base | value if isinstance(value, dict) else value):
         try:

@@ -54,7 +54,7 @@ class Node:
     scope: trio.CancelScope = Factory(trio.CancelScope)
     _inbox: object = None
 
-    def __attrs_post_init__(self):
+    def __attrs_post_init__(self) -> None:
         self.directory = Directory(self.name)
         address, self._inbox = mailbox(8)
         offer = Offer(f"{self.name}-0", "oak", Leg.BOTH, 8, up=False)
@@ -78,7 +78,7 @@ class Node:
     def at(self):
         return f"{LOOPBACK_HOSTS}:{self.links.port}"
 
-    def knows(self, *others):
+    def knows(self, *others) -> None:
         for other in others:
             listens = other.links.port is not None
             self.directory.configure(other.name, other.at if listens else None)
@@ -94,7 +94,7 @@ class Node:
     def offers_of(self, other):
         return [each for each in self.directory.offers() if each.name == f"{other.name}-0"]
 
-    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED):
+    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
         self.scope = trio.CancelScope()
         with self.scope:
             async with trio.open_nursery() as nursery:
@@ -103,10 +103,10 @@ class Node:
                 with plug.publish(Engine()):
                     await self.links.run(task_status=task_status)
 
-    async def _serve(self):
+    async def _serve(self) -> None:
         bugs = BugCounter()
 
-        async def one(call):
+        async def one(call) -> None:
             with call.answering(bugs) as answer:
                 self.asked.append(call.request.id)
                 try:
@@ -152,14 +152,14 @@ async def linked_nodes(*nodes, know=True):
         nursery.cancel_scope.cancel()
 
 
-async def until(true, within_s=WITHIN_S):
+async def until(true, within_s=WITHIN_S) -> None:
     """Wait until something is true."""
     with trio.fail_after(within_s):
         while not true():  # noqa: ASYNC110  # tests alone wait so
             await trio.sleep(0.005)
 
 
-async def all_linked(*nodes):
+async def all_linked(*nodes) -> None:
     names = {node.name for node in nodes}
     await until(lambda: all(names - {node.name} <= node.linked for node in nodes))
     await until(lambda: all(len(node.directory.workers("oak")) >= len(nodes) for node in nodes))
@@ -203,7 +203,7 @@ async def handshake_as_peer(node, name, say, *, hello=True):
     greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))
     heard = []
 
-    async def talk(wire):
+    async def talk(wire) -> None:
         await websocket.greet(wire, greeter, 1.0)
         if hello:
             await wire.send_all(encode(Hello(VERSION, name, 8)))

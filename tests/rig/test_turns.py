@@ -16,7 +16,7 @@ from tests.system.simulator.seed import run_seed
 pytestmark = pytest.mark.turns_exempt("turns that take too long are what it is about")
 
 
-def computes(seconds):
+def computes(seconds) -> None:
     began = time.thread_time()
     while time.thread_time() - began < seconds:
         pass
@@ -25,11 +25,11 @@ def computes(seconds):
 def run(pulse):
     """Run a task of the product that calls `pulse` once a turn, under watch, and return what is told of it."""
 
-    async def main():
+    async def main() -> None:
         with trio.move_on_after(0.05):
             await _pulses(pulse, 0.05)
 
-    async def product():
+    async def product() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_pulses, pulse, 0.05)
             await trio.sleep(0.05)
@@ -42,13 +42,13 @@ def run(pulse):
     return exceeded
 
 
-def test_a_turn_that_computes_for_too_long_is_told_by_its_function():
+def test_a_turn_that_computes_for_too_long_is_told_by_its_function() -> None:
     exceeded = run(lambda: computes(2 * TURN_CPU_MAX_S))
     assert exceeded
     assert exceeded[0].startswith("node._pulses took 0.")
 
 
-def test_a_turn_that_computes_a_little_or_is_not_given_the_processor_is_none_of_them():
+def test_a_turn_that_computes_a_little_or_is_not_given_the_processor_is_none_of_them() -> None:
     assert run(lambda: computes(TURN_CPU_MAX_S / 10)) == []
     assert run(lambda: time.sleep(2 * TURN_CPU_MAX_S)) == []
 
@@ -64,7 +64,7 @@ def find(self, model):
 """
 
 
-def costing(monkeypatch, times):
+def costing(monkeypatch, times) -> None:
     """Run a seed that is counted, in which each request calls so many functions in one turn, and not the simulator's."""
     planted = {"times": times, "plain": RequestRunner.find}
     exec(compile(PLANTED, "planted", "exec"), planted)
@@ -72,10 +72,10 @@ def costing(monkeypatch, times):
     run_seed.__wrapped__(0)
 
 
-def test_a_seed_with_a_turn_that_does_too_much_fails(monkeypatch):
+def test_a_seed_with_a_turn_that_does_too_much_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TurnTooLong, match=r"server\.serve_stream"):
         costing(monkeypatch, COST_MAX)
 
 
-def test_a_seed_whose_turns_do_little_passes(monkeypatch):
+def test_a_seed_whose_turns_do_little_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     costing(monkeypatch, COST_MAX // 10)

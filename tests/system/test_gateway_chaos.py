@@ -55,7 +55,7 @@ class Crowd:
     served: int = 0
     refused: int = 0
 
-    async def one(self):
+    async def one(self) -> None:
         """Come at some time, and do one thing or another."""
         await trio.sleep(self.rng.randrange(100) / 10)
         quiet = [
@@ -77,7 +77,7 @@ class Crowd:
                 await act(client)
         await self.end(client)
 
-    async def end(self, client):
+    async def end(self, client) -> None:
         how = self.rng.choice(["close", "close", "reset", "half"])
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             if how == "reset":
@@ -94,7 +94,7 @@ class Crowd:
 
     # Honest clients: what they get is whole, or says that it is not -----------------------------
 
-    async def ask(self, client):
+    async def ask(self, client) -> None:
         for _ in range(self.rng.randint(1, 4)):
             tokens, said = self.said()
             stream = self.rng.random() < 0.5
@@ -114,7 +114,7 @@ class Crowd:
                 return
             self.served += 1
 
-    async def talk(self, client):
+    async def talk(self, client) -> None:
         if (await client.upgrade()).status != 101:
             self.refused += 1
             return
@@ -148,7 +148,7 @@ class Crowd:
                 self.refused += 1
         await client.send(frame(struct.pack(">H", 1000), 0x88))
 
-    async def talk_in_lanes(self, client):
+    async def talk_in_lanes(self, client) -> None:
         """Ask much at once in a few lanes, some of it as forks, and take no answer for another's."""
         if (await client.upgrade()).status != 101:
             self.refused += 1
@@ -192,22 +192,22 @@ class Crowd:
 
     # The others ---------------------------------------------------------------------------------
 
-    async def vanish(self, client):
+    async def vanish(self, client) -> None:
         await client.send(post(chat("n=500 s=0.1", stream=self.rng.random() < 0.5)))
         await trio.sleep(self.rng.randrange(20) / 10)
 
-    async def leave_lane(self, client):
+    async def leave_lane(self, client) -> None:
         await client.upgrade()
         for _ in range(self.rng.randint(1, 6)):
             await client.say(create("n=500 s=0.1", stream_id=self.rng.choice([None, "a", "b"])))
         await trio.sleep(self.rng.randrange(20) / 10)
 
-    async def stall(self, client):
+    async def stall(self, client) -> None:
         whole = post(chat("n=3")) if self.rng.random() < 0.7 else head("GET", "/v1/responses", upgrade="websocket")
         await client.send(whole[: self.rng.randrange(len(whole))])
         await trio.sleep(self.rng.choice([0, 1, 20]))
 
-    async def lie(self, client):
+    async def lie(self, client) -> None:
         body = json.dumps(chat("n=3")).encode()
         lies = [
             head("POST", "/v1/chat/completions", content_length=len(body) + 50) + body,
@@ -224,7 +224,7 @@ class Crowd:
         await client.send(self.rng.choice(lies))
         await trio.sleep(self.rng.randrange(80) / 10)
 
-    async def garble(self, client):
+    async def garble(self, client) -> None:
         data = bytearray(post(chat("n=5", stream=True)))
         if self.rng.random() < 0.6:
             await client.upgrade()
@@ -237,18 +237,18 @@ class Crowd:
             del data[:size]
         await trio.sleep(self.rng.randrange(10) / 10)
 
-    async def flood(self, client):
+    async def flood(self, client) -> None:
         for _ in range(10):
             await client.send((head(path="/v1/models") + post(chat("n=20"))) * 4)
 
-    async def flood_lane(self, client):
+    async def flood_lane(self, client) -> None:
         await client.upgrade()
         for _ in range(40):
             await client.say(create("n=40", stream_id=self.rng.choice([None, "a", "b"])))
             await client.send(frame(bytes(100), 0x89))
         await trio.sleep(self.rng.randrange(10) / 10)
 
-    async def never_read(self, client):
+    async def never_read(self, client) -> None:
         if self.rng.random() < 0.5:
             await client.upgrade()
             await client.say(create("n=1800 s=0.0001"))
@@ -268,7 +268,9 @@ def held():
 
 
 @pytest.mark.parametrize(("seed", "drains"), [(0, False), (1, True)])
-async def test_nothing_is_left_of_any_client(seed, drains, rather_slow, caplog):
+async def test_nothing_is_left_of_any_client(
+    seed, drains, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     rng = random.Random(seed * 2 + drains)
     async with rig(requests_max=6, waiting_max=6, admit_s=1.0, **LIMITS) as made:

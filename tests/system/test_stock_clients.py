@@ -15,12 +15,12 @@ from tests.rig.gateway import at_rest, chat, create, rig
 from tests.rig.sockets import said
 
 
-async def aside(function, *arguments):
+async def aside(function, *arguments) -> None:
     with trio.fail_after(20):
         await trio.to_thread.run_sync(function, *arguments)
 
 
-def openai_says(url):
+def openai_says(url) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
@@ -60,13 +60,13 @@ def openai_says(url):
 
 
 @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way
-async def test_the_stock_openai_client_is_at_home():
+async def test_the_stock_openai_client_is_at_home() -> None:
     async with rig() as made:
         await aside(openai_says, made.url)
         await at_rest(made)
 
 
-def websockets_says(port):
+def websockets_says(port) -> None:
     with connect(f"ws://127.0.0.1:{port}/v1/responses", ping_interval=0.05, open_timeout=5) as lane:
         for _ in range(2):
             lane.send(json.dumps(create("n=40 s=0.004")))
@@ -84,13 +84,13 @@ def websockets_says(port):
     assert closed.value.rcvd.code == 1009
 
 
-async def test_the_stock_websockets_client_is_at_home():
+async def test_the_stock_websockets_client_is_at_home() -> None:
     async with rig() as made:
         await aside(websockets_says, made.port)
         await at_rest(made)
 
 
-def httpx_says(url):
+def httpx_says(url) -> None:
     with httpx2.Client(base_url=url) as client:
         for _ in range(3):
             assert client.get("/health").text == "alive\n"
@@ -99,7 +99,7 @@ def httpx_says(url):
         assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
 
 
-async def test_the_stock_http_client_is_at_home():
+async def test_the_stock_http_client_is_at_home() -> None:
     async with rig() as made:
         await aside(httpx_says, made.url)
         await at_rest(made)

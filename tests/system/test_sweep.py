@@ -39,7 +39,7 @@ async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope
     async with living(SmallSystem(costs=costs, inbox_size=1, streams=3)) as world:
         victim, submitted = trio.CancelScope(), []
 
-        async def ask(name, scope):
+        async def ask(name, scope) -> None:
             with scope:
                 try:
                     await world.ask(generate(name, tokens_max=tokens_max))
@@ -75,7 +75,7 @@ async def stop_one(rng, step: int):
     async with living(SmallSystem(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
         ended = []
 
-        async def ask(name):
+        async def ask(name) -> None:
             with trio.move_on_after(20) as late, suppress(LinkLost, EngineLost, ActorLost):
                 await world.ask(generate(name, tokens_max=2))
             ended.append((name, late.cancelled_caught and world.front.current is not None))
@@ -94,7 +94,7 @@ async def stop_one(rng, step: int):
     return steps.taken < step
 
 
-def test_the_tree_can_be_stopped_at_every_step():
+def test_the_tree_can_be_stopped_at_every_step() -> None:
     for step in range(1, STEPS_MAX):
         if simulate(lambda rng, step=step: stop_one(rng, step), seed=1):
             break
@@ -104,7 +104,7 @@ def test_the_tree_can_be_stopped_at_every_step():
 
 
 @pytest.mark.parametrize("act", [leave, cut_the_front, cut_the_line, crash_the_host], ids=lambda act: act.__name__)
-def test_at_every_step(act):
+def test_at_every_step(act) -> None:
     logging.disable(logging.CRITICAL)  # thousands of restarts, all of them wanted
     try:
         for step in range(1, STEPS_MAX):

@@ -63,7 +63,7 @@ async def leave_at(rng, step: int, program):
 
 
 @pytest.mark.parametrize("program", [streaming, with_two_choices, in_a_lane], ids=lambda each: each.__name__)
-def test_a_client_may_leave_at_every_step(program):
+def test_a_client_may_leave_at_every_step(program) -> None:
     for step in range(1, STEPS_MAX):
         try:
             if simulate(lambda rng, step=step: leave_at(rng, step, program), seed=1):

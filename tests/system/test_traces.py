@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 import trio
 from attrs import define, evolve, field, frozen
+from trio.testing import MockClock
 
 from actors.kit.calls import Address
 from protocol import codec, frames
@@ -40,7 +41,7 @@ class Keeping(Worker):
 
 
 @pytest.fixture
-def lines(caplog):
+def lines(caplog: pytest.LogCaptureFixture):
     """What was logged of requests, as a span or nothing."""
     caplog.set_level(logging.INFO)
 
@@ -57,7 +58,7 @@ def span(line):
 # At the gateway ---------------------------------------------------------------------------
 
 
-async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoever_computes(lines):
+async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoever_computes(lines) -> None:
     async with rig(worker=Keeping()) as made:
         client = await made.client()
         for stream in (False, True):
@@ -73,7 +74,7 @@ async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoev
 
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT.upper()}, {"traceparent": "00", "tracestate": "a=b"}])
-async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers, lines):
+async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers, lines) -> None:
     async with rig(worker=Keeping()) as made:
         client = await made.client()
         for _ in range(2):
@@ -84,7 +85,7 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
     assert [span(line) for line in lines()] == [first, second]
 
 
-async def test_every_choice_of_a_request_is_asked_for_in_its_span():
+async def test_every_choice_of_a_request_is_asked_for_in_its_span() -> None:
     async with rig(worker=Keeping()) as made:
         await (await made.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
         traces = {each.trace for each in made.worker.asked}  # type: ignore[attr-defined]
@@ -92,7 +93,7 @@ async def test_every_choice_of_a_request_is_asked_for_in_its_span():
     assert len(traces) == 1
 
 
-async def test_what_asks_no_model_and_what_is_refused_names_its_trace_too(lines):
+async def test_what_asks_no_model_and_what_is_refused_names_its_trace_too(lines) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(path="/v1/models", traceparent=PARENT))).status == 200
@@ -104,7 +105,7 @@ async def test_what_asks_no_model_and_what_is_refused_names_its_trace_too(lines)
     assert [getattr(each, "trace", None) for each in [*lines(), *refused]] == [ID, ID, ID, None]
 
 
-async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch):
+async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig() as made:
         monkeypatch.setattr("supervisor.gateway.http.routes.completions.reply_whole", None)
         assert (await (await made.client()).ask(post(chat(), traceparent=PARENT))).status == 500
@@ -112,7 +113,7 @@ async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch):
     assert (line.trace, line.parent) == (ID, SPAN)
 
 
-async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines):
+async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines) -> None:
     async with rig(worker=Keeping()) as made:
         client = await websocket_client(made, traceparent=PARENT)
         for said in ("n=2", "n=3"):
@@ -130,7 +131,7 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
     assert len({each.span for each in told}) == 4
 
 
-async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines):
+async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines) -> None:
     async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made, traceparent=PARENT)
         await client.say(create("n=1000 s=1", stream_id="runs"))
@@ -152,7 +153,7 @@ def spans(*workers):
     return [(each.trace.id, each.trace.span, each.trace.parent) for worker in workers for each in worker.asked]
 
 
-async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock):
+async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock: MockClock) -> None:
     prefill, decode = pair()
     async with routed(prefill, decode) as world:
         world.routing.new_id = counted()
@@ -160,7 +161,7 @@ async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock):
     assert sorted(spans(prefill, decode)) == [(ID, f"{n:016x}", GATEWAY.span) for n in (1, 2)]
 
 
-async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock):
+async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock: MockClock) -> None:
     workers = Fake("a", [Play(EngineLost("it died"), tokens=2)]), Fake("b")
     async with routed(*workers) as world:
         world.routing.new_id = counted()
@@ -171,7 +172,7 @@ async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock):
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
-async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(trace, autojump_clock):
+async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(trace, autojump_clock: MockClock) -> None:
     prefill, decode = pair()
     async with routed(prefill, decode) as world:
         world.routing.new_id = None
@@ -201,8 +202,8 @@ async def asked(worker, wanted, within_s=1000.0):
     ],
 )
 async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
-    within_s, costs, outcome, took_s, lines, autojump_clock
-):
+    within_s, costs, outcome, took_s, lines, autojump_clock: MockClock
+) -> None:
     async with test_decode.working(costs) as worker:
         with suppress(EngineRefused):
             await asked(worker, evolve(generate("r"), trace=GATEWAY), within_s)
@@ -212,13 +213,13 @@ async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
-async def test_of_any_other_request_a_worker_tells_nothing(trace, lines, autojump_clock):
+async def test_of_any_other_request_a_worker_tells_nothing(trace, lines, autojump_clock: MockClock) -> None:
     async with test_decode.working() as worker:
         await asked(worker, evolve(generate("r"), trace=trace))
     assert lines("generation ended") == []
 
 
-async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojump_clock):
+async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojump_clock: MockClock) -> None:
     class Buggy(FakeEngine):
         def submit(self, request):
             raise ZeroDivisionError
@@ -235,7 +236,7 @@ async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojum
 
 
 @pytest.mark.realtime
-async def test_a_trace_crosses_a_link_as_it_is():
+async def test_a_trace_crosses_a_link_as_it_is() -> None:
     a, b = Node("a"), Node("b")
     there, wanted = [], evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
     async with linked_nodes(a, b):
@@ -249,13 +250,13 @@ async def test_a_trace_crosses_a_link_as_it_is():
 
 
 @pytest.mark.realtime
-async def test_a_node_that_lies_about_a_trace_is_cut_off_and_asks_nobody(lines):
+async def test_a_node_that_lies_about_a_trace_is_cut_off_and_asks_nobody(lines) -> None:
     a, b = Node("a"), Node("b")
     lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
     async with linked_nodes(a, b):
         await all_linked(a, b)
 
-        async def say(wire):
+        async def say(wire) -> None:
             await wire.send_all(frames.encode(Open(1, lie, 1, "a-0")))
 
         await handshake_as_peer(a, "x", say)

@@ -7,7 +7,7 @@ import logging
 import pytest
 import trio
 from attrs import frozen
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import Answer, BugCounter, CreditExceeded, mailbox
 from protocol.errors import (
@@ -19,6 +19,7 @@ from protocol.errors import (
     Overloaded,
     TooManyInternalErrors,
 )
+from tests.rig.log_records import log_records
 from tests.system.simulator import counting
 
 
@@ -31,7 +32,7 @@ def answer(credit=100):
     return Answer(credit)
 
 
-async def relaying(source, into, got=None, until=None):
+async def relaying(source, into, got=None, until=None) -> None:
     result = await source.relay(into, until)
     if got is not None:
         got.append(result)
@@ -40,7 +41,7 @@ async def relaying(source, into, got=None, until=None):
 # Replies in order, then the end -----------------------------------------------------------
 
 
-async def test_replies_come_in_order_and_then_the_result(autojump_clock):
+async def test_replies_come_in_order_and_then_the_result(autojump_clock: MockClock) -> None:
     source = answer()
     for reply in "abc":
         source.put(reply)
@@ -49,7 +50,7 @@ async def test_replies_come_in_order_and_then_the_result(autojump_clock):
     assert await source.result() == "done"
 
 
-async def test_a_failure_comes_after_the_replies_that_were_before_it(autojump_clock):
+async def test_a_failure_comes_after_the_replies_that_were_before_it(autojump_clock: MockClock) -> None:
     source, got = answer(), []
     source.put("a")
     source.fail(Overloaded("busy"))
@@ -61,7 +62,7 @@ async def test_a_failure_comes_after_the_replies_that_were_before_it(autojump_cl
         await source.result()
 
 
-async def test_the_first_end_counts(autojump_clock):
+async def test_the_first_end_counts(autojump_clock: MockClock) -> None:
     source = answer()
     source.end("done")
     source.fail(Overloaded("too late"))
@@ -69,10 +70,12 @@ async def test_the_first_end_counts(autojump_clock):
     assert await source.result() == "done"
 
 
-async def test_whoever_waits_is_woken_by_a_reply_and_by_the_end(nursery, autojump_clock):
+async def test_whoever_waits_is_woken_by_a_reply_and_by_the_end(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     source, got = answer(), []
 
-    async def read():
+    async def read() -> None:
         async for reply in source:
             got.append((reply, trio.current_time()))  # noqa: PERF401  # so does when
         got.append(trio.current_time())
@@ -86,7 +89,7 @@ async def test_whoever_waits_is_woken_by_a_reply_and_by_the_end(nursery, autojum
     assert got == [("a", 1), 2]
 
 
-async def test_cancelling_a_reader_loses_no_reply(nursery, autojump_clock):
+async def test_cancelling_a_reader_loses_no_reply(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     source = answer()
     with trio.move_on_after(1):
         await anext(source)
@@ -97,7 +100,7 @@ async def test_cancelling_a_reader_loses_no_reply(nursery, autojump_clock):
 # Credit -----------------------------------------------------------------------------------
 
 
-def test_no_more_is_put_than_was_promised_space_for():
+def test_no_more_is_put_than_was_promised_space_for() -> None:
     source = answer(3)
     source.put("ab", 2)
     with pytest.raises(CreditExceeded):
@@ -107,7 +110,7 @@ def test_no_more_is_put_than_was_promised_space_for():
     source.put("started", 0)
 
 
-async def test_a_relay_counts_credit_too(nursery, autojump_clock):
+async def test_a_relay_counts_credit_too(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     source, sink = answer(3), answer(1)
     nursery.start_soon(source.relay, sink.put)
     await wait_all_tasks_blocked()
@@ -115,10 +118,12 @@ async def test_a_relay_counts_credit_too(nursery, autojump_clock):
     assert (source.credit, sink.credit) == (2, 0)
 
 
-async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(nursery, autojump_clock):
+async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     source, sink = answer(9), answer(1)
 
-    async def relay():
+    async def relay() -> None:
         with pytest.raises(CreditExceeded):
             await source.relay(sink.put)
 
@@ -132,7 +137,9 @@ async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(nursery, 
 # Relays -----------------------------------------------------------------------------------
 
 
-async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_nobody(nursery, autojump_clock):
+async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_nobody(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     first, second, third, got = answer(1000), answer(1000), answer(1000), []
     nursery.start_soon(relaying, first, lambda reply: second.put(reply * 2), name="one")
     nursery.start_soon(relaying, second, lambda reply: third.put(reply + 1), name="two")
@@ -152,7 +159,7 @@ async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_nobody(nursery, aut
     assert steps.by_name["three"] <= 2
 
 
-async def test_what_waited_before_the_relay_goes_first(nursery, autojump_clock):
+async def test_what_waited_before_the_relay_goes_first(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     source, got = answer(), []
     source.put(1)
     source.put(2)
@@ -162,15 +169,17 @@ async def test_what_waited_before_the_relay_goes_first(nursery, autojump_clock):
     assert got == [1, 2, 3]
 
 
-async def test_an_error_in_a_relays_function_ends_the_relay_and_reaches_no_one_else(nursery, autojump_clock):
+async def test_an_error_in_a_relays_function_ends_the_relay_and_reaches_no_one_else(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     source, neighbour, got, broken = answer(), answer(), [], []
 
-    def trips(reply):
+    def trips(reply) -> None:
         got.append(reply)
         if reply == 2:
             raise ZeroDivisionError
 
-    async def relay():
+    async def relay() -> None:
         try:
             await source.relay(trips)
         except ZeroDivisionError:
@@ -187,7 +196,7 @@ async def test_an_error_in_a_relays_function_ends_the_relay_and_reaches_no_one_e
     assert got == [1, -1, 2, -2, -3]
 
 
-async def test_an_error_in_what_waited_ends_the_relay_at_once(autojump_clock):
+async def test_an_error_in_what_waited_ends_the_relay_at_once(autojump_clock: MockClock) -> None:
     source = answer()
     source.put(1)
     source.put(2)
@@ -195,7 +204,7 @@ async def test_an_error_in_what_waited_ends_the_relay_at_once(autojump_clock):
         await source.relay(lambda reply: 1 // (reply - 1))
 
 
-async def test_enough_ends_a_relay_and_drops_what_follows(nursery, autojump_clock):
+async def test_enough_ends_a_relay_and_drops_what_follows(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     source, got, results = answer(3), [], []
     nursery.start_soon(relaying, source, got.append, results)
     await wait_all_tasks_blocked()
@@ -207,7 +216,9 @@ async def test_enough_ends_a_relay_and_drops_what_follows(nursery, autojump_cloc
     source.fail(Overloaded("nobody hears"))
 
 
-async def test_a_relay_gives_up_at_its_deadline_judged_anew_each_time(nursery, autojump_clock):
+async def test_a_relay_gives_up_at_its_deadline_judged_anew_each_time(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     source, results, deadline = answer(), [], [5]
     nursery.start_soon(relaying, source, lambda _: None, results, lambda: deadline[0])
     await trio.sleep(4)
@@ -218,13 +229,13 @@ async def test_a_relay_gives_up_at_its_deadline_judged_anew_each_time(nursery, a
     assert results == [None]
 
 
-async def test_a_relay_whose_deadline_is_past_does_not_wait(autojump_clock):
+async def test_a_relay_whose_deadline_is_past_does_not_wait(autojump_clock: MockClock) -> None:
     await trio.sleep(1)
     assert await answer().relay(print, lambda: 0.5) is None
     assert trio.current_time() == 1
 
 
-async def test_a_result_that_is_there_beats_a_deadline_that_is_past(autojump_clock):
+async def test_a_result_that_is_there_beats_a_deadline_that_is_past(autojump_clock: MockClock) -> None:
     source = answer()
     source.end("done")
     assert await source.relay(print, lambda: -1) == "done"
@@ -233,10 +244,10 @@ async def test_a_result_that_is_there_beats_a_deadline_that_is_past(autojump_clo
 # A call and its answerer ------------------------------------------------------------------
 
 
-async def serve(inbox, serve_one, bugs=None, *, task_status=trio.TASK_STATUS_IGNORED):
+async def serve(inbox, serve_one, bugs=None, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
     bugs = bugs or BugCounter()
 
-    async def one(call):
+    async def one(call) -> None:
         with call.answering(bugs) as replies:
             await serve_one(call, replies)
 
@@ -251,7 +262,9 @@ async def ask(address, request=None, credit=9):
         return await replies.result()
 
 
-async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbox(nursery, autojump_clock):
+async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbox(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
     with trio.move_on_after(1):
         await ask(address)
@@ -264,7 +277,9 @@ async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbo
     assert trio.current_time() == 1
 
 
-async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(nursery, caplog):
+async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
     address, inbox = mailbox(1)
 
     async def both(call, replies):
@@ -274,11 +289,13 @@ async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(nur
     nursery.start_soon(serve, inbox, both, counted)
     with pytest.raises(Overloaded):
         await ask(address)
-    assert [record.message for record in caplog.records] == ["a bug failed a request"]
+    assert [record.message for record in log_records(caplog)] == ["a bug failed a request"]
     assert len(counted._times) == 1
 
 
-async def test_several_errors_of_one_request_are_no_bug(nursery, caplog):
+async def test_several_errors_of_one_request_are_no_bug(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
     address, inbox = mailbox(1)
 
     async def both(call, replies):
@@ -287,10 +304,10 @@ async def test_several_errors_of_one_request_are_no_bug(nursery, caplog):
     nursery.start_soon(serve, inbox, both)
     with pytest.raises(Overloaded):
         await ask(address)
-    assert caplog.records == []
+    assert log_records(caplog) == []
 
 
-async def test_leaving_a_full_inbox_leaves_nothing(nursery, autojump_clock):
+async def test_leaving_a_full_inbox_leaves_nothing(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     address, inbox = mailbox(0)
     with trio.move_on_after(1):
         await ask(address)
@@ -299,11 +316,13 @@ async def test_leaving_a_full_inbox_leaves_nothing(nursery, autojump_clock):
         inbox.receive_nowait()
 
 
-async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(nursery, autojump_clock):
+async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
     left = []
 
-    async def forever(call, replies):
+    async def forever(call, replies) -> None:
         try:
             await trio.sleep_forever()
         finally:
@@ -317,11 +336,13 @@ async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(n
     assert left == [(2, False)]
 
 
-async def test_an_answerer_that_runs_on_finds_itself_cancelled_and_not_unheard(nursery, autojump_clock):
+async def test_an_answerer_that_runs_on_finds_itself_cancelled_and_not_unheard(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
     seen = []
 
-    async def busy(call, replies):
+    async def busy(call, replies) -> None:
         while True:
             replies.put("x", 0)
             seen.append(call.scope.cancel_called)
@@ -334,10 +355,10 @@ async def test_an_answerer_that_runs_on_finds_itself_cancelled_and_not_unheard(n
     assert not any(seen)
 
 
-async def test_leaving_after_the_end_changes_nothing(nursery, autojump_clock):
+async def test_leaving_after_the_end_changes_nothing(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     address, inbox = mailbox(1)
 
-    async def at_once(call, replies):
+    async def at_once(call, replies) -> None:
         replies.end("done")
 
     await nursery.start(serve, inbox, at_once)
@@ -347,10 +368,12 @@ async def test_leaving_after_the_end_changes_nothing(nursery, autojump_clock):
     assert await ask(address) == "done"
 
 
-async def test_an_asker_that_leaves_does_not_disturb_its_neighbour(nursery, autojump_clock):
+async def test_an_asker_that_leaves_does_not_disturb_its_neighbour(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
 
-    async def slowly(call, replies):
+    async def slowly(call, replies) -> None:
         await trio.sleep(3)
         replies.end(call.request.id)
 
@@ -361,18 +384,20 @@ async def test_an_asker_that_leaves_does_not_disturb_its_neighbour(nursery, auto
     assert trio.current_time() == 4
 
 
-async def test_when_the_answerer_dies_the_asker_hears_actor_lost(nursery, autojump_clock):
+async def test_when_the_answerer_dies_the_asker_hears_actor_lost(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
     actor = trio.CancelScope()
 
-    async def forever(call, replies):
+    async def forever(call, replies) -> None:
         await trio.sleep_forever()
 
-    async def run():
+    async def run() -> None:
         with actor:
             await serve(inbox, forever)
 
-    async def stop():
+    async def stop() -> None:
         await trio.sleep(2)
         actor.cancel()
 
@@ -383,10 +408,12 @@ async def test_when_the_answerer_dies_the_asker_hears_actor_lost(nursery, autoju
     assert trio.current_time() == 2
 
 
-async def test_a_body_that_ends_without_an_end_is_an_answerer_that_ended(nursery, autojump_clock):
+async def test_a_body_that_ends_without_an_end_is_an_answerer_that_ended(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
 
-    async def forgets(call, replies):
+    async def forgets(call, replies) -> None:
         pass
 
     await nursery.start(serve, inbox, forgets)
@@ -394,10 +421,10 @@ async def test_a_body_that_ends_without_an_end_is_an_answerer_that_ended(nursery
         await ask(address)
 
 
-async def test_a_request_error_fails_its_call_alone(nursery, autojump_clock):
+async def test_a_request_error_fails_its_call_alone(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     address, inbox = mailbox(1)
 
-    async def picky(call, replies):
+    async def picky(call, replies) -> None:
         if call.request.id == "bad":
             raise BadRequest("not this one", param="id")
         replies.end("fine")
@@ -409,10 +436,12 @@ async def test_a_request_error_fails_its_call_alone(nursery, autojump_clock):
     assert await ask(address) == "fine"
 
 
-async def test_a_request_error_inside_groups_still_fails_its_call(nursery, autojump_clock):
+async def test_a_request_error_inside_groups_still_fails_its_call(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
 
-    async def nested(call, replies):
+    async def nested(call, replies) -> None:
         async with trio.open_nursery() as legs, trio.open_nursery() as leg:
             legs.start_soon(trio.sleep_forever)
             leg.cancel_scope.deadline = 5
@@ -426,7 +455,7 @@ async def test_a_request_error_inside_groups_still_fails_its_call(nursery, autoj
 @pytest.mark.parametrize(
     "error", [EngineStuck("it kept its slot"), ExceptionGroup("", [LinkLost("x"), EngineStuck("y")])]
 )
-async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(error, autojump_clock):
+async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(error, autojump_clock: MockClock) -> None:
     address, inbox = mailbox(1)
 
     async def stuck(call, replies):
@@ -441,23 +470,25 @@ async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(error, auto
                 await ask(address)
 
 
-async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(nursery, autojump_clock, caplog):
+async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     address, inbox = mailbox(1)
 
-    async def buggy(call, replies):
+    async def buggy(call, replies) -> None:
         replies.end(10 // (call.request.id != "unlucky"))
 
     await nursery.start(serve, inbox, buggy)
     with pytest.raises(InternalError) as caught:
         await ask(address, Ask("unlucky"))
     assert "ZeroDivision" not in str(caught.value)
-    (record,) = caplog.records
+    (record,) = log_records(caplog)
     assert (record.levelno, record.request_id) == (logging.ERROR, "unlucky")
     assert record.exc_info[0] is ZeroDivisionError
     assert await ask(address) == 10
 
 
-async def test_a_rate_of_bugs_ends_the_actor(autojump_clock):
+async def test_a_rate_of_bugs_ends_the_actor(autojump_clock: MockClock) -> None:
     address, inbox = mailbox(1)
 
     async def buggy(call, replies):
@@ -471,7 +502,7 @@ async def test_a_rate_of_bugs_ends_the_actor(autojump_clock):
                     await ask(address)
 
 
-async def test_bugs_far_apart_are_forgiven(nursery, autojump_clock):
+async def test_bugs_far_apart_are_forgiven(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     bugs = BugCounter(bugs_max=2, window_s=10)
     for _ in range(20):
         bugs.count(KeyError())

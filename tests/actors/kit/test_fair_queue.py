@@ -20,16 +20,16 @@ from supervisor.engines.work import request_inbox
 class Model:
     """The same line as one list, looked through from the beginning each time."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.waiting, self.accounts, self.turns, self.now = [], Counter(), {}, 0
 
-    def add(self, entry):
+    def add(self, entry) -> None:
         self.now += 1
         if all(each.owner != entry.owner for each in self.waiting):
             self.turns[entry.owner] = self.now
         self.waiting.append(entry)
 
-    def charge(self, owner, amount):
+    def charge(self, owner, amount) -> None:
         self.now += 1
         self.accounts[owner] += amount
         if amount > 0:
@@ -55,7 +55,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_line_is_what_the_model_says_after_every_step(steps):
+def test_a_line_is_what_the_model_says_after_every_step(steps) -> None:
     line, model = FairQueue(), Model()
     for what, *of in steps:
         if what == "add":
@@ -84,7 +84,7 @@ def test_a_line_is_what_the_model_says_after_every_step(steps):
 
 
 @given(st.lists(st.tuples(OWNERS, st.integers(-1, 1)), min_size=1, max_size=30))
-def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added):
+def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added) -> None:
     line = FairQueue()
     entries = [line.add(None, owner, priority) for owner, priority in added]
     lowest = [each for each in entries if each.priority == min(each.priority for each in entries)]
@@ -106,7 +106,7 @@ async def taken(of, times):
     return [(await of.receive()).request[0] for _ in range(times)]
 
 
-async def test_owners_take_turns_however_many_one_of_them_has():
+async def test_owners_take_turns_however_many_one_of_them_has() -> None:
     of = made()
     for owner in ("a",) * 100 + ("b",) * 3 + ("c",) * 2:
         await of.send(call(owner))
@@ -116,7 +116,7 @@ async def test_owners_take_turns_however_many_one_of_them_has():
     assert await taken(of, 97) == ["a"] * 97
 
 
-async def test_turns_are_weighed_by_what_they_take():
+async def test_turns_are_weighed_by_what_they_take() -> None:
     of = made()
     for _ in range(10):
         await of.send(call("long", 10))
@@ -125,7 +125,7 @@ async def test_turns_are_weighed_by_what_they_take():
     assert Counter(await taken(of, 33)) == {"long": 3, "short": 30}
 
 
-async def test_who_was_away_has_saved_nothing_by_it():
+async def test_who_was_away_has_saved_nothing_by_it() -> None:
     of = made()
     for _ in range(50):
         await of.send(call("a"))
@@ -135,7 +135,7 @@ async def test_who_was_away_has_saved_nothing_by_it():
     assert Counter(await taken(of, 20)) == {"a": 10, "b": 10}
 
 
-async def test_who_comes_one_at_a_time_gets_no_more_than_its_turns():
+async def test_who_comes_one_at_a_time_gets_no_more_than_its_turns() -> None:
     of = made()
     for _ in range(20):
         await of.send(call("a", 1))
@@ -146,7 +146,7 @@ async def test_who_comes_one_at_a_time_gets_no_more_than_its_turns():
     assert Counter(got) == {"a": 16, "b": 4}
 
 
-async def test_one_whose_asker_has_left_takes_nobodys_turn():
+async def test_one_whose_asker_has_left_takes_nobodys_turn() -> None:
     of = made()
     left, stays = call("a"), call("b")
     await of.send(left)
@@ -160,8 +160,8 @@ async def test_one_whose_asker_has_left_takes_nobodys_turn():
 
 
 @given(st.lists(st.tuples(OWNERS, st.integers(1, 9)), min_size=1, max_size=60))
-def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_turn(sent):
-    async def main():
+def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_turn(sent) -> None:
+    async def main() -> None:
         of = made()
         for owner, weight in sent:
             await of.send(call(owner, weight))
@@ -176,22 +176,24 @@ def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_tur
     trio.run(main)
 
 
-async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(autojump_clock):
+async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     address, inbox = request_inbox(64)
     slots, ended = trio.Semaphore(16), {}
 
-    async def serve(nursery):
+    async def serve(nursery: trio.Nursery) -> None:
         while True:
             await slots.acquire()
             nursery.start_soon(answer, await inbox.receive())
 
-    async def answer(asked):
+    async def answer(asked) -> None:
         with asked.answering(None) as said:
             await trio.sleep(asked.request.sampling.tokens_max / 100)
             said.end(None)
         slots.release()
 
-    async def ask(owner, tokens):
+    async def ask(owner, tokens) -> None:
         generate = Generate(f"{len(ended):032x}", [1], Sampling(tokens), owner=owner)
         async with address.ask(generate, 0) as answered:
             await answered.result()

@@ -19,20 +19,20 @@ def flat(error):
 
 
 @given(nested)
-def test_the_leaves_come_in_order_from_any_depth(error):
+def test_the_leaves_come_in_order_from_any_depth(error) -> None:
     assert list(leaves(error)) == flat(error)
     assert first_leaf(error) is flat(error)[0]
 
 
 @given(nested)
-def test_the_first_of_a_kind_is_found_and_one_of_another_kind_is_noticed(error):
+def test_the_first_of_a_kind_is_found_and_one_of_another_kind_is_noticed(error) -> None:
     kinds = [leaf for leaf in flat(error) if isinstance(leaf, RequestError)]
     assert first_of(error, RequestError) is (kinds[0] if kinds else None)
     assert consists_of(error, RequestError) == (len(kinds) == len(flat(error)))
     assert consists_of(error, RequestError, KeyError)
 
 
-def test_an_error_that_is_no_group_is_its_own_leaf():
+def test_an_error_that_is_no_group_is_its_own_leaf() -> None:
     error = LinkLost("gone")
     assert list(leaves(error)) == [error]
     assert first_of(error, KeyError) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 from attrs import evolve
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.slots import Deadlines
@@ -99,8 +99,8 @@ LEGS = pytest.mark.parametrize(
 @LEGS
 @pytest.mark.parametrize("tokens_max", [4, 400])
 async def test_b13_a_key_with_many_long_prompts_makes_nobody_wait_for_all_of_them(
-    legs, tokens_max, autojump_clock, tmp_path
-):
+    legs, tokens_max, autojump_clock: MockClock, tmp_path: Path
+) -> None:
     async with node(tmp_path, *legs) as house, trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(first_s, house, "greedy", prompts(100, LONG), tokens_max)
@@ -112,7 +112,9 @@ async def test_b13_a_key_with_many_long_prompts_makes_nobody_wait_for_all_of_the
 
 
 @LEGS
-async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is_left(legs, autojump_clock, tmp_path):
+async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is_left(
+    legs, autojump_clock: MockClock, tmp_path: Path
+) -> None:
     async with node(tmp_path, *legs) as house:
         async with trio.open_nursery() as nursery:
             for number in range(24):
@@ -122,10 +124,12 @@ async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is
 
 
 @pytest.mark.parametrize("size", [20, 300, LONG], ids="{} tokens".format)
-async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(size, autojump_clock, tmp_path):
+async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
+    size, autojump_clock: MockClock, tmp_path: Path
+) -> None:
     answered: list[float] = []
 
-    async def ask_once(house):
+    async def ask_once(house) -> None:
         answered.append(await first_s(house, "a", prompts(1, size)))
 
     async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
@@ -141,7 +145,7 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
         nursery.cancel_scope.cancel()
 
 
-async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock, tmp_path):
+async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
         house.directory.local["decode-1"].engine.current.stall(20)
         for _ in range(50):
@@ -152,7 +156,7 @@ async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clo
         assert [each.load.busy for each in house.directory.workers("tiny")] == [0, 0, 0]
 
 
-async def test_short_prompts_are_computed_together(autojump_clock, tmp_path):
+async def test_short_prompts_are_computed_together(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with node(tmp_path, "both") as house:
         began_at = trio.current_time()
         await first_s(house, "a", prompts(16, 250), 1)
@@ -179,13 +183,13 @@ async def working(most, costs=None, deadlines=None) -> AsyncIterator[tuple[Addre
         nursery.cancel_scope.cancel()
 
 
-async def ask(address, request, leave_s=1e3):
+async def ask(address, request, leave_s=1e3) -> None:
     with trio.move_on_after(leave_s), suppress(RequestError):
         async with address.ask(request, request.sampling.tokens_max) as replies:
             await replies.result()
 
 
-async def test_an_engine_has_no_more_prompts_than_it_may_and_a_longer_one_alone(autojump_clock):
+async def test_an_engine_has_no_more_prompts_than_it_may_and_a_longer_one_alone(autojump_clock: MockClock) -> None:
     async with working(10) as (address, engine, _), trio.open_nursery() as nursery:
         for name, size in (("a", 4), ("b", 6), ("c", 1), ("d", 40), ("e", 4)):
             nursery.start_soon(ask, address, wanted(name, size))
@@ -211,7 +215,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_room_for_prompts_comes_back_however_a_request_ends(how, autojump_clock):
+async def test_room_for_prompts_comes_back_however_a_request_ends(how, autojump_clock: MockClock) -> None:
     costs, leave_s = ENDS[how]
     async with working(10, costs) as (address, _, inbox):
         for name in ("first", "first again", "first once more"):
@@ -223,7 +227,7 @@ async def test_room_for_prompts_comes_back_however_a_request_ends(how, autojump_
         assert inbox.waiting == (0, 0)
 
 
-async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock):
+async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock: MockClock) -> None:
     async with working(10, Costs(slots=4, prefill_s=1)) as (address, engine, _), trio.open_nursery() as nursery:
         nursery.start_soon(ask, address, wanted("a", 4))
         await wait_all_tasks_blocked()
@@ -235,11 +239,11 @@ async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock
 
 
 @pytest.mark.parametrize("room", [1, 16], ids=["for room in the queue", "in the queue"])
-async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room, autojump_clock):
+async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room, autojump_clock: MockClock) -> None:
     address, inbox = priority_inbox(room, lambda _: 0)
     got = []
 
-    async def take():
+    async def take() -> None:
         while True:
             got.append((await inbox.receive(lambda request: len(request.tokens) < 9)).request.id)
 
@@ -258,11 +262,11 @@ def call(name, size):
     return Call((name, size), Answer(0))
 
 
-async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_queue(autojump_clock):
+async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_queue(autojump_clock: MockClock) -> None:
     of: PriorityInbox = PriorityInbox(1, lambda request: request[0] == "b")
     got = []
 
-    async def take():
+    async def take() -> None:
         while True:
             got.append((await of.receive(lambda request: request[1] < 9)).request)
 
@@ -277,7 +281,7 @@ async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_qu
         nursery.cancel_scope.cancel()
 
 
-def test_room_that_is_given_back_twice_is_one_room():
+def test_room_that_is_given_back_twice_is_one_room() -> None:
     pending = PendingPrefill(10)
     pending.add("a", 4)
     pending.add("b", 30)
@@ -293,23 +297,23 @@ def test_room_that_is_given_back_twice_is_one_room():
 class Told:
     """A worker as busy as a test says."""
 
-    def __init__(self, load):
+    def __init__(self, load) -> None:
         self.load = load
 
 
-def test_a_worker_with_prompts_enough_is_behind_all_that_have_room():
+def test_a_worker_with_prompts_enough_is_behind_all_that_have_room() -> None:
     loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
     assert [load.full for load in loads] == [True, False, False]
     ranked = RankedWorkers.of([Told(load) for load in loads])
     assert [each.load.name for each in ranked] == ["c", "b", "a"]
 
 
-def held(places, decode, *sizes):
+def held(places, decode, *sizes) -> None:
     for size in sizes:
         places.add("p", decode, size)
 
 
-def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt():
+def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt() -> None:
     prefill, places = Load("p", 0, 8, shared_max=100), Reservations()
     held(places, "a", 49)
     assert [places.has_room(prefill, each, 2) for each in "ab"] == [True, True]
@@ -325,7 +329,7 @@ def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt():
 
 
 @pytest.mark.parametrize("most", [0, 1000])
-def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most):
+def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most) -> None:
     places = Reservations()
     held(places, "a", 1, 1, 1)
     for busy, decodes, more in ((3, 2, True), (3, 3, False), (6, 2, True), (7, 2, False)):
@@ -356,11 +360,11 @@ def section(cls=SglangSection, **more) -> EngineSection:
         (section(device="cuda", leg="decode"), 0),
     ],
 )
-def test_two_chunks_are_enough_unless_the_file_says_otherwise(made, most):
+def test_two_chunks_are_enough_unless_the_file_says_otherwise(made, most) -> None:
     assert made.pending_prefill_max == most
 
 
-def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_path):
+def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_path: Path) -> None:
     text = CLUSTER + ENGINE.format("prefill", "prefill") + ENGINE.format("decode", "decode")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots"))
     with pytest.raises(load.FileMistakes, match=r"decode\.pending_prefill_tokens_max: is for engines that compute"):

@@ -23,7 +23,7 @@ def made(size=10):
     return PriorityInbox(size, lambda request: request[0])
 
 
-async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery):
+async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery: trio.Nursery) -> None:
     of = made()
     for urgency, name in [(0, "a"), (5, "b"), (0, "c"), (5, "d"), (-1, "e")]:
         await of.send(call(urgency, name))
@@ -31,7 +31,7 @@ async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery):
     assert of.waiting == (0, 0)
 
 
-async def test_room_goes_to_the_most_urgent_of_those_who_wait_for_it(nursery):
+async def test_room_goes_to_the_most_urgent_of_those_who_wait_for_it(nursery: trio.Nursery) -> None:
     of = made(1)
     await of.send(call(9, "first"))
     for urgency, name in [(1, "low"), (5, "high")]:
@@ -41,7 +41,7 @@ async def test_room_goes_to_the_most_urgent_of_those_who_wait_for_it(nursery):
     assert [(await of.receive()).request[1] for _ in range(3)] == ["first", "high", "low"]
 
 
-async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock):
+async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock: trio.testing.MockClock) -> None:
     of = made(1)
     await of.send(call(0, "first"))
     with trio.move_on_after(1):
@@ -53,10 +53,10 @@ async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock):
         assert [(await of.receive()).request[1] for _ in range(2)] == ["first", "second"]
 
 
-async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock):
+async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock: trio.testing.MockClock) -> None:
     of, calls = made(1), WeakSet()
 
-    async def send(urgency, patience_s):
+    async def send(urgency, patience_s) -> None:
         calls.add(asked := call(urgency, patience_s))
         with trio.move_on_after(patience_s):
             await of.send(asked)
@@ -74,10 +74,10 @@ async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock
     assert of.waiting == (0, 0)
 
 
-async def test_the_most_urgent_goes_first_even_from_outside(nursery):
+async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nursery) -> None:
     of, done = made(2), []
 
-    async def send(urgency, name):
+    async def send(urgency, name) -> None:
         await of.send(call(urgency, name))
         done.append(name)
 
@@ -91,7 +91,7 @@ async def test_the_most_urgent_goes_first_even_from_outside(nursery):
     assert [(await of.receive()).request[1] for _ in range(4)] == ["b", "c", "a", "e"]
 
 
-async def test_an_asker_who_leaves_as_it_is_received_is_lost_once(autojump_clock):
+async def test_an_asker_who_leaves_as_it_is_received_is_lost_once(autojump_clock: trio.testing.MockClock) -> None:
     of = made(1)
     await of.send(call(0, "first"))
     with trio.CancelScope() as scope:
@@ -104,10 +104,10 @@ async def test_an_asker_who_leaves_as_it_is_received_is_lost_once(autojump_clock
     assert (await of.receive()).request[1] == "first"
 
 
-async def test_a_receiver_that_is_cancelled_takes_nothing_along(autojump_clock):
+async def test_a_receiver_that_is_cancelled_takes_nothing_along(autojump_clock: trio.testing.MockClock) -> None:
     of, got = made(), []
 
-    async def receive():
+    async def receive() -> None:
         got.append((await of.receive()).request[1])
 
     async with trio.open_nursery() as nursery:
@@ -121,7 +121,7 @@ async def test_a_receiver_that_is_cancelled_takes_nothing_along(autojump_clock):
     assert sorted(got) == ["a", "b"]
 
 
-async def test_a_cancelled_asker_puts_nothing_in():
+async def test_a_cancelled_asker_puts_nothing_in() -> None:
     of = made()
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -129,10 +129,10 @@ async def test_a_cancelled_asker_puts_nothing_in():
     assert of.waiting == (0, 0)
 
 
-async def test_its_address_asks_like_any_other(nursery):
+async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
     address, inbox = priority_inbox(2, lambda request: request)
 
-    async def answer():
+    async def answer() -> None:
         taken = await inbox.receive()
         with taken.answering(None) as said:
             said.end(taken.request * 2)
@@ -144,8 +144,8 @@ async def test_its_address_asks_like_any_other(nursery):
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 @given(urgencies=st.lists(st.integers(-3, 3), max_size=12))
-def test_any_calls_come_out_in_order_once_each(size, urgencies):
-    async def main():
+def test_any_calls_come_out_in_order_once_each(size, urgencies) -> None:
+    async def main() -> None:
         of = made(size)
         async with trio.open_nursery() as nursery:
             for number, urgency in enumerate(urgencies):

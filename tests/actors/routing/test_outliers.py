@@ -10,6 +10,7 @@ import trio
 from attrs import Factory, define
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.routing.least_loaded import least_loaded
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
@@ -34,7 +35,7 @@ def fail(outliers, name="a", times=1, at=0.0, peers=4, limits=LIMITS) -> list[bo
 # The policy -------------------------------------------------------------------------------
 
 
-def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while():
+def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while() -> None:
     outliers = OutlierDetector()
     assert fail(outliers, times=3) == [False, False, True]
     assert outliers.avoided("a", 9.9)
@@ -43,7 +44,7 @@ def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while():
     assert [(each.name, each.why, each.for_s) for each in outliers.ejected(4)] == [("a", "internal", 6)]
 
 
-def test_an_answer_between_failures_begins_the_row_anew():
+def test_an_answer_between_failures_begins_the_row_anew() -> None:
     outliers = OutlierDetector()
     for _ in range(3):
         fail(outliers, times=2)
@@ -51,7 +52,7 @@ def test_an_answer_between_failures_begins_the_row_anew():
     assert not outliers
 
 
-def test_a_rate_of_failures_sets_a_worker_aside_as_well():
+def test_a_rate_of_failures_sets_a_worker_aside_as_well() -> None:
     outliers = OutlierDetector()
     for _ in range(4):
         fail(outliers)
@@ -61,7 +62,7 @@ def test_a_rate_of_failures_sets_a_worker_aside_as_well():
     assert outliers, "six of ten"
 
 
-def test_one_request_at_a_time_tries_whether_it_is_well_again():
+def test_one_request_at_a_time_tries_whether_it_is_well_again() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "one")
@@ -73,7 +74,7 @@ def test_one_request_at_a_time_tries_whether_it_is_well_again():
     assert not outliers.begin_probe("a", "one")
 
 
-def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_fails():
+def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_fails() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
@@ -86,7 +87,7 @@ def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_
     assert not outliers.avoided("a", 1_000)
 
 
-def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try():
+def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
@@ -97,7 +98,7 @@ def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try():
     assert outliers.avoided("a", 1_000), "the second one tries it"
 
 
-def test_what_was_asked_before_it_was_set_ejected_says_nothing_of_it_now():
+def test_what_was_asked_before_it_was_set_ejected_says_nothing_of_it_now() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert fail(outliers, at=5) == [False]
@@ -105,7 +106,7 @@ def test_what_was_asked_before_it_was_set_ejected_says_nothing_of_it_now():
     assert outliers.avoided("a", 9)
 
 
-def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forgets_them():
+def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forgets_them() -> None:
     outliers, at, times = OutlierDetector(), 0.0, []
     fail(outliers, times=3)
     for _ in range(5):
@@ -120,14 +121,14 @@ def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forg
 
 
 @pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
-def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, most):
+def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, most) -> None:
     outliers = OutlierDetector()
     for number in range(peers):
         fail(outliers, str(number), times=9, peers=peers)
     assert len(list(outliers.ejected(0))) == most
 
 
-def test_who_is_not_known_any_more_is_forgotten():
+def test_who_is_not_known_any_more_is_forgotten() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     outliers.retain(lambda name: name != "a")
@@ -138,7 +139,7 @@ events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers",
 
 
 @given(st.lists(events, max_size=80), st.floats(0, 1))
-def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share):
+def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share) -> None:
     outliers, now = OutlierDetector(), 0.0
     limits = Ejection(3, 10, 0.5, 10, 60, share)
     for name, what, after_s in happened:
@@ -167,7 +168,9 @@ hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled
 
 
 @given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
-def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_others_can_come_back(happened, share):
+def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_others_can_come_back(
+    happened, share
+) -> None:
     outliers, now, limits = OutlierDetector(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
     for (prefill, decode, what), after_s in happened:
         now += after_s
@@ -196,7 +199,7 @@ async def many(world, number, **options) -> list[str]:
     """Ask ten times a second; return what each request that failed has failed with."""
     failed: list[str] = []
 
-    async def one(name):
+    async def one(name) -> None:
         try:
             wanted = generate(name, **options)
             check_whole(await ask(world, wanted), wanted)
@@ -215,7 +218,7 @@ def four(error: RequestError) -> list[Fake]:
 
 
 @pytest.mark.parametrize("error", [InternalError("a bug"), DeadlineExceeded("late")])
-async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_clock):
+async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_clock: MockClock) -> None:
     async with routed(*four(error)) as world:
         failed = await many(world, 200)
         assert len(failed) <= 5 + 3
@@ -223,13 +226,15 @@ async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_
         assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["bad"]
 
 
-async def test_b11_what_one_engine_alone_refuses_is_answered_by_another_and_counts_against_it(autojump_clock):
+async def test_b11_what_one_engine_alone_refuses_is_answered_by_another_and_counts_against_it(
+    autojump_clock: MockClock,
+) -> None:
     async with routed(*four(EngineRefused("no"))) as world:
         assert await many(world, 200) == []
         assert len(world.worker("bad").asked) <= 25, "those of the first second, before another had begun to answer"
 
 
-async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock):
+async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock: MockClock) -> None:
     for error in (EngineRefused("no"), BadRequest("no")):
         workers = [Fake(name, otherwise=Play(error, 0), slots=64) for name in "abcd"]
         async with routed(*workers) as world:
@@ -238,7 +243,7 @@ async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock):
             assert sum(len(each.asked) for each in workers) <= 100
 
 
-async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autojump_clock):
+async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=5, ejected_max_s=5))
     async with routed(*four(InternalError("a bug")), limits=limits) as world:
         assert len(await many(world, 300)) <= 5, "those before it was known"
@@ -253,11 +258,11 @@ async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autoju
         assert not world.routing.outliers
 
 
-async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock):
+async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock: MockClock) -> None:
     """The way between p0 and d0 is cut; each of them reaches everybody else."""
 
     class Cut(Fake):
-        async def _play(self, request, play, answer, scope):
+        async def _play(self, request, play, answer, scope) -> None:
             cut = request.rendezvous.host == "p0"
             await super()._play(request, Play(HandOffFailed("cut"), 0) if cut else play, answer, scope)
 
@@ -271,11 +276,13 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
         assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["p0+d0"]
 
 
-async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_only_busy(autojump_clock):
+async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_only_busy(
+    autojump_clock: MockClock,
+) -> None:
     """One slot each: whoever finds the good decode busy waits for it, and does not fail on the bad one."""
 
     class Cut(Fake):
-        async def _play(self, request, play, answer, scope):
+        async def _play(self, request, play, answer, scope) -> None:
             await super()._play(request, Play(HandOffFailed("cut"), 0), answer, scope)
 
     prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
@@ -294,7 +301,7 @@ class Bad(Fake):
     cut = ("p0",)
     late_s = 0
 
-    async def _play(self, request, play, answer, scope):
+    async def _play(self, request, play, answer, scope) -> None:
         failing = request.rendezvous.host in self.cut
         if failing:
             await trio.sleep(self.late_s)
@@ -326,8 +333,8 @@ def met(world, prefill) -> int:
 @pytest.mark.parametrize("late_s", [0, 2])
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_pair_by_pair(
-    at_once, late_s, autojump_clock
-):
+    at_once, late_s, autojump_clock: MockClock
+) -> None:
     """Its own leg may have ended well before: it knows no more than what it has sent."""
     workers = pairs(4, 8)
     for each in workers[4:]:
@@ -342,7 +349,9 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_p
         assert met(world, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
 
 
-async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_pair_by_pair(autojump_clock):
+async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_pair_by_pair(
+    autojump_clock: MockClock,
+) -> None:
     workers = pairs(4, 3)
     for each in workers[4:]:
         each.cut = ("p0", "p1", "p2", "p3") if each.name == "d0" else ()  # type: ignore[attr-defined]
@@ -354,11 +363,13 @@ async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_p
 
 @pytest.mark.parametrize("bad", ["d0", "p0"])
 @pytest.mark.parametrize("told_by", [Leg.PREFILL, Leg.DECODE])
-async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(bad, told_by, autojump_clock):
+async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(
+    bad, told_by, autojump_clock: MockClock
+) -> None:
     class Waits(Fake):
         """A leg that waits for the other one, for 60 seconds at the longest."""
 
-        async def _play(self, request, play, answer, scope):
+        async def _play(self, request, play, answer, scope) -> None:
             if self.name in bad_ones or request.rendezvous.host in bad_ones or request.rendezvous.room in rooms:
                 rooms.add(request.rendezvous.room)
                 play = Play(DeadlineExceeded("late"), 0) if self.leg is told_by else Play(tokens=0)
@@ -372,7 +383,7 @@ async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(ba
         assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == [bad]
 
 
-async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock):
+async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock: MockClock) -> None:
     workers = pairs(4, 8)
     for each in workers[4:]:
         each.cut = ("p0", "p1")  # type: ignore[attr-defined]
@@ -381,7 +392,9 @@ async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(au
         assert met(world, "p0") + met(world, "p1") <= 2 * (5 + 1)
 
 
-async def test_b11_a_prefill_that_hands_over_again_is_tried_by_one_request_and_comes_back(autojump_clock):
+async def test_b11_a_prefill_that_hands_over_again_is_tried_by_one_request_and_comes_back(
+    autojump_clock: MockClock,
+) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=600, ejected_max_s=600))
     async with routed(*pairs(4, 8), limits=limits) as world:
         assert await one_by_one(world, 10) == ["p0"]
@@ -430,7 +443,7 @@ async def chooses(workers, aside=()):
     return routing, ordered
 
 
-async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autojump_clock):
+async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autojump_clock: MockClock) -> None:
     workers = [Fake(f"w{number}", slots=8) for number in range(1000)]
     routing, ordered = await chooses(workers, ["w7"])
     assert len(routing.outliers) == 1
@@ -442,7 +455,7 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autoj
     assert ordered.looks.total() <= 3
 
 
-async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
+async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: MockClock) -> None:
     """Ten decodes take nothing, and are the least busy."""
 
     class Counted(Reservations):
@@ -464,7 +477,7 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock):
 
 
 @pytest.mark.parametrize("seed", range(200))
-async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_clock):
+async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_clock: MockClock) -> None:
     rng = random.Random(seed)
     legs = rng.choice([[Leg.BOTH] * 5, [Leg.PREFILL] * 3 + [Leg.DECODE] * 4, [Leg.PREFILL, Leg.DECODE, Leg.BOTH] * 3])
     workers = [Fake(f"w{at}", leg=leg, slots=4, more=rng.randrange(5)) for at, leg in enumerate(legs)]
@@ -491,13 +504,13 @@ async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_cl
         assert one.names == two.names
 
 
-async def test_a_lone_worker_is_never_set_aside(autojump_clock):
+async def test_a_lone_worker_is_never_set_aside(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(InternalError("a bug"), 0)] * 20, slots=64)) as world:
         assert len(await many(world, 30)) == 20
         assert not world.routing.outliers
 
 
-async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump_clock):
+async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump_clock: MockClock) -> None:
     async with routed(*four(InternalError("a bug"))) as world:
         await many(world, 60)
         world.pool.change(*"cde")
@@ -505,14 +518,14 @@ async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump
         assert await many(world, 10) == []
 
 
-async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_clock):
+async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_clock: MockClock) -> None:
     heard: list = []
 
     class Hears(RoutingObserver):
-        def worker_ejected(self, worker, code):
+        def worker_ejected(self, worker, code) -> None:
             heard.append((worker, code))
 
-        def readmitted(self, worker):
+        def readmitted(self, worker) -> None:
             heard.append(worker)
 
     async with routed(*four(InternalError("a bug"))) as world:
@@ -525,7 +538,7 @@ async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_c
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed):
+def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed) -> None:
     async def scenario(rng: random.Random) -> None:
         errors = (InternalError, DeadlineExceeded, EngineRefused, HandOffFailed)
 
@@ -541,7 +554,7 @@ def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(
     simulate(scenario, seed)
 
 
-async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock):
+async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock: MockClock) -> None:
     async with routed(*four(InternalError("a bug"))) as world:
         await many(world, 60)
         routings = {"tiny": world.routing}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from actors.routing.least_loaded import least_loaded
@@ -76,14 +78,14 @@ def write(folder, policy):
     return file
 
 
-def test_the_policy_of_a_model_is_named_in_its_section(tmp_path):
+def test_the_policy_of_a_model_is_named_in_its_section(tmp_path: Path) -> None:
     assert read_cluster(write(tmp_path, "least_loaded")).model["tiny"].policy == "least_loaded"
     assert POLICIES["least_loaded"] is least_loaded
     with pytest.raises(FileMistakes, match=r'model\.tiny\.policy: must be least_loaded, got "by_prompt"'):
         read_cluster(write(tmp_path, "by_prompt"))
 
 
-def test_a_policy_is_added_by_a_file_and_a_row(tmp_path):
+def test_a_policy_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
     made = scratch(tmp_path)
     made.add("actors/routing/by_prompt.py", DUMMY)
     made.insert("actors/routing/policies.py", '    "least_loaded"', '"by_prompt": by_prompt,\n')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from attrs import define
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection
@@ -29,17 +29,19 @@ class Memory(Fake):
         return Load(self.name, self.busy + self.more, self.slots, 0, self.kv, self.kv_max)
 
 
-async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock):
+async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock: MockClock) -> None:
     async with routed(Memory("a", slots=16, kv=95), Memory("b", slots=16, more=8, kv=50)) as world:
         check_whole(await ask(world, generate()), generate())
         assert len(world.worker("b").asked) == 1
 
 
-async def test_d6_what_waits_in_vain_at_a_full_worker_moves_to_one_where_it_can_begin(autojump_clock):
+async def test_d6_what_waits_in_vain_at_a_full_worker_moves_to_one_where_it_can_begin(
+    autojump_clock: MockClock,
+) -> None:
     async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
         got: list = []
 
-        async def one():
+        async def one() -> None:
             got.append(await ask(world, generate()))
 
         nursery.start_soon(one)
@@ -55,7 +57,9 @@ async def test_d6_what_waits_in_vain_at_a_full_worker_moves_to_one_where_it_can_
         assert world.worker("a").left == [world.worker("b").times[0]], "never at both at once"
 
 
-async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_has_room(autojump_clock):
+async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_has_room(
+    autojump_clock: MockClock,
+) -> None:
     slow = Play(None, 3)
     async with (
         routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as world,
@@ -74,7 +78,7 @@ async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_h
         nursery.cancel_scope.cancel()
 
 
-async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_clock):
+async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_clock: MockClock) -> None:
     workers = [Memory(name, [SILENT] * 9, kv=kv) for name, kv in (("a", 10), ("b", 20), ("c", 30), ("d", 40))]
     limits = FailoverLimits(move_after_s=2, moves_max=2)
     async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
@@ -88,7 +92,7 @@ async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_c
         nursery.cancel_scope.cancel()
 
 
-async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
+async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock: MockClock) -> None:
     for after_s in (2.0, 3.999, 4.0, 4.001):
         async with routed(Memory("a", [SILENT], kv=50), Memory("b", [SILENT], kv=50, more=2)) as world:
             with trio.move_on_after(after_s):
@@ -98,12 +102,12 @@ async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock):
                     world.worker("a").kv = 120
 
 
-async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_clock):
+async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", slots=1)) as world, trio.open_nursery() as nursery:
         routing, got = world.routing, list[Route]()
         kept = routing.choose(generate())
 
-        async def wait(another):
+        async def wait(another) -> None:
             got.append(await another)
 
         nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
@@ -115,7 +119,7 @@ async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_c
         got[0].end()
 
 
-async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_clock):
+async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=1, ejected_s=1))
     workers = Fake("a"), Fake("b", slots=0), Fake("c", slots=0)
     async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
@@ -126,7 +130,7 @@ async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_
         for name in probing.names:
             probing._release(name)  # as if it had been asked
 
-        async def wait(another):
+        async def wait(another) -> None:
             got.append(await another)
 
         nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
@@ -139,14 +143,16 @@ async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_
 
 
 @pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance
-async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_taken_back(_, autojump_clock):
+async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_taken_back(
+    _, autojump_clock: MockClock
+) -> None:
     p, q = (Memory(name, leg=Leg.PREFILL, bootstrap=(name, 1), kv=50) for name in "pq")
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
     p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
     async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
         got: list = []
 
-        async def one():
+        async def one() -> None:
             got.append(await ask(world, generate()))
 
         nursery.start_soon(one)
@@ -156,7 +162,7 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
         check_whole(got[0], generate())
 
 
-async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_clock):
+async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_clock: MockClock) -> None:
     died, full = Memory("a", [Play(EngineLost("died"), 0)], kv=10), Memory("b", [SILENT], kv=20)
     async with routed(died, full) as world, trio.open_nursery() as nursery:
         nursery.start_soon(ask, world, generate())
@@ -167,7 +173,7 @@ async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_c
         nursery.cancel_scope.cancel()
 
 
-async def test_d7_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock):
+async def test_d7_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock: MockClock) -> None:
     gone = [Play(Preempted("for want of memory"), 2)]
     async with routed(Fake("a", [*gone]), Fake("b", more=2), Fake("c", more=3)) as world:
         check_whole(await ask(world, generate()), generate())

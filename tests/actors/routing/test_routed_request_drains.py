@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from trio.testing import MockClock
 
 from actors.routing.route import FailoverLimits
 from actors.routing.routed_request import is_planned
@@ -17,7 +18,7 @@ class Replaced(LinkLost):
 
 
 @pytest.mark.parametrize("loss", [Draining, Replaced])
-async def test_b15_five_drains_in_a_row_lose_nothing(loss, autojump_clock):
+async def test_b15_five_drains_in_a_row_lose_nothing(loss, autojump_clock: MockClock) -> None:
     workers = [Fake(str(n), [Play(loss("it goes"), 8)], more=n % 4) for n in range(5)]
     async with routed(*workers, Fake("last", slots=9, more=8)) as world:
         wanted = generate(tokens_max=50)
@@ -25,7 +26,7 @@ async def test_b15_five_drains_in_a_row_lose_nothing(loss, autojump_clock):
         assert [len(worker.asked) for worker in workers] == [1] * 5
 
 
-async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock):
+async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock: MockClock) -> None:
     plays = [Draining("1"), LinkLost("2"), Draining("3"), LinkLost("4"), Draining("5"), LinkLost("6")]
     workers = [Fake(str(n), [Play(loss, 2)], slots=8, more=n) for n, loss in enumerate(plays)]
     async with routed(*workers, limits=FailoverLimits(resumes_max=3, pause_s=0.01)) as world:
@@ -34,7 +35,7 @@ async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock):
 
 
 @pytest.mark.parametrize(("most", "whole"), [(2, False), (3, True)])
-async def test_drains_have_a_limit_of_their_own(most, whole, autojump_clock):
+async def test_drains_have_a_limit_of_their_own(most, whole, autojump_clock: MockClock) -> None:
     workers = [Fake(str(n), [Play(Draining(str(n)), 2)], more=n) for n in range(3)]
     async with routed(*workers, Fake("last", slots=9, more=8), limits=FailoverLimits(drains_max=most)) as world:
         wanted = generate(tokens_max=20)
@@ -45,7 +46,7 @@ async def test_drains_have_a_limit_of_their_own(most, whole, autojump_clock):
                 await ask(world, wanted)
 
 
-def test_what_is_planned():
+def test_what_is_planned() -> None:
     assert is_planned(Draining("x"))
     assert is_planned(Replaced("x"))
     assert not any(map(is_planned, (LinkLost("x"), EngineLost("x"), NotReady("x"))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
@@ -13,7 +13,9 @@ from protocol.messages import Grammar, GrammarKind, Usage
 from tests.actors.test_router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 
 
-async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_has_more(autojump_clock):
+async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_has_more(
+    autojump_clock: MockClock,
+) -> None:
     plays = {"prefill": [Play(cached=3), Play(cached=5)], "decode": [Play(LinkLost("gone"), 2)]}
     async with routed(*pair(**plays)) as world:
         got = await ask(world, generate())
@@ -21,7 +23,7 @@ async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_h
         assert got.finished.usage == Usage(4, 6, 3)
 
 
-async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock):
+async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock: MockClock) -> None:
     async with routed(*pair(), Fake("w")) as world:
         prefill = world.worker("p")
         await wait_all_tasks_blocked()
@@ -40,18 +42,20 @@ async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock):
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 0.5}, {"presence_penalty": -0.5}, {"repetition_penalty": 1.05}]
 )
-async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_and_says_what_was_said(penalty, autojump_clock):
+async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_and_says_what_was_said(
+    penalty, autojump_clock: MockClock
+) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
         wanted = generate(**penalty)
         check_whole(await ask(world, wanted), wanted)
         assert (world.worker("b").asked[0].said, world.worker("b").asked[0].tokens[4:]) == (3, text(PROMPT)[:3])
 
 
-async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_clock):
+async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_clock: MockClock) -> None:
     heard: list = []
 
     class Hears(RoutingObserver):
-        def call_not_resumed(self, code):
+        def call_not_resumed(self, code) -> None:
             heard.append(code)
 
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
@@ -61,14 +65,14 @@ async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_
     assert heard == ["engine_lost"]
 
 
-async def test_c8_an_answer_does_not_go_on_with_other_weights(autojump_clock):
+async def test_c8_an_answer_does_not_go_on_with_other_weights(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
         world.pool.has = "old"
         world.pool.change("b")
         wanted = generate("x", tokens_max=10)
         async with trio.open_nursery() as nursery:
 
-            async def turns():
+            async def turns() -> None:
                 await trio.sleep(2.5)
                 world.pool.has = "new"
                 world.pool.change("a")

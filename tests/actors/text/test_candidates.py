@@ -36,13 +36,13 @@ SCORED = {"logprobs": True, "top_logprobs": 20}
 class Turns(trio.abc.Instrument):
     """Notes the CPU time of the longest turn of any task, and whose it was."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.longest, self.task, self.count, self._began = 0.0, "", 0, 0.0
 
-    def before_task_step(self, task):
+    def before_task_step(self, task) -> None:
         self._began = time.thread_time()
 
-    def after_task_step(self, task):
+    def after_task_step(self, task) -> None:
         took = time.thread_time() - self._began
         self.count += 1
         if took > self.longest and not task.name.startswith("<test"):
@@ -87,7 +87,9 @@ def texts(count, choice=0):
 
 
 @pytest.mark.parametrize(("dialect", "path"), [(chat, "chat/completions"), (completions, "completions")])
-async def test_b1_an_answer_in_one_piece_is_built_in_pieces(dialect, path, autojump_clock):
+async def test_b1_an_answer_in_one_piece_is_built_in_pieces(
+    dialect, path, autojump_clock: trio.testing.MockClock
+) -> None:
     """It was built in one turn: 0.2 s for these 128 x 60 tokens, and 5 s for the review's 128 x 1,200."""
     own = {"messages": [{"role": "user", "content": "n=60"}], **SCORED} if dialect is chat else {"prompt": "n=60"}
     body = {"model": "tiny", "n": 128, "max_tokens": 60, "logprobs": 20} | own
@@ -101,7 +103,7 @@ async def test_b1_an_answer_in_one_piece_is_built_in_pieces(dialect, path, autoj
 
 
 @pytest.mark.parametrize(("dialect", "most"), [(chat, 1500), (completions, 600)])
-def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most):
+def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most) -> None:
     """Objects took 4 kB a token with 20 log probabilities; now a token takes what it takes in the body."""
     said = (
         {"messages": [{"role": "user", "content": "x"}], **SCORED}
@@ -124,7 +126,7 @@ def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most):
 
 
 @given(parts=st.lists(st.binary(max_size=250_000), max_size=5))
-def test_a_body_in_pieces_is_the_whole_of_it(parts):
+def test_a_body_in_pieces_is_the_whole_of_it(parts) -> None:
     body = AnswerBody.of(parts)
     pieces = list(body.pieces())
     assert b"".join(pieces) == b"".join(parts)
@@ -132,7 +134,7 @@ def test_a_body_in_pieces_is_the_whole_of_it(parts):
     assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
 
 
-async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow):
+async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow: trio.testing.MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 60, "messages": [{"role": "user", "content": "n=60"}], **SCORED}
     most = 0
     async with rig(requests_max=256, backlog_bytes_max=300_000) as made:
@@ -149,7 +151,9 @@ async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow
 
 
 @pytest.mark.parametrize("prompt", ["n=4 " + "x" * 1500, ["n=4 " + "x" * 1500, "n=4 " + "y" * 1500]])
-async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(prompt, rather_slow):
+async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(
+    prompt, rather_slow: trio.testing.MockClock
+) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
     async with rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as made:
         client = Client(await made.connect(receive_buffer=4096))
@@ -166,7 +170,7 @@ def choices_of(prompt):
     return 1 if isinstance(prompt, str) else len(prompt)
 
 
-async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow):
+async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow: trio.testing.MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": "n=4 " + "x" * 1500, "echo": True}
     async with rig(requests_max=256, answers_bytes_max=100_000) as made:
         for stream in (False, True):
@@ -178,8 +182,8 @@ async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_s
 
 @pytest.mark.parametrize(("answers_bytes_max", "whole"), [(10_000_000, True), (200_000, False)])
 async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_they_are(
-    answers_bytes_max, whole, rather_slow
-):
+    answers_bytes_max, whole, rather_slow: trio.testing.MockClock
+) -> None:
     """A token was counted as the 8 bytes of an answer in one piece, and its event has 200: here 26 kB for 600."""
     body = {"model": "tiny", "n": 8, "max_tokens": 400, "prompt": "n=400", "echo": True, "stream": True}
     limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 30_000, "send_buffer_bytes": 4096}
@@ -197,7 +201,7 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
         assert made.gateway.answers.reserved_bytes == 0
 
 
-async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
+async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock: trio.testing.MockClock) -> None:
     """The likeliest of 128 drafts was told in one turn, and all were kept as objects: 4 kB a token."""
     body = {"model": "tiny", "n": 64, "best_of": 128, "max_tokens": 100, "prompt": "n=100", "logprobs": 20}
     with watched() as turns:
@@ -207,7 +211,7 @@ async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock):
 
 
 @pytest.mark.parametrize("top", [0, 5])
-async def test_a_draft_is_told_as_it_would_have_been_read(top):
+async def test_a_draft_is_told_as_it_would_have_been_read(top) -> None:
     line, said = ids("The oak is old. wörld 日本 🙂 "), []
     reading = IncrementalDetokenizer(
         TINY.tokenizer,
@@ -240,7 +244,9 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top):
 
 
 @pytest.mark.parametrize("last", ["b", "a"])
-async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(last, autojump_clock):
+async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(
+    last, autojump_clock: trio.testing.MockClock
+) -> None:
     """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
     line = "a" * 300 + last
     worker, count = Worker(line=line), len(ids(line))
@@ -258,7 +264,7 @@ async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(last,
         assert all("".join(token.text for token in each.logprobs) == each.text for each in own)
 
 
-async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns():
+async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns() -> None:
     draft, line, said, turns = CandidateChoice([].append), ids("The oak is old. "), [], Turns()
     for place in range(1000):
         draft.note(Tokens([line[place % len(line)]]), scored=False)
@@ -281,7 +287,7 @@ class CountedStops(StopStrings):
         return super().step(state, character)
 
 
-def test_b10_long_stop_strings_cost_a_step_a_character():
+def test_b10_long_stop_strings_cost_a_step_a_character() -> None:
     """Each token took 16,000 comparisons, a millisecond, and 128 choices took them in one turn."""
     stops = CountedStops(tuple("a" * (1000 + place) + "b" for place in range(16)))
     stops.steps = 0
@@ -296,7 +302,7 @@ alphabet = st.text(st.sampled_from("ab "), min_size=1, max_size=6)
 
 
 @given(stops=st.lists(alphabet, min_size=1, max_size=6), pieces=st.lists(st.text(st.sampled_from("abc "), max_size=8)))
-def test_a_stop_string_is_found_as_by_comparing(stops, pieces):
+def test_a_stop_string_is_found_as_by_comparing(stops, pieces) -> None:
     scanner, out, text = StopScanner(StopStrings(stops)), "", ""
     for piece in pieces:
         text += piece
@@ -328,7 +334,7 @@ LONG_BODIES = {
 
 
 @pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
-async def test_b10_a_long_body_is_read_aside(body, rather_slow):
+async def test_b10_a_long_body_is_read_aside(body, rather_slow: trio.testing.MockClock) -> None:
     """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
     sizes = []
 
@@ -354,7 +360,9 @@ async def test_b10_a_long_body_is_read_aside(body, rather_slow):
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(path, rather_slow):
+async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(
+    path, rather_slow: trio.testing.MockClock
+) -> None:
     token = max(TINY.tokenizer.get_vocab().items(), key=lambda entry: len(entry[0]))[1]
     text = TINY.decode([token]) * 250_000
     asked = {"tokens": [token] * 250_000} if path == "/detokenize" else {"prompt": text}
@@ -372,7 +380,9 @@ async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(pa
         assert made.gateway.answers.reserved_bytes == 0
 
 
-async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(rather_slow):
+async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(answers_bytes_max=1_000) as made:
         client = await made.client()
         assert (await client.ask(post({"prompt": "oak " * 50}, "/tokenize"))).status == 200

@@ -81,14 +81,14 @@ def first_stop(text, stops, start):
 
 
 @given(answers, st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_any_split_of_the_ids_reads_as_in_one_piece(sequence, sizes):
+def test_any_split_of_the_ids_reads_as_in_one_piece(sequence, sizes) -> None:
     text, said = read(IncrementalDetokenizer(TINY), cut(sequence, sizes))
     assert text == TINY.decode(sequence)
     assert sum(each.tokens for each in said) <= len(sequence)
 
 
 @given(texts)
-def test_a_character_is_never_split(text):
+def test_a_character_is_never_split(text) -> None:
     so_far = ""
     reading = IncrementalDetokenizer(TINY)
     for token in ids(text):
@@ -100,14 +100,14 @@ def test_a_character_is_never_split(text):
     assert reading.finish() is None
 
 
-def test_a_character_comes_with_its_last_byte():
+def test_a_character_comes_with_its_last_byte() -> None:
     reading = IncrementalDetokenizer(TINY)
     first, second, third, fourth = [BYTES[letter] for letter in "ðŁĻĤ"]
     assert [reading.feed([each]) for each in (first, second, third)] == [None] * 3
     assert reading.feed([fourth]) == Text("🙂", 4)
 
 
-def test_a_character_that_the_answer_broke_off_reads_as_broken():
+def test_a_character_that_the_answer_broke_off_reads_as_broken() -> None:
     reading = IncrementalDetokenizer(TINY)
     assert reading.feed([*ids("a"), *[BYTES[letter] for letter in "ðŁĻ"]]) is None or reading.tokens == 4
     text = reading.finish()
@@ -115,7 +115,7 @@ def test_a_character_that_the_answer_broke_off_reads_as_broken():
     assert text.text.endswith(BROKEN)
 
 
-def test_bytes_that_are_no_text_are_not_held_for_ever():
+def test_bytes_that_are_no_text_are_not_held_for_ever() -> None:
     reading = IncrementalDetokenizer(TINY)
     said = [reading.feed([BYTES["ĥ"]]) for _ in range(10 * HELD_IDS_MAX)]
     given = "".join(text.text for text in said if text is not None)
@@ -126,11 +126,11 @@ def test_bytes_that_are_no_text_are_not_held_for_ever():
 
 
 @given(st.lists(st.sampled_from([*[BYTES[letter] for letter in "ðŁĻĤæĹ¥Ã©"], *ids("a")]), max_size=120))
-def test_long_runs_of_broken_bytes_read_as_in_one_piece(sequence):
+def test_long_runs_of_broken_bytes_read_as_in_one_piece(sequence) -> None:
     assert read(IncrementalDetokenizer(TINY), cut(sequence, [1]))[0] == TINY.decode(sequence)
 
 
-def test_special_tokens_say_nothing_however_many():
+def test_special_tokens_say_nothing_however_many() -> None:
     reading = IncrementalDetokenizer(TINY)
     assert reading.feed([PAD] * 200) is None
     assert reading.feed(ids(" a")) == Text(" a", 200 + len(ids(" a")))
@@ -163,7 +163,7 @@ def spelled(text: str) -> list[int]:
 @given(
     st.lists(st.one_of(st.sampled_from(WORDS).map(lambda word: [word]), texts.map(spelled), st.just([1])), max_size=9)
 )
-def test_words_and_spelled_characters_read_as_in_one_piece(pieces):
+def test_words_and_spelled_characters_read_as_in_one_piece(pieces) -> None:
     sequence = [token for piece in pieces for token in piece]
     assert read(IncrementalDetokenizer(SENTENCEPIECE), cut(sequence, [1]))[0] == SENTENCEPIECE.decode(sequence)
 
@@ -171,12 +171,12 @@ def test_words_and_spelled_characters_read_as_in_one_piece(pieces):
 @given(st.lists(st.integers(0, SENTENCEPIECE.get_vocab_size() - 1), max_size=40))
 @example([4, 195, 110, 216, 14, 270, 113])
 @example([118, 207, 262, 176])
-def test_no_sequence_of_ids_raises(sequence):
+def test_no_sequence_of_ids_raises(sequence) -> None:
     text, _ = read(IncrementalDetokenizer(SENTENCEPIECE), cut(sequence, [1]))
     assert len(text) <= 4 * len(SENTENCEPIECE.decode(sequence)) + 4
 
 
-def test_a_word_keeps_its_space_after_broken_bytes():
+def test_a_word_keeps_its_space_after_broken_bytes() -> None:
     the = SENTENCEPIECE.token_to_id("▁the")
     text, _ = read(IncrementalDetokenizer(SENTENCEPIECE), cut([3 + 0xCC, the, 3 + 0xAD, the], [1]))
     assert text == f"{BROKEN} the{BROKEN} the"
@@ -194,7 +194,7 @@ def test_a_word_keeps_its_space_after_broken_bytes():
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
 )
 @settings(max_examples=300)
-def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, tokens_min, sizes):
+def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, tokens_min, sizes) -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
     text, said = read(reading, cut(sequence, sizes))
     assert (text, reading.matched, reading.tokens) == naively(sequence, stops, stop_ids, silent, tokens_min)
@@ -203,7 +203,7 @@ def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, 
 
 
 @given(texts, st.text(st.sampled_from("abEND日é🙂"), min_size=1, max_size=6), texts)
-def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after):
+def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after) -> None:
     whole = normalize("NFC", before + stop + after)
     assume(stop in whole)  # a combining accent changes the letter before it
     reading, so_far = IncrementalDetokenizer(TINY, StopStrings([stop])), ""
@@ -215,7 +215,7 @@ def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after):
     assert so_far == whole[: whole.index(stop)]
 
 
-def test_a_stop_across_pieces_is_held_back():
+def test_a_stop_across_pieces_is_held_back() -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(["END"]))
     assert [reading.feed(ids(letter)) for letter in "xEN"] == [Text("x", 1), None, None]
     assert reading.feed(ids("D")) is None
@@ -223,20 +223,20 @@ def test_a_stop_across_pieces_is_held_back():
     assert reading.finish() is None
 
 
-def test_what_was_held_back_comes_when_it_is_no_stop():
+def test_what_was_held_back_comes_when_it_is_no_stop() -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(["END"]))
     reading.feed([*ids("E"), *ids("N")])
     assert reading.feed(ids("x")) == Text("ENx", 3)
 
 
-def test_what_was_held_back_comes_at_the_end():
+def test_what_was_held_back_comes_at_the_end() -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(["END"]))
     assert reading.feed([*ids("E"), *ids("N")]) is None
     assert reading.finish() == Text("EN", 2)
     assert reading.matched is None
 
 
-def test_what_was_held_back_comes_before_a_stop_token():
+def test_what_was_held_back_comes_before_a_stop_token() -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(["END"]), [EOS])
     assert reading.feed([*ids("E"), *ids("N"), EOS]) == Text("EN", 3)
     assert reading.matched == EOS
@@ -255,14 +255,14 @@ def test_what_was_held_back_comes_before_a_stop_token():
         (["b"], "aaa", "aaa", None),
     ],
 )
-def test_overlapping_stops_are_told_apart(stops, text, out, matched):
+def test_overlapping_stops_are_told_apart(stops, text, out, matched) -> None:
     for pieces in ([ids(text)], [[token] for token in ids(text)], [ids(letter) for letter in text]):
         reading = IncrementalDetokenizer(TINY, StopStrings(stops))
         assert read(reading, pieces)[0] == out
         assert reading.matched == matched
 
 
-def test_a_stop_inside_one_token_cuts_the_token():
+def test_a_stop_inside_one_token_cuts_the_token() -> None:
     token = next(
         token for token in range(TINY.get_vocab_size()) if len(word := TINY.decode([token])) >= 3 and word.isalpha()
     )
@@ -272,34 +272,34 @@ def test_a_stop_inside_one_token_cuts_the_token():
     assert (reading.matched, reading.tokens) == (word[1], 1)
 
 
-def test_ids_after_a_stop_are_ignored():
+def test_ids_after_a_stop_are_ignored() -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(["b"]))
     assert reading.feed([*ids("a"), *ids("b"), *ids("c")]) == Text("a", 2)
     assert reading.feed(ids("d")) is None
     assert reading.tokens == 2
 
 
-def test_the_end_of_the_answer_is_silent_and_counted():
+def test_the_end_of_the_answer_is_silent_and_counted() -> None:
     reading = IncrementalDetokenizer(TINY, eos_ids=[EOS])
     assert reading.feed([*ids("a"), EOS]) == Text("a", 2)
     assert (reading.matched, reading.tokens, reading.finish()) == (None, 2, None)
 
 
-def test_a_stop_token_is_not_text():
+def test_a_stop_token_is_not_text() -> None:
     token = ids("z")[0]
     reading = IncrementalDetokenizer(TINY, stop_ids=[token])
     assert reading.feed([*ids("a"), token]) == Text("a", 2)
     assert reading.matched == token
 
 
-def test_no_stop_counts_before_the_least_number_of_tokens():
+def test_no_stop_counts_before_the_least_number_of_tokens() -> None:
     token = ids("z")[0]
     reading = IncrementalDetokenizer(TINY, StopStrings(["b"]), [token], tokens_min=3)
     assert read(reading, [[*ids("b"), token, *ids("b"), *ids("c"), *ids("b"), *ids("d")]])[0] == "bzbc"
     assert (reading.matched, reading.tokens) == ("b", 5)
 
 
-def test_a_broken_character_at_the_end_can_complete_a_stop():
+def test_a_broken_character_at_the_end_can_complete_a_stop() -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings([BROKEN]))
     assert reading.feed([*ids("a"), BYTES["ð"]]) == Text("a", 2)
     assert reading.finish() is None

@@ -11,6 +11,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from trio.testing import MockClock
 
 from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, run_inline
 from actors.text import encoding
@@ -29,7 +30,7 @@ TEXTS = st.text(st.sampled_from("a e\u0301\u1100\u1161\u11a8ᾂ\n\t日🙂A<|im_
 class Counting:
     """An `Aside` that notes how much it was asked to do."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.sizes = []
 
     async def __call__(self, function, *, owner, size):
@@ -83,16 +84,16 @@ def bound(made):
 
 @pytest.mark.parametrize("made", BOUNDED.values(), ids=BOUNDED)
 @given(text=TEXTS)
-def test_no_token_stands_for_more_characters_than_the_bound_says(made, text):
+def test_no_token_stands_for_more_characters_than_the_bound_says(made, text) -> None:
     assert len(text) <= bound(made) * len(made.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
-def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(made):
+def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(made) -> None:
     assert bound(made) is None
 
 
-def test_the_bound_of_composed_characters_is_unicodes():
+def test_the_bound_of_composed_characters_is_unicodes() -> None:
     longest = max(len(unicodedata.normalize("NFD", chr(code))) for code in range(0x11_0000))
     assert longest <= COMPOSED_CHARACTERS_MAX
     assert TINY.characters_a_token == COMPOSED_CHARACTERS_MAX * max(map(len, TINY.tokenizer.get_vocab()))
@@ -101,7 +102,7 @@ def test_the_bound_of_composed_characters_is_unicodes():
 # What a refusal costs --------------------------------------------------------------------------
 
 
-async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all():
+async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
     aside = Counting()
     with pytest.raises(TooManyTokens, match="more than 100"):
         await tokenize_text("a" * 4_000_000, TINY, 100, Offload(aside, "alice"))
@@ -109,7 +110,7 @@ async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all():
 
 
 @pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
-async def test_b10_without_a_bound_a_refusal_costs_what_fits(made):
+async def test_b10_without_a_bound_a_refusal_costs_what_fits(made) -> None:
     """The review's 4 MB prompts were tokenised whole, 1.4 s and half a gigabyte each."""
     model, aside, limit = evolve(TINY, tokenizer=made, characters_a_token=bound(made)), Counting(), 200
     text = "ab <|im_end|>" * 20_000
@@ -126,7 +127,7 @@ async def test_b10_without_a_bound_a_refusal_costs_what_fits(made):
 @given(
     text=st.text(st.sampled_from("ae \n日🙂"), max_size=300), repeat=st.integers(1, 400), limit=st.integers(1, 5_000)
 )
-def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit):
+def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit) -> None:
     text *= repeat
     model, ids = evolve(TINY, characters_a_token=known), TINY.encode_text(text)
 
@@ -140,7 +141,7 @@ def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit):
     assert got == ids if len(ids) <= limit else got in (None, ids)
 
 
-async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has():
+async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() -> None:
     model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_a_token=None)
     text = "a" * 3000 + " " * 100_000
     ids = await tokenize_text(text, model, 2000, Offload(run_inline, ""))
@@ -148,7 +149,7 @@ async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has():
     assert len(ids) == 1500
 
 
-async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits():
+async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits() -> None:
     aside = Counting()
     known = PromptLimits(INFO, 8192, 8192)
     unbounded = evolve(TINY, characters_a_token=None)
@@ -160,7 +161,7 @@ async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_
 
 
 @pytest.mark.parametrize("turns", [(), (Turn(Role.USER, "oak " * 3000),)])
-async def test_tokenize_has_a_limit_of_its_own(turns, autojump_clock):
+async def test_tokenize_has_a_limit_of_its_own(turns, autojump_clock: MockClock) -> None:
     async with running(tokenize_max=2000) as address:
         with pytest.raises(ContextTooLong, match="can have 2000") as caught:
             await ask(address, Tokenize(turns=turns, text="" if turns else "oak " * 3000))
@@ -182,13 +183,13 @@ QUADRATIC = {
 
 
 @pytest.mark.parametrize("source", QUADRATIC.values(), ids=QUADRATIC)
-async def test_b10_a_template_is_held_to_a_number_of_steps(source):
+async def test_b10_a_template_is_held_to_a_number_of_steps(source) -> None:
     model = load_with_fixed_clock(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
     with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
         await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, ""))
 
 
-async def test_b10_a_template_is_held_to_a_number_of_characters(monkeypatch):
+async def test_b10_a_template_is_held_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.text.chat_template.RENDERED_CHARACTERS_MAX", 100_000)
     model = load_with_fixed_clock(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
     with pytest.raises(BadRequest, match="it makes more than 100000 characters"):
@@ -196,12 +197,12 @@ async def test_b10_a_template_is_held_to_a_number_of_characters(monkeypatch):
     assert await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Offload(run_inline, ""))
 
 
-def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused():
+def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused() -> None:
     prompt = TINY.prompt([Turn(Role.USER, "x")] * 11_000)
     assert prompt.count("<|im_start|>") == 11_001
 
 
-async def test_one_rule_says_what_is_long():
+async def test_one_rule_says_what_is_long() -> None:
     aside = Counting()
     assert await Offload(aside, "").run(OFFLOAD_SIZE_MIN - 1, lambda: 1) == 1
     assert aside.sizes == []
@@ -209,6 +210,6 @@ async def test_one_rule_says_what_is_long():
     assert aside.sizes == [OFFLOAD_SIZE_MIN]
 
 
-def test_the_seam_is_longer_than_any_word_that_is_cut():
+def test_the_seam_is_longer_than_any_word_that_is_cut() -> None:
     assert max(map(len, TINY.tokenizer.get_vocab())) * 8 < SEAM_TOKENS
     assert encoding.GROWTH > 1

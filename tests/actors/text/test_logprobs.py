@@ -37,7 +37,7 @@ def fed(made, sequence, size=1):
 
 
 @given(TEXTS, st.integers(1, 5))
-def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text, size):
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text, size) -> None:
     pieces = fed(reading(), ids(text), size)
     for count in range(1, len(pieces) + 1):
         told = b"".join(token.data for piece in pieces[:count] for token in piece.logprobs)
@@ -48,7 +48,7 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text, size):
 
 
 @given(TEXTS, TEXTS, st.integers(1, 5))
-def test_what_a_stop_string_cuts_off_is_not_told(text, after, size):
+def test_what_a_stop_string_cuts_off_is_not_told(text, after, size) -> None:
     pieces = fed(reading(["END"]), ids(text + "END" + after), size)
     said = "".join(piece.text for piece in pieces)
     assert "END" not in said
@@ -58,7 +58,7 @@ def test_what_a_stop_string_cuts_off_is_not_told(text, after, size):
     assert len(sizes) < 2 or sizes[-2] < len(said.encode()), "each of them has a part in the text"
 
 
-def test_a_token_that_is_held_back_is_told_with_its_text():
+def test_a_token_that_is_held_back_is_told_with_its_text() -> None:
     made = reading(["old oak"])
     told = said = b""
     for token in ids("an old oar"):
@@ -70,7 +70,7 @@ def test_a_token_that_is_held_back_is_told_with_its_text():
     assert told == said == b"an old oar"
 
 
-def test_the_likeliest_tokens_are_told_as_text_and_bytes():
+def test_the_likeliest_tokens_are_told_as_text_and_bytes() -> None:
     made = reading()
     oak, old = ids(" oak")[0], ids(" old")[0]
     piece = made.feed([oak], [Logprob(-0.5, ((oak, -0.5), (old, -1.5)))])
@@ -79,7 +79,7 @@ def test_the_likeliest_tokens_are_told_as_text_and_bytes():
     assert token.top == ((token.text, DATA(oak), -0.5), (TINY.tokenizer.decode([old]), DATA(old), -1.5))
 
 
-def test_a_special_token_adds_nothing_but_has_its_name():
+def test_a_special_token_adds_nothing_but_has_its_name() -> None:
     special = TINY.tokenizer.token_to_id("<|im_start|>")
     made = reading()
     pieces = fed(made, [*ids("a"), special, *ids("b")])
@@ -88,7 +88,7 @@ def test_a_special_token_adds_nothing_but_has_its_name():
     assert b"".join(token.data for token in told) == b"ab"
 
 
-def test_bytes_are_found_for_a_vocabulary_with_byte_fallback():
+def test_bytes_are_found_for_a_vocabulary_with_byte_fallback() -> None:
     data = token_data(SENTENCEPIECE)
     assert data(3 + 0xCC) == b"\xcc"
     the = next(
@@ -97,7 +97,7 @@ def test_bytes_are_found_for_a_vocabulary_with_byte_fallback():
     assert data(the).startswith(b" ")
 
 
-def test_bytes_are_found_for_any_other_vocabulary():
+def test_bytes_are_found_for_any_other_vocabulary() -> None:
     described = {
         "version": "1.0",
         "added_tokens": [],
@@ -108,7 +108,7 @@ def test_bytes_are_found_for_any_other_vocabulary():
 
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
-def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size):
+def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size) -> None:
     made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), eos_ids=[1], with_ids=True)
     pieces = fed(made, sequence, size)
     told = [token for piece in pieces for token in piece.ids]

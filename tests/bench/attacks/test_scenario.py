@@ -22,14 +22,14 @@ def noted(during, *, lost=(), before=(0.05, 0.06, 0.05)):
         (noted([]), False),  # nothing came at all
     ],
 )
-def test_a_gap_or_a_loss_is_noticed(found, held):
+def test_a_gap_or_a_loss_is_noticed(found, held) -> None:
     verdict = Verdict()
     _judge(found, 10.0, verdict)
     assert verdict.held is held
     assert (verdict.own_gap_ms, verdict.worst_first_ms, verdict.whole) == (50.0, 200.0, 3)
 
 
-def test_an_attack_that_fails_by_itself_has_not_held():
+def test_an_attack_that_fails_by_itself_has_not_held() -> None:
     def fails(folder, verdict):
         raise RuntimeError("no node")
 

@@ -28,25 +28,25 @@ def fault(read, *events):
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 
 
-def test_a_chat_answer_is_counted_by_its_events_with_content():
+def test_a_chat_answer_is_counted_by_its_events_with_content() -> None:
     answer, brought = hear(read_chunk, ROLE, delta("a"), delta("b"), delta(finish="stop"), usage(5, 2), b"[DONE]")
     assert (answer.over, answer.finish, brought) == (True, "stop", [1, 1])
     assert (answer.prompt_tokens, answer.output_tokens) == (5, 2)
 
 
 @pytest.mark.parametrize("body", [b"\xff", b'{"error":"\xe9"}', b"[" * 5000, b"{", b""])
-def test_what_cannot_be_read_is_a_fault_of_one_request(body):
+def test_what_cannot_be_read_is_a_fault_of_one_request(body) -> None:
     assert http_fault(502, body).fault.code == "502"
     if body:
         assert fault(read_chunk, body).kind == fault(read_response, body).kind == "shape"
 
 
 @pytest.mark.parametrize("key", ["content", "reasoning_content", "reasoning", "refusal"])
-def test_every_kind_of_text_is_content(key):
+def test_every_kind_of_text_is_content(key) -> None:
     assert hear(read_chunk, {"choices": [{"delta": {key: "x"}}]})[1] == [1]
 
 
-def test_tool_calls_and_completions_are_content():
+def test_tool_calls_and_completions_are_content() -> None:
     assert hear(read_chunk, {"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]})[1] == [1]
     assert hear(read_chunk, {"choices": [{"text": "x", "finish_reason": None}]})[1] == [1]
 
@@ -63,29 +63,29 @@ def test_tool_calls_and_completions_are_content():
         {"choices": [], "usage": {"completion_tokens": "many", "prompt_tokens": -1, "prompt_tokens_details": None}},
     ],
 )
-def test_what_brings_nothing_is_no_fault(event):
+def test_what_brings_nothing_is_no_fault(event) -> None:
     answer, brought = hear(read_chunk, event)
     assert (answer.over, brought, answer.output_tokens) == (False, [], None)
 
 
-def test_an_event_of_several_tokens_counts_them_where_usage_runs_along():
+def test_an_event_of_several_tokens_counts_them_where_usage_runs_along() -> None:
     running = [delta(f"{n}", usage={"completion_tokens": n, "prompt_tokens": 1}) for n in (1, 4, 5)]
     assert hear(read_chunk, *running)[1] == [1, 3, 1]
 
 
-def test_usage_that_comes_with_the_last_content_alone_is_not_that_events_own():
+def test_usage_that_comes_with_the_last_content_alone_is_not_that_events_own() -> None:
     last = delta("z", "stop", usage={"completion_tokens": 9, "prompt_tokens": 1})
     answer, brought = hear(read_chunk, delta("a"), last)
     assert (brought, answer.output_tokens) == ([1, 1], 9)
 
 
-def test_done_without_a_finish_reason_is_truncation():
+def test_done_without_a_finish_reason_is_truncation() -> None:
     assert fault(read_chunk, delta("a"), b"[DONE]").kind == "truncated"
     assert fault(read_chunk, b"[DONE]").kind == "truncated"
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "cancelled", {"type": "abort"}, ""])
-def test_a_finish_reason_that_is_no_finish_fails(finish):
+def test_a_finish_reason_that_is_no_finish_fails(finish) -> None:
     assert fault(read_chunk, delta("a", finish)).kind == "error_event"
 
 
@@ -98,12 +98,12 @@ def test_a_finish_reason_that_is_no_finish_fails(finish):
         ({"error": {"code": 500}, "choices": []}, "500"),
     ],
 )
-def test_an_error_in_mid_stream_fails_with_its_code(event, code):
+def test_an_error_in_mid_stream_fails_with_its_code(event, code) -> None:
     found = fault(read_chunk, delta("a"), event)
     assert (found.kind, found.code) == ("error_event", code)
 
 
-def test_an_event_named_error_is_one_whatever_it_holds():
+def test_an_event_named_error_is_one_whatever_it_holds() -> None:
     with pytest.raises(RequestFailed):
         read_chunk(Answer(), b"error", b'{"message": "no"}')
 
@@ -111,7 +111,7 @@ def test_an_event_named_error_is_one_whatever_it_holds():
 @pytest.mark.parametrize(
     "data", [b"{", b"[]", b"3", b'{"choices": 3}', b'{"choices": [3]}', b'{"choices":[{"delta":3}]}', b"\xff"]
 )
-def test_another_shape_is_named_so(data):
+def test_another_shape_is_named_so(data) -> None:
     assert fault(read_chunk, data).kind == "shape"
 
 
@@ -120,7 +120,7 @@ def test_another_shape_is_named_so(data):
 TEXT = {"type": "response.output_text.delta", "delta": "a"}
 
 
-def test_a_response_is_counted_by_its_deltas():
+def test_a_response_is_counted_by_its_deltas() -> None:
     events = [
         {"type": "response.created"},
         TEXT,
@@ -137,7 +137,7 @@ def test_a_response_is_counted_by_its_deltas():
     ("reason", "finish"),
     [("max_output_tokens", "length"), ("content_filter", "content_filter"), ("cancelled", "cancelled")],
 )
-def test_an_incomplete_response_says_why(reason, finish):
+def test_an_incomplete_response_says_why(reason, finish) -> None:
     end = response_end("incomplete", incomplete_details={"reason": reason})
     assert hear(read_response, end)[0].finish == finish
 
@@ -153,12 +153,12 @@ def test_an_incomplete_response_says_why(reason, finish):
         ({"type": "error", "code": "rate_limit", "message": "x"}, "rate_limit"),
     ],
 )
-def test_a_response_that_did_not_finish_has_failed(event, code):
+def test_a_response_that_did_not_finish_has_failed(event, code) -> None:
     found = fault(read_response, TEXT, event)
     assert (found.kind, found.code) == ("error_event", code)
 
 
-def test_a_response_without_usage_and_events_that_nobody_knows_are_no_fault():
+def test_a_response_without_usage_and_events_that_nobody_knows_are_no_fault() -> None:
     answer, brought = hear(read_response, {"type": "codex.rate_limits"}, {}, TEXT, {"type": "response.completed"})
     assert (answer.over, answer.output_tokens, brought) == (True, None, [1])
 
@@ -176,7 +176,7 @@ objects = st.recursive(
 
 
 @given(objects, st.sampled_from([read_chunk, read_response]), st.sampled_from([b"", b"error", b"\xff"]))
-def test_whatever_a_server_says_is_read_or_fails_as_a_request(said, read, name):
+def test_whatever_a_server_says_is_read_or_fails_as_a_request(said, read, name) -> None:
     answer = Answer()
     with suppress(RequestFailed):
         assert read(answer, name, json.dumps(said).encode()) == answer.tokens

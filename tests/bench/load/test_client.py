@@ -35,7 +35,7 @@ class Client:
 
     made: ClassVar[list["Client"]] = []
 
-    def __init__(self, server, **options):
+    def __init__(self, server, **options) -> None:
         self.target = Target(**{"url": server.url, "api": "chat", "model": "m", "timeout_s": 20.0} | options)
         self.pool = Pool(self.target, parse_url(self.target.url, self.target.api))
         self.came = []
@@ -61,7 +61,7 @@ async def sent(script, leave=None, **options):
         return await Client(server, **options).ask(leave=leave)
 
 
-async def test_a_whole_answer_is_completed_and_its_connection_serves_the_next():
+async def test_a_whole_answer_is_completed_and_its_connection_serves_the_next() -> None:
     async with scripted(whole) as server:
         client = Client(server, key="secret")
         first, second = await client.ask(), await client.ask()
@@ -82,15 +82,15 @@ async def test_a_whole_answer_is_completed_and_its_connection_serves_the_next():
     }
 
 
-async def test_a_new_connection_for_each_request_if_that_is_wanted():
+async def test_a_new_connection_for_each_request_if_that_is_wanted() -> None:
     async with scripted(whole) as server:
         client = Client(server, reuse=False)
         assert [(await client.ask()).ending for _ in range(3)] == ["completed"] * 3
         assert server.connections == 3
 
 
-async def test_a_connection_that_ended_between_two_requests_costs_neither():
-    async def once(asked):
+async def test_a_connection_that_ended_between_two_requests_costs_neither() -> None:
+    async def once(asked) -> None:
         await whole(asked)
         await asked.stream.aclose()
 
@@ -112,12 +112,12 @@ async def test_a_connection_that_ended_between_two_requests_costs_neither():
          + [event(response_end("completed", 2), "response.completed")]),
     ],
 )  # fmt: skip
-async def test_other_apis_over_http(api, events):
+async def test_other_apis_over_http(api, events) -> None:
     answer = await sent(saying(HEAD, *map(chunk, events), chunk(b""), close=False), api=api, ignore_eos=True)
     assert (answer.ending, answer.finish, len(measure.stamps(answer))) == ("completed", "stop", 2)
 
 
-async def test_an_answer_without_done_is_whole_if_its_body_ends_well():
+async def test_an_answer_without_done_is_whole_if_its_body_ends_well() -> None:
     events = chat_events(2)[:-2]
     assert (await sent(saying(HEAD, *map(chunk, events), b"0\r\n\r\n"))).ending == "completed"
     plain = HEAD.replace(b"transfer-encoding: chunked\r\n", b"connection: close\r\n")
@@ -126,22 +126,22 @@ async def test_an_answer_without_done_is_whole_if_its_body_ends_well():
 
 
 @pytest.mark.parametrize("kept", range(6))
-async def test_an_answer_that_stops_anywhere_before_its_end_is_truncated(kept):
+async def test_an_answer_that_stops_anywhere_before_its_end_is_truncated(kept) -> None:
     answer = await sent(saying(HEAD, *map(chunk, chat_events(3)[:kept])))
     assert (answer.ending, answer.fault.kind) == ("failed", "truncated")
 
 
 @pytest.mark.parametrize("close", [b"0\r\n\r\n", b""])
-async def test_done_without_a_finish_reason_is_truncated_however_well_the_body_ends(close):
+async def test_done_without_a_finish_reason_is_truncated_however_well_the_body_ends(close) -> None:
     events = [event(delta("a")), event("[DONE]")]
     assert (await sent(saying(HEAD, *map(chunk, events), close))).fault.kind == "truncated"
 
 
-async def test_a_finish_reason_without_a_proper_end_is_truncated():
+async def test_a_finish_reason_without_a_proper_end_is_truncated() -> None:
     assert (await sent(saying(HEAD, chunk(event(delta("a", "stop")))))).fault.kind == "truncated"
 
 
-async def test_errors_have_their_kinds():
+async def test_errors_have_their_kinds() -> None:
     lost = event({"error": {"code": "engine_died", "message": "it died"}})
     assert (await sent(saying(HEAD, chunk(event(delta("a"))), chunk(lost)))).fault.code == "engine_died"
     refused = b'HTTP/1.1 503 No\r\ncontent-length: 31\r\n\r\n{"error":{"code":"overloaded"}}'
@@ -150,7 +150,7 @@ async def test_errors_have_their_kinds():
     assert (await sent(saying(HEAD, chunk(b"data: what\n\n")))).fault.kind == "shape"
 
 
-async def test_a_refused_connection_is_named_as_the_system_names_it():
+async def test_a_refused_connection_is_named_as_the_system_names_it() -> None:
     async with scripted(whole) as server:
         pass
     answer = await Client(server).ask()
@@ -158,7 +158,9 @@ async def test_a_refused_connection_is_named_as_the_system_names_it():
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(trusted, monkeypatch):
+async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(
+    trusted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certificate, key = certificates()
     monkeypatch.setattr("bench.load.wire._trust", ssl.create_default_context)
     if trusted:
@@ -166,7 +168,7 @@ async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(truste
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
 
-    async def whole_once(asked):
+    async def whole_once(asked) -> None:
         await whole(asked)
         await asked.gone()
 
@@ -182,10 +184,10 @@ async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(truste
 # Leaving ----------------------------------------------------------------------------------
 
 
-async def test_who_leaves_after_some_tokens_is_seen_to_leave():
+async def test_who_leaves_after_some_tokens_is_seen_to_leave() -> None:
     seen = []
 
-    async def endless(asked):
+    async def endless(asked) -> None:
         await asked.send(HEAD)
         for _ in range(3):
             await asked.send(chunk(event(delta("w"))))
@@ -199,24 +201,24 @@ async def test_who_leaves_after_some_tokens_is_seen_to_leave():
 
 
 @pytest.mark.realtime
-async def test_who_leaves_before_the_first_token_leaves_in_time():
+async def test_who_leaves_before_the_first_token_leaves_in_time() -> None:
     answer = await sent(nothing, leave=EarlyDisconnect(0, 0.03))
     assert (answer.ending, answer.fault, answer.stamps) == ("cancelled", None, b"")
     assert 0.03 <= answer.ended_s < 1.0
 
 
-async def test_who_was_to_leave_later_leaves_at_the_first_token():
+async def test_who_was_to_leave_later_leaves_at_the_first_token() -> None:
     answer = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), leave=EarlyDisconnect(0, 100.0))
     assert (answer.ending, len(measure.stamps(answer))) == ("cancelled", 1)
 
 
-async def test_an_answer_that_ends_before_its_client_leaves_is_completed():
+async def test_an_answer_that_ends_before_its_client_leaves_is_completed() -> None:
     assert (await sent(whole, leave=EarlyDisconnect(100))).ending == "completed"
     assert (await sent(whole, leave=EarlyDisconnect(4))).ending == "completed"  # all came at once
 
 
 @pytest.mark.realtime
-async def test_an_answer_that_takes_too_long_is_a_timeout_with_its_place():
+async def test_an_answer_that_takes_too_long_is_a_timeout_with_its_place() -> None:
     assert (await sent(nothing, timeout_s=0.05)).fault.code == "before the first token"
     slow = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), timeout_s=0.05)
     assert (slow.fault.kind, slow.fault.code) == ("timeout", "mid-stream")
@@ -238,7 +240,7 @@ def says(*events, close=None):
 DELTA = {"type": "response.output_text.delta", "delta": "a"}
 
 
-async def test_responses_over_a_websocket_share_it():
+async def test_responses_over_a_websocket_share_it() -> None:
     async with scripted(says({"type": "response.created"}, DELTA, DELTA, response_end("completed", 2))) as server:
         client = Client(server, api="responses-ws", ignore_eos=True, extra='{"top_p": 0.5}')
         answers = [await client.ask() for _ in range(3)]
@@ -251,13 +253,13 @@ async def test_responses_over_a_websocket_share_it():
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_a_websocket_that_closes_in_mid_answer_truncates_it(at_once):
+async def test_a_websocket_that_closes_in_mid_answer_truncates_it(at_once) -> None:
     async with scripted(says(DELTA, close=1011), at_once=at_once) as server:
         answer = await Client(server, api="responses-ws").ask()
     assert (answer.fault.kind, answer.fault.code, len(measure.stamps(answer))) == ("truncated", "ws close 1011", 1)
 
 
-async def test_a_websocket_that_closes_after_an_answer_is_not_used_again():
+async def test_a_websocket_that_closes_after_an_answer_is_not_used_again() -> None:
     async with scripted(says(DELTA, response_end("completed"), close=1012)) as server:
         client = Client(server, api="responses-ws")
         first = await client.ask()
@@ -276,7 +278,7 @@ def cancelling(end):
     return script
 
 
-async def test_a_response_is_cancelled_by_an_event_and_its_socket_serves_the_next():
+async def test_a_response_is_cancelled_by_an_event_and_its_socket_serves_the_next() -> None:
     end = response_end("incomplete", incomplete_details={"reason": "cancelled"})
     async with scripted(cancelling(end)) as server:
         client = Client(server, api="responses-ws", cancel_by="event")
@@ -287,25 +289,25 @@ async def test_a_response_is_cancelled_by_an_event_and_its_socket_serves_the_nex
     assert server.bodies[1] == {"type": "response.cancel"}
 
 
-async def test_a_cancel_that_crosses_the_end_leaves_a_completed_answer_and_an_unused_socket():
+async def test_a_cancel_that_crosses_the_end_leaves_a_completed_answer_and_an_unused_socket() -> None:
     async with scripted(cancelling(response_end("completed", 1))) as server:
         client = Client(server, api="responses-ws", cancel_by="event")
         assert [(await client.ask(leave=EarlyDisconnect(1))).ending for _ in range(2)] == ["completed"] * 2
         assert server.connections == 2
 
 
-async def test_leaving_a_websocket_closes_it():
+async def test_leaving_a_websocket_closes_it() -> None:
     async with scripted(says(DELTA)) as server:
         answer = await Client(server, api="responses-ws").ask(leave=EarlyDisconnect(1))
         await trio.testing.wait_all_tasks_blocked(0.001)
         assert (answer.ending, server.left) == ("cancelled", 1)
 
 
-async def test_many_clients_at_once_get_each_their_own_answer():
+async def test_many_clients_at_once_get_each_their_own_answer() -> None:
     async with scripted(whole) as server:
         records = []
 
-        async def one(number):
+        async def one(number) -> None:
             records.append(await Client(server).ask(tokens=number + 1, number=number))
 
         async with trio.open_nursery() as nursery:

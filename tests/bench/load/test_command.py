@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 import attrs
 import pytest
@@ -35,7 +36,7 @@ async def worked(job: Job) -> list:
     """Return all that a worker says, from within this process."""
     said = []
 
-    async def say(message):
+    async def say(message) -> None:
         said.append(message)
 
     worker = Worker(job, say)
@@ -52,7 +53,7 @@ def records(said) -> list[Record]:
 # The worker -------------------------------------------------------------------------------
 
 
-async def test_a_closed_loop_sends_each_request_once_over_as_many_connections_as_clients():
+async def test_a_closed_loop_sends_each_request_once_over_as_many_connections_as_clients() -> None:
     async with scripted(whole) as server:
         said = await worked(job(server, clients=4, requests=30, warmup=5))
     assert said[0] == Ready(5, ())
@@ -64,7 +65,7 @@ async def test_a_closed_loop_sends_each_request_once_over_as_many_connections_as
     assert [m for m in said if isinstance(m, Progress)][-1] == Progress(completed=30, tokens=90)
 
 
-async def test_failures_of_the_warm_up_are_told_and_not_counted():
+async def test_failures_of_the_warm_up_are_told_and_not_counted() -> None:
     async with scripted(saying(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")) as server:
         said = await worked(job(server, clients=2, requests=1, warmup=2))
     assert said[0] == Ready(2, (Fault("http", "500"),) * 2)
@@ -72,7 +73,7 @@ async def test_failures_of_the_warm_up_are_told_and_not_counted():
 
 
 @pytest.mark.realtime
-async def test_an_open_loop_sends_when_planned_and_says_how_late():
+async def test_an_open_loop_sends_when_planned_and_says_how_late() -> None:
     async with scripted(whole) as server:
         said = await worked(job(server, rate=200.0, requests=40))
     found = records(said)
@@ -83,10 +84,10 @@ async def test_an_open_loop_sends_when_planned_and_says_how_late():
 
 
 @pytest.mark.realtime
-async def test_an_open_loop_holds_back_what_is_beyond_its_limit():
+async def test_an_open_loop_holds_back_what_is_beyond_its_limit() -> None:
     running = peak = 0
 
-    async def slow(asked):
+    async def slow(asked) -> None:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -101,7 +102,7 @@ async def test_an_open_loop_holds_back_what_is_beyond_its_limit():
 
 
 @pytest.mark.realtime
-async def test_a_duration_ends_a_closed_loop_and_what_runs_is_waited_for():
+async def test_a_duration_ends_a_closed_loop_and_what_runs_is_waited_for() -> None:
     async with scripted(whole) as server:
         said = await worked(job(server, clients=2, duration_s=0.1))
     assert all(each.sent_s < 0.15 and each.ending == "completed" for each in records(said))
@@ -112,7 +113,7 @@ async def test_a_duration_ends_a_closed_loop_and_what_runs_is_waited_for():
 
 
 @pytest.mark.realtime
-async def test_processes_share_a_load_and_their_samples_are_put_together():
+async def test_processes_share_a_load_and_their_samples_are_put_together() -> None:
     async with scripted(whole) as server:
         run = Run(split_job(job(server, clients=4, requests=20, warmup=2), 2))
         with trio.fail_after(30):
@@ -125,8 +126,8 @@ async def test_processes_share_a_load_and_their_samples_are_put_together():
 
 
 @pytest.mark.realtime
-async def test_a_run_that_is_stopped_tells_what_it_knows():
-    async def first_alone(asked):
+async def test_a_run_that_is_stopped_tells_what_it_knows() -> None:
+    async def first_alone(asked) -> None:
         await (whole(asked) if len(server.bodies) == 1 else nothing(asked))
 
     async with scripted(first_alone) as server, trio.open_nursery() as nursery:
@@ -141,7 +142,7 @@ async def test_a_run_that_is_stopped_tells_what_it_knows():
 
 
 @pytest.mark.realtime
-async def test_a_worker_that_dies_ends_the_run(monkeypatch):
+async def test_a_worker_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.load.process.COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     async with scripted(whole) as server:
         with trio.fail_after(30), pytest.RaisesGroup(WorkerDied):
@@ -149,7 +150,7 @@ async def test_a_worker_that_dies_ends_the_run(monkeypatch):
 
 
 @pytest.mark.realtime
-async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path):
+async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Path) -> None:
     async with scripted(whole) as server:
         words = ["--url", server.url, "--model", "m", "--clients", "3", "--requests", "12", "--output-tokens", "2:6"]
         words += ["--key", "hush", "--json", str(tmp_path / "a.json"), "--raw", str(tmp_path / "a.jsonl")]
@@ -169,7 +170,7 @@ async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path):
     assert found["client"]["cpu_us_per_token"] > 0
 
 
-def test_frames_are_the_same_wherever_they_are_cut():
+def test_frames_are_the_same_wherever_they_are_cut() -> None:
     said = [Job(target=Target(url="u", api="chat", model="m"), workload=Workload(), pace=Pace()), Go(1.5), Progress()]
     data = b"".join(map(encode, said))
     for size in (1, 3, 7, len(data)):
@@ -200,7 +201,7 @@ def late(lag_s: float) -> Record:
     return Record(number=0, ending="completed", sent_s=0.0, ended_s=1.0, lag_s=lag_s)
 
 
-def test_a_busy_client_says_that_the_figures_are_its_own():
+def test_a_busy_client_says_that_the_figures_are_its_own() -> None:
     words = "the client was saturated: figures are the client's"
     assert words in report.table(findings(cpu_s=0.81))
     assert words in report.table(findings(found=[late(0.011)]))
@@ -208,7 +209,7 @@ def test_a_busy_client_says_that_the_figures_are_its_own():
     assert report.document(findings(cpu_s=0.81))["client"]["saturated"] is True
 
 
-def test_what_the_limit_on_concurrency_held_back_is_said():
+def test_what_the_limit_on_concurrency_held_back_is_said() -> None:
     held = attrs.evolve(late(0.0), held_s=0.3)
     limited = attrs.evolve(findings(found=[held]), job=Job(
         target=Target(url="http://h", api="chat", model="m"), workload=Workload(),
@@ -221,19 +222,19 @@ def test_what_the_limit_on_concurrency_held_back_is_said():
     assert "HELD BACK" not in report.table(findings())
 
 
-def test_a_client_that_was_kept_from_running_says_so():
+def test_a_client_that_was_kept_from_running_says_so() -> None:
     assert "kept from running" in report.table(findings(lags=[0.02] * 10))
     assert "kept from running" not in report.table(findings())
 
 
-def test_every_figure_has_its_unit_and_its_definition_and_no_key():
+def test_every_figure_has_its_unit_and_its_definition_and_no_key() -> None:
     found = report.document(findings(found=[late(0.0)]))
     assert all({"unit", "definition", "count", "p99"} <= set(each) for each in found["latencies"].values())  # type: ignore[attr-defined]
     assert "hush" not in str(found)
     assert found["tokens"]["requests_without_usage"] == 1
 
 
-def test_progress_is_a_line():
+def test_progress_is_a_line() -> None:
     line = describe(Progress(completed=5, failed=1, running=2, tokens=50), Pace(requests=12), 3.0, 1234.5)
     assert line == "[############............] 6/12 ended, 2 running, 1 FAILED, 1,234 tokens/s, 3 s"
 
@@ -241,7 +242,7 @@ def test_progress_is_a_line():
 # The command line -------------------------------------------------------------------------
 
 
-def test_defaults_are_a_closed_loop_of_a_hundred_requests(monkeypatch):
+def test_defaults_are_a_closed_loop_of_a_hundred_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     chosen = parse()
     assert (chosen.job.pace.clients, chosen.job.pace.requests, chosen.processes) == (16, 100, 1)
@@ -265,7 +266,7 @@ def test_defaults_are_a_closed_loop_of_a_hundred_requests(monkeypatch):
         ["--prompts", "/nowhere"],
     ],
 )
-def test_what_makes_no_sense_together_is_refused(words):
+def test_what_makes_no_sense_together_is_refused(words) -> None:
     with pytest.raises(options.Mistake):
         parse(*words)
 
@@ -286,19 +287,19 @@ def test_what_makes_no_sense_together_is_refused(words):
         ["--clients", "0"],
     ],
 )
-def test_values_that_are_none_are_refused(words):
+def test_values_that_are_none_are_refused(words) -> None:
     with pytest.raises(argparse.ArgumentError):
         parse(*words)
 
 
-def test_a_prompts_file_is_read_line_by_line(tmp_path):
+def test_a_prompts_file_is_read_line_by_line(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a", "max_tokens": 3}\n\n{"prompt": "b"}\n')
     assert parse("--prompts", str(file)).job.workload.prompts == (Prompt("a", 3), Prompt("b"))
 
 
 @pytest.mark.parametrize("line", ["{", "3", "{}", '{"prompt": 3}', '{"prompt": "a", "max": 3}', '{"prompt": "a", "max_tokens": true}', ""])  # fmt: skip
-def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_path, line):
+def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_path: Path, line) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text(f"{line}\n")
     with pytest.raises(options.Mistake, match=r"p\.jsonl"):
@@ -315,6 +316,6 @@ def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_p
         ("http://[::1]:80/proxy", "/proxy/v1/chat/completions", 80),
     ],
 )
-def test_a_url_may_be_a_root_a_version_or_an_endpoint(url, path, port):
+def test_a_url_may_be_a_root_a_version_or_an_endpoint(url, path, port) -> None:
     where = parse_url(url, "chat")
     assert (where.path, where.port) == (path, port)

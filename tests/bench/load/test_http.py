@@ -56,17 +56,17 @@ ODD_EVENTS = [
 
 
 @given(cuts)
-def test_events_are_the_same_wherever_their_bytes_are_cut(places):
+def test_events_are_the_same_wherever_their_bytes_are_cut(places) -> None:
     stream = EventStream()
     assert [event for part in cut(odd_stream, places) for event in stream.feed(part)] == ODD_EVENTS
 
 
-def test_events_are_the_same_byte_by_byte():
+def test_events_are_the_same_byte_by_byte() -> None:
     stream = EventStream()
     assert [event for byte in odd_stream for event in stream.feed(bytes([byte]))] == ODD_EVENTS
 
 
-def test_at_the_end_a_blank_line_may_lack_but_half_a_line_is_nothing():
+def test_at_the_end_a_blank_line_may_lack_but_half_a_line_is_nothing() -> None:
     stream = EventStream()
     assert stream.feed(b"data: whole\n") == []
     assert stream.end() == [(b"", b"whole")]
@@ -74,7 +74,7 @@ def test_at_the_end_a_blank_line_may_lack_but_half_a_line_is_nothing():
     assert stream.feed(b"data: ha") + stream.end() == []
 
 
-def test_an_event_without_end_is_refused(monkeypatch):
+def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.load.sse.EVENT_BYTES_MAX", 100)
     assert failure(EventStream().feed, b"data: " + b"x" * 200).kind == "shape"
     assert failure(EventStream().feed, *[b"data: xxxxxxxxxx\n"] * 20).kind == "shape"
@@ -86,7 +86,7 @@ bodies = st.lists(st.binary(min_size=1, max_size=30), max_size=6)
 
 
 @given(bodies, cuts, st.sampled_from([b"", b";a=b", b" "]), st.booleans())
-def test_chunks_give_their_bodies_wherever_they_are_cut(parts, places, extension, trailer):
+def test_chunks_give_their_bodies_wherever_they_are_cut(parts, places, extension, trailer) -> None:
     data = b"".join(b"%X%s\r\n%s\r\n" % (len(part), extension, part) for part in parts)
     data += b"0\r\n" + (b"x: y\r\n" if trailer else b"") + b"\r\n"
     body = Chunked()
@@ -95,12 +95,12 @@ def test_chunks_give_their_bodies_wherever_they_are_cut(parts, places, extension
 
 
 @pytest.mark.parametrize("data", [b"zz\r\n", b"-1\r\n", b"\r\n", b"+5\r\n", b"1_0\r\n", b"1\r\nab\r\n", b"1" * 9000])
-def test_what_is_no_chunk_is_refused(data):
+def test_what_is_no_chunk_is_refused(data) -> None:
     assert failure(Chunked().feed, data).kind == "shape"
 
 
 @given(cuts, st.booleans(), st.booleans())
-def test_an_answer_is_the_same_wherever_its_bytes_are_cut(places, chunked, informed):
+def test_an_answer_is_the_same_wherever_its_bytes_are_cut(places, chunked, informed) -> None:
     body = odd_stream
     head = b"HTTP/1.1 100 Continue\r\n\r\n" if informed else b""
     data = head + (CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else UNTIL_CLOSED + body)
@@ -114,7 +114,7 @@ def test_an_answer_is_the_same_wherever_its_bytes_are_cut(places, chunked, infor
     assert dialogue.reusable is chunked
 
 
-def test_a_connection_that_the_server_will_close_is_not_used_again():
+def test_a_connection_that_the_server_will_close_is_not_used_again() -> None:
     dialogue = http()
     dialogue.feed(CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: Keep-Alive, Close\r\n\r\n") + b"0\r\n\r\n")
     assert (dialogue.finished, dialogue.reusable) == (True, False)
@@ -142,7 +142,7 @@ def test_a_connection_that_the_server_will_close_is_not_used_again():
         ([b"HTTP/1.1 302 Go\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n"], "http", "302"),
     ],
 )
-def test_what_goes_wrong_has_its_name(data, kind, code):
+def test_what_goes_wrong_has_its_name(data, kind, code) -> None:
     fault = failure(http().feed, *data)
     assert (fault.kind, fault.code) == (kind, code)
 
@@ -159,7 +159,7 @@ messages = st.lists(
 
 
 @given(messages, cuts)
-def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places):
+def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places) -> None:
     server, data, wanted = Connection(ConnectionType.SERVER), b"", []
     for opcode, payload, splits in said:
         if opcode == PING:
@@ -177,13 +177,13 @@ def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places):
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 70_000])
-def test_another_library_reads_our_frames(size):
+def test_another_library_reads_our_frames(size) -> None:
     server = Connection(ConnectionType.SERVER)
     server.receive_data(frame(TEXT, b"x" * size, b"\x01\x02\xf3\xff"))
     assert "".join(each.data for each in server.events()) == "x" * size  # type: ignore[attr-defined]
 
 
-def test_another_library_reads_our_answer_to_a_ping():
+def test_another_library_reads_our_answer_to_a_ping() -> None:
     server, client = Connection(ConnectionType.SERVER), opened()
     client.feed(server.send(Ping(payload=b"hello?")))
     server.receive_data(client.outgoing)
@@ -204,7 +204,7 @@ def test_another_library_reads_our_answer_to_a_ping():
         b"\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff",  # absurdly long
     ],
 )
-def test_what_is_no_frame_is_refused(data):
+def test_what_is_no_frame_is_refused(data) -> None:
     assert failure(Frames().feed, data).kind == "shape"
 
 
@@ -222,7 +222,7 @@ def text(body: object) -> bytes:
 CLOSED = Connection(ConnectionType.SERVER).send(CloseConnection(1012, "soon"))
 
 
-def test_a_close_before_the_answer_is_no_truncation_and_one_within_it_is():
+def test_a_close_before_the_answer_is_no_truncation_and_one_within_it_is() -> None:
     dialogue = opened()
     assert (failure(dialogue.feed, CLOSED).kind, dialogue.reusable) == ("connection", False)
     dialogue = opened()
@@ -231,20 +231,20 @@ def test_a_close_before_the_answer_is_no_truncation_and_one_within_it_is():
     assert (fault.kind, fault.code, fault.detail) == ("truncated", "ws close 1012", "soon")
 
 
-def test_what_came_with_a_close_is_heard_before_it():
+def test_what_came_with_a_close_is_heard_before_it() -> None:
     dialogue = opened()
     assert dialogue.feed(text({"a": 1}) + CLOSED) == [(b"", b'{"a": 1}')]
     assert dialogue.closed.fault.code == failure(dialogue.feed, b"").code == "ws close 1012"
 
 
-def test_an_end_without_a_close_and_binary_messages_are_faults():
+def test_an_end_without_a_close_and_binary_messages_are_faults() -> None:
     assert failure(opened().feed, b"").code == "closed"
     assert failure(opened().feed, Connection(ConnectionType.SERVER).send(BytesMessage(b"x"))).code == "a binary message"
     assert opened().feed(Connection(ConnectionType.SERVER).send(Ping()).replace(b"\x89", bytes([0x80 | PONG]))) == []
 
 
 @given(cuts)
-def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places):
+def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places) -> None:
     dialogue = SocketDialogue(b"host", b"/v1/responses", [])
     dialogue.hello()
     body = b'{"error":{"code":"overloaded","message":"later"}}'
@@ -254,7 +254,7 @@ def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places):
 
 
 @given(st.binary(max_size=60), cuts)
-def test_no_bytes_at_all_raise_anything_but_a_failure(data, places):
+def test_no_bytes_at_all_raise_anything_but_a_failure(data, places) -> None:
     for feed in (http().feed, opened().feed, Frames().feed, Chunked().feed, EventStream().feed):
         with suppress(RequestFailed):
             for part in cut(data, places):
@@ -262,7 +262,7 @@ def test_no_bytes_at_all_raise_anything_but_a_failure(data, places):
 
 
 @pytest.mark.parametrize("last", [b"\n\n", b"\r\n\r\n", b"\r\r"])
-def test_a_long_event_in_small_parts_is_read_in_linear_time(last):
+def test_a_long_event_in_small_parts_is_read_in_linear_time(last) -> None:
     stream, part, parts = EventStream(), b"x" * 1024, 16 * 1024
     begun = time.process_time()
     for each in [b"data: ", *[part] * parts]:
@@ -271,7 +271,7 @@ def test_a_long_event_in_small_parts_is_read_in_linear_time(last):
     assert time.process_time() - begun < 2  # going over all of it again at each part takes tens of seconds
 
 
-def test_a_long_message_in_small_parts_is_read_in_linear_time():
+def test_a_long_message_in_small_parts_is_read_in_linear_time() -> None:
     frames, payload = Frames(), b"x" * (16 * 2**20)
     data = b"\x81\x7f" + len(payload).to_bytes(8, "big") + payload + b"\x81\x01y"
     begun = time.process_time()
@@ -290,5 +290,5 @@ def test_a_long_message_in_small_parts_is_read_in_linear_time():
         ("ws://[::1]:80", b"[::1]"),
     ],
 )
-def test_a_port_is_left_out_only_where_it_is_the_schemes_own(url, authority):
+def test_a_port_is_left_out_only_where_it_is_the_schemes_own(url, authority) -> None:
     assert parse_url(url, "chat").authority == authority

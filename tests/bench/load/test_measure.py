@@ -26,26 +26,26 @@ def record(number=0, stamps=(), weights=(), sent_s=0.0, ended_s=1.0, ending="com
 
 
 @given(st.lists(floats, min_size=2, max_size=200))
-def test_percentiles_are_those_of_the_standard_library(samples):
+def test_percentiles_are_those_of_the_standard_library(samples) -> None:
     ordered, cuts = sorted(samples), statistics.quantiles(samples, n=100, method="inclusive")
     for percent in (50, 90, 99):
         assert measure.percentile(ordered, percent) == pytest.approx(cuts[percent - 1], rel=1e-9, abs=1e-9)
     assert (measure.percentile(ordered, 0), measure.percentile(ordered, 100)) == (ordered[0], ordered[-1])
 
 
-def test_one_sample_is_every_percentile_and_none_is_no_number():
+def test_one_sample_is_every_percentile_and_none_is_no_number() -> None:
     assert measure.summarise([3.0], 1e3) == measure.Summary(1, 3e3, 3e3, 3e3, 3e3, 3e3, 3e3)
     assert measure.summarise([]) == measure.Summary(0)
 
 
-def test_times_of_one_request_are_as_defined():
+def test_times_of_one_request_are_as_defined() -> None:
     one = record(stamps=[0.5, 0.6, 0.8], ended_s=0.9, output_tokens=5)
     assert measure.ttft_s(one) == 0.5
     assert list(measure.gaps(one)) == pytest.approx([0.1, 0.2])
     assert measure.tpot_s(one) == pytest.approx((0.9 - 0.5) / 4)  # by the server's count, not by events
 
 
-def test_a_gap_is_spread_over_the_tokens_of_its_event():
+def test_a_gap_is_spread_over_the_tokens_of_its_event() -> None:
     one = record(stamps=[1.0, 1.3, 1.4], weights=[1, 3, 1], ended_s=1.4)
     assert list(measure.gaps(one)) == pytest.approx([0.1, 0.1, 0.1, 0.1])
     assert measure.tpot_s(one) == pytest.approx(0.1)
@@ -53,19 +53,19 @@ def test_a_gap_is_spread_over_the_tokens_of_its_event():
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, max_size=30))
-def test_gaps_add_up_to_the_time_between_the_first_and_the_last_token(events):
+def test_gaps_add_up_to_the_time_between_the_first_and_the_last_token(events) -> None:
     times = sorted(at for at, _ in events)
     one = record(stamps=times, weights=[count for _, count in events], ended_s=20.0)
     assert sum(measure.gaps(one)) == pytest.approx(times[-1] - times[0], abs=1e-6)
     assert len(list(measure.gaps(one))) == sum(count for _, count in events[1:])
 
 
-def test_a_request_without_tokens_or_with_one_has_no_time_per_token():
+def test_a_request_without_tokens_or_with_one_has_no_time_per_token() -> None:
     assert (measure.ttft_s(record()), measure.tpot_s(record())) == (None, None)
     assert measure.tpot_s(record(stamps=[0.1])) is None
 
 
-def test_latencies_are_those_of_completed_requests():
+def test_latencies_are_those_of_completed_requests() -> None:
     records = [
         record(stamps=[0.1, 0.2], ended_s=0.2, connect_s=0.01),
         record(stamps=[9.0, 9.9], ended_s=9.9, ending="cancelled", cancel_s=0.03),
@@ -79,7 +79,7 @@ def test_latencies_are_those_of_completed_requests():
     assert found["e2e"].most == pytest.approx(200.0)
 
 
-def test_rates_count_what_came_within_the_window():
+def test_rates_count_what_came_within_the_window() -> None:
     records = [
         record(stamps=[0.5, 0.9], ended_s=0.9, output_tokens=4, prompt_tokens=10),  # two tokens an event
         record(sent_s=0.9, stamps=[0.05, 0.5], ended_s=0.5, prompt_tokens=10),  # ends too late
@@ -91,13 +91,13 @@ def test_rates_count_what_came_within_the_window():
     assert found == {"requests_per_s": 1.0, "output_tokens_per_s": 4 + 1 + 1, "prompt_tokens_per_s": 10.0}
 
 
-def test_without_a_duration_the_window_is_from_the_first_sending_to_the_last_end():
+def test_without_a_duration_the_window_is_from_the_first_sending_to_the_last_end() -> None:
     over = measure.window([record(sent_s=0.5, ended_s=1.0), record(sent_s=0.7, ended_s=2.0)], None)
     assert (over.begin_s, over.end_s) == (0.5, 2.7)
     assert measure.rates([], measure.window([], None))["requests_per_s"] == 0.0
 
 
-def test_endings_are_told_apart():
+def test_endings_are_told_apart() -> None:
     records = [
         record(finish="stop"),
         record(finish="stop", leave_tokens=5),
@@ -111,7 +111,7 @@ def test_endings_are_told_apart():
     assert found.finishes == {"stop": 2}
 
 
-def test_errors_are_grouped_by_kind_and_code():
+def test_errors_are_grouped_by_kind_and_code() -> None:
     faults = [Fault("http", "503", "first"), Fault("http", "503", "second"), Fault("truncated", "closed")]
     found = measure.errors([record(ending="failed", fault=fault) for fault in faults])
     assert [(e.kind, e.code, e.count, e.example) for e in found] == [

@@ -26,7 +26,7 @@ from bench.load.plan import (
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_request_is_the_same_every_time_and_in_every_process():
+def test_a_request_is_the_same_every_time_and_in_every_process() -> None:
     workload = Workload(seed=7, output_tokens=Span(1, 100), cancel_rate=0.5)
     code = "from bench.load.plan import *; print(hash(str(ask(Workload(seed=7,output_tokens=Span(1,100),cancel_rate=.5),5))))"
     code = code.replace("hash(", "(")  # text: what a hash says differs between processes
@@ -34,34 +34,34 @@ def test_a_request_is_the_same_every_time_and_in_every_process():
     assert out.strip() == str(ask(workload, 5))
 
 
-def test_another_seed_and_another_number_give_another_prompt():
+def test_another_seed_and_another_number_give_another_prompt() -> None:
     prompts = {ask(Workload(seed=seed), number).prompt for seed in range(3) for number in range(-2, 3)}
     assert len(prompts) == 15
 
 
-def test_a_prompt_has_as_many_words_as_tokens_are_wanted():
+def test_a_prompt_has_as_many_words_as_tokens_are_wanted() -> None:
     assert len(ask(Workload(prompt_tokens=Span(33, 33)), 0).prompt.split()) == 33
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers())
-def test_lengths_lie_within_their_span_and_reach_its_ends(least, more, seed):
+def test_lengths_lie_within_their_span_and_reach_its_ends(least, more, seed) -> None:
     span = Span(least, least + more)
     found = {ask(Workload(seed=seed, output_tokens=span), number).output_tokens for number in range(20)}
     assert all(span.least <= each <= span.most for each in found)
 
 
-def test_both_ends_of_a_span_are_drawn():
+def test_both_ends_of_a_span_are_drawn() -> None:
     drawn = {ask(Workload(output_tokens=Span(3, 5)), number).output_tokens for number in range(100)}
     assert drawn == {3, 4, 5}
 
 
-def test_prompts_of_a_file_come_in_turn_with_their_own_length():
+def test_prompts_of_a_file_come_in_turn_with_their_own_length() -> None:
     workload = Workload(prompts=(Prompt("a", 5), Prompt("b")), output_tokens=Span(9, 9))
     asks = [ask(workload, number) for number in range(3)]
     assert [(each.prompt, each.output_tokens) for each in asks] == [("a", 5), ("b", 9), ("a", 5)]
 
 
-def test_as_many_leave_as_are_asked_to_and_half_of_them_early():
+def test_as_many_leave_as_are_asked_to_and_half_of_them_early() -> None:
     workload = Workload(cancel_rate=0.3, output_tokens=Span(64, 64), cancel_within_s=0.2)
     leaves = [ask(workload, number).leave for number in range(4000)]
     gone = [each for each in leaves if each is not None]
@@ -73,7 +73,7 @@ def test_as_many_leave_as_are_asked_to_and_half_of_them_early():
     assert all(1 <= each.tokens < 64 and each.after_s is None for each in gone if each.tokens)
 
 
-def test_nobody_leaves_in_the_warm_up_nor_after_more_tokens_than_there_are():
+def test_nobody_leaves_in_the_warm_up_nor_after_more_tokens_than_there_are() -> None:
     workload = Workload(cancel_rate=1.0, output_tokens=Span(1, 1))
     assert ask(workload, -1).leave is None
     assert all(isinstance(leave := ask(workload, n).leave, EarlyDisconnect) and leave.tokens == 0 for n in range(50))
@@ -82,7 +82,7 @@ def test_nobody_leaves_in_the_warm_up_nor_after_more_tokens_than_there_are():
 # Poisson ----------------------------------------------------------------------------------
 
 
-def test_gaps_between_arrivals_are_exponential():
+def test_gaps_between_arrivals_are_exponential() -> None:
     rate, count = 50.0, 20_000
     times = list(islice(arrivals(1, rate), count))
     gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
@@ -94,7 +94,7 @@ def test_gaps_between_arrivals_are_exponential():
     assert below_mean == pytest.approx(1 - math.exp(-1), abs=0.01)
 
 
-def test_counts_in_equal_windows_have_a_variance_equal_to_their_mean():
+def test_counts_in_equal_windows_have_a_variance_equal_to_their_mean() -> None:
     counts = [0] * 1000
     for at_s in arrivals(3, 20.0):
         if at_s >= 1000:
@@ -106,14 +106,14 @@ def test_counts_in_equal_windows_have_a_variance_equal_to_their_mean():
 
 
 @given(st.integers(1, 7), st.integers(0, 100), st.booleans())
-def test_workers_together_send_each_request_once(workers, requests, open_loop):
+def test_workers_together_send_each_request_once(workers, requests, open_loop) -> None:
     pace = Pace(rate=5.0 if open_loop else None, requests=requests)
     parts = [list(share(pace, 9, worker, workers)) for worker in range(workers)]
     assert sorted(each for part in parts for each in part) == list(share(pace, 9, 0, 1))
     assert [number for number, _ in share(pace, 9, 0, 1)] == list(range(requests))
 
 
-def test_a_duration_ends_the_arrivals():
+def test_a_duration_ends_the_arrivals() -> None:
     times = [at_s for _, at_s in share(Pace(rate=100.0, duration_s=2.0), 1, 0, 1)]
     assert times == sorted(times)
     assert 150 < len(times) < 250
@@ -121,7 +121,7 @@ def test_a_duration_ends_the_arrivals():
 
 
 @given(st.integers(1, 5), st.integers(0, 40))
-def test_workers_share_clients_and_the_warm_up_without_rest(workers, total):
+def test_workers_share_clients_and_the_warm_up_without_rest(workers, total) -> None:
     assert sum(clients_per_worker(total, worker, workers) for worker in range(workers)) == total
     numbers = [n for worker in range(workers) for n in warmup_share(Pace(warmup=total), worker, workers)]
     assert sorted(numbers, reverse=True) == list(range(-1, -1 - total, -1))

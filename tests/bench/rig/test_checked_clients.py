@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from random import Random
 from threading import Thread
 
@@ -38,7 +39,7 @@ def judged(heard, wanted=STREAM, *, left=False, door=UP):
 # Verdicts --------------------------------------------------------------------------------
 
 
-def test_an_answer_is_whole_when_text_reason_and_count_are_right():
+def test_an_answer_is_whole_when_text_reason_and_count_are_right() -> None:
     assert judged(AnswerOutcome([CompleteAnswer(RIGHT.text, "stop", 9)])) == "whole"
     assert (
         judged(AnswerOutcome([CompleteAnswer(RIGHT.text, "stop", 9, (("An", -0.51),))])) == "whole"
@@ -56,41 +57,41 @@ def test_an_answer_is_whole_when_text_reason_and_count_are_right():
         CompleteAnswer(RIGHT.text, "stop", 9, ()),
     ],
 )
-def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said):
+def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said) -> None:
     assert judged(AnswerOutcome([said])) == "WRONG"
 
 
-def test_of_two_answers_both_must_be_there():
+def test_of_two_answers_both_must_be_there() -> None:
     two = CheckedRequest("two", STREAM.prompt, None)
     assert judged(AnswerOutcome([RIGHT, RIGHT]), two) == "whole"
     assert judged(AnswerOutcome([RIGHT]), two) == "WRONG"
 
 
 @pytest.mark.parametrize("error", ["engine_lost", None])
-def test_what_came_before_an_error_must_be_the_beginning_of_the_answer(error):
+def test_what_came_before_an_error_must_be_the_beginning_of_the_answer(error) -> None:
     assert judged(AnswerOutcome(begun="An elm", error=error)) == "WRONG"
     assert judged(AnswerOutcome(begun="An elm", error=error), left=True) == "WRONG"
 
 
-def test_an_error_is_a_fair_end_and_silence_is_none():
+def test_an_error_is_a_fair_end_and_silence_is_none() -> None:
     assert judged(AnswerOutcome(begun="An oak", error="engine_lost")) == "error engine_lost"
     assert judged(AnswerOutcome(begun="An oak", status=200)) == "CUT"
     assert judged(AnswerOutcome(error="no end")) == "NO END"
 
 
-def test_a_refusal_comes_before_the_first_word():
+def test_a_refusal_comes_before_the_first_word() -> None:
     assert judged(AnswerOutcome(error="draining", status=503)) == "refused draining"
     assert judged(AnswerOutcome(begun="An oak", error="draining", status=200)) == "error draining"
     assert judged(AnswerOutcome(error="engine_lost", status=502)) == "error engine_lost"
 
 
-def test_a_connection_may_end_without_a_word_only_when_its_door_was_killed():
+def test_a_connection_may_end_without_a_word_only_when_its_door_was_killed() -> None:
     cut = AnswerOutcome(begun="An oak", error="connection", status=200)
     assert judged(cut, door=GatewayInterruptions(killed=1)) == "connection lost with the front"
     assert judged(cut, door=GatewayInterruptions(told=1)) == "CUT"
 
 
-def test_a_door_that_was_told_to_end_may_refuse_connections():
+def test_a_door_that_was_told_to_end_may_refuse_connections() -> None:
     assert judged(AnswerOutcome(error="connection"), door=GatewayInterruptions(told=1)) == "refused nobody is there"
     assert judged(AnswerOutcome(error="connection")) == "CUT"
 
@@ -98,11 +99,11 @@ def test_a_door_that_was_told_to_end_may_refuse_connections():
 @pytest.mark.parametrize(
     ("before", "now", "killed"), [((0, 0), (0, 0), 0), ((0, 0), (1, 0), 1), ((1, 0), (1, 0), 1), ((1, 0), (2, 0), 1)]
 )
-def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(before, now, killed):
+def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(before, now, killed) -> None:
     assert GatewayInterruptions(*now).since(GatewayInterruptions(*before)).killed == killed
 
 
-def test_a_stream_that_failed_tells_why():
+def test_a_stream_that_failed_tells_why() -> None:
     assert outcome_of_stream(Outcome(text="An", error={"code": "draining"}, status=200)) == AnswerOutcome(
         [], "An", "draining", 200
     )
@@ -110,7 +111,7 @@ def test_a_stream_that_failed_tells_why():
     assert outcome_of_stream(late).error == "no end"
 
 
-def test_the_tokens_of_several_choices_are_shared_out():
+def test_the_tokens_of_several_choices_are_shared_out() -> None:
     choice = {"message": {"content": "a"}, "finish_reason": "stop"}
     assert (
         complete_answers({"choices": [choice, choice], "usage": {"completion_tokens": 6}})
@@ -118,7 +119,7 @@ def test_the_tokens_of_several_choices_are_shared_out():
     )
 
 
-def test_a_tally_keeps_what_was_bad_with_the_request():
+def test_a_tally_keeps_what_was_bad_with_the_request() -> None:
     tally = Tally()
     tally.note(STREAM, "whole", None, 1.0)
     tally.note(STREAM, "CUT", "it ended", 2.0)
@@ -134,8 +135,8 @@ def test_a_tally_keeps_what_was_bad_with_the_request():
     ("events", "code", "verdict"),
     [([], 1012, "refused draining"), ([], 1000, "CUT"), ([{"type": "response.created"}], 1012, "CUT")],
 )
-def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(events, code, verdict, stack):
-    def handler(connection):
+def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(events, code, verdict, stack) -> None:
+    def handler(connection) -> None:
         connection.recv()
         for event in events:
             connection.send(json.dumps(event))
@@ -155,7 +156,7 @@ def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(even
 # The file of each node -------------------------------------------------------------------
 
 
-def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path):
+def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path: Path) -> None:
     pair = {"p": simulated("p", "prefill", costs={"transfer_s": 0.1}), "d": simulated("d", "decode", length_max=90)}
     target = Cluster(Plan(pair, drain_s=2.0), tmp_path)
     target.doors["p"] = 1234
@@ -170,7 +171,7 @@ def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path):
         assert read.node["p"].drain_s == 2.0
 
 
-def test_ports_that_are_taken_together_differ():
+def test_ports_that_are_taken_together_differ() -> None:
     assert len(set(free_ports(20))) == 20
 
 
@@ -206,7 +207,7 @@ def has_ended(end):
 
 
 @pytest.mark.realtime
-def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack):
+def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack) -> None:
     _, near, far = joined(stack)
     near.shutdown(socket.SHUT_WR)
     assert far.recv(10) == b""
@@ -216,7 +217,7 @@ def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack):
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_cut_connection_ends_at_both_ends(reset, stack):
+def test_a_cut_connection_ends_at_both_ends(reset, stack) -> None:
     cutter, near, far = joined(stack)
     assert cutter.cut(Random(1), reset=reset)
     for end in (near, far):
@@ -233,7 +234,7 @@ def hears(end, sent, within_s=5):
 
 
 @pytest.mark.realtime
-def test_a_held_connection_says_nothing_until_it_flows_again(stack):
+def test_a_held_connection_says_nothing_until_it_flows_again(stack) -> None:
     cutter, near, far = joined(stack)
     held = cutter.hold(Random(1))
     near.sendall(b"late")
@@ -246,7 +247,7 @@ def test_a_held_connection_says_nothing_until_it_flows_again(stack):
 
 
 @pytest.mark.realtime
-def test_a_half_open_connection_passes_bytes_one_way_only(stack):
+def test_a_half_open_connection_passes_bytes_one_way_only(stack) -> None:
     cutter, near, far = joined(stack)
     held = cutter.hold(Random(1), one_way=True)
     near.sendall(b"there")
@@ -257,7 +258,7 @@ def test_a_half_open_connection_passes_bytes_one_way_only(stack):
 
 
 @pytest.mark.realtime
-def test_a_slow_connection_passes_everything_piece_by_piece(stack):
+def test_a_slow_connection_passes_everything_piece_by_piece(stack) -> None:
     cutter, near, far = joined(stack)
     slowed = cutter.slow(Random(1), 0.05)
     near.sendall(b"first")  # what is read after it is read in small pieces
@@ -272,7 +273,7 @@ def test_a_slow_connection_passes_everything_piece_by_piece(stack):
 
 
 @pytest.mark.realtime
-def test_what_is_healed_flows_again(stack):
+def test_what_is_healed_flows_again(stack) -> None:
     cutter, near, far = joined(stack)
     cutter.hold(Random(1))
     near.sendall(b"late")
@@ -281,7 +282,7 @@ def test_what_is_healed_flows_again(stack):
 
 
 @pytest.mark.realtime
-def test_who_is_refused_finds_the_connection_ended(stack):
+def test_who_is_refused_finds_the_connection_ended(stack) -> None:
     cutter, near, _ = joined(stack)
     cutter.refuse(30.0)
     assert has_ended(near)
@@ -291,7 +292,7 @@ def test_who_is_refused_finds_the_connection_ended(stack):
 
 
 @pytest.mark.realtime
-def test_with_no_connection_there_is_nothing_to_cut(stack):
+def test_with_no_connection_there_is_nothing_to_cut(stack) -> None:
     cutter, near, far = joined(stack)
     near.close()
     far.close()

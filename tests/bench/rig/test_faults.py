@@ -23,24 +23,24 @@ UP = f'{{"child": "{cluster_engine_name("w1")}", "child_event": "started"}}'
 # The plan --------------------------------------------------------------------------------
 
 
-def test_a_seed_always_plans_the_same_and_another_plans_otherwise():
+def test_a_seed_always_plans_the_same_and_another_plans_otherwise() -> None:
     assert plan_faults(3, 60.0, 1.5, NODES) == plan_faults(3, 60.0, 1.5, NODES) != plan_faults(4, 60.0, 1.5, NODES)
 
 
-def test_a_longer_plan_begins_with_the_shorter_one():
+def test_a_longer_plan_begins_with_the_shorter_one() -> None:
     short = plan_faults(3, 60.0, 1.5, NODES)
     assert plan_faults(3, 120.0, 1.5, NODES)[: len(short)] == short
 
 
 @pytest.mark.parametrize("faults", [NODES, ENGINES])
-def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults):
+def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults) -> None:
     plan = plan_faults(20, 600.0, 1.5, faults)
     assert {harm.fault for harm in plan} == set(faults)
     assert all(0 < harm.at_s < 600 for harm in plan)
     assert 300 < len(plan) < 500
 
 
-def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds():
+def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds() -> None:
     first, last = (PlannedFault(0.0, "kill a worker", share, share, 0) for share in (0.0, 0.999_999))
     assert (first.one_of(["a", "b"]), last.one_of(["a", "b"]), last.one_of(["a"])) == ("a", "b", "a")
     assert first.within(FAULT_DURATION_S) == FAULT_DURATION_S[0]
@@ -53,7 +53,7 @@ def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds():
 class Stub:
     """A node that is told what it logged and how it ended, and keeps what it was sent."""
 
-    def __init__(self, said="", code=None, left=()):
+    def __init__(self, said="", code=None, left=()) -> None:
         self.said, self.left_behind, self.sent = said, list(left), list[signal.Signals]()
         self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)
 
@@ -69,7 +69,7 @@ class Stub:
     def left(self):
         return self.left_behind
 
-    def signal(self, number):
+    def signal(self, number) -> None:
         self.sent.append(number)
         if number not in {signal.SIGSTOP, signal.SIGCONT}:
             self.process.returncode = 0 if number == signal.SIGTERM else -number
@@ -81,7 +81,7 @@ class Stub:
 class Stubs:
     """A cluster of them."""
 
-    def __init__(self, **nodes):
+    def __init__(self, **nodes) -> None:
         self.nodes = {FRONT: Stub()} | nodes
         self.workers = list(nodes)
         self.plan = SimpleNamespace(drain_s=0.0)
@@ -91,7 +91,7 @@ class Stubs:
     def front(self):
         return self.nodes[FRONT]
 
-    def start(self, name):
+    def start(self, name) -> None:
         self.started.append(name)
         self.nodes[name] = Stub(self.nodes[name].output())
 
@@ -104,7 +104,7 @@ def done_to(target, *faults, number=GOES_ON):
 
 
 @pytest.mark.realtime
-def test_a_node_that_ends_by_itself_is_bad_and_is_started_again():
+def test_a_node_that_ends_by_itself_is_bad_and_is_started_again() -> None:
     target = Stubs(w1=Stub(UP, code=1))
     chaos = done_to(target)
     assert [each.partition("\n")[0] for each in chaos.bad] == ["node w1 ended by itself, by 1"]
@@ -113,7 +113,7 @@ def test_a_node_that_ends_by_itself_is_bad_and_is_started_again():
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("fault", "sent"), [("kill a worker", signal.SIGKILL), ("SIGTERM a worker", signal.SIGTERM)])
-def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault, sent):
+def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault, sent) -> None:
     node = Stub(UP)
     target = Stubs(w1=node)
     chaos = done_to(target, fault)
@@ -122,14 +122,14 @@ def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault, sent
 
 
 @pytest.mark.realtime
-def test_a_node_that_was_told_to_end_must_leave_nothing_and_exit_0():
+def test_a_node_that_was_told_to_end_must_leave_nothing_and_exit_0() -> None:
     target = Stubs(w1=Stub(UP, left=["a folder"]))
     assert ["left" in each for each in done_to(target, "SIGTERM a worker").bad] == [True]
 
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("number", "then"), [(GOES_ON, signal.SIGCONT), (NEVER_GOES_ON, signal.SIGKILL)])
-def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number, then):
+def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number, then) -> None:
     node = Stub(UP)
     chaos = done_to(Stubs(w1=node), "stop a worker", number=number)
     assert (chaos.bad, node.sent) == ([], [signal.SIGSTOP, then])
@@ -138,12 +138,14 @@ def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number, then):
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("said", "bad"), [("", 0), (UP, 1)])
-def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(said, bad, monkeypatch):
+def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(
+    said, bad, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = Stub(said)
     host = ProcessEntry(1, 0, 1, "0", "S", "a host")
     node.look = lambda: {"host": host}
 
-    def killed(pid, number):
+    def killed(pid, number) -> None:
         assert (pid, number) == (host.pid, signal.SIGKILL)
         node.process.returncode = 1
 
@@ -153,7 +155,7 @@ def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(said, bad
 
 
 @pytest.mark.realtime
-def test_clients_are_told_when_the_front_was_killed_and_when_it_is_back():
+def test_clients_are_told_when_the_front_was_killed_and_when_it_is_back() -> None:
     chaos = done_to(Stubs(w1=Stub(UP)), "kill the front")
     assert (chaos.bad, chaos.door.killed, chaos.door.told) == ([], 2, 0)
 
@@ -161,7 +163,7 @@ def test_clients_are_told_when_the_front_was_killed_and_when_it_is_back():
 # What is printed -------------------------------------------------------------------------
 
 
-def test_the_table_says_of_what_must_not_be_that_it_was_not():
+def test_the_table_says_of_what_must_not_be_that_it_was_not() -> None:
     tally = Load(counts=Counter({"whole": 3, "error engine_lost": 1, "CUT": 1}))
     lines = [line.strip() for line in table(tally, "no moves", Counter({"kill a worker": 2, "cut a link": 0}))]
     assert lines == [
@@ -176,7 +178,7 @@ def test_the_table_says_of_what_must_not_be_that_it_was_not():
     ]
 
 
-def test_who_is_refused_while_the_front_is_away_has_not_failed():
+def test_who_is_refused_while_the_front_is_away_has_not_failed() -> None:
     load = Load()
     for how in ("whole", "refused draining", "error engine_lost"):
         load.note(ASK, how, None, 1.0)

@@ -1,5 +1,7 @@
 """What is told of an abort is neither earlier nor later than what the engines counted."""
 
+from pathlib import Path
+
 import pytest
 
 from bench.pair_abort_times import Report
@@ -14,7 +16,7 @@ ONLY_KV = IDLE | {"kv_tokens_used": 16.0}
 class Scripted(LoadPoller):
     """Sees at each time what a script says: both engines, and how many requests the front has."""
 
-    def __init__(self, tmp_path, *script):
+    def __init__(self, tmp_path, *script) -> None:
         super().__init__(Cluster(Plan({}), tmp_path), pause_s=0.0)
         self.script, self.fronts = list(script), []
 
@@ -26,28 +28,28 @@ class Scripted(LoadPoller):
         return PairLoad(prefill, decode, at, running) if front else PairLoad(prefill, decode, at)
 
 
-def test_free_is_when_neither_engine_holds_a_place_or_kv_memory_any_more(tmp_path):
+def test_free_is_when_neither_engine_holds_a_place_or_kv_memory_any_more(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (10.0, BUSY, BUSY, 0), (10.1, IDLE, ONLY_KV, 0), (10.2, IDLE, IDLE, 0))
     assert poll.until_idle(10.0) == pytest.approx(0.2)
 
 
-def test_engines_that_have_not_heard_of_a_request_yet_are_not_free_of_it(tmp_path):
+def test_engines_that_have_not_heard_of_a_request_yet_are_not_free_of_it(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (5.0, IDLE, IDLE, 1), (5.1, IDLE, IDLE, 1), (5.2, BUSY, IDLE, 1), (5.3, IDLE, IDLE, 0))
     assert poll.until_idle(5.0) == pytest.approx(0.3)
 
 
-def test_engines_that_were_free_before_the_front_was_quiet_count_from_when_they_were_free(tmp_path):
+def test_engines_that_were_free_before_the_front_was_quiet_count_from_when_they_were_free(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (5.1, IDLE, IDLE, 1), (5.2, IDLE, IDLE, 1), (5.3, IDLE, IDLE, 0))
     assert poll.until_idle(5.0) == pytest.approx(0.1)
 
 
-def test_the_front_is_left_alone_until_the_engines_are_free(tmp_path):
+def test_the_front_is_left_alone_until_the_engines_are_free(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (1.0, BUSY, IDLE, 0), (1.1, BUSY, IDLE, 0), (1.2, IDLE, IDLE, 0))
     poll.until_idle(1.0)
     assert poll.fronts[:4] == [False, False, False, True]
 
 
-def test_a_request_that_stays_is_said_to_be_there(tmp_path):
+def test_a_request_that_stays_is_said_to_be_there(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (1.0, IDLE, ONLY_KV, 0), (2.0 + GIVE_UP_S, IDLE, ONLY_KV, 0))
     with pytest.raises(RequestNotReleased, match=r"'kv_tokens_used': 16\.0"):
         poll.until_idle(1.0)
@@ -57,7 +59,7 @@ def found(*taken_ms):
     return [(each / 1000, True) for each in taken_ms]
 
 
-def test_nine_tries_of_ten_must_be_within_the_target():
+def test_nine_tries_of_ten_must_be_within_the_target() -> None:
     report = Report("simulated")
     report.add("streaming", found(*[5.0] * 45, *[19.0] * 5), PairLoad(IDLE, IDLE, 0.0))
     assert report.wrong == []
@@ -65,7 +67,7 @@ def test_nine_tries_of_ten_must_be_within_the_target():
     assert report.wrong == ["streaming: p90 over 20 ms"]
 
 
-def test_what_a_stage_leaves_in_the_engines_is_a_leak_in_places_and_tokens():
+def test_what_a_stage_leaves_in_the_engines_is_a_leak_in_places_and_tokens() -> None:
     report = Report("sglang")
     report.add("n = 3", found(5.0), PairLoad(BUSY | {"waiting": 2.0}, ONLY_KV, 0.0))
     assert report.wrong == ["n = 3: leaked 3 / 16"]

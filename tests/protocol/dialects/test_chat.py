@@ -23,7 +23,7 @@ def request(**fields) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def refused(kind, param, said=None, /, **fields):
+def refused(kind, param, said=None, /, **fields) -> None:
     data = {key: value for key, value in (BASE | fields).items() if value is not ...}
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps(data).encode())
@@ -35,7 +35,7 @@ def refused(kind, param, said=None, /, **fields):
 # What clients say ---------------------------------------------------------------------
 
 
-def test_the_shortest_request():
+def test_the_shortest_request() -> None:
     assert to_respond(request(), request_id=ID) == Respond(
         ID,
         (Turn(Role.USER, "Hi"),),
@@ -62,11 +62,11 @@ def test_the_shortest_request():
          "stream_options": None, "top_logprobs": None, "frequency_penalty": 0, "presence_penalty": 0.0},
     ],
 )  # fmt: skip
-def test_bodies_of_stock_clients_are_accepted(body):
+def test_bodies_of_stock_clients_are_accepted(body) -> None:
     assert request(**body).messages[0].turn() == Turn(Role.USER, "Hi")
 
 
-def test_messages_of_every_role():
+def test_messages_of_every_role() -> None:
     messages = [
         {"role": "system", "content": "s"},
         {"role": "developer", "content": "d"},
@@ -84,7 +84,7 @@ def test_messages_of_every_role():
     )
 
 
-def test_to_respond_maps_every_field():
+def test_to_respond_maps_every_field() -> None:
     body = {
         "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1,
         "frequency_penalty": 0.2, "presence_penalty": 0.3, "repetition_penalty": 1.1, "stop": ["a", "b"],
@@ -126,7 +126,7 @@ def test_to_respond_maps_every_field():
             {"type": "input_audio", "input_audio": {}}]}]}),
     ],
 )  # fmt: skip
-def test_what_this_server_does_not_do_is_refused_by_name(param, fields):
+def test_what_this_server_does_not_do_is_refused_by_name(param, fields) -> None:
     refused(Unsupported, param, **fields)
 
 
@@ -171,11 +171,11 @@ def test_what_this_server_does_not_do_is_refused_by_name(param, fields):
         ("top_logprobs", {"logprobs": False, "top_logprobs": 5}),
     ],
 )
-def test_mistakes_name_their_field(param, fields):
+def test_mistakes_name_their_field(param, fields) -> None:
     refused(BadRequest, param, **fields)
 
 
-def test_several_mistakes_are_one_error():
+def test_several_mistakes_are_one_error() -> None:
     said = (
         "best_of: 2 is not supported here; only 1 is; temperature: expected a number, got true; "
         "max_token: is not a key here; did you mean max_tokens?"
@@ -199,7 +199,7 @@ def test_several_mistakes_are_one_error():
         (b'"model"', "expected a JSON object"),
     ],
 )
-def test_bodies_that_cannot_be_read(body, said):
+def test_bodies_that_cannot_be_read(body, said) -> None:
     with pytest.raises(BadRequest, match=said):
         parse(body)
 
@@ -223,13 +223,13 @@ MESSAGES = st.lists(
 
 @settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | MESSAGES, max_size=6))
-def test_any_json_is_answered_or_refused(value):
+def test_any_json_is_answered_or_refused(value) -> None:
     check_answered_or_refused(value, BASE, parse, to_respond)
 
 
 @settings(deadline=None)
 @given(st.binary())
-def test_any_bytes_are_refused(body):
+def test_any_bytes_are_refused(body) -> None:
     with pytest.raises(RequestError):
         parse(body)
 
@@ -237,7 +237,7 @@ def test_any_bytes_are_refused(body):
 # What all HTTP clients hear ---------------------------------------------------------------
 
 
-def test_error_bodies_and_headers():
+def test_error_bodies_and_headers() -> None:
     assert json.loads(error_body(BadRequest("no", param="n"))) == {
         "error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}
     }
@@ -246,7 +246,7 @@ def test_error_bodies_and_headers():
     assert error_headers(Overloaded("full")) == [(b"retry-after", b"1"), (b"x-should-retry", b"true")]
 
 
-def test_every_error_has_a_type_that_fits_its_status():
+def test_every_error_has_a_type_that_fits_its_status() -> None:
     for cls in ERRORS_BY_CODE.values():
         kind = json.loads(error_body(cls("x")))["error"]["type"]
         if cls.http_status == 429:
@@ -255,7 +255,7 @@ def test_every_error_has_a_type_that_fits_its_status():
             assert kind == ("server_error" if cls.http_status >= 500 else "invalid_request_error")
 
 
-def test_models():
+def test_models() -> None:
     body = json.loads(models_body([Model("m", 1686935002, "org/m", 32768, honours_seed=False)]))
     assert body["object"] == "list"
     (model,) = body["data"]

@@ -31,7 +31,7 @@ def chunks_of(**fields):
     return Chunks(request(**fields), request_id=ID, created=1694268190)
 
 
-def test_one_whole_stream():
+def test_one_whole_stream() -> None:
     pieces = ["He", "llo\n\n", '"\u2028\U0001f600']
     replies = [*(Text(piece, 1) for piece in pieces), ended()]
     first, *rest, done = events(streamed(chunks_of(stream=True), replies, WHOLE))
@@ -56,7 +56,7 @@ def test_one_whole_stream():
 
 
 @pytest.mark.parametrize("pieces", [[], ["Hi", " there"]])
-def test_usage_comes_last_and_only_when_asked(pieces):
+def test_usage_comes_last_and_only_when_asked(pieces) -> None:
     chunks = chunks_of(stream=True, stream_options={"include_usage": True})
     replies = [*(Text(piece, 1) for piece in pieces), ended(reason=FinishReason.LENGTH)]
     *said, last, done = events(streamed(chunks, replies, WHOLE))
@@ -79,7 +79,7 @@ def test_usage_comes_last_and_only_when_asked(pieces):
     assert (whole.choices[0].finish_reason, whole.usage.total_tokens) == ("length", 12)
 
 
-def test_every_choice_says_its_role_once_and_the_first_chunks_name_them_in_their_order():
+def test_every_choice_says_its_role_once_and_the_first_chunks_name_them_in_their_order() -> None:
     replies = [Text("a", 1, 1), Text("b", 1, 0), Text("c", 1, 1), ended(2), ended(1, FinishReason.LENGTH), ended(0)]
     *said, _ = events(streamed(chunks_of(stream=True, n=3), replies, WHOLE))
     choices = [json.loads(each)["choices"][0] for each in said]
@@ -123,7 +123,7 @@ LISTED = [
 ]
 
 
-def test_log_probabilities_are_exact_for_each_delta():
+def test_log_probabilities_are_exact_for_each_delta() -> None:
     *said, _ = events(streamed(chunks_of(stream=True, logprobs=True, top_logprobs=2), [*SCORED, ended()], WHOLE))
     for each in said:
         check(ChatCompletionChunk, each)
@@ -136,14 +136,14 @@ def test_log_probabilities_are_exact_for_each_delta():
     ]
 
 
-def test_token_ids_are_told_where_they_are_asked_for():
+def test_token_ids_are_told_where_they_are_asked_for() -> None:
     *said, last, _ = events(streamed(chunks_of(stream=True, return_token_ids=True), [*SCORED, ended()], WHOLE))
     assert [json.loads(each)["choices"][0]["token_ids"] for each in said] == [[7], [8, 9], [10]]
     assert all(json.loads(each)["choices"][0]["logprobs"] is None for each in said)
     assert "token_ids" not in json.loads(last)["choices"][0]
 
 
-def test_a_stream_that_failed_never_looks_whole():
+def test_a_stream_that_failed_never_looks_whole() -> None:
     chunks = chunks_of(stream=True)
     _, error = events(chunks.text(Text("He", 1)) + chunks.failed(EngineLost("the engine died; ask again")))
     assert json.loads(error) == {
@@ -156,7 +156,7 @@ def test_a_stream_that_failed_never_looks_whole():
     }
 
 
-def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished():
+def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished() -> None:
     chunks = chunks_of(stream=True, n=2)
     chunks.choice_ended(ended(0))
     with pytest.raises(AssertionError):
@@ -170,7 +170,7 @@ def gathered(asked, *replies):
     return b"".join(result.finish(WHOLE).pieces())
 
 
-def test_an_answer_in_one_piece():
+def test_an_answer_in_one_piece() -> None:
     body = gathered(request(), Started(), Text("Hi ", 1), Text("\0\U0001f600", 1), ended())
     said = check(ChatCompletion, body)
     assert (said.id, said.object, said.model) == (completion_id(ID), "chat.completion", "m")
@@ -180,7 +180,7 @@ def test_an_answer_in_one_piece():
     assert b"token_ids" not in body
 
 
-def test_several_choices_in_one_piece():
+def test_several_choices_in_one_piece() -> None:
     replies = [ended(1, FinishReason.LENGTH), *SCORED, ended()]
     asked = request(n=2, logprobs=True)
     said = check(ChatCompletion, gathered(asked, *replies))
@@ -195,6 +195,6 @@ def test_several_choices_in_one_piece():
 
 
 @pytest.mark.parametrize("replies", [[ended(0)], [ended(0), Text("x", 1, 1)], [ended(0), ended(1), ended(2)]])
-def test_an_answer_in_one_piece_has_every_choice_whole(replies):
+def test_an_answer_in_one_piece_has_every_choice_whole(replies) -> None:
     with pytest.raises(AssertionError):
         gathered(request(n=2), *replies)

@@ -28,7 +28,7 @@ def asked(**fields) -> Respond:
     return to_respond(request(**fields), request_id=ID)
 
 
-def refused(kind, param, said=None, /, **fields):
+def refused(kind, param, said=None, /, **fields) -> None:
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}).encode())
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value
@@ -39,7 +39,7 @@ def refused(kind, param, said=None, /, **fields):
 # What clients say -------------------------------------------------------------------------
 
 
-def test_the_shortest_request_asks_for_16_tokens():
+def test_the_shortest_request_asks_for_16_tokens() -> None:
     assert asked() == Respond(ID, texts=("Hi",), tokens_max=16, params=PARAMS)
 
 
@@ -57,7 +57,7 @@ def test_the_shortest_request_asks_for_16_tokens():
         ([7] * 40_000, (), ((7,) * 40_000,)),
     ],
 )
-def test_prompts_of_every_kind(prompt, texts, token_lists):
+def test_prompts_of_every_kind(prompt, texts, token_lists) -> None:
     got = asked(prompt=prompt)
     assert (got.texts, got.token_lists, got.turns) == (texts, token_lists, ())
 
@@ -95,11 +95,11 @@ def test_prompts_of_every_kind(prompt, texts, token_lists):
         ("prompt[0][1]", [[1, False]]),
     ],
 )
-def test_what_is_no_prompt_is_refused_where_it_is_wrong(param, prompt):
+def test_what_is_no_prompt_is_refused_where_it_is_wrong(param, prompt) -> None:
     refused(BadRequest, param, prompt=prompt)
 
 
-def test_the_longest_prompts():
+def test_the_longest_prompts() -> None:
     assert len(asked(prompt=[1] * IDS_MAX).token_lists[0]) == IDS_MAX
     refused(BadRequest, "prompt", prompt=[1] * (IDS_MAX + 1))
     refused(BadRequest, "prompt", prompt=[[1] * IDS_MAX, [1]])
@@ -118,11 +118,11 @@ def test_the_longest_prompts():
          "stream_options": None, "best_of": None, "max_tokens": None, "response_format": {"type": "text"}},
     ],
 )  # fmt: skip
-def test_bodies_of_stock_clients_are_accepted(body):
+def test_bodies_of_stock_clients_are_accepted(body) -> None:
     assert asked(**body).tokens_max == 16
 
 
-def test_to_respond_maps_every_field():
+def test_to_respond_maps_every_field() -> None:
     body = {
         "prompt": ["a", "b"], "max_tokens": 9, "n": 2, "best_of": 3, "logprobs": 0, "seed": 7, "min_tokens": 2,
         "logit_bias": {"5": 1}, "return_token_ids": True, "priority": 1, "cache_salt": "s", "stop": "x",
@@ -159,18 +159,18 @@ def test_to_respond_maps_every_field():
         (BadRequest, "response_format.json_schema", {"response_format": {"type": "json_schema"}}),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(kind, param, fields):
+def test_what_is_wrong_is_refused_by_name(kind, param, fields) -> None:
     refused(kind, param, **fields)
 
 
-def test_the_most_choices_of_one_request():
+def test_the_most_choices_of_one_request() -> None:
     assert request(prompt=["x"] * 64, n=2).choices_total == 128
     assert asked(prompt=["x"] * 2, n=1, best_of=64).best_of == 64
     said = "n: 43 prompts times 3 make 129 choices; a request can have at most 128"
     refused(BadRequest, "n", said, prompt=["x"] * 43, n=3)
 
 
-def test_best_of_as_many_as_are_wanted_can_be_streamed():
+def test_best_of_as_many_as_are_wanted_can_be_streamed() -> None:
     assert asked(stream=True, n=2, best_of=2).n == 2
     assert asked(n=2, best_of=3).best_of == 3
 
@@ -180,7 +180,7 @@ NAMES = sorted({*CompletionRequest.harmless, *(field.name for field in attrs.fie
 
 @settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values, max_size=6))
-def test_any_json_is_answered_or_refused(value):
+def test_any_json_is_answered_or_refused(value) -> None:
     check_answered_or_refused(value, BASE, parse, to_respond)
 
 
@@ -188,7 +188,7 @@ def test_any_json_is_answered_or_refused(value):
 @given(
     st.lists(st.integers(-2, 5) | st.sampled_from([2**31, True, "x", None]) | st.lists(st.integers(-1, 3)), max_size=5)
 )
-def test_any_list_is_a_prompt_or_refused_by_place(prompt):
+def test_any_list_is_a_prompt_or_refused_by_place(prompt) -> None:
     got = outcome(prompt)
     if isinstance(got, Respond):
         flat = prompt if isinstance(prompt[0], list | str) else [prompt]
@@ -232,7 +232,7 @@ def gathered(asked, *replies):
     return b"".join(result.finish(WHOLE).pieces())
 
 
-def test_one_whole_stream():
+def test_one_whole_stream() -> None:
     first, second, last = lines_of(request(stream=True), Text("He\n\n", 1), Text('"\u2028\U0001f600', 1), ended())
     assert check(first, streamed=True) == {
         "id": f"cmpl-{ID}",
@@ -246,7 +246,7 @@ def test_one_whole_stream():
     assert check(last)["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}]
 
 
-def test_choices_are_told_apart_in_whatever_order_they_come():
+def test_choices_are_told_apart_in_whatever_order_they_come() -> None:
     lines = lines_of(
         request(stream=True, prompt=["a", "b"], n=2), Text("x", 1, 3), ended(1), Text("y", 1, 0), ended(3), ended(0),
         ended(2, FinishReason.LENGTH),
@@ -257,7 +257,7 @@ def test_choices_are_told_apart_in_whatever_order_they_come():
     ]  # fmt: skip
 
 
-def test_usage_comes_last_and_only_when_asked():
+def test_usage_comes_last_and_only_when_asked() -> None:
     *said, last = lines_of(request(stream=True, stream_options={"include_usage": True}), Text("x", 1), ended())
     assert all(check(each, streamed=True)["usage"] is None for each in said)
     assert all(json.loads(each)["choices"] for each in said)
@@ -266,7 +266,7 @@ def test_usage_comes_last_and_only_when_asked():
     assert all(b"usage" not in each for each in lines_of(request(stream=True), Text("x", 1), ended()))
 
 
-def test_a_stream_that_failed_never_looks_whole():
+def test_a_stream_that_failed_never_looks_whole() -> None:
     chunks = Chunks(request(stream=True), request_id=ID, created=1)
     _, error = events(chunks.text(Text("He", 1)) + chunks.failed(EngineLost("the engine died; ask again")))
     assert json.loads(error)["error"]["code"] == "engine_lost"
@@ -291,19 +291,19 @@ TABLES = [
 ]  # fmt: skip
 
 
-def test_log_probabilities_are_exact_for_each_delta():
+def test_log_probabilities_are_exact_for_each_delta() -> None:
     other = attrs.evolve(SCORED[0], choice=1)  # which has places of its own
     *lines, _, _ = lines_of(request(stream=True, logprobs=2, n=2), *SCORED, other, ended(), ended(1))
     choices = [check(line, streamed=True)["choices"][0] for line in lines]
     assert [each["logprobs"] for each in choices] == [*TABLES, TABLES[0]]
 
 
-def test_log_probabilities_in_one_piece_are_those_of_the_deltas_together():
+def test_log_probabilities_in_one_piece_are_those_of_the_deltas_together() -> None:
     table = check(gathered(request(logprobs=2), *SCORED, ended()))["choices"][0]["logprobs"]
     assert table == {name: [each for delta in TABLES for each in delta[name]] for name in TABLES[0]}  # type: ignore[attr-defined]
 
 
-def test_a_space_that_the_text_begins_without_moves_no_other_token():
+def test_a_space_that_the_text_begins_without_moves_no_other_token() -> None:
     pieces = [
         Text("Hi", 1, 0, (TokenText(" Hi", b" Hi", -1.0),)),
         Text(" ho", 1, 0, (TokenText(" ho", b" ho", -1.0),)),
@@ -312,7 +312,7 @@ def test_a_space_that_the_text_begins_without_moves_no_other_token():
     assert table["text_offset"] == [0, 2]
 
 
-def test_token_ids_are_told_where_they_are_asked_for():
+def test_token_ids_are_told_where_they_are_asked_for() -> None:
     *lines, last = lines_of(request(stream=True, return_token_ids=True), *SCORED, ended())
     said = [check(line, streamed=True, unknown=["choices.token_ids"])["choices"][0] for line in lines]
     assert [(each["token_ids"], each["logprobs"]) for each in said] == [
@@ -326,7 +326,7 @@ def test_token_ids_are_told_where_they_are_asked_for():
     assert whole["choices"][0]["token_ids"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_answer_in_one_piece():
+def test_an_answer_in_one_piece() -> None:
     replies = [Started(), Text("b", 1, 1), Text("a", 1), Text("c", 1, 1), ended(1, FinishReason.LENGTH), ended()]
     said = check(gathered(request(prompt=["x", "y"]), *replies))
     assert (said["id"], said["object"]) == (completion_id(ID), "text_completion")
@@ -338,6 +338,6 @@ def test_an_answer_in_one_piece():
 
 
 @pytest.mark.parametrize("replies", [[], [ended(0)], [ended(0), Text("x", 1, 1)]])
-def test_an_answer_in_one_piece_has_every_choice_whole(replies):
+def test_an_answer_in_one_piece_has_every_choice_whole(replies) -> None:
     with pytest.raises(AssertionError):
         gathered(request(n=2), *replies)

@@ -30,7 +30,7 @@ def refused(data, cls, param, kind=BadRequest):
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_objects_keep_their_order_and_their_meaning(cls):
+def test_objects_keep_their_order_and_their_meaning(cls) -> None:
     value = {"b": [1, 2.5, None, True], "a": {"é": "\0"}, "huge": 10**30}
     text = read(value, cls).text
     assert json.loads(text) == value
@@ -38,18 +38,18 @@ def test_objects_keep_their_order_and_their_meaning(cls):
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_the_deepest_object(cls):
+def test_the_deepest_object(cls) -> None:
     read(deep(JSON_LEVELS_MAX), cls)
     said = refused(deep(JSON_LEVELS_MAX + 1), cls, None)
     assert said == f"must be nested at most {JSON_LEVELS_MAX} levels deep, is {JSON_LEVELS_MAX + 1}"
     refused(deep(100_000), cls, None)
 
 
-def test_brackets_in_strings_are_no_levels():
+def test_brackets_in_strings_are_no_levels() -> None:
     read({"a": "[" * 1000, "b" + "{" * 1000 + '\\"[': 1}, JsonObject)
 
 
-def test_lists_are_levels():
+def test_lists_are_levels() -> None:
     value = "x"
     for _ in range(JSON_LEVELS_MAX):
         value = [value]
@@ -58,13 +58,13 @@ def test_lists_are_levels():
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_the_longest_object(cls):
+def test_the_longest_object(cls) -> None:
     fine = {"a": "x" * (JSON_BYTES_MAX - len('{"a":""}'))}
     assert len(read(fine, cls).text) == JSON_BYTES_MAX
     refused({"a": fine["a"] + "x"}, cls, None)
 
 
-def test_an_object_may_come_as_text():
+def test_an_object_may_come_as_text() -> None:
     assert read('{ "a" : [1] }', JsonObjectOrText).text == '{"a":[1]}'
     for text in ("", "null", "[]", "{", '{"a":NaN}', "[" * 100_000, '{"a":' * 100_000, "x" * (JSON_BYTES_MAX + 1)):
         refused(text, JsonObjectOrText, None)
@@ -90,11 +90,11 @@ def mistakes(cls, **fields):
         (TextFormat, {"type": "json_object", "strict": True, "schema": {}}, ["f.schema", "f.strict"]),
     ],
 )
-def test_a_schema_stands_where_one_is_asked_for(cls, fields, paths):
+def test_a_schema_stands_where_one_is_asked_for(cls, fields, paths) -> None:
     assert [mistake.path for mistake in mistakes(cls, **fields)] == paths
 
 
-def test_what_is_missing_and_what_is_too_much_is_said():
+def test_what_is_missing_and_what_is_too_much_is_said() -> None:
     assert mistakes(TextFormat, type="json_schema", name="x") == [Mistake("f.schema", "is missing")]
     [mistake] = mistakes(TextFormat, type="text", name="x")
     assert mistake.said == 'belongs to the type "json_schema", and the type is "text"'
@@ -115,9 +115,9 @@ def test_what_is_missing_and_what_is_too_much_is_said():
         ({"type": "json_schema", "schema": {}}, "schema", BadRequest),
     ],
 )  # fmt: skip
-def test_mistakes_in_a_format_name_their_field(data, param, kind):
+def test_mistakes_in_a_format_name_their_field(data, param, kind) -> None:
     refused(data, ResponseFormat, param, kind)
 
 
-def test_a_name_of_64_characters_is_fine():
+def test_a_name_of_64_characters_is_fine() -> None:
     read({"type": "json_schema", "json_schema": {"name": "x" * 64, "schema": {}}}, ResponseFormat)

@@ -85,7 +85,7 @@ INT32 = 2**31
         ("cache_salt", ["x", "x" * 256], ["", "x" * 257, 5]),
     ],
 )  # fmt: skip
-def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(dialect, field, fine, wrong):
+def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(dialect, field, fine, wrong) -> None:
     for value in (*fine, None):
         respond(dialect, **{field: value})
     for value in wrong:
@@ -103,7 +103,7 @@ def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(dialect,
         ("posted", "user", ["", "x" * 512], ["x" * 513]),
     ],
 )
-def test_each_limit_of_one_dialect(dialect, field, fine, wrong):
+def test_each_limit_of_one_dialect(dialect, field, fine, wrong) -> None:
     for value in (*fine, None):
         respond(dialect, **{field: value})
     for value in wrong:
@@ -131,7 +131,7 @@ def test_each_limit_of_one_dialect(dialect, field, fine, wrong):
         ({str(2**31): 1}, f"logit_bias.{2**31}"),
     ],
 )
-def test_a_bias_that_is_no_number_or_for_no_token_never_reaches_an_engine(dialect, bias, param):
+def test_a_bias_that_is_no_number_or_for_no_token_never_reaches_an_engine(dialect, bias, param) -> None:
     refused(dialect, param.replace(".[", "["), logit_bias=bias)
 
 
@@ -155,7 +155,7 @@ FORMAT = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "int
         ("completions", {"structural_tag": '{ "b": 1 }'}, (GrammarKind.STRUCTURAL_TAG, '{"b":1}')),
     ],
 )
-def test_what_an_answer_must_look_like_becomes_a_grammar_that_remembers_its_field(dialect, fields, grammar):
+def test_what_an_answer_must_look_like_becomes_a_grammar_that_remembers_its_field(dialect, fields, grammar) -> None:
     asked = respond(dialect, **fields)
     assert asked.grammar == Grammar(*grammar)
     name = next(iter(fields))
@@ -163,7 +163,7 @@ def test_what_an_answer_must_look_like_becomes_a_grammar_that_remembers_its_fiel
 
 
 @pytest.mark.parametrize("dialect", ALL)
-def test_any_text_is_no_grammar(dialect):
+def test_any_text_is_no_grammar(dialect) -> None:
     own = (
         {"text": {"format": {"type": "text"}}}
         if dialect in {"posted", "socket"}
@@ -185,7 +185,7 @@ def test_any_text_is_no_grammar(dialect):
         ("posted", {"regex": "a", "ebnf": "b"}, "regex", "ebnf"),
     ],
 )
-def test_two_grammars_are_a_mistake_that_names_both(dialect, fields, first, second):
+def test_two_grammars_are_a_mistake_that_names_both(dialect, fields, first, second) -> None:
     said = refused(dialect, second, **fields)
     assert said == f"{second}: cannot stand beside {first}: an answer keeps to one grammar at most"
 
@@ -220,7 +220,7 @@ def outcome(parse, data):
 
 @settings(deadline=None, max_examples=500)
 @given(st.sampled_from(FIELDS), json_values)
-def test_any_value_in_any_field_makes_a_request_or_an_error_that_names_it(where, value):
+def test_any_value_in_any_field_makes_a_request_or_an_error_that_names_it(where, value) -> None:
     dialect, name = where
     parse, to_respond, base, (cls, *_) = DIALECTS[dialect]
     result = outcome(parse, base | {name: value})
@@ -234,7 +234,7 @@ def test_any_value_in_any_field_makes_a_request_or_an_error_that_names_it(where,
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_an_unknown_key_is_answered_with_the_nearest_one(dialect):
+def test_an_unknown_key_is_answered_with_the_nearest_one(dialect) -> None:
     parse, _, base, (cls, *_) = DIALECTS[dialect]
     near = max((field.name for field in attrs.fields(cls)), key=len)
     with pytest.raises(BadRequest, match=f"{near}x: is not a key here; did you mean {near}"):
@@ -242,12 +242,12 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(dialect):
 
 
 @pytest.mark.parametrize("dialect", ALL)
-def test_tools_are_refused_by_name(dialect):
+def test_tools_are_refused_by_name(dialect) -> None:
     kind = BadRequest if dialect == "completions" else Unsupported  # which never had any
     refused(dialect, "tools", kind, tools=[{"type": "function", "function": {"name": "f"}}])
 
 
-def test_bounds_are_told():
+def test_bounds_are_told() -> None:
     assert Within(at_least=1, at_most=2).complaint(3) == "must be at least 1 and at most 2, got 3"
 
 
@@ -260,6 +260,6 @@ def test_bounds_are_told():
         (response_params.ResponseCreateParamsBase, responses.Create),
     ],
 )
-def test_every_field_of_openai_is_known_by_name(params, cls):
+def test_every_field_of_openai_is_known_by_name(params, cls) -> None:
     known = {*cls.harmless, *(field.name for field in attrs.fields(cls))}
     assert params.__annotations__.keys() - known == set()

@@ -35,14 +35,14 @@ def counted(raw):
     ],
     ids=["parts", "lists", "keys", "depth"],
 )
-def test_four_megabytes_of_small_things_are_refused_at_once(text):
+def test_four_megabytes_of_small_things_are_refused_at_once(text) -> None:
     begun = time.process_time()
     with pytest.raises(BadRequest, match=TOO_MANY):
         chat.parse(text.encode())
     assert time.process_time() - begun < 0.1  # reading it takes half a second and more
 
 
-def test_the_limit_is_exact_and_what_strings_hold_does_not_count():
+def test_the_limit_is_exact_and_what_strings_hold_does_not_count() -> None:
     most = '{"a":[' + ",".join(["[]"] * (CONTAINERS_MAX - 3)) + "]}"
     assert len(decode(most)["a"]) == CONTAINERS_MAX - 3
     with pytest.raises(BadRequest, match=TOO_MANY):
@@ -51,7 +51,7 @@ def test_the_limit_is_exact_and_what_strings_hold_does_not_count():
 
 
 @pytest.mark.parametrize("end", ["", "\\", '"'])
-def test_escapes_without_end_are_gone_through_once(end):
+def test_escapes_without_end_are_gone_through_once(end) -> None:
     begun = time.process_time()
     with pytest.raises(BadRequest, match="not JSON"):
         decode('{"a":"' + ':\\"' * 1_300_000 + end)
@@ -61,20 +61,20 @@ def test_escapes_without_end_are_gone_through_once(end):
 @given(
     st.recursive(st.text('"\\[{:a') | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
-def test_the_count_is_that_of_the_parts(value):
+def test_the_count_is_that_of_the_parts(value) -> None:
     raw = json.dumps(value).encode()
     for limit in {0, max(0, counted(raw) - 1), counted(raw)}:
         assert (request_body.exceeding(limit).match(raw) is not None) == (counted(raw) > limit)
 
 
-def test_long_prompts_and_conversations_are_taken():
+def test_long_prompts_and_conversations_are_taken() -> None:
     ids = list(range(100_000))
     assert completions.parse(json.dumps({"model": "m", "prompt": [ids] * 8}).encode()).prompt is not None
     messages = [{"role": "user", "content": "at 10:30, [sic]"}] * 10_000
     assert len(chat.parse(json.dumps({"model": "m", "messages": messages}).encode()).messages) == 10_000
 
 
-def test_a_message_without_parts_says_nothing_and_is_refused():
+def test_a_message_without_parts_says_nothing_and_is_refused() -> None:
     said = [{"role": "user", "content": []}]
     with pytest.raises(BadRequest) as raised:
         chat.parse(json.dumps({"model": "m", "messages": said}).encode())
@@ -85,12 +85,12 @@ def test_a_message_without_parts_says_nothing_and_is_refused():
 
 
 @pytest.mark.parametrize(("asked", "told"), [({}, None), ({"priority": 0}, 0), ({"priority": -3}, -3)])
-def test_a_priority_of_zero_is_not_the_same_as_none(asked, told):
+def test_a_priority_of_zero_is_not_the_same_as_none(asked, told) -> None:
     request = chat.parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **asked}).encode())
     assert chat.to_respond(request, request_id="r").priority == told
 
 
-def test_the_slowest_rate_has_a_wait_that_can_be_said():
+def test_the_slowest_rate_has_a_wait_that_can_be_said() -> None:
     digest = "0" * 64
     with pytest.raises(Mistakes, match="rate_per_s"):
         structure({"sha256": digest, "rate_per_s": 1e-310}, KeySection)
@@ -100,12 +100,12 @@ def test_the_slowest_rate_has_a_wait_that_can_be_said():
     assert bucket.take(0.0) == pytest.approx(1e6)
 
 
-def test_a_hint_that_would_mislead_is_not_given():
+def test_a_hint_that_would_mislead_is_not_given() -> None:
     with pytest.raises(Mistakes) as raised:
         structure({"sha256": "0" * 64, "prioritise_it": 1}, KeySection)
     assert "did you mean" not in str(raised.value)
 
 
-def test_what_is_said_of_a_keys_name_is_all_that_it_must_be():
+def test_what_is_said_of_a_keys_name_is_all_that_it_must_be() -> None:
     with pytest.raises(Mistakes, match="a letter or a digit first"):
         structure({"key": {"-a": {"sha256": "0" * 64}}}, KeyFile)

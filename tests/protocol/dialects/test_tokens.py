@@ -43,7 +43,7 @@ def whole(body) -> bytes:
          Tokenize(turns=(Turn(Role.USER, "Hi"),), special=False)),
     ],
 )  # fmt: skip
-def test_what_can_be_tokenized(fields, expected):
+def test_what_can_be_tokenized(fields, expected) -> None:
     got = tokenize(**fields)
     assert (got.text, got.turns) == (expected.text, expected.turns)
     if not got.turns:
@@ -69,7 +69,7 @@ def test_what_can_be_tokenized(fields, expected):
         (Unsupported, "return_token_strs", {"prompt": "x", "return_token_strs": True}),
     ],
 )
-def test_what_cannot_be_tokenized_is_refused_by_name(kind, param, fields):
+def test_what_cannot_be_tokenized_is_refused_by_name(kind, param, fields) -> None:
     with pytest.raises(BadRequest) as raised:
         tokenize(**fields)
     assert (type(raised.value), raised.value.param) == (kind, param)
@@ -88,13 +88,13 @@ def test_what_cannot_be_tokenized_is_refused_by_name(kind, param, fields):
         ("skip_special_tokens", {"tokens": [1], "skip_special_tokens": True}),
     ],
 )
-def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param, fields):
+def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param, fields) -> None:
     with pytest.raises(BadRequest) as raised:
         detokenize(**fields)
     assert raised.value.param == param
 
 
-def test_token_ids_go_both_ways():
+def test_token_ids_go_both_ways() -> None:
     assert detokenize(tokens=[0, 2**31 - 1], model="m").ids == (0, 2**31 - 1)
     told = {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
     assert json.loads(whole(tokenized(Tokenized([3, 1, 2], 2048)))) == told
@@ -102,7 +102,7 @@ def test_token_ids_go_both_ways():
     assert json.loads(whole(detokenized(Detokenized("é\0")))) == {"text": "é\0", "prompt": "é\0"}
 
 
-def test_what_is_long_is_encoded_in_steps(monkeypatch):
+def test_what_is_long_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, sizes = tokens._encode, []
 
     def noted(value):
@@ -117,6 +117,6 @@ def test_what_is_long_is_encoded_in_steps(monkeypatch):
     assert len(sizes) == -(-50_000 // tokens.IDS_A_STEP) + -(-250_000 // tokens.CHARACTERS_A_STEP)
 
 
-def test_the_model_may_be_left_to_the_server():
+def test_the_model_may_be_left_to_the_server() -> None:
     assert parse_tokenize(b'{"prompt":"x"}').model is None
     assert parse_detokenize(b'{"tokens":[1],"model":"m"}').model == "m"

@@ -9,6 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
+from trio.testing import MockClock
 
 from protocol.dialects import chat, completions, responses, tokens
 from protocol.dialects.http import error_body
@@ -106,21 +107,21 @@ def asked(path):
 # The document -----------------------------------------------------------------------------------
 
 
-def test_every_route_is_in_the_document_under_each_of_its_paths():
+def test_every_route_is_in_the_document_under_each_of_its_paths() -> None:
     described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert described == {
         (route.operation.method, path) for route in ROUTES.routes for path in (route.operation.path, *route.aliases)
     }
 
 
-def test_a_body_that_is_read_may_be_of_the_wrong_media_type():
+def test_a_body_that_is_read_may_be_of_the_wrong_media_type() -> None:
     for operation in ROUTES.operations:
         statuses = DOCUMENT["paths"][operation.path][operation.method.lower()]["responses"]
         assert ("415" in statuses) == (operation.request is not None)
 
 
-def test_every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own():
-    def look(schema):
+def test_every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() -> None:
+    def look(schema) -> None:
         if isinstance(schema, list):
             for each in schema:
                 look(each)
@@ -136,7 +137,7 @@ def test_every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_o
     )
 
 
-def test_keys_are_wanted_where_they_are_and_models_are_named_if_they_are_known():
+def test_keys_are_wanted_where_they_are_and_models_are_named_if_they_are_known() -> None:
     open_one = document("0.1.0", ROUTES.operations, keys_wanted=False)
     assert open_one["paths"]["/v1/models"]["get"]["security"] == [{}, {"bearer": []}]
     assert DOCUMENT["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}]
@@ -146,7 +147,7 @@ def test_keys_are_wanted_where_they_are_and_models_are_named_if_they_are_known()
     assert DOCUMENT["info"]["version"] == "0.1.0"
 
 
-def test_every_status_that_a_client_can_meet_is_documented_with_the_error_object():
+def test_every_status_that_a_client_can_meet_is_documented_with_the_error_object() -> None:
     statuses = {cls.http_status for cls in ERRORS_BY_CODE.values()} - {405}  # which is of no operation
     said = {status for path in DOCUMENT["paths"].values() for each in path.values() for status in each["responses"]}
     assert statuses <= {int(status) for status in said}
@@ -157,7 +158,7 @@ def test_every_status_that_a_client_can_meet_is_documented_with_the_error_object
 # What is served ---------------------------------------------------------------------------------
 
 
-async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow):
+async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow: MockClock) -> None:
     asks = {
         "/v1/chat/completions": chat_body("n=4", logprobs=True, n=2, max_tokens=4),
         "/v1/completions": {"model": "tiny", "prompt": "n=4", "logprobs": 1},
@@ -184,14 +185,14 @@ async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow):
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_the_examples_are_read(path):
+def test_the_examples_are_read(path) -> None:
     example = asked(path)["example"]
     PARSERS[path](json.dumps(example).encode())
     assert valid(asked(path)["schema"], example)
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path):
+def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path) -> None:
     """Some thousand requests, right and wrong: the parser and the schema agree about each."""
     rng, schema, counts = Random(path), asked(path)["schema"], [0, 0]
     for _ in range(2000):

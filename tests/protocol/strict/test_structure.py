@@ -48,11 +48,11 @@ def mistakes(data, cls=Cluster):
     return [(each.path, each.said) for each in raised.value.mistakes]
 
 
-def only(path, said, data, cls=Cluster):
+def only(path, said, data, cls=Cluster) -> None:
     assert mistakes(data, cls) == [(path, said)]
 
 
-def test_what_is_right_becomes_frozen_classes():
+def test_what_is_right_becomes_frozen_classes() -> None:
     text = """
         colours = ["red", "blue"]
         names = ["a"]
@@ -78,7 +78,7 @@ def test_what_is_right_becomes_frozen_classes():
     assert (cluster.tls, cluster.model, cluster.stop) == ("auto", None, ("a",))
 
 
-def test_all_mistakes_are_reported_at_once():
+def test_all_mistakes_are_reported_at_once() -> None:
     data = {
         "gateway": {"prot": 1, "port": "8000", "tls": "false", "drain_s": True},
         "pools": {"a": {"size": 1.0}, "b.c": {"kind": "dekode", "size": True}},
@@ -99,7 +99,7 @@ def test_all_mistakes_are_reported_at_once():
     ]
 
 
-def test_what_is_missing_or_of_another_shape():
+def test_what_is_missing_or_of_another_shape() -> None:
     only("gateway", "is missing", {})
     only("gateway.port", "is missing", {"gateway": {}})
     only("", "expected an object, got a list", [])
@@ -115,17 +115,17 @@ def test_what_is_missing_or_of_another_shape():
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_numbers_are_finite(value):
+def test_numbers_are_finite(value) -> None:
     only("gateway.drain_s", f"expected a finite number, got {value}", {"gateway": {"port": 1, "drain_s": value}})
 
 
-def test_numbers_are_of_a_size():
+def test_numbers_are_of_a_size() -> None:
     only("gateway.drain_s", "is too large", {"gateway": {"port": 1, "drain_s": 10**400}})
     said = "must be at least 1 and at most 65535, got a huge integer"
     only("gateway.port", said, {"gateway": {"port": 10**5000}})
 
 
-def test_an_integer_beside_a_number_stays_one():
+def test_an_integer_beside_a_number_stays_one() -> None:
     @frozen
     class Either:
         value: int | float | None
@@ -135,7 +135,7 @@ def test_an_integer_beside_a_number_stays_one():
     only("value", "expected an integer or a number, got true", {"value": True}, Either)
 
 
-def test_a_union_whose_members_look_alike_is_a_bug():
+def test_a_union_whose_members_look_alike_is_a_bug() -> None:
     @frozen
     class Twins:
         value: Gateway | Pool
@@ -144,7 +144,7 @@ def test_a_union_whose_members_look_alike_is_a_bug():
         structure({"value": {}}, Twins)
 
 
-def test_an_enumeration_of_numbers_is_a_bug():
+def test_an_enumeration_of_numbers_is_a_bug() -> None:
     class Level(IntEnum):
         LOW = 1
 
@@ -156,13 +156,13 @@ def test_an_enumeration_of_numbers_is_a_bug():
         structure({"level": 1}, Holder)
 
 
-def test_what_a_class_itself_refuses():
+def test_what_a_class_itself_refuses() -> None:
     @frozen
     class Range:
         low: int
         high: int
 
-        def __attrs_post_init__(self):
+        def __attrs_post_init__(self) -> None:
             if self.low > self.high:
                 raise Mistakes((Mistake("low", f"must be at most high ({self.high})"),))
             if self.low < 0:
@@ -176,7 +176,7 @@ def test_what_a_class_itself_refuses():
     only("range", "is no range", {"range": {"low": -1, "high": 1}}, Holder)
 
 
-def test_a_bug_is_not_blamed_on_the_data():
+def test_a_bug_is_not_blamed_on_the_data() -> None:
     @frozen
     class Broken:
         value: int
@@ -188,7 +188,7 @@ def test_a_bug_is_not_blamed_on_the_data():
         structure({"value": 1}, Broken)
 
 
-def test_harmless_keys_and_tags():
+def test_harmless_keys_and_tags() -> None:
     @frozen
     class Wish:
         harmless: ClassVar = {"n": (1,), "tools": ([],), "text": ({"a": {"b": 1}},), "user": (str, dict), "never": ()}
@@ -214,7 +214,7 @@ def test_harmless_keys_and_tags():
     only("type", 'expected "text", got 5', {"type": 5}, Wish)
 
 
-def test_floods_of_mistakes_are_cut_short():
+def test_floods_of_mistakes_are_cut_short() -> None:
     assert len(mistakes({"gateway": {"port": 1}, "names": [0] * 1000})) == MISTAKES_MAX
     assert len(mistakes({"gateway": {"port": 1}, "pools": {str(key): 0 for key in range(1000)}})) == MISTAKES_MAX
     found = mistakes({"gateway": {"port": 1}} | {f"x{key:04}": 0 for key in range(1000)})
@@ -233,7 +233,7 @@ def test_floods_of_mistakes_are_cut_short():
     only(f'["{"k" * 39}…"]', "is not a key here", {"gateway": {"port": 1}, "k" * 100_000: 1})
 
 
-def test_lengths():
+def test_lengths() -> None:
     @frozen
     class Sized:
         text: Annotated[str, Holds(2, 3)] = "xx"
@@ -245,7 +245,7 @@ def test_lengths():
     only("items", "must hold at most 2 items, holds 3", {"items": [1, 2, 3]}, Sized)
 
 
-def test_a_class_may_read_its_values_itself():
+def test_a_class_may_read_its_values_itself() -> None:
     @frozen
     class Even:
         kinds: ClassVar[tuple[type, ...]] = (int, str)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from io import StringIO
 from itertools import chain, pairwise
 from math import inf, nan
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import trio
 from rich.console import Console
+from trio.testing import MockClock
 
 from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
 from protocol.errors import NotReady, PeerViolation, StartFailed
@@ -27,7 +29,7 @@ def status(name, *, run="r", up_s=1.0, since_s=1.0, silent_s=0.1, offers=()):
 class Cluster:
     """Stands for an operator's way to a cluster; `at` says from when on a node answers, and how."""
 
-    def __init__(self, at, answers=None):
+    def __init__(self, at, answers=None) -> None:
         self.at, self.answers, self.asked = at, answers or {}, []
 
     async def poll(self):
@@ -79,7 +81,7 @@ def by_secret(cluster, folders):
         (FILE.replace('"secret"', '"nowhere"') + "slots = 0\n", "has 2 mistakes", ["front"]),
     ],
 )
-def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(text, said, nodes, tmp_path):
+def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(text, said, nodes, tmp_path: Path) -> None:
     file, secret = tmp_path / "cluster.toml", tmp_path / "secret"
     secret.write_text("a-secret-of-the-cluster")
     secret.chmod(0o600)
@@ -102,7 +104,7 @@ def printed(console):
     return console.file.getvalue().splitlines()
 
 
-async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(console, autojump_clock):
+async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(console, autojump_clock: MockClock) -> None:
     began = trio.current_time()
     cluster = Cluster({"one": 0, "two": began + 3}, {"one": Reloaded(("node two is known now",), (), ("two",))})
     assert await commands._reload(cluster, console) == 0
@@ -111,7 +113,7 @@ async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(consol
     assert 3 <= trio.current_time() - began < 4
 
 
-async def test_a_reload_waits_for_no_other_and_not_for_ever(console, autojump_clock):
+async def test_a_reload_waits_for_no_other_and_not_for_ever(console, autojump_clock: MockClock) -> None:
     began = trio.current_time()
     assert await commands._reload(Cluster({"one": 0, "two": inf}), console) == 1
     assert trio.current_time() == began
@@ -121,13 +123,13 @@ async def test_a_reload_waits_for_no_other_and_not_for_ever(console, autojump_cl
     assert printed(console) == ["one: nothing has changed", "two: not asked: nobody listens"] * 2
 
 
-async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_others_are_asked(console):
+async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_others_are_asked(console) -> None:
     cluster = Cluster({"one": 0, "two": 0}, {"one": NotReady("[red]no[/]\x1b[2J")})
     assert await commands._reload(cluster, console) == 1
     assert printed(console) == ["one: [red]no[/]\\x1b[2J", "two: nothing has changed"]
 
 
-async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_it_was_said(console):
+async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_it_was_said(console) -> None:
     class Away(Cluster):
         async def poll(self):
             await trio.lowlevel.checkpoint()
@@ -140,13 +142,13 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_
 
 
 @pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
-def test_times_that_cannot_be_are_not_believed(lie):
+def test_times_that_cannot_be_are_not_believed(lie) -> None:
     assert client.validated_status(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
         client.validated_status(status("one", **lie))
 
 
-def test_engines_that_cannot_be_are_not_believed():
+def test_engines_that_cannot_be_are_not_believed() -> None:
     with pytest.raises(PeerViolation):
         client.validated_status(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
 
@@ -207,7 +209,7 @@ def heads(lines):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 @pytest.mark.parametrize("seen", [LARGE, LONGEST], ids=["large", "longest"])
-async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen, width):
+async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen, width) -> None:
     lines = await looked(seen, width)
     shown = heads(lines)
     left_out = [line.removeprefix("no room for: ").split(", ") for line in lines if line.startswith("no room for: ")]
@@ -217,12 +219,12 @@ async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen, wi
     assert sorted(chain(*shown.values(), *left_out)) == sorted(chain(*HEADS.values()))
 
 
-async def test_with_short_names_nothing_has_to_be_left_out_at_80_columns():
+async def test_with_short_names_nothing_has_to_be_left_out_at_80_columns() -> None:
     assert heads(await looked({"one": serving("one", "tiny-1", Leg.BOTH, "tiny")}, 80)) == HEADS
 
 
 @pytest.mark.parametrize("width", [60, 80])
-async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width):
+async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width) -> None:
     lines = await looked(LARGE, width)
     rows = [line.split()[:2] for line in lines]
     assert ["llama-prefill-0", "prefill-host-one"] in rows
@@ -230,7 +232,7 @@ async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width):
     assert {"prefill-host-one", "decode-host-two", "gpu-node-17"} <= {line.partition("  ")[0] for line in lines}
 
 
-async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the_tree():
+async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the_tree() -> None:
     lines = await looked(LONGEST, 60)
     for lead, others, letter in (("├─ ", "│  ", "e"), ("└─ router-", "   ", "m")):
         first = next(at for at, line in enumerate(lines) if line.startswith(lead + letter))
@@ -238,7 +240,7 @@ async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the
         assert lines[first].split()[1].count(letter) + sum(line.count(letter) for line in folded) == 128
 
 
-async def test_what_is_wrong_comes_first_and_its_lines_are_told_apart():
+async def test_what_is_wrong_comes_first_and_its_lines_are_told_apart() -> None:
     lines = await looked(LARGE, 60)
     assert lines[1:8] == [
         "  prefill-host-one/llama-prefill-0/engine starts again:",
@@ -251,7 +253,9 @@ async def test_what_is_wrong_comes_first_and_its_lines_are_told_apart():
     ]
 
 
-def test_whatever_keeps_a_command_from_being_done_is_one_sentence(monkeypatch, capsys):
+def test_whatever_keeps_a_command_from_being_done_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def away(*_):
         raise NotReady("node b is away")
 

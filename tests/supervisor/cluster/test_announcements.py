@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter
 from actors.kit.offload import run_inline
@@ -41,8 +41,8 @@ def a_node(name, *, routes=False, workers=1):
     return directory
 
 
-async def work(here, step_s):
-    async def one(call):
+async def work(here, step_s) -> None:
+    async def one(call) -> None:
         with call.answering(BugCounter()) as answer:
             answer.put(Started(), 0)
             await trio.sleep(step_s)
@@ -60,7 +60,7 @@ async def joined(front, back, step_s=0.1):
     near, far = sim_pair()
     heard = []
 
-    def told(directory, node, message):
+    def told(directory, node, message) -> None:
         if directory is front:
             heard.append(message)
         if isinstance(message, LoadUpdate):
@@ -100,7 +100,7 @@ async def asking(front, clients, until):
     numbers = iter(range(10**6))
     pool = front.pool("oak")
 
-    async def client():
+    async def client() -> None:
         nonlocal done
         while trio.current_time() < until:
             while not (free := [each for each in pool.workers() if not each.load.full]):
@@ -116,7 +116,7 @@ async def asking(front, clients, until):
 
 
 @pytest.mark.parametrize(("step_s", "a_second"), [(0.1, 80), (0.02, 400)])
-async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(step_s, a_second, autojump_clock):
+async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(step_s, a_second, autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, step_s) as heard:
         heard.clear()
@@ -125,7 +125,7 @@ async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(step_s, a_sec
         assert heard == []  # of its own requests a router knows best
 
 
-async def test_b14_what_others_ask_of_a_worker_is_told(autojump_clock):
+async def test_b14_what_others_ask_of_a_worker_is_told(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, 1.0) as heard:
         heard.clear()
@@ -138,7 +138,7 @@ async def test_b14_what_others_ask_of_a_worker_is_told(autojump_clock):
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
 
 
-async def test_d6_a_load_tells_of_the_kv_memory_that_is_promised(autojump_clock):
+async def test_d6_a_load_tells_of_the_kv_memory_that_is_promised(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, 1.0):
         (worker,) = front.workers("oak")
@@ -148,7 +148,7 @@ async def test_d6_a_load_tells_of_the_kv_memory_that_is_promised(autojump_clock)
             assert worker.load.kv_tokens == len(asked.tokens) + 5 == back.local["w0"].load.kv_tokens
 
 
-async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autojump_clock):
+async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=2), a_node("back")
     front.address = "h:1"
     for number in range(50):
@@ -159,7 +159,7 @@ async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autoj
         assert back._nodes["front"].workers == {}
 
 
-async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clock):
+async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clock: MockClock) -> None:
     far, one, front = a_node("far"), a_node("one"), a_node("front", routes=True)
     far.address, one.address = "10.0.0.3:7401", "10.0.0.2:7401"
     for own, other in ((far, one), (one, far), (one, front)):
@@ -170,7 +170,7 @@ async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clo
     assert dict(front.addresses())["far"] == "10.0.0.3:7401"
 
 
-async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autojump_clock):
+async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
         versions = front.version, back.version
@@ -181,7 +181,7 @@ async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autoju
             nursery.cancel_scope.cancel()
 
 
-async def test_d3_what_depends_on_no_load_is_derived_once(autojump_clock):
+async def test_d3_what_depends_on_no_load_is_derived_once(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
         derived = []
@@ -195,7 +195,7 @@ async def test_d3_what_depends_on_no_load_is_derived_once(autojump_clock):
         assert len(derived) == 2
 
 
-async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock):
+async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=3)
     async with joined(front, back):
 
@@ -211,7 +211,9 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock):
         assert order() == ["w1", "w2", "w0"]
 
 
-async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_worker(autojump_clock, monkeypatch):
+async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_worker(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=100)
     async with joined(front, back):
         grammar, asked = Grammar(GrammarKind.REGEX, "a*"), []
@@ -238,7 +240,7 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
         assert asked[4] != asked[3] == asked[0]
 
 
-async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autojump_clock):
+async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=2)
     async with joined(front, back):
         here = back.local["w0"]
@@ -263,18 +265,18 @@ async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autoj
         LoadUpdate((OfferLoad("a", 0, 0),) * 1025),
     ],
 )
-def test_loads_that_cannot_be_are_not_believed(lie):
+def test_loads_that_cannot_be_are_not_believed(lie) -> None:
     with pytest.raises(PeerViolation):
         check_loads(lie)
 
 
 @pytest.mark.parametrize("tell_s", [-1.0, 1e9, float("nan")])
-def test_a_pace_that_cannot_be_is_not_believed(tell_s):
+def test_a_pace_that_cannot_be_is_not_believed(tell_s) -> None:
     with pytest.raises(PeerViolation):
         check(NodeState(tell_s=tell_s))
 
 
-async def test_d1_what_a_gateway_hears_of_many_workers_is_bounded_in_steps_and_bytes(autojump_clock):
+async def test_d1_what_a_gateway_hears_of_many_workers_is_bounded_in_steps_and_bytes(autojump_clock: MockClock) -> None:
     """Counted, so that no other load of the machine matters; `make cluster-cost` has the CPU."""
     many = 60
     found = await measured(many)

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.lowlevel
 from attrs import evolve
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter, mailbox
 from actors.kit.priority_inbox import priority_inbox
@@ -46,7 +46,7 @@ async def linked():
 # What is told -----------------------------------------------------------------------------
 
 
-async def test_what_a_node_offers_appears_changes_and_vanishes():
+async def test_what_a_node_offers_appears_changes_and_vanishes() -> None:
     directory, link = await linked()
     assert directory.workers("oak") == []
     directory.merge_state("far", NodeState((ONE, TWO)))
@@ -62,7 +62,7 @@ async def test_what_a_node_offers_appears_changes_and_vanishes():
     assert directory.offers("elm") == directory.workers("elm") == []
 
 
-async def test_a_node_that_drains_is_not_chosen_and_still_listed():
+async def test_a_node_that_drains_is_not_chosen_and_still_listed() -> None:
     directory, _ = await linked()
     directory.merge_state("far", NodeState((ONE,), draining=True))
     assert directory.workers("oak") == []
@@ -70,7 +70,7 @@ async def test_a_node_that_drains_is_not_chosen_and_still_listed():
     assert names(directory.offers()) == ["one"]
 
 
-async def test_two_nodes_may_have_workers_of_one_name():
+async def test_two_nodes_may_have_workers_of_one_name() -> None:
     directory, _ = await linked()
     directory.linked("near", a_link())
     directory.merge_state("far", NodeState((ONE,), draining=True))
@@ -84,11 +84,11 @@ async def test_two_nodes_may_have_workers_of_one_name():
     assert directory.pool("oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
 
 
-async def test_whoever_waits_hears_of_each_change(autojump_clock):
+async def test_whoever_waits_hears_of_each_change(autojump_clock: MockClock) -> None:
     directory, link = await linked()
     changes = []
 
-    async def watch():
+    async def watch() -> None:
         while True:
             await directory.wait_changed()
             changes.append(trio.current_time())
@@ -111,7 +111,7 @@ async def test_whoever_waits_hears_of_each_change(autojump_clock):
 # A link that is lost ----------------------------------------------------------------------
 
 
-async def test_a_lost_link_takes_down_what_was_told_and_leaves_what_the_file_names():
+async def test_a_lost_link_takes_down_what_was_told_and_leaves_what_the_file_names() -> None:
     directory, link = Directory("here"), a_link()
     directory.configure("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
     assert [(each.name, each.up, each.engine) for each in directory.offers()] == [("one", False, None)]
@@ -128,7 +128,7 @@ async def test_a_lost_link_takes_down_what_was_told_and_leaves_what_the_file_nam
     assert names(each.offer for each in directory.workers("oak")) == ["one", "two"]  # type: ignore[attr-defined]
 
 
-async def test_an_offer_of_the_file_that_is_not_told_of_is_listed_again_when_the_node_is_gone():
+async def test_an_offer_of_the_file_that_is_not_told_of_is_listed_again_when_the_node_is_gone() -> None:
     directory, link = Directory("here"), a_link()
     directory.configure("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
     directory.linked("far", link)
@@ -138,7 +138,7 @@ async def test_an_offer_of_the_file_that_is_not_told_of_is_listed_again_when_the
     assert names(directory.offers()) == ["one"]
 
 
-async def test_the_end_of_an_older_link_changes_nothing():
+async def test_the_end_of_an_older_link_changes_nothing() -> None:
     directory, older = await linked()
     directory.merge_state("far", NodeState((ONE,)))
     newer = a_link()
@@ -149,14 +149,14 @@ async def test_the_end_of_an_older_link_changes_nothing():
     assert worker.link is newer
 
 
-async def test_nobody_is_chosen_over_a_link_that_is_down_already(autojump_clock):
+async def test_nobody_is_chosen_over_a_link_that_is_down_already(autojump_clock: MockClock) -> None:
     directory, link = await linked()
     directory.merge_state("far", NodeState((ONE,)))
     link.abort(PeerLost("cut"))
     assert directory.workers("oak") == []
 
 
-async def test_a_worker_without_a_link_says_so_and_counts_nothing():
+async def test_a_worker_without_a_link_says_so_and_counts_nothing() -> None:
     directory, link = await linked()
     directory.merge_state("far", NodeState((ONE,)))
     (worker,) = directory.workers("oak")
@@ -191,7 +191,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:70])
-async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie):
+async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie) -> None:
     directory, _ = await linked()
     directory.merge_state("far", NodeState((TWO,)))
     with pytest.raises(PeerViolation):
@@ -207,7 +207,7 @@ def address(directory, name):
     return directory.nodes[name].address
 
 
-async def test_the_file_knows_best_where_a_node_is_then_the_node_then_the_first_rumour():
+async def test_the_file_knows_best_where_a_node_is_then_the_node_then_the_first_rumour() -> None:
     directory, _ = await linked()
     directory.configure("filed", "h:1")
     directory.merge_state("far", NodeState(neighbours=(Neighbour("filed", "liar:1"), Neighbour("heard", "h:2"))))
@@ -224,7 +224,7 @@ async def test_the_file_knows_best_where_a_node_is_then_the_node_then_the_first_
     assert "here" not in directory.nodes
 
 
-async def test_two_nodes_that_heard_different_things_do_not_keep_each_other_talking():
+async def test_two_nodes_that_heard_different_things_do_not_keep_each_other_talking() -> None:
     one, two = Directory("one"), Directory("two")
     one.linked("two", a_link())
     two.linked("one", a_link())
@@ -239,7 +239,7 @@ async def test_two_nodes_that_heard_different_things_do_not_keep_each_other_talk
     assert (one.state(), two.state()) == before
 
 
-async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node_out():
+async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node_out() -> None:
     directory, _ = await linked()
     directory.address = "h:1"
     for more in range(3):
@@ -249,7 +249,7 @@ async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node
     assert Neighbour("here", "h:1", routes=True) in check(directory.state()).neighbours
 
 
-async def test_a_node_tells_of_those_alone_that_it_has_a_link_to():
+async def test_a_node_tells_of_those_alone_that_it_has_a_link_to() -> None:
     directory, link = await linked()
     directory.configure("filed", "h:1")
     directory.merge_state("far", NodeState(neighbours=(Neighbour("far", "h:2"), Neighbour("heard", "h:3"))))
@@ -268,7 +268,9 @@ async def forgets(directory, seconds):
     return sorted(gone)
 
 
-async def test_whom_nobody_names_any_more_is_forgotten_after_a_while_and_can_be_heard_of_again(autojump_clock):
+async def test_whom_nobody_names_any_more_is_forgotten_after_a_while_and_can_be_heard_of_again(
+    autojump_clock: MockClock,
+) -> None:
     directory, link = await linked()
     directory.configure("filed", None)
     told = NodeState(neighbours=(Neighbour("heard", "h:1"), Neighbour("said", "h:2")))
@@ -304,7 +306,7 @@ async def two_nodes():
     server = Link(far_end, Peer("far", serves_max=4), {("one", Generate): worker})
     bugs = BugCounter()
 
-    async def one(call):
+    async def one(call) -> None:
         with call.answering(bugs) as answer:
             answer.put(Started(), 0)
             for number in range(call.request.sampling.tokens_max):
@@ -312,7 +314,7 @@ async def two_nodes():
                 answer.put(Tokens([number]))
             answer.end(Finished(FinishReason.LENGTH, Usage(4, call.request.sampling.tokens_max)))
 
-    async def serve():
+    async def serve() -> None:
         async with trio.open_nursery() as calls:
             async for call in inbox:
                 calls.start_soon(one, call)
@@ -327,11 +329,11 @@ async def two_nodes():
         nursery.cancel_scope.cancel()
 
 
-async def test_a_request_counts_while_it_runs_in_both_nodes(autojump_clock):
+async def test_a_request_counts_while_it_runs_in_both_nodes(autojump_clock: MockClock) -> None:
     async with two_nodes() as (here, far), trio.open_nursery() as nursery:
         (there,) = here.workers("oak")
 
-        async def ask(tokens_max):
+        async def ask(tokens_max) -> None:
             async with there.ask(generate(tokens_max=tokens_max), tokens_max) as replies:
                 await replies.result()
 
@@ -350,14 +352,14 @@ async def test_a_request_counts_while_it_runs_in_both_nodes(autojump_clock):
 
 
 @pytest.mark.parametrize("tenths", range(0, 45, 3))
-async def test_leaving_at_any_moment_leaves_no_count_behind(tenths, autojump_clock):
+async def test_leaving_at_any_moment_leaves_no_count_behind(tenths, autojump_clock: MockClock) -> None:
     async with two_nodes() as (here, far):
         (there,) = here.workers("oak")
         with trio.move_on_after(tenths / 10):
             async with trio.open_nursery() as nursery:
                 for tokens_max in (1, 3, 9, 9, 9, 9):
 
-                    async def ask(tokens_max=tokens_max):
+                    async def ask(tokens_max=tokens_max) -> None:
                         async with there.ask(generate(tokens_max=tokens_max), tokens_max) as replies:
                             await replies.result()
 
@@ -367,11 +369,11 @@ async def test_leaving_at_any_moment_leaves_no_count_behind(tenths, autojump_clo
         assert far.state().offers[0].running == far.state().offers[0].waiting == 0
 
 
-async def test_absurd_requests_leave_what_is_told_believable(autojump_clock):
+async def test_absurd_requests_leave_what_is_told_believable(autojump_clock: MockClock) -> None:
     async with two_nodes() as (here, far), trio.open_nursery() as nursery:
         (there,) = here.workers("oak")
 
-        async def ask(tokens_max):
+        async def ask(tokens_max) -> None:
             async with there.ask(generate(tokens_max=tokens_max), 1) as replies:
                 await replies.result()
 
@@ -390,7 +392,7 @@ async def waiting(here, count):
     """Let requests wait at a worker that nobody serves, and return what becomes of each."""
     heard = []
 
-    async def ask():
+    async def ask() -> None:
         try:
             async with here.ask(generate(), 9) as replies:
                 await replies.result()
@@ -406,7 +408,9 @@ async def waiting(here, count):
 
 
 @pytest.mark.parametrize("leg", [Leg.BOTH, Leg.DECODE, Leg.PREFILL])
-async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an_elsewhere(leg, autojump_clock):
+async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an_elsewhere(
+    leg, autojump_clock: MockClock
+) -> None:
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
     plug = Registration(directory.notify)
@@ -424,7 +428,9 @@ async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an
     assert worker.busy == worker.tokens == 0
 
 
-async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_elsewhere(autojump_clock):
+async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_elsewhere(
+    autojump_clock: MockClock,
+) -> None:
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
     offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.notify)
@@ -445,7 +451,9 @@ async def test_what_waits_for_an_engine_goes_elsewhere_as_soon_as_there_is_an_el
             assert (heard, inbox.waiting) == ([], (1, 0)), "its engine is there"
 
 
-async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_when_that_comes_up(autojump_clock):
+async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_when_that_comes_up(
+    autojump_clock: MockClock,
+) -> None:
     directory = Directory("here")
     for name in ("one", "two"):
         address, inbox = priority_inbox(2, lambda request: request.priority)
@@ -461,7 +469,7 @@ async def test_what_waits_for_an_engine_goes_to_its_sibling_of_the_same_node_whe
             assert heard == [ActorLost] * 2
 
 
-async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(autojump_clock):
+async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(autojump_clock: MockClock) -> None:
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
     offer, plug = Offer("here", "oak", Leg.BOTH, 2, up=False), Registration(directory.notify)
@@ -481,7 +489,7 @@ async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(au
         ({}, 8, "credit for 8 tokens, where 9 are asked for"),
     ],
 )
-async def test_what_another_node_asks_harms_no_other_request(change, credit, says, autojump_clock):
+async def test_what_another_node_asks_harms_no_other_request(change, credit, says, autojump_clock: MockClock) -> None:
     async with two_nodes() as (_, far):
         request = evolve(generate("ab" * 16, tokens_max=9), **change)
         with pytest.raises(BadRequest, match=says):
@@ -490,7 +498,7 @@ async def test_what_another_node_asks_harms_no_other_request(change, credit, say
         assert far.running == 0
 
 
-async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock):
+async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock: MockClock) -> None:
     async with two_nodes() as (_, far):
         worker, request = GuardedWorker(far.local["one"]), generate("ab" * 16, tokens_max=9)
         async with worker.ask(request, 9):

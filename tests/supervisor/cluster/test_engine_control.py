@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import trio
 from attrs import define, evolve
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
@@ -49,7 +50,7 @@ class Engine:
             raise self.said
         return self.said
 
-    async def flush_cache(self):
+    async def flush_cache(self) -> None:
         await trio.sleep(self.takes_s)
         if self.busy:
             raise Overloaded("requests run")
@@ -63,7 +64,7 @@ def plugged(engine):
     return plug
 
 
-async def carry(link):
+async def carry(link) -> None:
     with suppress(PeerLost):
         await link.run()
 
@@ -97,7 +98,7 @@ async def front(here, **there):
 # Names ----------------------------------------------------------------------------------------
 
 
-async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
+async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock: MockClock) -> None:
     async with front(None, a=Engine(), b=Engine()) as (directory, _):
         assert readiness.engines_up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
         directory.merge_state("a", NodeState((OFFER,), draining=True))
@@ -108,7 +109,7 @@ async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock):
         assert readiness.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
 
 
-async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump_clock):
+async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump_clock: MockClock) -> None:
     async with front(None, a=Engine()) as (directory, _):
         directory.local.clear()
         directory.configure("a", None, (OFFER,))
@@ -117,14 +118,14 @@ async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump
         assert readiness.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
 
 
-async def test_what_the_server_tells_of_itself_counts_both(autojump_clock):
+async def test_what_the_server_tells_of_itself_counts_both(autojump_clock: MockClock) -> None:
     async with front(Engine(), a=Engine()) as (directory, _):
         told = models.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
         assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}  # type: ignore[attr-defined]
         assert told["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 
 
-async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
+async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path: Path) -> None:
     house, metrics = built_assembly(cluster(tmp_path), "back")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
     with house.directory.local["tiny-0"].engine.publish(Engine()):
@@ -138,7 +139,7 @@ async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path):
 # Loads ----------------------------------------------------------------------------------------
 
 
-async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock):
+async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock: MockClock) -> None:
     async with front(Engine(), a=Engine(EngineLoad(4, 5, 6)), b=None) as (directory, _):
         text = (await monitoring.cluster_metrics_text(directory, Metrics())).decode()
         told = [line for line in text.splitlines() if line.startswith("espalier_engine_kv_tokens_used{")]
@@ -149,12 +150,12 @@ async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock):
         assert trio.current_time() == 0
 
 
-async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_waiting(autojump_clock):
+async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_waiting(autojump_clock: MockClock) -> None:
     far = {"slow": Engine(takes_s=60), "stopped": Engine(), "cut": Engine(takes_s=0.5), "died": Engine(EngineLost(""))}
     async with front(Engine(), a=Engine(), **far) as (directory, wires), trio.open_nursery() as nursery:
         wires["stopped"].swallow()
 
-        async def cut():
+        async def cut() -> None:
             await trio.sleep(0.25)
             wires["cut"].cut()
 
@@ -164,7 +165,7 @@ async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_wai
 
 
 @pytest.mark.parametrize("lie", [EngineLoad(-1, 0, 0), EngineLoad(0, COUNT_MAX + 1, 0)])
-async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock):
+async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock: MockClock) -> None:
     async with front(Engine(), a=Engine(lie)) as (directory, _):
         assert (await engine_control.cluster_loads(directory)).keys() == {"main/tiny-0"}
 
@@ -179,7 +180,7 @@ async def counted(directory, metrics):
     return {worker: float(count) for worker, count in calls}
 
 
-async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autojump_clock):
+async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autojump_clock: MockClock) -> None:
     metrics, passed_s = Metrics(), 0.0
     watch = RoutingMetrics(metrics, "tiny")
     async with front(None, a=Engine(), b=None, filed=None) as (directory, wires):
@@ -206,14 +207,14 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
 # Flushing -------------------------------------------------------------------------------------
 
 
-async def test_every_engine_of_the_cluster_is_flushed(autojump_clock):
+async def test_every_engine_of_the_cluster_is_flushed(autojump_clock: MockClock) -> None:
     engines = [Engine(takes_s=1) for _ in range(3)]
     async with front(engines[0], a=engines[1], b=engines[2]) as (directory, _):
         await engine_control.flush_caches(directory)
         assert ([each.flushed for each in engines], trio.current_time()) == ([1, 1, 1], 1)
 
 
-async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock):
+async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock: MockClock) -> None:
     far = {"a": Engine(), "busy": Engine(busy=True), "gone": Engine(), "slow": Engine(takes_s=60), "starts": None}
     async with front(Engine(), **far) as (directory, wires):
         directory.configure("gone", None, [OFFER])
@@ -232,7 +233,7 @@ async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock):
     ]
 
 
-async def test_where_nobody_is_busy_a_flush_that_failed_says_that_not_all_are_ready(autojump_clock):
+async def test_where_nobody_is_busy_a_flush_that_failed_says_that_not_all_are_ready(autojump_clock: MockClock) -> None:
     async with front(None) as (directory, _):
         with pytest.raises(NotReady, match=r"^engine main/tiny-0 was not flushed: it is starting$"):
             await engine_control.flush_caches(directory)

@@ -45,6 +45,7 @@ from supervisor.links.handshake_stream import HANDSHAKE_BYTES_MAX, HANDSHAKE_REA
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate
 from tests.rig.fake_engine import generate
+from tests.rig.log_records import log_records
 from tests.rig.nodes import (
     LOOPBACK_HOSTS,
     QUICK,
@@ -63,12 +64,12 @@ pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
 
 
 @pytest.fixture
-def lines(caplog):
+def lines(caplog: pytest.LogCaptureFixture):
     """What the links log: each line's word and its reason."""
     caplog.set_level(logging.INFO)
     return lambda: [
         (each.message, each.peer, getattr(each, "reason", ""))
-        for each in caplog.records
+        for each in log_records(caplog)
         if each.name.startswith("supervisor.")
     ]
 
@@ -81,7 +82,7 @@ def reasons(lines):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
-async def test_three_nodes_find_each_other_whatever_the_order_they_start_in(order):
+async def test_three_nodes_find_each_other_whatever_the_order_they_start_in(order) -> None:
     nodes = {name: Node(name) for name in order}
     async with trio.open_nursery() as nursery:
         for name in order:
@@ -97,7 +98,7 @@ async def test_three_nodes_find_each_other_whatever_the_order_they_start_in(orde
         nursery.cancel_scope.cancel()
 
 
-async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link():
+async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link() -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -106,7 +107,7 @@ async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link():
         assert (a.links.statistics().dialing, b.links.statistics().dialing) == ({"b"}, set())
 
 
-async def test_a_node_that_does_not_listen_dials_whatever_its_name():
+async def test_a_node_that_does_not_listen_dials_whatever_its_name() -> None:
     a, z = Node("a"), Node("z", port=None)
     async with linked_nodes(a, z):
         await all_linked(a, z)
@@ -114,14 +115,14 @@ async def test_a_node_that_does_not_listen_dials_whatever_its_name():
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
 
 
-async def test_b16_a_node_that_listens_everywhere_is_found_at_its_host():
+async def test_b16_a_node_that_listens_everywhere_is_found_at_its_host() -> None:
     a, z = Node("a"), Node("z", host="0.0.0.0")
     z.links.host = "box.example"
     async with linked_nodes(a, z, know=False):
         assert z.directory.address == f"box.example:{z.links.port}"
 
 
-async def test_a_node_that_listens_everywhere_dials_since_nobody_can_find_it_there():
+async def test_a_node_that_listens_everywhere_dials_since_nobody_can_find_it_there() -> None:
     a, z = Node("a"), Node("z", host="0.0.0.0")
     async with linked_nodes(a, z, know=False):
         z.knows(a)
@@ -130,7 +131,7 @@ async def test_a_node_that_listens_everywhere_dials_since_nobody_can_find_it_the
         assert a.links.statistics().dialers["z"] == "z"
 
 
-async def test_a_node_is_dialed_until_it_is_there(lines):
+async def test_a_node_is_dialed_until_it_is_there(lines) -> None:
     early, late = Node("a"), Node("b")
     async with trio.open_nursery() as nursery:
         with (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0].socket as taken:
@@ -149,13 +150,13 @@ async def test_a_node_is_dialed_until_it_is_there(lines):
 # Finding each other again ------------------------------------------------------------------
 
 
-async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended():
+async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended() -> None:
     a, b = Node("a"), Node("b", step_s=0.05)
     async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
         lost = a.link(b)
 
-        async def cut():
+        async def cut() -> None:
             await until(lambda: b.asked)
             await trio.aclose_forcefully(lost.transport.stream)
 
@@ -168,7 +169,7 @@ async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended():
         assert await a.ask(b) == [0, 1, 2]
 
 
-async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_nodes_next_link():
+async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_nodes_next_link() -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -178,7 +179,7 @@ async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_
         assert a.link(b).traffic is first.traffic is a.links.traffic["b"]
         assert a.links.traffic["b"].messages_received > 2
 
-        async def leave(wire):
+        async def leave(wire) -> None:
             await wire.socket.aclose()
 
         for name in "xyz":
@@ -186,13 +187,13 @@ async def test_what_crosses_links_is_counted_for_nodes_alone_and_goes_on_with_a_
         assert set(a.links.traffic) == {"b"}
 
 
-async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_one():
+async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_one() -> None:
     b = Node("b", section=evolve(QUICK, silent_s=60.0))
     async with linked_nodes(b), trio.open_nursery() as nursery:
         ends = []
 
-        async def half_open(number):
-            async def say(wire):
+        async def half_open(number) -> None:
+            async def say(wire) -> None:
                 ends.append(number)
                 await trio.lowlevel.checkpoint()
 
@@ -210,13 +211,13 @@ async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_o
         nursery.cancel_scope.cancel()
 
 
-async def test_greeting_alone_takes_no_links_place():
+async def test_greeting_alone_takes_no_links_place() -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b):
         await all_linked(a, b)
         link = b.link(a)
 
-        async def leave(wire):
+        async def leave(wire) -> None:
             await wire.socket.aclose()
 
         await handshake_as_peer(b, "a", leave, hello=False)
@@ -226,7 +227,7 @@ async def test_greeting_alone_takes_no_links_place():
         assert await a.ask(b) == [0, 1, 2]
 
 
-async def test_links_that_start_again_dial_again():
+async def test_links_that_start_again_dial_again() -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
@@ -237,7 +238,7 @@ async def test_links_that_start_again_dial_again():
         await all_linked(a, b)
 
 
-async def test_a_leaver_says_why(lines):
+async def test_a_leaver_says_why(lines) -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -259,7 +260,7 @@ async def answered(one, other):
 
 
 @pytest.mark.parametrize("name", ["0-first", "z-last"])
-async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(name):
+async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(name) -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b) as nursery:
         joiner = Node(name, join=(b.at,))
@@ -277,7 +278,7 @@ async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(nam
         assert await answered(b, elsewhere) == [0, 1, 2]
 
 
-async def test_two_that_join_and_may_both_dial_keep_one_steady_link():
+async def test_two_that_join_and_may_both_dial_keep_one_steady_link() -> None:
     a = Node("a")
     async with linked_nodes(a) as nursery:
         joiners = [Node(name, join=(a.at,)) for name in ("j", "k")]
@@ -296,7 +297,7 @@ async def test_two_that_join_and_may_both_dial_keep_one_steady_link():
         assert not any(link.lost for link in links)
 
 
-async def test_a_node_of_the_file_that_joins_too_has_one_steady_link():
+async def test_a_node_of_the_file_that_joins_too_has_one_steady_link() -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(b) as nursery:
         a.links.join = (Endpoint.read(b.at), Endpoint.read(b.at))
@@ -320,7 +321,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_both_sides(what, lines):
+async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_both_sides(what, lines) -> None:
     fields, sentence = REFUSED[what]
     a, b = Node("a", **fields), Node("b")
     async with linked_nodes(a, b):
@@ -331,7 +332,7 @@ async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_bo
     assert all(sentence in each or "is of another cluster, heath" in each for each in said)
 
 
-async def test_two_nodes_of_one_name_refuse_each_other(lines):
+async def test_two_nodes_of_one_name_refuse_each_other(lines) -> None:
     a, other = Node("a"), Node("a", port=None)
     async with linked_nodes(a):
         other.links.join = (Endpoint.read(a.at),)
@@ -342,7 +343,7 @@ async def test_two_nodes_of_one_name_refuse_each_other(lines):
     assert all("has the same name" in each for each in said)
 
 
-async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(lines):
+async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(lines) -> None:
     front, backs = Node("front"), [Node("back"), Node("back")]
     for number, back in enumerate(backs):
         back.links.incarnation = Incarnation(f"run-{number}", 1_700_000_000 + number)
@@ -361,7 +362,7 @@ async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refu
     assert len(told) == 2  # of both ends
 
 
-async def test_a_node_in_anothers_place_is_refused(lines):
+async def test_a_node_in_anothers_place_is_refused(lines) -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b, know=False):
         a.directory.configure("c", b.at)
@@ -372,11 +373,11 @@ async def test_a_node_in_anothers_place_is_refused(lines):
     assert all("node c was expected in its place" in each for each in said)
 
 
-async def test_another_version_is_refused(lines):
+async def test_another_version_is_refused(lines) -> None:
     b = Node("b")
     async with linked_nodes(b):
 
-        async def talk(wire):
+        async def talk(wire) -> None:
             other = greeting.Greeting(VERSION, "grove", "a", bytes(32))
             await wire.send_all(greeting.encode(evolve(other, version=VERSION + 1)))
             await wire.receive_some()
@@ -404,14 +405,14 @@ def mutual(*, shows=True):
     return LinkTls(*contexts)
 
 
-async def test_nodes_show_each_other_certificates():
+async def test_nodes_show_each_other_certificates() -> None:
     a, b = (Node(name, secret=b"", tls=mutual()) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
         assert await a.ask(b) == await b.ask(a) == [0, 1, 2]
 
 
-async def test_a_node_without_a_certificate_is_refused(lines):
+async def test_a_node_without_a_certificate_is_refused(lines) -> None:
     a, b = Node("a", tls=mutual(shows=False)), Node("b", tls=mutual())
     async with linked_nodes(a, b):
         await trio.sleep(1.0)
@@ -422,7 +423,7 @@ async def test_a_node_without_a_certificate_is_refused(lines):
     assert len(said) == 2, said
 
 
-async def test_a_plain_node_and_a_secure_one_do_not_meet(lines):
+async def test_a_plain_node_and_a_secure_one_do_not_meet(lines) -> None:
     a, b = Node("a"), Node("b", tls=mutual())
     async with linked_nodes(a, b):
         await trio.sleep(1.0)
@@ -451,13 +452,13 @@ KNOCKS = {
 
 
 @pytest.mark.parametrize("what", KNOCKS)
-async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines):
+async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines) -> None:
     a, b = Node("a", step_s=0.02), Node("b", step_s=0.02)
     async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
         got = []
 
-        async def streams():
+        async def streams() -> None:
             got.append(await b.ask(a, tokens_max=30))
 
         nursery.start_soon(streams)
@@ -475,7 +476,7 @@ async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines)
     assert not [each for each in lines() if "bug" in each[0]]
 
 
-async def test_a_stranger_is_read_a_little_at_a_time():
+async def test_a_stranger_is_read_a_little_at_a_time() -> None:
     near, far = trio.testing.memory_stream_pair()
     line = LimitedStream(far)
     await near.send_all(bytes(20_000))
@@ -485,7 +486,7 @@ async def test_a_stranger_is_read_a_little_at_a_time():
 
 
 @pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
-async def test_no_page_in_a_browser_opens_a_link(origin, lines):
+async def test_no_page_in_a_browser_opens_a_link(origin, lines) -> None:
     a = Node("a")
     async with linked_nodes(a), raw_connection(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
         said = await ended(stream)
@@ -495,7 +496,7 @@ async def test_no_page_in_a_browser_opens_a_link(origin, lines):
     assert reasons(lines) == ["a web page asked for a link"]
 
 
-async def test_two_hundred_silent_connections_keep_no_node_out(lines):
+async def test_two_hundred_silent_connections_keep_no_node_out(lines) -> None:
     a, b = Node("a"), Node("b", section=evolve(QUICK, handshake_s=60.0, handshakes_max=20))
     async with linked_nodes(b) as nursery:
         silent = [await trio.open_tcp_stream(LOOPBACK_HOSTS, b.links.port) for _ in range(200)]
@@ -509,7 +510,7 @@ async def test_two_hundred_silent_connections_keep_no_node_out(lines):
     assert len(reasons(lines)) <= 2
 
 
-async def test_a_slow_handshake_has_its_time():
+async def test_a_slow_handshake_has_its_time() -> None:
     a = Node("a", section=evolve(QUICK, handshake_s=0.2))
     async with linked_nodes(a), raw_connection(a) as stream:
         with trio.fail_after(2):
@@ -519,22 +520,22 @@ async def test_a_slow_handshake_has_its_time():
                     await trio.sleep(0.05)
 
 
-async def test_a_proof_that_was_overheard_proves_nothing(lines):
+async def test_a_proof_that_was_overheard_proves_nothing(lines) -> None:
     b = Node("b")
     heard = []
 
     class Tapped(websocket.WebSocketTransport):
-        async def send_all(self, data):
+        async def send_all(self, data) -> None:
             heard.append(bytes(data))
             await super().send_all(data)
 
     async with linked_nodes(b):
 
-        async def honest(wire):
+        async def honest(wire) -> None:
             greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
             await websocket.greet(Tapped(wire.socket, wire.stream), greeter, 1.0)
 
-        async def replay(wire):
+        async def replay(wire) -> None:
             for message in heard:
                 await wire.send_all(message)
             await wire.receive_some()
@@ -548,12 +549,12 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines):
         assert b.linked == set()
 
 
-async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines):
+async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines) -> None:
     a = Node("a")
     async with linked_nodes(a):
         for number in range(100):
 
-            async def talk(wire, number=number):
+            async def talk(wire, number=number) -> None:
                 await wire.send_all(greeting.encode(greeting.Greeting(VERSION, f"c{number}", "x", bytes(32))))
                 while await wire.receive_some():
                     pass
@@ -603,18 +604,18 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie, lines):
+async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie, lines) -> None:
     a, b = Node("a", step_s=0.02), Node("b", step_s=0.02)
     async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
         got = []
 
-        async def streams():
+        async def streams() -> None:
             got.append(await b.ask(a, tokens_max=30))
 
         nursery.start_soon(streams)
 
-        async def say(wire):
+        async def say(wire) -> None:
             await wire.send_all(LIES[lie])
 
         for _ in range(3):
@@ -629,11 +630,11 @@ async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie, lines):
     assert len(said) <= 3, said  # linked, not, and linked once more
 
 
-async def test_frames_before_the_greeting_are_refused(lines):
+async def test_frames_before_the_greeting_are_refused(lines) -> None:
     a = Node("a")
     async with linked_nodes(a):
 
-        async def talk(wire):
+        async def talk(wire) -> None:
             await wire.send_all(encode(Hello(VERSION, "x", 1)) + encode(Open(1, body(generate()), 1, "a-0")))
             while await wire.receive_some():
                 pass
@@ -645,11 +646,11 @@ async def test_frames_before_the_greeting_are_refused(lines):
 
 
 @pytest.mark.parametrize("name", ["a b", "x\u00e9"])
-async def test_a_name_that_no_node_has_is_refused(name):
+async def test_a_name_that_no_node_has_is_refused(name) -> None:
     a = Node("a")
     async with linked_nodes(a):
 
-        async def say(wire):
+        async def say(wire) -> None:
             pass
 
         with pytest.raises((PeerRefused, PeerLost, PeerViolation)):
@@ -658,13 +659,13 @@ async def test_a_name_that_no_node_has_is_refused(name):
         assert name not in a.directory.nodes
 
 
-async def test_a_request_with_absurd_numbers_leaves_what_is_told_of_this_node_believable():
+async def test_a_request_with_absurd_numbers_leaves_what_is_told_of_this_node_believable() -> None:
     a, b = Node("a", step_s=1.0), Node("b")
     async with linked_nodes(a, b):
         await all_linked(a, b)
         absurd, link = generate("absurd", tokens_max=2**62), b.link(a)
 
-        async def say(wire):
+        async def say(wire) -> None:
             await wire.send_all(encode(Open(1, body(absurd), 1, "a-0")))
             await trio.sleep(0.3)
             await wire.socket.aclose()
@@ -701,13 +702,13 @@ SAID = st.lists(FRAMES.map(encode) | st.binary(max_size=40), max_size=6).map(b""
 
 
 @pytest.mark.parametrize("greeted", [True, False])
-def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog):
-    async def main(said):
+def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog: pytest.LogCaptureFixture) -> None:
+    async def main(said) -> None:
         a, b = Node("a", step_s=0.001), Node("b")
         async with linked_nodes(a, b):
             await all_linked(a, b)
 
-            async def say(wire):
+            async def say(wire) -> None:
                 await wire.send_all(said)
                 await wire.socket.aclose()
 
@@ -723,8 +724,8 @@ def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog):
 
     @settings(max_examples=25)
     @given(said=SAID)
-    def any_of_them(said):
+    def any_of_them(said) -> None:
         trio.run(main, said)
 
     any_of_them()
-    assert not [each for each in caplog.records if each.exc_info]
+    assert not [each for each in log_records(caplog) if each.exc_info]

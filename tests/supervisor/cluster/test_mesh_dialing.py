@@ -7,6 +7,7 @@ import itertools
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
@@ -16,7 +17,7 @@ from supervisor.cluster.mesh import FORGETS_S, Mesh
 from tests.rig.nodes import QUICK, Node
 
 
-async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock):
+async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock: MockClock) -> None:
     tries = []
 
     async def refuse(at, tls, within_s, talk):
@@ -36,19 +37,21 @@ async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock)
 
 
 @pytest.mark.parametrize(("lasts_s", "grow"), [(3.1, False), (2.9, True)], ids=["good", "hardly one"])
-async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s, grow, monkeypatch, autojump_clock):
+async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
+    lasts_s, grow, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     begun, ended = [], []
 
     async def greeted(*_):
         return "b", Incarnation()
 
-    async def carry(*_):
+    async def carry(*_) -> None:
         begun.append(trio.current_time())
         await trio.sleep(lasts_s)
         ended.append(trio.current_time())
         raise PeerLost("draining: it restarts")
 
-    async def dial(at, tls, within_s, talk):
+    async def dial(at, tls, within_s, talk) -> None:
         await talk(None)
 
     monkeypatch.setattr(Mesh, "_greet", greeted)
@@ -64,7 +67,9 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(lasts_s
     assert all(0.1 <= wait <= 0.2 for wait in waits) is not grow
 
 
-async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_it_is_heard_of_anew(autojump_clock):
+async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_it_is_heard_of_anew(
+    autojump_clock: MockClock,
+) -> None:
     tries = []
 
     async def refuse(at, tls, within_s, talk):

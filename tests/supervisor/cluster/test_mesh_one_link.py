@@ -30,13 +30,13 @@ def pair():
 
 
 @pytest.fixture
-def meet(nursery, autojump_clock):  # time is virtual
+def meet(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock):  # time is virtual
     """Let a node have one more link to a peer, which either of them has dialed."""
 
     async def meet(node, peer, dialer, run=""):
         near, far = pair()
 
-        async def carry():
+        async def carry() -> None:
             with suppress(PeerLost, PeerRefused):
                 await node.links._carry(peer, near, dialer, Incarnation(run, 1_700_000_000))
 
@@ -53,8 +53,8 @@ def meet(nursery, autojump_clock):  # time is virtual
 @pytest.mark.parametrize(("name", "peer"), ["ab", "ba"])
 @pytest.mark.parametrize("order", ["ab", "ba"])
 async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_first_by_name_has_dialed(
-    name, peer, order, meet, autojump_clock
-):
+    name, peer, order, meet, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node(name)
     for dialer in order:
         await meet(node, peer, dialer)
@@ -63,7 +63,9 @@ async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_f
 
 
 @pytest.mark.parametrize("dialer", ["a", "b"])
-async def test_of_two_that_one_end_has_dialed_the_newer_stays(dialer, meet, autojump_clock):
+async def test_of_two_that_one_end_has_dialed_the_newer_stays(
+    dialer, meet, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node("a")
     await meet(node, "b", dialer)
     first = node.directory.nodes["b"].link
@@ -71,7 +73,9 @@ async def test_of_two_that_one_end_has_dialed_the_newer_stays(dialer, meet, auto
     assert node.directory.nodes["b"].link not in {None, first}
 
 
-async def test_what_is_still_told_over_an_older_link_is_not_believed(meet, autojump_clock):
+async def test_what_is_still_told_over_an_older_link_is_not_believed(
+    meet, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node("a")
     await meet(node, "b", "b")
     older = node.directory.nodes["b"].link
@@ -85,7 +89,9 @@ async def test_what_is_still_told_over_an_older_link_is_not_believed(meet, autoj
 # Two processes of one name ------------------------------------------------------------------
 
 
-async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_first_is_heard(meet, autojump_clock):
+async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_first_is_heard(
+    meet, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node("a")
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"].link
@@ -98,14 +104,14 @@ async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_fi
 
 
 async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refused_and_told_why(
-    meet, nursery, monkeypatch, autojump_clock
-):
+    meet, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     """The first has been dialed from here, too: a second link to that very one would be closed without a word."""
     node = Node("a")
     await meet(node, "b", "a", "one")
     first, (near, far) = node.directory.nodes["b"].link, pair()
 
-    async def dial(at, context, within_s, talk):
+    async def dial(at, context, within_s, talk) -> None:
         await talk(near)
 
     async def greeted(links, role, expects, wire):
@@ -121,7 +127,9 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
     assert not first.lost
 
 
-async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet, autojump_clock):
+async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(
+    meet, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node("a")
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"].link
@@ -130,7 +138,9 @@ async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet, autoju
     assert node.directory.nodes["b"].link not in {None, first}
 
 
-async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(meet, nursery, autojump_clock):
+async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(
+    meet, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node("a")
     near, far = pair()
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
@@ -143,8 +153,8 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
 
 
 async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_from_being_ready(
-    nursery, autojump_clock
-):
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node("a")
     near, far = trio.testing.memory_stream_pair()
     near.acknowledged_s = lambda: None  # type: ignore[attr-defined]  # what no kernel carries, no kernel acknowledges
@@ -158,7 +168,9 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
     assert readiness.unready(node.directory, ()) is None
 
 
-async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_ready(nursery, autojump_clock):
+async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_ready(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     """Nothing comes or goes when a claim expires: who waits for that is woken by the time itself."""
     node, said = Node("a"), []
     near, far = pair()
@@ -176,7 +188,9 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     assert said == ["ready"]
 
 
-async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(meet, nursery, caplog, autojump_clock):
+async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(
+    meet, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
     node = Node("a")
     caplog.set_level(logging.INFO)
     await meet(node, "b", "b")

@@ -43,7 +43,7 @@ def other():
         process.wait()
 
 
-async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other):
+async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other) -> None:
     a = Node("a", section=evolve(QUICK, stalled_s=QUICK.silent_s))
     async with linked_nodes(a):
         process = other(a.at)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.realtime  # many sockets of loopback
 class Crowd:
     """Connections to a node, of which some come from afar: all of loopback is one address else."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch) -> None:
         self.far, self.streams = set(), []
         monkeypatch.setattr(mesh, "address_of", self.address_of, raising=False)
 
@@ -34,7 +34,7 @@ class Crowd:
         await stream.socket.connect((LOOPBACK_HOSTS, node.links.port))
         return stream
 
-    async def connect_without_end(self, node):
+    async def connect_without_end(self, node) -> None:
         while True:
             await self.connect(node, far=True)
             if len(self.streams) > 100:
@@ -42,7 +42,7 @@ class Crowd:
 
 
 @pytest.fixture
-async def crowd(monkeypatch):
+async def crowd(monkeypatch: pytest.MonkeyPatch):
     await trio.lowlevel.checkpoint()
     made = Crowd(monkeypatch)
     yield made
@@ -55,7 +55,7 @@ def patient():
     return Node("b", section=evolve(QUICK, handshake_s=60.0))
 
 
-async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd, patient):
+async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd, patient) -> None:
     async with linked_nodes(patient):
         slow = await crowd.connect(patient, far=False)
         for _ in range(4 * QUICK.handshakes_max):
@@ -67,7 +67,7 @@ async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(c
             assert not await crowd.streams[1].receive_some(), "the oldest of the others is gone"
 
 
-async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patient):
+async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patient) -> None:
     a = Node("a")
     async with linked_nodes(patient) as nursery:
         for _ in range(4):

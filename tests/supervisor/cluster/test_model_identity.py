@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,7 @@ from supervisor.node import gauges
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
+from tests.rig.log_records import log_records
 from tests.supervisor.cluster.test_directory import a_link
 from tests.supervisor.telemetry.test_metrics import cluster
 
@@ -56,7 +58,7 @@ async def no_loads():
     return {}
 
 
-async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(directory):
+async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(directory) -> None:
     directory.merge_state("far", NodeState((offer("one", INFO), offer("two", SMALL))))
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/one"]
     assert models.request_tokens_max(directory, "oak") == INFO.request_tokens_max
@@ -64,7 +66,7 @@ async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_
     assert readiness.unready(directory, ["oak"]) is None, "another one serves it"
 
 
-async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_differs(directory):
+async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_differs(directory) -> None:
     directory.merge_state("far", NodeState((offer("two", SMALL),)))
     assert readiness.unready(directory, ["oak"]) == readiness.never_ready(directory, ["oak"]) == f"engine two {WHY}"
     directory.merge_state("far", NodeState((offer("two", INFO),)))
@@ -72,12 +74,14 @@ async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_d
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/two"]
 
 
-async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(directory, caplog):
+async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(
+    directory, caplog: pytest.LogCaptureFixture
+) -> None:
     controls = NodeControl(directory, "run", "1", no_loads)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             directory.merge_state("far", NodeState((offer("two", SMALL),)))
-    [record] = caplog.records
+    [record] = log_records(caplog)
     assert (record.peer, record.engine) == ("far", "two")
     assert record.reason == "its model is another one: it differs in tokenizer.json"
     status = await controls.answer(GetStatus())
@@ -91,7 +95,7 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(direct
 
 
 @pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
-async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(directory, told):
+async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(directory, told) -> None:
     directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
     assert len(directory.workers("oak")) == 1
 
@@ -101,7 +105,7 @@ async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(directory, 
 OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b"old", b"new"))
 
 
-def tell(directory, node, *infos, up=True, draining=False):
+def tell(directory, node, *infos, up=True, draining=False) -> None:
     """Let a node tell of workers that are up, or down, with these models."""
     if directory.node(node).link is None:
         directory.linked(node, a_link())
@@ -113,12 +117,14 @@ def asked(directory):
     return [worker.load.name for worker in directory.workers("oak")]
 
 
-async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_name(directory, caplog):
+async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_name(
+    directory, caplog: pytest.LogCaptureFixture
+) -> None:
     tell(directory, "a", OLD)
     tell(directory, "b", NEW)
     assert asked(directory) == ["a/w0"]
     why = "its model is another one: its weights are not those of a/w0"
-    assert [(each.peer, each.engine, each.reason) for each in caplog.records] == [("b", "w0", why)]
+    assert [(each.peer, each.engine, each.reason) for each in log_records(caplog)] == [("b", "w0", why)]
     status = await NodeControl(directory, "run", "1", no_loads).answer(GetStatus())
     assert status.refused == (f"engine b/w0 is not asked: {why}",)  # type: ignore[attr-defined]
     metrics = Metrics()
@@ -129,7 +135,7 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
 
 
 @pytest.mark.parametrize("goes", ["link", "down", "drain"])
-async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory, goes):
+async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory, goes) -> None:
     tell(directory, "a", OLD)
     tell(directory, "b", NEW)
     if goes == "link":
@@ -143,7 +149,7 @@ async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directo
     assert list(directory.models.rejections) == ["a/w0"]
 
 
-async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory):
+async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory) -> None:
     tell(directory, "a", OLD, OLD)
     tell(directory, "b", NEW, NEW)
     directory.merge_loads("b", LoadUpdate((OfferLoad("w0", 2, 7),)))
@@ -156,14 +162,14 @@ async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory)
     assert asked(directory) == ["a/w0", "a/w1"]
 
 
-async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory):
+async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory) -> None:
     directory.models = ModelIdentities({"oak": OLD.digest})
     tell(directory, "b", NEW, NEW)
     tell(directory, "a", OLD)
     assert asked(directory) == ["a/w0"]
 
 
-def test_names_of_models_that_were_heard_once_are_not_kept():
+def test_names_of_models_that_were_heard_once_are_not_kept() -> None:
     models = ModelIdentities({"oak": OWN})
     for number in range(100):
         each = evolve(offer("w", OLD), model=f"model {number}")
@@ -178,8 +184,8 @@ words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, IN
 
 
 @given(st.lists(words, max_size=12))
-def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_up(told):
-    async def scenario():
+def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_up(told) -> None:
+    async def scenario() -> None:
         await trio.lowlevel.checkpoint()
         directory, last = Directory("here", models=ModelIdentities({"oak": OWN})), {}
         for node, infos, up in told:
@@ -199,20 +205,20 @@ def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_
     trio.run(scenario)
 
 
-async def test_c8_a_digest_without_end_is_not_believed(directory):
+async def test_c8_a_digest_without_end_is_not_believed(directory) -> None:
     with pytest.raises(PeerViolation, match="longer than any"):
         directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=OWN * 100)),)))
     assert directory.workers("oak") == []
 
 
-async def test_a_front_knows_its_models_folders(tmp_path):
+async def test_a_front_knows_its_models_folders(tmp_path: Path) -> None:
     house, _ = built_assembly(cluster(tmp_path), "front")
     [(name, own)] = house.directory.models.digests.items()
     assert name == "tiny"
     assert {"config.json", "tokenizer.json"} <= {file for file, _ in own}
 
 
-async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work():
+async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work() -> None:
     plug = Registration()
     one = LocalEngine("e", None, plug, None, lambda: None, lambda: None, digest=OWN)
     with (
@@ -222,13 +228,15 @@ async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_get
         await _decode(one, None, task_status=trio.TASK_STATUS_IGNORED)
 
 
-async def test_a_simulated_engine_tells_what_it_speaks_by(tmp_path):
+async def test_a_simulated_engine_tells_what_it_speaks_by(tmp_path: Path) -> None:
     house, _ = built_assembly(cluster(tmp_path), "back")
     assert SimulatedEngine(SimulatedSpec(), None, digest=OWN).info.digest == OWN
     assert house.directory.models.digests.keys() == {"tiny"}
 
 
-async def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of_them(monkeypatch):
+async def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))
     for number in range(20):
         engine = evolve(INFO, digest=OTHER if number < 5 else OWN)

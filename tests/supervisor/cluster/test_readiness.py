@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol.cluster import NodeState, check
 from protocol.errors import EngineDied, PeerViolation, StartFailed
@@ -36,7 +39,7 @@ GONE = EngineDied("the GPU is gone")
 
 
 @pytest.fixture
-def houses(tmp_path):
+def houses(tmp_path: Path):
     def make(*engines, node="main", listen=""):
         text = ONE.format(listen=listen)
         text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
@@ -47,13 +50,13 @@ def houses(tmp_path):
     return make
 
 
-def fails(house, name, wait_s=8.0, error=GONE):
+def fails(house, name, wait_s=8.0, error=GONE) -> None:
     path, at = f"main/{name}/engine", trio.current_time()
     house.on_event(ChildEvent(path, ChildEventKind.FAILED, at, error))
     house.on_event(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))
 
 
-async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, autojump_clock):
+async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, autojump_clock: MockClock) -> None:
     cluster, house = houses(("a", "main"))
     assert readiness.unready(house.directory, ["tiny"]) == "engine a is starting"
     fails(house, "a")
@@ -65,7 +68,7 @@ async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, auto
     assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
-async def test_b7_other_nodes_hear_why_an_engine_is_down(houses):
+async def test_b7_other_nodes_hear_why_an_engine_is_down(houses) -> None:
     _, house = houses(("a", "main"))
     fails(house, "a")
     [offer] = house.directory.state().offers
@@ -75,7 +78,7 @@ async def test_b7_other_nodes_hear_why_an_engine_is_down(houses):
     assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
 
 
-async def test_what_a_node_says_of_a_failure_has_a_limit(houses):
+async def test_what_a_node_says_of_a_failure_has_a_limit(houses) -> None:
     _, house = houses(("a", "main"))
     fails(house, "a", error=EngineDied("x" * 10_000))
     state = house.directory.state()
@@ -84,7 +87,7 @@ async def test_what_a_node_says_of_a_failure_has_a_limit(houses):
         check(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
-async def test_b7_a_node_all_of_whose_engines_fail_their_first_start_says_so_and_no_sooner(houses):
+async def test_b7_a_node_all_of_whose_engines_fail_their_first_start_says_so_and_no_sooner(houses) -> None:
     _, house = houses(("a", "main"), ("b", "main"))
     fails(house, "a")
     assert house.start_failure is None
@@ -94,7 +97,7 @@ async def test_b7_a_node_all_of_whose_engines_fail_their_first_start_says_so_and
     assert house.start_failure == "the GPU is gone"
 
 
-async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(houses):
+async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(houses) -> None:
     _, house = houses(("a", "main"), ("b", "main"))
     with house.engines["a"].publish(object()):
         pass
@@ -103,20 +106,22 @@ async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(houses):
     assert house.start_failure is None
 
 
-async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(houses):
+async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(houses) -> None:
     _, house = houses(("a", "main"), listen='listen = "127.0.0.1:7401"')
     fails(house, "a")
     assert house.start_failure is None
 
 
-async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_one_that_was_killed(autojump_clock):
+async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_one_that_was_killed(
+    autojump_clock: MockClock,
+) -> None:
     killed, broken, heard = Registration(), Registration(), []
     with killed.publish("a zygote"):
         pass
     killed.note_failure("the zygote died", 0.5)
     broken.note_failure("the zygote could not import SGLang: no torch", 0.5)
 
-    async def wait(plug):
+    async def wait(plug) -> None:
         try:
             heard.append(await plug.wait_started())
         except StartFailed as error:

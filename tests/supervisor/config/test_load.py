@@ -34,7 +34,7 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path: Path):
     def write(text):
         (tmp_path / "cluster.toml").write_text(text)
         return tmp_path / "cluster.toml"
@@ -53,14 +53,14 @@ def mistakes(path):
     return [(int(number), said) for number, _, said in numbered]
 
 
-def test_the_least_that_is_a_cluster(written):
+def test_the_least_that_is_a_cluster(written) -> None:
     cluster = read_cluster(written(GOOD))
     assert cluster.model_path("tiny") == TINY
     assert list(cluster.engines_on("main")) == ["tiny-0"]
     assert (cluster.gateway.port, cluster.gateway.host, cluster.node["main"].drain_s) == (8000, "127.0.0.1", 30.0)
 
 
-def test_every_mistake_is_named_at_once_with_its_line(written):
+def test_every_mistake_is_named_at_once_with_its_line(written) -> None:
     said = mistakes(
         written(
             f"""# port = "not here"
@@ -160,7 +160,7 @@ terms_s = 1
         ("4096", "4096\nprefill_chunk = inf", "engine.tiny-0.prefill_chunk", "expected"),
     ],
 )
-def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said):
+def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said) -> None:
     assert old in GOOD
     for line, each in mistakes(written(GOOD.replace(old, new))):
         if each.startswith(path) and said in each:
@@ -183,14 +183,14 @@ def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said):
         (GOOD + f'[model."a/b"]\npath = "{TINY}"\n[model."a:b"]\npath = "{TINY}"\n', "by nothing but / and :"),
     ],
 )
-def test_what_cannot_be_meant_is_a_mistake(written, text, said):
+def test_what_cannot_be_meant_is_a_mistake(written, text, said) -> None:
     assert any(said in each for _, each in mistakes(written(text)))
 
 
 @pytest.mark.parametrize(
     ("text", "said"), [(b"[model", "is not TOML: Expected"), (b"\xff", "cannot be read"), (None, "cannot be read")]
 )
-def test_a_file_that_is_none_is_one_sentence(tmp_path, text, said):
+def test_a_file_that_is_none_is_one_sentence(tmp_path: Path, text, said) -> None:
     path = tmp_path / "cluster.toml"
     if text is not None:
         path.write_bytes(text)
@@ -221,7 +221,7 @@ def several(written, host="localhost", port=7401):
     return read_cluster(written(SEVERAL.format(host=host, port=port)))
 
 
-def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written):
+def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written) -> None:
     for text in (GOOD, GOOD + '[node.main]\nhost = "192.0.2.7"\n'):
         cluster = read_cluster(written(text))
         assert placement.select_nodes(cluster, None) == placement.select_nodes(cluster, "main") == ("main",)
@@ -230,18 +230,18 @@ def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written):
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "::1", socket.gethostname()])
-def test_of_several_nodes_those_of_this_host_run(host, written):
+def test_of_several_nodes_those_of_this_host_run(host, written) -> None:
     cluster = several(written, host)
     assert placement.select_nodes(cluster, None) == ("main", "a", "b")
     assert placement.select_nodes(cluster, "far") == ("far",)  # who says so knows better
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid", "0.0.0.0", "", "a" * 300])
-def test_a_host_that_is_not_this_one(host):
+def test_a_host_that_is_not_this_one(host) -> None:
     assert not placement.is_local_host(host)
 
 
-def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
+def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written) -> None:
     text = GOOD + '[node.main]\nhost = "192.0.2.7"\nlisten = "192.0.2.7:1"\n[node.b]\nhost = "192.0.2.8"\n'
     with pytest.raises(
         StartFailed, match=r"no node on this host, .*: main on 192\.0\.2\.7, b on 192\.0\.2\.8; or name"
@@ -252,7 +252,7 @@ def test_a_file_that_places_nothing_here_says_where_its_nodes_are(written):
 # What is known before anything starts --------------------------------------------------------------
 
 
-def test_a_check_prints_the_tree_and_the_limits():
+def test_a_check_prints_the_tree_and_the_limits() -> None:
     lines = preview.describe_node(read_cluster(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
     checks = ["grammars-tiny-0", "turns", "process"]
@@ -279,27 +279,27 @@ def test_a_check_prints_the_tree_and_the_limits():
         assert wanted in " ".join(text.split()), wanted
 
 
-def test_the_gpu_example_is_a_cluster():
+def test_the_gpu_example_is_a_cluster() -> None:
     text = preview.describe_node(read_cluster(ROOT / "examples" / "gpu.toml"), "main", {})
     assert "qwen3-32b on cuda" in text
     assert "zygote" not in text
     assert "KV tokens 400,000 · slots 256" in text
 
 
-def test_the_example_of_prefill_and_decode_apart_is_three_nodes_of_this_host():
+def test_the_example_of_prefill_and_decode_apart_is_three_nodes_of_this_host() -> None:
     cluster = read_cluster(ROOT / "examples" / "disagg.toml")
     assert placement.select_nodes(cluster, None) == ("front", "prefill", "decode")
     assert [each.leg for each in cluster.engine.values()] == ["prefill", "decode"]
 
 
-def test_a_model_without_what_it_needs_is_one_sentence(written, tmp_path):
+def test_a_model_without_what_it_needs_is_one_sentence(written, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     cluster = read_cluster(written(GOOD.replace(str(TINY), "empty")))
     with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
         preview.describe_node(cluster, "main", {})
 
 
-def test_a_port_in_use_is_one_sentence(written):
+def test_a_port_in_use_is_one_sentence(written) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -309,7 +309,7 @@ def test_a_port_in_use_is_one_sentence(written):
             preflight.check_can_start(cluster, "main")
 
 
-def test_a_port_for_links_that_is_in_use_is_one_sentence(written):
+def test_a_port_for_links_that_is_in_use_is_one_sentence(written) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -319,7 +319,7 @@ def test_a_port_for_links_that_is_in_use_is_one_sentence(written):
         preflight.check_can_start(cluster, "a")
 
 
-def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypatch):
+def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = read_cluster(ROOT / "examples" / "disagg.toml")
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 3 // 2)
@@ -329,7 +329,7 @@ def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypat
 
 
 @pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
-def test_too_little_memory_is_one_sentence(written, monkeypatch, available, enough):
+def test_too_little_memory_is_one_sentence(written, monkeypatch: pytest.MonkeyPatch, available, enough) -> None:
     monkeypatch.setattr(preflight, "_available", lambda: available)
     cluster = read_cluster(written(f"{GOOD}[gateway]\nport = 0\n"))
     if enough:
@@ -351,7 +351,7 @@ def gateway(written, lines, keys=DIGEST):
     return read_cluster(path)
 
 
-def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
+def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written) -> None:
     cluster = gateway(written, "")
     assert not client_keys.client_keys(cluster, {}).wanted
     assert set(cluster.gateway.allowed_hosts) == {"127.0.0.1", "::1", "localhost"}
@@ -359,7 +359,7 @@ def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written):
 
 
 @pytest.mark.parametrize("environment", [{}, {"ESPALIER_ADMIN_KEY": "the-admins"}])
-def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(environment, written):
+def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(environment, written) -> None:
     cluster = gateway(written, 'host = "10.0.0.7"')
     with pytest.raises(StartFailed, match=r"10\.0\.0\.7 is not loopback, so clients need keys: .*ESPALIER_API_KEYS"):
         client_keys.client_keys(cluster, environment)
@@ -371,13 +371,13 @@ def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(enviro
     ("lines", "environment"),
     [('host = "10.0.0.7"\nkeys = "keys.toml"', {}), ('host = "10.0.0.7"', {"ESPALIER_API_KEYS": "alice=abc"})],
 )
-def test_beyond_loopback_a_server_with_keys_answers_to_its_address(lines, environment, written):
+def test_beyond_loopback_a_server_with_keys_answers_to_its_address(lines, environment, written) -> None:
     cluster = gateway(written, lines)
     assert client_keys.client_keys(cluster, environment).names(admin=False) == ["alice"]
     assert "10.0.0.7" in cluster.gateway.allowed_hosts
 
 
-def test_names_that_are_given_are_all_the_names_and_case_means_nothing(written):
+def test_names_that_are_given_are_all_the_names_and_case_means_nothing(written) -> None:
     cluster = gateway(
         written,
         'host = "::"\nkeys = "keys.toml"\nallowed_hosts = ["Llm.Example"]\nallowed_origins = ["https://App.example"]',
@@ -388,7 +388,7 @@ def test_names_that_are_given_are_all_the_names_and_case_means_nothing(written):
 
 
 @pytest.mark.parametrize("key", ["allowed_hosts", "allowed_origins"])
-def test_everybodys_pages_may_come_only_where_there_are_keys(key, written):
+def test_everybodys_pages_may_come_only_where_there_are_keys(key, written) -> None:
     with pytest.raises(StartFailed, match=f"gateway.{key} = .* without keys"):
         client_keys.client_keys(gateway(written, f'{key} = ["*"]'), {})
     assert client_keys.client_keys(gateway(written, f'{key} = ["*"]\nkeys = "keys.toml"'), {}).wanted
@@ -398,13 +398,13 @@ def test_everybodys_pages_may_come_only_where_there_are_keys(key, written):
     ("keys", "said"),
     [("", "there is no key, so nobody could come in"), ("[key.a]\n", "key.a.sha256: is missing"), ("x", "is not TOML")],
 )
-def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys, said, written):
+def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys, said, written) -> None:
     with pytest.raises(StartFailed, match=said) as caught:
         client_keys.client_keys(gateway(written, 'keys = "keys.toml"', keys), {})
     assert "\n" not in str(caught.value)
 
 
-def test_a_check_says_who_may_come_in_and_no_secret(written):
+def test_a_check_says_who_may_come_in_and_no_secret(written) -> None:
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl"}
     said = preview.describe_node(
         gateway(written, 'keys = "keys.toml"\nallowed_origins = ["https://a.b"]'), "main", environment
@@ -417,7 +417,7 @@ def test_a_check_says_who_may_come_in_and_no_secret(written):
     assert "clients: everybody, no keys" in preview.describe_node(gateway(written, ""), "main", {})
 
 
-async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch):
+async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
 
     def build(_, __, world, ___):
@@ -436,7 +436,7 @@ async def test_what_a_node_starts_does_not_see_the_secrets(written, monkeypatch)
     assert seen == {"HOME": "/root"}
 
 
-def test_a_certificate_is_read_before_anything_starts(written, tmp_path):
+def test_a_certificate_is_read_before_anything_starts(written, tmp_path: Path) -> None:
     made, key = certificate.files()
     lines = f'tls_certificate = "{made}"\ntls_key = "{key}"'
     assert f"TLS with {made}" in preview.describe_node(gateway(written, lines), "main", {})
@@ -457,7 +457,7 @@ def run(*arguments):
     )
 
 
-def test_the_command_checks_and_starts_nothing(written):
+def test_the_command_checks_and_starts_nothing(written) -> None:
     good = run("--check", "examples/quickstart.toml")
     assert (good.returncode, good.stderr) == (0, "")
     assert good.stdout.startswith("main")
@@ -469,7 +469,7 @@ def test_the_command_checks_and_starts_nothing(written):
 
 
 @pytest.mark.skipif(find_library("ibverbs") is None, reason="a pair wants Debian's libibverbs1, or is refused")
-def test_the_command_checks_every_node_of_a_file_or_the_one_that_is_named():
+def test_the_command_checks_every_node_of_a_file_or_the_one_that_is_named() -> None:
     every = run("--check", "examples/disagg.toml")
     assert (every.returncode, every.stderr) == (0, "")
     trees = [text.split(maxsplit=1)[0] for text in every.stdout.split("\n\n")]
@@ -478,7 +478,7 @@ def test_the_command_checks_every_node_of_a_file_or_the_one_that_is_named():
     assert (one.returncode, one.stdout.rstrip()) == (0, every.stdout.split("\n\n")[2].rstrip())
 
 
-def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
+def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written) -> None:
     path = written(
         GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "extra"') + '\n[node.extra]\nlisten = "[::1]:7413"\n'
     )
@@ -495,19 +495,19 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written):
 @pytest.mark.parametrize(
     ("lines", "said"), [("cluster = 5\n", "cluster: "), ("[cluster]\njoin = 5\n", r"cluster\.join: ")]
 )
-def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines, said, written):
+def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines, said, written) -> None:
     with pytest.raises(StartFailed, match=said):
         read_cluster(written(lines + GOOD), ["10.0.0.1:7411"])
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
-def test_an_origin_may_be_any_hosts(written, origin):
+def test_an_origin_may_be_any_hosts(written, origin) -> None:
     cluster = read_cluster(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))
     assert cluster.gateway.allowed_origins == (origin,)
 
 
 @pytest.mark.parametrize("origin", ["http://a.example/path", "a.example", "http://a b", "http://u@a.example"])
-def test_what_is_no_origin_is_a_mistake(written, origin):
+def test_what_is_no_origin_is_a_mistake(written, origin) -> None:
     assert mistakes(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))[0][1].startswith(
         "gateway.allowed_origins[0]: must be like"
     )

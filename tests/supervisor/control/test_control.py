@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 from attrs import define, evolve, field
+from trio.testing import MockClock
 
 from actors.kit.calls import mailbox
 from protocol.cluster import (
@@ -43,7 +44,7 @@ from tests.rig.gateway import INFO
 from tests.system.simulator import sim_pair
 
 
-async def nothing(*, task_status):
+async def nothing(*, task_status) -> None:
     task_status.started()
 
 
@@ -57,7 +58,7 @@ class Node:
     directory: Directory = field(init=False)
     controls: NodeControl = field(init=False)
 
-    def __attrs_post_init__(self):
+    def __attrs_post_init__(self) -> None:
         self.directory = Directory(self.name)
         tree = Tree(name=self.name, children=(Child(name="links", run=nothing, about="other nodes"),))
         self.controls = NodeControl(self.directory, f"run of {self.name}", "1.2", self._loads, TreeStatus(tree))
@@ -82,7 +83,7 @@ async def joined(one, other):
         Link(wire, Peer(node.name, serves_max=4), node.controls.serves) for node, wire in ((one, near), (other, far))
     ]
 
-    async def carry(link):
+    async def carry(link) -> None:
         with suppress(PeerLost):
             await link.run()
 
@@ -107,7 +108,7 @@ async def ask(node, request):
 # One node -----------------------------------------------------------------------------------
 
 
-async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
+async def test_a_node_tells_how_each_part_of_it_is(autojump_clock: MockClock) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
     info = evolve(INFO, kv_tokens_max=4096)
     plug = Registration(one.directory.notify)
@@ -127,7 +128,9 @@ async def test_a_node_tells_how_each_part_of_it_is(autojump_clock):
 
 
 @pytest.mark.parametrize("used", [-5, 10**9])
-async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(used, autojump_clock):
+async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(
+    used, autojump_clock: MockClock
+) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
     plug = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
@@ -138,14 +141,14 @@ async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(
     assert check(status.state) is status.state
 
 
-async def test_drain_and_reload_reach_the_node_itself(autojump_clock):
+async def test_drain_and_reload_reach_the_node_itself(autojump_clock: MockClock) -> None:
     one = Node("one")
     assert await ask(one, Drain()) == Done()
     assert await ask(one, Reload("one")) == Reloaded(("one did",), ("not all",))
     assert one.done == ["drain", "reload"]
 
 
-async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(autojump_clock):
+async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(autojump_clock: MockClock) -> None:
     fresh = NodeControl(Directory("one"), "", "1.2", Node("one")._loads)
     for request in (Drain(), Reload()):
         async with fresh.serves["", type(request)].ask(request, 0) as answer:
@@ -155,7 +158,9 @@ async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(
         assert (await answer.result()).tree == ()
 
 
-async def test_a_bug_fails_the_question_and_nothing_else(autojump_clock, caplog):
+async def test_a_bug_fails_the_question_and_nothing_else(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     one = Node("one")
     one.controls.reload = lambda: 1 / 0
     with pytest.raises(InternalError):
@@ -167,7 +172,7 @@ async def test_a_bug_fails_the_question_and_nothing_else(autojump_clock, caplog)
 # Through another ------------------------------------------------------------------------------
 
 
-async def test_what_is_asked_of_another_node_is_passed_on_to_it(autojump_clock):
+async def test_what_is_asked_of_another_node_is_passed_on_to_it(autojump_clock: MockClock) -> None:
     one, front = Node("one"), Node("front")
     async with joined(one, front):
         status = await ask(one, GetStatus("front"))
@@ -179,7 +184,7 @@ async def test_what_is_asked_of_another_node_is_passed_on_to_it(autojump_clock):
     assert (one.done, front.done) == ([], ["drain", "reload"])
 
 
-async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock):
+async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock: MockClock) -> None:
     one, front = Node("one"), Node("front")
     with pytest.raises(NotReady, match="node one has no link to node front"):
         await ask(one, Drain("front"))
@@ -207,7 +212,9 @@ async def asked_by_way_of_two():
         yield one, two
 
 
-async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(autojump_clock):
+async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(
+    autojump_clock: MockClock,
+) -> None:
     async def longest():
         await trio.sleep(deadlines.RELOAD_QUEUED_MAX_S)
         return Reloaded(("two did",))
@@ -221,7 +228,9 @@ async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_o
 @pytest.mark.parametrize(
     ("request_", "within_s"), [(Reload("two"), deadlines.RELOAD_ANSWER_TIMEOUT_S), (GetStatus("two"), 5.0)]
 )
-async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(request_, within_s, autojump_clock):
+async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(
+    request_, within_s, autojump_clock: MockClock
+) -> None:
     """Each gave up at the same time as whoever had asked it, who heard nothing of what was wrong."""
     async with asked_by_way_of_two() as (one, two):
         two.controls.reload = two.controls.loads = trio.sleep_forever
@@ -231,7 +240,7 @@ async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_u
         assert within_s - deadlines.WAY_S <= trio.current_time() - began < within_s - deadlines.HOP_MARGIN_S
 
 
-async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost(autojump_clock):
+async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost(autojump_clock: MockClock) -> None:
     one, front = Node("one"), Node("front")
     front.controls.reload = trio.sleep_forever
     async with joined(one, front) as wire, trio.open_nursery() as nursery:
@@ -242,7 +251,7 @@ async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost
         assert trio.current_time() - began == pytest.approx(3, abs=0.5)
 
 
-async def after(seconds, then):
+async def after(seconds, then) -> None:
     await trio.sleep(seconds)
     then()
 
@@ -272,11 +281,11 @@ async def operator(links):
     link = Link(near, Peer("operator-0", serves_max=0), heartbeat=Heartbeat())
     ended = []
 
-    async def carry():
+    async def carry() -> None:
         with suppress(PeerLost):
             await link.run()
 
-    async def attend():
+    async def attend() -> None:
         try:
             await links._serve_operator(far)
         except PeerRefused as error:
@@ -291,7 +300,9 @@ async def operator(links):
         near.close()
 
 
-async def test_an_operator_is_answered_and_is_no_node(autojump_clock, monkeypatch):
+async def test_an_operator_is_answered_and_is_no_node(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = Node("one")
     links = links_of(one)
     changes = []
@@ -312,7 +323,7 @@ async def test_an_operator_is_answered_and_is_no_node(autojump_clock, monkeypatc
     assert (one.directory.nodes, changes, links.statistics().operators) == ({}, [], 0)
 
 
-async def test_no_more_operators_are_answered_than_may_be(autojump_clock):
+async def test_no_more_operators_are_answered_than_may_be(autojump_clock: MockClock) -> None:
     links = links_of(Node("one"))
     links._operators = OPERATORS_MAX
     async with operator(links) as (link, ended):
@@ -321,7 +332,7 @@ async def test_no_more_operators_are_answered_than_may_be(autojump_clock):
     assert links.statistics().operators == OPERATORS_MAX
 
 
-def test_nobody_is_told_of_a_neighbour_with_an_operators_name():
+def test_nobody_is_told_of_a_neighbour_with_an_operators_name() -> None:
     with pytest.raises(PeerViolation, match="operator"):
         check(NodeState(neighbours=(Neighbour("operator-0a", "127.0.0.1:1"),)))
     fine = NodeState(neighbours=(Neighbour("operations", None),))

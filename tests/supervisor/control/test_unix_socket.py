@@ -30,7 +30,7 @@ MADE_ANEW = "made the socket for operators anew: it was gone"
 
 
 @pytest.fixture
-def base(tmp_path):
+def base(tmp_path: Path):
     """A temporary folder in which nodes keep theirs; its path is longer than a socket's address may be."""
     made = tmp_path / ("deep" * 30)
     made.mkdir()
@@ -40,7 +40,7 @@ def base(tmp_path):
 class Served:
     """A node that has nothing but its run folder, and answers whatever it is asked."""
 
-    def __init__(self, base, folder):
+    def __init__(self, base, folder) -> None:
         self.base, self.folder, self.file = base, folder, base / "cluster.toml"
         self.held, self.holds = trio.Event(), False
 
@@ -51,7 +51,7 @@ class Served:
             return Done()
         return STATUS
 
-    async def run(self):
+    async def run(self) -> None:
         function = Function(self.answer)
         serves = {("", GetStatus): function, ("", Drain): function}
         await unix_socket.serve(self.folder, self.file, "one", serves, Heartbeat(1.0, 3.0), check_s=LOOKS_S)
@@ -66,7 +66,7 @@ class Served:
         operator.routes["one"] = self.folder.path
         return await operator.ask("one", request)
 
-    async def is_found_and_answers(self):
+    async def is_found_and_answers(self) -> None:
         await until(lambda: self.found)
         assert await self.ask(GetStatus("one")) == STATUS
 
@@ -83,7 +83,7 @@ async def served(base):
     assert not folder.path.exists()
 
 
-def remove(folder, what):
+def remove(folder, what) -> None:
     if what == "all":
         shutil.rmtree(folder)
     elif what == "all that is in it":
@@ -94,7 +94,9 @@ def remove(folder, what):
 
 
 @pytest.mark.parametrize("what", ["all", "all that is in it", "control", "node.json", "lock"])
-async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(base, caplog, what):
+async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
+    base, caplog: pytest.LogCaptureFixture, what
+) -> None:
     caplog.set_level(logging.INFO)
     async with served(base) as node:
         await node.is_found_and_answers()
@@ -109,8 +111,8 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
 
 @pytest.mark.parametrize("what", ["control", "node.json"])
 async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_and_no_link_is_followed(
-    base, tmp_path, caplog, what
-):
+    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, what
+) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
     async with served(base) as node:
@@ -122,7 +124,9 @@ async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_
 
 
 @pytest.mark.parametrize("placed", ["a link", "open to others", "another's"])
-async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken(base, tmp_path, caplog, placed):
+async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken(
+    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, placed
+) -> None:
     if placed == "another's" and os.geteuid() != 0:
         pytest.skip("only root may give a folder away")
     elsewhere = tmp_path / "elsewhere"
@@ -148,11 +152,13 @@ async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken
     assert list(elsewhere.iterdir()) == []
 
 
-async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is_made_anew(base, caplog):
+async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is_made_anew(
+    base, caplog: pytest.LogCaptureFixture
+) -> None:
     answers = []
     async with served(base) as node, trio.open_nursery() as nursery:
 
-        async def drain():
+        async def drain() -> None:
             answers.append(await node.ask(Drain("one")))
 
         await node.is_found_and_answers()
@@ -165,7 +171,7 @@ async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is
     assert answers == [Done()]
 
 
-async def test_a_folder_that_stands_is_left_as_it_is(base, caplog):
+async def test_a_folder_that_stands_is_left_as_it_is(base, caplog: pytest.LogCaptureFixture) -> None:
     async with served(base) as node:
         made = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
         looks, is_intact = [], unix_socket._ControlSocket.is_intact
@@ -179,7 +185,9 @@ async def test_a_folder_that_stands_is_left_as_it_is(base, caplog):
 
 
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
-async def test_a_look_that_is_not_possible_now_proves_nothing(base, caplog, monkeypatch, failure):
+async def test_a_look_that_is_not_possible_now_proves_nothing(
+    base, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failure
+) -> None:
     failed = []
 
     async def run_sync(function, **_):
@@ -196,7 +204,9 @@ async def test_a_look_that_is_not_possible_now_proves_nothing(base, caplog, monk
     assert caplog.messages == []
 
 
-async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_node(base, caplog, monkeypatch):
+async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_node(
+    base, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_sync, failed = trio.to_thread.run_sync, []
 
     async def once(function, **given):
@@ -211,7 +221,7 @@ async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_n
     assert caplog.messages == ["operators cannot ask this node by its socket"]
 
 
-def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base):
+def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base) -> None:
     with unix_socket.socket_address(base) as where:
         assert Path(where).parent.resolve() == base.resolve()
         assert len(where) < 50

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from attrs import evolve, frozen
+from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
@@ -96,12 +97,12 @@ def check_echo(name: str, _: EngineSection) -> None:
 
 
 @pytest.fixture
-def echo(monkeypatch):
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "echo", EngineKind(EchoSection, echo_children, check_echo))
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(tmp_path: Path):
     def read(more: str = "") -> Cluster:
         (tmp_path / "cluster.toml").write_text(FILE + more)
         return read_cluster(tmp_path / "cluster.toml")
@@ -109,13 +110,13 @@ def read(tmp_path):
     return read
 
 
-def test_a_kind_without_a_row_is_a_mistake(read):
+def test_a_kind_without_a_row_is_a_mistake(read) -> None:
     with pytest.raises(StartFailed, match=re.escape('engine.one.kind: expected "sglang" or "simulated", got "echo"')):
         read()
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read):
+def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read) -> None:
     section = read("voices = 3\n").engine["one"]
     assert isinstance(section, EchoSection)
     assert section.voices == 3
@@ -129,7 +130,7 @@ def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_finds_its_own_mistakes_between_keys(read):
+def test_a_kind_finds_its_own_mistakes_between_keys(read) -> None:
     with pytest.raises(StartFailed, match=re.escape("line 10: engine.one.voices: must be at most slots (16)")):
         read("voices = 17\n")
     spanning = '[node.main]\nlisten = "127.0.0.1:7401"\n'
@@ -142,7 +143,7 @@ def test_a_kind_finds_its_own_mistakes_between_keys(read):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_says_what_it_lacks_on_a_host(read):
+def test_a_kind_says_what_it_lacks_on_a_host(read) -> None:
     with pytest.raises(StartFailed, match="engine one finds no walls here"):
         check_host(read(), "main")
 
@@ -161,7 +162,7 @@ async def node(cluster: Cluster):
 
 
 @pytest.mark.usefixtures("echo")
-async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(read, autojump_clock):
+async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(read, autojump_clock: MockClock) -> None:
     async with node(read("voices = 2\n")) as house:
         names = [child.name for child in house.tree.children]
         assert names.index("echo-room") < names.index("one") < names.index("router-tiny")
@@ -178,7 +179,7 @@ async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(re
 
 
 @pytest.mark.usefixtures("echo")
-def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read):
+def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read) -> None:
     house, _ = built_assembly(read('voices = 2\n[node.main]\nlisten = "127.0.0.1:7401"\n'), "main")
     members = {child.name: child for child in house.tree.children}
     assert members["one"].about == "tiny in 2 voices"

@@ -14,27 +14,28 @@ from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
 from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
+from tests.rig.log_records import log_records
 from tests.rig.sockets import websocket_client
 
 INTERNAL = [("request ended", 500, "internal")]
 
 
 @pytest.fixture
-def told(caplog):
+def told(caplog: pytest.LogCaptureFixture):
     """What the access log has told by now of each request."""
     caplog.set_level(logging.INFO)
 
     def lines():
-        ours = [each for each in caplog.records if each.name == "espalier.requests"]
+        ours = [each for each in log_records(caplog) if each.name == "espalier.requests"]
         return [(each.message, each.status, each.outcome) for each in ours]
 
     return lines
 
 
 @pytest.fixture
-def bugs(caplog):
+def bugs(caplog: pytest.LogCaptureFixture):
     """How many bugs were logged, with where they rose."""
-    return lambda: sum(each.message == "a bug failed a request" and bool(each.exc_info) for each in caplog.records)
+    return lambda: sum(each.message == "a bug failed a request" and bool(each.exc_info) for each in log_records(caplog))
 
 
 def text(said="n=5", **fields):
@@ -59,14 +60,16 @@ def breaks(*_, **__):
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"echo": True, "best_of": 2, "n": 1}])
-async def test_an_echo_is_no_token_and_has_no_gap_before_it(fields, rather_slow):
+async def test_an_echo_is_no_token_and_has_no_gap_before_it(fields, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(text("n=5 s=0.1", **fields))).status == 200
         assert " -" not in made.metrics.render({}).decode()
         assert number(made, 'gen_ai_server_time_per_output_token_seconds_count{model="tiny"}') == 4
 
 
-async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_told(rather_slow):
+async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_told(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(worker=Worker(cached=3)) as made:
         reply = await (await made.client()).ask(text(["n=2 one", "n=2 two"]))
         assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 6
@@ -92,8 +95,8 @@ async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_to
     ],
 )
 async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
-    cls, name, ask, rather_slow, monkeypatch, told, bugs
-):
+    cls, name, ask, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
+) -> None:
     monkeypatch.setattr(cls, name, breaks)
     async with rig() as made:
         client = await made.client()
@@ -107,7 +110,9 @@ async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
 
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
-async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(name, rather_slow, monkeypatch, told, bugs):
+async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(
+    name, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
+) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         monkeypatch.setattr(Events, name, breaks)
@@ -126,7 +131,7 @@ async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(name, rather_slo
 
 
 @pytest.mark.parametrize("limit", ["requests_max", "websocket_running_max"])
-async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, told):
+async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow: trio.testing.MockClock, told) -> None:
     """It waits at the gate, or on its connection before it has got that far."""
     async with rig(**{limit: 1}) as made:
         client = await websocket_client(made)
@@ -143,7 +148,9 @@ async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow, to
 # Probes ------------------------------------------------------------------------------------------
 
 
-async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(told, caplog, rather_slow):
+async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(
+    told, caplog: pytest.LogCaptureFixture, rather_slow: trio.testing.MockClock
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with rig() as made:
         made.gateway.unready = lambda: "engine tiny is starting"
@@ -152,7 +159,7 @@ async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(told,
             assert (await client.ask(head(path="/ready"))).status == 503
         await trio.sleep(3)
         assert told() == [("request refused", 503, "not_ready")] * 30
-        assert {each.levelname for each in caplog.records if each.name == "espalier.requests"} == {"DEBUG"}
+        assert {each.levelname for each in log_records(caplog) if each.name == "espalier.requests"} == {"DEBUG"}
         assert number(made, 'espalier_refusals_total{code="not_ready"}') == 30
         assert (await client.ask(head(path="/nothing"))).status == 404
-    assert [each.levelname for each in caplog.records if each.name == "espalier.requests"][30:] == ["INFO"]
+    assert [each.levelname for each in log_records(caplog) if each.name == "espalier.requests"][30:] == ["INFO"]

@@ -23,7 +23,7 @@ def gate(requests_max=2, admit_s=5.0, waiting_max=2, why=None):
     return made, reason
 
 
-async def hold(gate, for_s, log, name, priority=0):
+async def hold(gate, for_s, log, name, priority=0) -> None:
     try:
         async with gate.admitted(priority):
             log.append((trio.current_time(), name, "in"))
@@ -32,7 +32,7 @@ async def hold(gate, for_s, log, name, priority=0):
         log.append((trio.current_time(), name, error.code))
 
 
-async def run(gate, *plans, log):
+async def run(gate, *plans, log) -> None:
     """Start each `(at_s, for_s, name)` on time."""
     async with trio.open_nursery() as nursery:
         for at_s, for_s, name in plans:
@@ -42,32 +42,32 @@ async def run(gate, *plans, log):
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-async def test_as_many_as_there_are_places_are_admitted_at_once(autojump_clock):
+async def test_as_many_as_there_are_places_are_admitted_at_once(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate()
     log = []
     await run(made, (0, 3, "a"), (0, 3, "b"), (1, 1, "c"), log=log)
     assert log == [(0, "a", "in"), (0, "b", "in"), (3, "c", "in")]
 
 
-async def test_one_that_waits_too_long_hears_when_to_come_back(autojump_clock):
+async def test_one_that_waits_too_long_hears_when_to_come_back(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1)
     log = []
     await run(made, (0, 9, "a"), (1, 1, "b"), log=log)
     assert log == [(0, "a", "in"), (6, "b", "overloaded")]
 
 
-async def test_one_too_many_who_wait_is_refused_at_once(autojump_clock):
+async def test_one_too_many_who_wait_is_refused_at_once(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1)
     log = []
     await run(made, (0, 4, "a"), (1, 1, "b"), (1, 1, "c"), (2, 1, "d"), log=log)
     assert log == [(0, "a", "in"), (2, "d", "overloaded"), (4, "b", "in"), (5, "c", "in")]
 
 
-async def test_nobody_overtakes_those_who_wait(autojump_clock):
+async def test_nobody_overtakes_those_who_wait(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1, waiting_max=8)
     log = []
 
-    async def again_and_again():
+    async def again_and_again() -> None:
         for turn in range(3):
             await hold(made, 1, log, f"a{turn}")  # comes back in the very turn in which it leaves
 
@@ -82,11 +82,11 @@ async def test_nobody_overtakes_those_who_wait(autojump_clock):
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_place_stays_empty_while_somebody_waits(seed, autojump_clock):
+async def test_no_place_stays_empty_while_somebody_waits(seed, autojump_clock: trio.testing.MockClock) -> None:
     rng = random.Random(seed)
     made, _ = gate(requests_max=3, admit_s=4.0, waiting_max=100)
 
-    async def come_and_go():
+    async def come_and_go() -> None:
         await trio.sleep(rng.randrange(20))
         with trio.move_on_after(rng.choice([1, 3, 7])):
             try:
@@ -96,7 +96,7 @@ async def test_no_place_stays_empty_while_somebody_waits(seed, autojump_clock):
             except Overloaded:
                 assert made.inside == 3
 
-    async def look():
+    async def look() -> None:
         for _ in range(40):
             await trio.sleep(0.5)
             await trio.testing.wait_all_tasks_blocked()
@@ -109,11 +109,11 @@ async def test_no_place_stays_empty_while_somebody_waits(seed, autojump_clock):
     assert (made.inside, made.waiting) == (0, 0)
 
 
-async def test_a_drain_wakes_those_who_wait_and_refuses_the_rest(autojump_clock):
+async def test_a_drain_wakes_those_who_wait_and_refuses_the_rest(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1)
     log = []
 
-    async def drain():
+    async def drain() -> None:
         await trio.sleep(2)
         made.drain()
         await made.wait_empty()
@@ -125,13 +125,13 @@ async def test_a_drain_wakes_those_who_wait_and_refuses_the_rest(autojump_clock)
     assert log == [(0, "a", "in"), (2, "b", "draining"), (3, "c", "draining"), (4, "gate", "empty")]
 
 
-async def test_an_empty_gate_is_empty_at_once(autojump_clock):
+async def test_an_empty_gate_is_empty_at_once(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate()
     await made.wait_empty()
     assert trio.current_time() == 0
 
 
-async def test_an_unready_server_admits_nobody_and_says_why(autojump_clock):
+async def test_an_unready_server_admits_nobody_and_says_why(autojump_clock: trio.testing.MockClock) -> None:
     made, reason = gate(why="engine a is still starting")
     with pytest.raises(NotReady, match="engine a is still starting"):
         async with made.admitted():
@@ -141,11 +141,11 @@ async def test_an_unready_server_admits_nobody_and_says_why(autojump_clock):
         assert made.inside == 1
 
 
-async def test_a_server_that_becomes_unready_tells_those_who_wait(autojump_clock):
+async def test_a_server_that_becomes_unready_tells_those_who_wait(autojump_clock: trio.testing.MockClock) -> None:
     made, reason = gate(requests_max=1)
     log = []
 
-    async def lose():
+    async def lose() -> None:
         await trio.sleep(2)
         reason[0] = "gone"
 
@@ -156,7 +156,9 @@ async def test_a_server_that_becomes_unready_tells_those_who_wait(autojump_clock
 
 
 @pytest.mark.parametrize("leave_at", [0.5, 2.0])
-async def test_one_that_leaves_while_waiting_gives_its_turn_away(leave_at, autojump_clock):
+async def test_one_that_leaves_while_waiting_gives_its_turn_away(
+    leave_at, autojump_clock: trio.testing.MockClock
+) -> None:
     made, _ = gate(requests_max=1)
     log = []
     async with trio.open_nursery() as nursery:
@@ -169,7 +171,7 @@ async def test_one_that_leaves_while_waiting_gives_its_turn_away(leave_at, autoj
     assert (2.0, "later", "in") in log or (3.0, "later", "in") in log
 
 
-async def test_an_error_inside_frees_the_place(autojump_clock):
+async def test_an_error_inside_frees_the_place(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1)
     with pytest.raises(KeyError):
         async with made.admitted():
@@ -180,7 +182,7 @@ async def test_an_error_inside_frees_the_place(autojump_clock):
 # Priorities ------------------------------------------------------------------------------------
 
 
-async def line_up(gate, log, *waiters):
+async def line_up(gate, log, *waiters) -> None:
     """Fill the gate for 10 s, and let `(name, priority)` wait in this order."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, gate, 10, log, "first")
@@ -191,7 +193,9 @@ async def line_up(gate, log, *waiters):
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-async def test_of_those_who_wait_the_highest_priority_goes_first_and_of_equals_the_first(autojump_clock):
+async def test_of_those_who_wait_the_highest_priority_goes_first_and_of_equals_the_first(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
     log = []
     await line_up(made, log, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
@@ -199,7 +203,7 @@ async def test_of_those_who_wait_the_highest_priority_goes_first_and_of_equals_t
     assert [at for at, _, _ in log] == [0, 10, 11, 12, 13, 14, 15]
 
 
-async def test_a_high_priority_overtakes_nobody_who_is_inside(autojump_clock):
+async def test_a_high_priority_overtakes_nobody_who_is_inside(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1, admit_s=5)
     log = []
     await line_up(made, log, ("a", 100))
@@ -207,12 +211,12 @@ async def test_a_high_priority_overtakes_nobody_who_is_inside(autojump_clock):
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed, autojump_clock):
+async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed, autojump_clock: trio.testing.MockClock) -> None:
     rng = random.Random(seed)
     made, _ = gate(requests_max=1, admit_s=1000, waiting_max=100)
     came, went = [], []
 
-    async def come(number, priority, patience):
+    async def come(number, priority, patience) -> None:
         with trio.move_on_after(patience):
             async with made.admitted(priority):
                 went.append((priority, number))
@@ -233,11 +237,13 @@ async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed, autojump_clock
     assert went == sorted(went, key=lambda each: (-each[0], each[1]))
 
 
-async def test_a_place_given_to_one_who_is_being_cancelled_goes_to_the_next(autojump_clock):
+async def test_a_place_given_to_one_who_is_being_cancelled_goes_to_the_next(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
     log, scope = [], trio.CancelScope()
 
-    async def cancelled():
+    async def cancelled() -> None:
         with scope:
             await hold(made, 1, log, "b", 9)
 
@@ -256,7 +262,9 @@ async def test_a_place_given_to_one_who_is_being_cancelled_goes_to_the_next(auto
 # Displacing ------------------------------------------------------------------------------------
 
 
-async def test_a_higher_priority_displaces_the_last_of_the_lowest_from_a_full_line(autojump_clock):
+async def test_a_higher_priority_displaces_the_last_of_the_lowest_from_a_full_line(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=3)
     log = []
     await line_up(made, log, ("a", -1), ("b", 0), ("c", -1), ("d", 5))
@@ -264,21 +272,21 @@ async def test_a_higher_priority_displaces_the_last_of_the_lowest_from_a_full_li
 
 
 @pytest.mark.parametrize("priority", [3, 2, -1])
-async def test_nobody_displaces_an_equal_or_a_higher_one(priority, autojump_clock):
+async def test_nobody_displaces_an_equal_or_a_higher_one(priority, autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=2)
     log = []
     await line_up(made, log, ("a", 3), ("b", 4), ("c", priority))
     assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "b", "in"), (11, "a", "in")]
 
 
-async def test_nobody_is_displaced_while_there_is_room_in_the_line(autojump_clock):
+async def test_nobody_is_displaced_while_there_is_room_in_the_line(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=2)
     log = []
     await line_up(made, log, ("a", 0), ("b", 1))
     assert log == [(0, "first", "in"), (10, "b", "in"), (11, "a", "in")]
 
 
-async def test_one_that_was_displaced_hears_why_and_when_to_come_back(autojump_clock):
+async def test_one_that_was_displaced_hears_why_and_when_to_come_back(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
     async with trio.open_nursery() as nursery, made.admitted():
         nursery.start_soon(hold, made, 1, [], "b", 1)
@@ -291,15 +299,15 @@ async def test_one_that_was_displaced_hears_why_and_when_to_come_back(autojump_c
 class Around(trio.abc.Instrument):
     """Acts just before, or just after, the step in which the task called `b` comes to the gate, its second one."""
 
-    def __init__(self, act, *, before=False):
+    def __init__(self, act, *, before=False) -> None:
         self.act, self.before, self.steps = act, before, 0
 
-    def before_task_step(self, task):
+    def before_task_step(self, task) -> None:
         self.steps += task.name == "b"
         if task.name == "b" and self.before and self.steps == 2:
             self.act()
 
-    def after_task_step(self, task):
+    def after_task_step(self, task) -> None:
         if task.name == "b" and not self.before and self.steps == 2:
             self.act()
 
@@ -312,17 +320,19 @@ def around(act, *, before=False):
     trio.lowlevel.remove_instrument(instrument)  # raises if it has failed
 
 
-async def come(nursery, gate, log, name, priority, for_s=1):
+async def come(nursery: trio.Nursery, gate, log, name, priority, for_s=1) -> None:
     nursery.start_soon(hold, gate, for_s, log, name, priority, name=name)
     await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
-async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(cancelled_first, autojump_clock):
+async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(
+    cancelled_first, autojump_clock: trio.testing.MockClock
+) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
     log, scope = [], trio.CancelScope()
 
-    async def cancelled():
+    async def cancelled() -> None:
         with scope:
             await hold(made, 1, log, "a")
 
@@ -340,13 +350,13 @@ async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(ca
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed):
-    async def main(rng):
+def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed) -> None:
+    async def main(rng) -> None:
         made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
         log, first = [], made.admitted()
         await first.__aenter__()
 
-        def leave():
+        def leave() -> None:
             with pytest.raises(StopIteration):  # it leaves in one step
                 first.__aexit__(None, None, None).send(None)
 
@@ -362,7 +372,9 @@ def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed
     simulate(main, seed)
 
 
-async def test_one_that_is_displaced_in_the_turn_of_a_drain_hears_of_the_drain(autojump_clock):
+async def test_one_that_is_displaced_in_the_turn_of_a_drain_hears_of_the_drain(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
     log = []
     async with trio.open_nursery() as nursery:
@@ -378,7 +390,7 @@ async def test_one_that_is_displaced_in_the_turn_of_a_drain_hears_of_the_drain(a
     assert sorted(log[1:]) == [(0, name, "draining") for name in "abc"]
 
 
-async def test_a_drain_after_a_displacement_finds_only_those_who_wait(autojump_clock):
+async def test_a_drain_after_a_displacement_finds_only_those_who_wait(autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
     log = []
     async with trio.open_nursery() as nursery:
@@ -404,18 +416,18 @@ class Crowd:
     scopes: list[trio.CancelScope] = Factory(list)
     priorities: list[int] = Factory(list)
 
-    def come(self, priority):
+    def come(self, priority) -> None:
         self.scopes.append(trio.CancelScope())
         self.priorities.append(priority)
         self.nursery.start_soon(self._stay, len(self.scopes) - 1, priority)
 
-    def give_up(self, at):
+    def give_up(self, at) -> None:
         """End one of those who have come, be it inside, in the line or on its way."""
         alive = [number for number in range(len(self.scopes)) if number not in self.over]
         if alive:
             self.scopes[alive[at % len(alive)]].cancel()
 
-    async def _stay(self, number, priority):
+    async def _stay(self, number, priority) -> None:
         try:
             with self.scopes[number]:
                 async with self.gate.admitted(priority):
@@ -444,20 +456,20 @@ class Model:
     refused: list[int] = Factory(list)
     line: list[tuple[int, int]] = Factory(list)  # who goes first is the smallest
 
-    def come(self, number, priority):
+    def come(self, number, priority) -> None:
         self.line.append((-priority, number))
         self._move()
         if len(self.line) > self.waiting_max:
             self.line.sort()
             self.refused.append(self.line.pop()[1])
 
-    def give_up(self, number):
+    def give_up(self, number) -> None:
         self.line = [each for each in self.line if each[1] != number]
         if number in self.inside:
             self.inside.remove(number)
         self._move()
 
-    def _move(self):
+    def _move(self) -> None:
         while self.line and len(self.inside) < self.requests_max:
             self.line.sort()
             self.inside.append(self.line.pop(0)[1])
@@ -468,8 +480,8 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["come", "come", "give up"]), st.int
 
 
 @given(requests_max=SMALL, waiting_max=SMALL, events=EVENTS)
-def test_one_after_the_other_goes_as_the_model_says(requests_max, waiting_max, events):
-    async def main():
+def test_one_after_the_other_goes_as_the_model_says(requests_max, waiting_max, events) -> None:
+    async def main() -> None:
         made, model = AdmissionGate(requests_max, 60.0, waiting_max, lambda: None), Model(requests_max, waiting_max)
         async with trio.open_nursery() as nursery:
             crowd = Crowd(made, nursery)
@@ -493,17 +505,17 @@ def test_one_after_the_other_goes_as_the_model_says(requests_max, waiting_max, e
 class Watching(trio.abc.Instrument):
     """Notes what is never true of a gate, after each step of any task."""
 
-    def __init__(self, gate):
+    def __init__(self, gate) -> None:
         self.gate, self.seen = gate, set()
 
-    def after_task_step(self, task):
+    def after_task_step(self, task) -> None:
         of = self.gate
         self.seen |= {(of.inside > of.requests_max, of.waiting > of.waiting_max, of.waiting > 0 and of.inside < 2)}
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_in_one_turn_nobody_is_lost_and_nothing_is_too_full(seed):
-    async def main(rng):
+def test_whatever_happens_in_one_turn_nobody_is_lost_and_nothing_is_too_full(seed) -> None:
+    async def main(rng) -> None:
         made = AdmissionGate(2, 1000.0, 3, lambda: None)
         watching = Watching(made)
         trio.lowlevel.add_instrument(watching)

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,20 +56,20 @@ async def locked(tmp_path, *lines: str, **limits):
         await at_rest_soon(made)
 
 
-async def at_rest_soon(made):
+async def at_rest_soon(made) -> None:
     made.hang_up()
     await at_rest(made)
     assert set(made.gateway.keys.statistics().values()) <= {KeyStatistics(0, 0)}
 
 
-async def eventually(ask):
+async def eventually(ask) -> None:
     """Ask until the answer is 200: that a client has left is noticed soon, and not at once."""
     with trio.fail_after(5):
         while (await ask()).status != 200:
             await trio.lowlevel.checkpoint()
 
 
-async def test_without_a_key_nothing_is_answered_but_health(tmp_path):
+async def test_without_a_key_nothing_is_answered_but_health(tmp_path: Path) -> None:
     async with locked(tmp_path) as made:
         for data in (post(chat()), head("GET", "/v1/models"), head("GET", "/nothing"), head("GET", "/metrics")):
             client = await made.client()
@@ -82,14 +83,14 @@ async def test_without_a_key_nothing_is_answered_but_health(tmp_path):
         assert not made.worker.prompts
 
 
-async def test_a_wrong_key_is_refused_before_its_body_is_read(tmp_path):
+async def test_a_wrong_key_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
     async with locked(tmp_path) as made:
         client = await made.client()
         reply = await client.ask(head("POST", "/v1/chat/completions", content_length=4_000_000, **as_("eve")))
         assert (reply.status, reply.headers["connection"]) == (401, "close")
 
 
-async def test_a_key_opens_http_and_websocket(tmp_path, caplog):
+async def test_a_key_opens_http_and_websocket(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with locked(tmp_path) as made:
         with caplog.at_level(logging.INFO):
             client = await made.client()
@@ -112,14 +113,14 @@ async def test_a_key_opens_http_and_websocket(tmp_path, caplog):
         assert SECRET not in str([vars(each) for each in caplog.records])
 
 
-async def test_the_metrics_are_the_admins(tmp_path):
+async def test_the_metrics_are_the_admins(tmp_path: Path) -> None:
     async with locked(tmp_path) as made:
         client = await made.client()
         assert (await client.ask(head("GET", "/metrics", **as_("alice")))).error["code"] == "forbidden"
         assert (await client.ask(head("GET", "/metrics", **as_("admin")))).status == 200
 
 
-async def test_a_rate_is_429_with_when_to_come_back_and_nobody_elses(tmp_path):
+async def test_a_rate_is_429_with_when_to_come_back_and_nobody_elses(tmp_path: Path) -> None:
     async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
         client = await made.client()
         replies = [await client.ask(post(chat(), **as_("alice"))) for _ in range(3)]
@@ -130,14 +131,14 @@ async def test_a_rate_is_429_with_when_to_come_back_and_nobody_elses(tmp_path):
         assert (await client.ask(post(chat(), **as_("bob")))).status == 200
 
 
-async def test_what_is_refused_for_itself_counts_against_the_rate_all_the_same(tmp_path):
+async def test_what_is_refused_for_itself_counts_against_the_rate_all_the_same(tmp_path: Path) -> None:
     async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
         client = await made.client()
         replies = [await client.ask(post(body, **as_("alice"))) for body in (b"[", chat(model="no"), chat())]
         assert [reply.status for reply in replies] == [400, 404, 429]
 
 
-async def test_what_is_refused_on_a_websocket_counts_against_the_rate_but_a_cancel_does_not(tmp_path):
+async def test_what_is_refused_on_a_websocket_counts_against_the_rate_but_a_cancel_does_not(tmp_path: Path) -> None:
     async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
         socket = await made.client()
         await socket.upgrade(**as_("alice"))
@@ -149,7 +150,7 @@ async def test_what_is_refused_on_a_websocket_counts_against_the_rate_but_a_canc
         assert codes == ["invalid_request", "model_not_found", "rate_limit_exceeded"]
 
 
-async def test_a_rate_on_a_websocket_is_an_error_event_and_the_socket_stays(tmp_path):
+async def test_a_rate_on_a_websocket_is_an_error_event_and_the_socket_stays(tmp_path: Path) -> None:
     async with locked(tmp_path, "rate_per_s = 0.01", "burst = 1") as made:
         client = await made.client()
         await client.upgrade(**as_("alice"))
@@ -161,7 +162,7 @@ async def test_a_rate_on_a_websocket_is_an_error_event_and_the_socket_stays(tmp_
         assert last["status"] == 429
 
 
-async def test_a_concurrency_is_full_at_its_limit_and_free_again_when_one_has_left(tmp_path):
+async def test_a_concurrency_is_full_at_its_limit_and_free_again_when_one_has_left(tmp_path: Path) -> None:
     async with locked(tmp_path, "concurrency_max = 1") as made:
         slow = await made.client()
         await slow.send(post(chat("n=500 s=0.05", stream=True), **as_("alice")))
@@ -174,7 +175,7 @@ async def test_a_concurrency_is_full_at_its_limit_and_free_again_when_one_has_le
         await eventually(lambda: client.ask(post(chat(), **as_("alice"))))
 
 
-async def test_connections_of_a_key_are_limited_over_both_protocols(tmp_path):
+async def test_connections_of_a_key_are_limited_over_both_protocols(tmp_path: Path) -> None:
     async with locked(tmp_path, "connections_max = 2") as made:
         first, second, third = [await made.client() for _ in range(3)]
         assert (await first.ask(head("GET", "/v1/models", **as_("alice")))).status == 200
@@ -185,7 +186,7 @@ async def test_connections_of_a_key_are_limited_over_both_protocols(tmp_path):
         await eventually(lambda: third.ask(head("GET", "/v1/models", **as_("alice"))))
 
 
-async def test_a_key_that_is_taken_away_is_refused_at_its_next_request(tmp_path):
+async def test_a_key_that_is_taken_away_is_refused_at_its_next_request(tmp_path: Path) -> None:
     async with locked(tmp_path) as made:
         client, socket = await made.client(), await made.client()
         assert (await client.ask(post(chat(), **as_("alice")))).status == 200
@@ -199,7 +200,9 @@ async def test_a_key_that_is_taken_away_is_refused_at_its_next_request(tmp_path)
         assert (await (await made.client()).ask(post(chat(), **as_("bob")))).status == 200
 
 
-async def test_a_flood_of_wrong_keys_is_few_lines_and_holds_nothing(tmp_path, caplog):
+async def test_a_flood_of_wrong_keys_is_few_lines_and_holds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with locked(tmp_path) as made:
         with caplog.at_level(logging.INFO):
             for _ in range(60):
@@ -212,7 +215,7 @@ async def test_a_flood_of_wrong_keys_is_few_lines_and_holds_nothing(tmp_path, ca
         assert b'espalier_refusals_total{code="invalid_api_key"} 60.0' in made.metrics.render({})
 
 
-async def test_a_welcome_page_asks_ahead_and_reads_the_answer():
+async def test_a_welcome_page_asks_ahead_and_reads_the_answer() -> None:
     async with rig() as made:
         made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://app.example"}))
         client = await made.client()
@@ -248,7 +251,7 @@ async def secure_client(made) -> Client:
     return Client(stream)
 
 
-async def test_http_and_websocket_speak_tls():
+async def test_http_and_websocket_speak_tls() -> None:
     async with secured() as made:
         client = await secure_client(made)
         assert (await client.ask(post(chat("n=5")))).json["choices"][0]["message"]["content"]
@@ -264,7 +267,7 @@ async def test_http_and_websocket_speak_tls():
         assert deltas == events[-1]["response"]["output"][0]["content"][0]["text"]
 
 
-async def test_whoever_leaves_in_the_middle_over_tls_is_aborted():
+async def test_whoever_leaves_in_the_middle_over_tls_is_aborted() -> None:
     async with secured() as made:
         client = await secure_client(made)
         await client.send(post(chat("n=500 s=0.05", stream=True)))
@@ -274,7 +277,7 @@ async def test_whoever_leaves_in_the_middle_over_tls_is_aborted():
         assert made.worker.left == 1
 
 
-async def test_whoever_speaks_no_tls_hears_nothing_and_nobody_hears_of_it(caplog):
+async def test_whoever_speaks_no_tls_hears_nothing_and_nobody_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
     async with secured(head_s=0.3) as made:
         with caplog.at_level(logging.INFO):
             plain = await made.client()
@@ -296,7 +299,7 @@ async def rest(client: Client) -> bytes:
     return client.buffer
 
 
-async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_aborted():
+async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_aborted() -> None:
     async with secured(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20.0, close_s=0.2) as made:
         made.worker.line = "The oak is old. " * 50
         raw = await made.connect(receive_buffer=4096)
@@ -309,7 +312,7 @@ async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_abo
         assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.render({})
 
 
-async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
+async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path: Path) -> None:
     async with secured() as made:
         made.gateway.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
         before, client = made.gateway.tls, await secure_client(made)
@@ -327,7 +330,7 @@ async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path):
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(tls):
+async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(tls) -> None:
     async with rig(connections_max=2) as made:
         if tls:
             made.gateway.tls = Certificate(*certificate.files()).context()
@@ -356,7 +359,7 @@ async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(
 class Reloading(Reloader):
     """What a node needs to read its file anew, but for the file."""
 
-    def __init__(self, reload):
+    def __init__(self, reload) -> None:
         super().__init__("main", SimpleNamespace(cluster=SimpleNamespace(node={"main": NodeSection()})), None, {}, None)
         self.does = reload
 
@@ -365,7 +368,9 @@ class Reloading(Reloader):
         return Reloaded()
 
 
-async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answer(monkeypatch, autojump_clock):
+async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     drained: list[str] = []
     made = node._Node(None, None, None, Terminal(SimpleNamespace(isatty=lambda: True), live=False), 30.0)
     reloader = made._reloader = Reloading(trio.sleep_forever)
@@ -381,11 +386,13 @@ async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answ
 
 
 @pytest.mark.parametrize(("live", "gone"), [(False, False), (True, False), (True, True)])
-async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live, gone, autojump_clock):
+async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(
+    live, gone, autojump_clock: trio.testing.MockClock
+) -> None:
     done: list[str] = []
     gate = SimpleNamespace(draining=False, wait_empty=trio.lowlevel.checkpoint)
 
-    def drain():
+    def drain() -> None:
         gate.draining = True
         done.append("drain")
 
@@ -394,7 +401,7 @@ async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(live
     world = SimpleNamespace(grace=GracePeriods())
     terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
 
-    async def reload():
+    async def reload() -> None:
         await trio.lowlevel.checkpoint()
         done.append("reload")
 

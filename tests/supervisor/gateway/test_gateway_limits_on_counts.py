@@ -14,14 +14,14 @@ from tests.rig.gateway import SECRET, Worker, at_rest, chat, create, head, post,
 from tests.rig.sockets import collected, types, websocket_client, whole
 
 
-def refused(reply, status, code, said):
+def refused(reply, status, code, said) -> None:
     """Check that an answer says no, why, and when to come back."""
     assert (reply.status, reply.error["code"]) == (status, code)
     assert (reply.headers["retry-after"], reply.headers["x-should-retry"]) == ("1", "true")
     assert reply.error["message"] == said
 
 
-def overloaded(event, said, lane=None):
+def overloaded(event, said, lane=None) -> None:
     """Check that an event says no, why, and when to come back."""
     assert (event["type"], event["status"], event["error"]["code"]) == ("error", 503, "overloaded")
     assert event["headers"] == {"retry-after": "1"}
@@ -34,7 +34,7 @@ def overloaded(event, said, lane=None):
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("websocket", [False, True])
-async def test_connections(most, websocket, rather_slow):
+async def test_connections(most, websocket, rather_slow: trio.testing.MockClock) -> None:
     async with rig(connections_max=most) as made:
         clients = [await (websocket_client(made) if websocket else made.client()) for _ in range(most)]
         for client in clients:
@@ -51,7 +51,7 @@ async def test_connections(most, websocket, rather_slow):
         assert (await (await made.client()).ask(head())).status == 200
 
 
-async def test_one_connection_too_many_hears_that_it_is_closed(rather_slow):
+async def test_one_connection_too_many_hears_that_it_is_closed(rather_slow: trio.testing.MockClock) -> None:
     async with rig(connections_max=1) as made:
         assert (await (await made.client()).ask(head())).status == 200
         assert (await (await made.client()).reply()).headers["connection"] == "close"
@@ -62,7 +62,7 @@ def as_(name):
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-async def test_connections_of_a_key(most, rather_slow):
+async def test_connections_of_a_key(most, rather_slow: trio.testing.MockClock) -> None:
     async with rig(key_connections_max=most) as made:
         made.gateway.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
         made.gateway.keys.load()
@@ -93,12 +93,14 @@ async def test_connections_of_a_key(most, rather_slow):
 
 @pytest.mark.parametrize("websocket", [False, True])
 @pytest.mark.parametrize(("inside", "waiting"), [(1, 1), (2, 1), (2, 3)])
-async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting, websocket, rather_slow):
+async def test_requests_that_are_answered_and_requests_that_wait(
+    inside, waiting, websocket, rather_slow: trio.testing.MockClock
+) -> None:
     """Those up to the limit run at once; as many as may wait do so and are served; one more is refused at once."""
     async with rig(requests_max=inside, waiting_max=waiting, admit_s=60) as made, trio.open_nursery() as nursery:
         ends = []
 
-        async def ask(client):
+        async def ask(client) -> None:
             reply = await client.ask(post(chat("n=5 s=2")))
             ends.append((trio.current_time(), reply.status))
 
@@ -126,7 +128,7 @@ async def test_requests_that_are_answered_and_requests_that_wait(inside, waiting
     assert (made.gateway.gate.inside, made.gateway.gate.waiting) == (0, 0)
 
 
-async def test_requests_of_every_door_are_counted_together(rather_slow):
+async def test_requests_of_every_door_are_counted_together(rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=2, waiting_max=1, admit_s=60) as made:
         lane, streaming, waiting, late = await websocket_client(made), *[await made.client() for _ in range(3)]
         await lane.say(create("n=5 s=1"))
@@ -142,7 +144,7 @@ async def test_requests_of_every_door_are_counted_together(rather_slow):
         assert (await streaming.reply()).events[-1] == "[DONE]"
 
 
-async def test_a_request_that_left_the_line_counts_no_longer(rather_slow):
+async def test_a_request_that_left_the_line_counts_no_longer(rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, waiting_max=1, admit_s=60) as made:
         inside, waiting, late = [await made.client() for _ in range(3)]
         await inside.send(post(chat("n=5 s=1")))
@@ -161,7 +163,7 @@ async def test_a_request_that_left_the_line_counts_no_longer(rather_slow):
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("state", ["running", "waiting", "remembered"])
-async def test_lanes(state, most, rather_slow):
+async def test_lanes(state, most, rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_lanes_max=most, websocket_running_max=1 if state == "waiting" else 16) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         if state == "waiting":
@@ -184,7 +186,7 @@ async def test_lanes(state, most, rather_slow):
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-async def test_responses_in_flight_and_responses_that_wait(most, rather_slow):
+async def test_responses_in_flight_and_responses_that_wait(most, rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_running_max=most, websocket_queue_max=2) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         for lane in range(most + 2):
@@ -203,7 +205,9 @@ async def test_responses_in_flight_and_responses_that_wait(most, rather_slow):
         assert len(await collected(client, most + 2)) == most + 2
 
 
-async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that_wait(rather_slow):
+async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that_wait(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(websocket_running_max=8, websocket_queue_max=2) as made:
         client = await websocket_client(made)
         for _ in range(4):
@@ -215,7 +219,7 @@ async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that
         assert lanes["b"][-1]["type"] == "response.completed"
 
 
-async def test_what_waits_and_is_cancelled_makes_room(rather_slow):
+async def test_what_waits_and_is_cancelled_makes_room(rather_slow: trio.testing.MockClock) -> None:
     async with rig(worker=Worker(mute=True), websocket_running_max=1, websocket_queue_max=1) as made:
         client = await websocket_client(made)
         for lane in "abc":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
@@ -44,7 +45,7 @@ AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, an
 
 
 @pytest.mark.parametrize("name", OF_THE_DOOR + OF_THE_GATEWAY)
-def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name):
+def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name) -> None:
     section = GatewayLimits if name in OF_THE_DOOR else load.GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
@@ -59,7 +60,7 @@ def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_valu
             structure({name: value}, section)
 
 
-def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
+def test_what_the_file_says_is_what_the_doors_keep(tmp_path: Path) -> None:
     numbers = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_DOOR)}
     numbers |= dict.fromkeys(OF_A_WHOLE, 0.5)
     lines = [f"{name} = {number}" for name, number in numbers.items()]
@@ -78,7 +79,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path):
 
 
 @pytest.mark.parametrize(("most", "kept"), [(99, 99), (100, 100), (101, 100)])
-def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_holds(most, kept):
+def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_holds(most, kept) -> None:
     engines = [attrs.evolve(INFO, request_tokens_max=size) for size in (300, 100, 200)]
     offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
     directory = Directory("main")
@@ -107,13 +108,13 @@ async def answer_to_head(made, size, pieces):
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
 @pytest.mark.parametrize("size", [4095, 4096])
-async def test_a_head_that_fits(size, pieces, rather_slow):
+async def test_a_head_that_fits(size, pieces, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_bytes_max=4096) as made:
         assert (await answer_to_head(made, size, pieces)).status == 200
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(4097, 1), (4097, 2), (4097, 50), (20_000, 1), (60_000, 1)])
-async def test_a_head_that_is_too_long(size, pieces, rather_slow):
+async def test_a_head_that_is_too_long(size, pieces, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_bytes_max=4096, close_s=0.1) as made:
         reply = await answer_to_head(made, size, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
@@ -121,7 +122,7 @@ async def test_a_head_that_is_too_long(size, pieces, rather_slow):
 
 
 @pytest.mark.parametrize("pieces", [2, 50])
-async def test_a_head_of_which_too_much_has_come(pieces, rather_slow):
+async def test_a_head_of_which_too_much_has_come(pieces, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_bytes_max=4096, close_s=0.1) as made:
         reply = await answer_to_head(made, 20_000, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
@@ -135,7 +136,7 @@ def padded(size: int) -> bytes:
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body(more, fine, chunked, rather_slow):
+async def test_a_body(more, fine, chunked, rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=200) as made:
         client = await made.client()
         data = padded(200 + more)
@@ -155,7 +156,7 @@ async def test_a_body(more, fine, chunked, rather_slow):
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("pieces", [1, 2, 7])
-async def test_a_message(more, fine, pieces, rather_slow):
+async def test_a_message(more, fine, pieces, rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=2000) as made:
         client = await websocket_client(made)
         event = json.dumps(create("n=2")).encode()
@@ -209,7 +210,7 @@ async def prompt_tokens(made, client, api):
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", APIS)
-async def test_tokens_of_a_prompt(api, more, fine, rather_slow):
+async def test_tokens_of_a_prompt(api, more, fine, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await (websocket_client(made) if api == "socket" else made.client())
         size = await prompt_tokens(made, client, api)
@@ -227,7 +228,7 @@ async def test_tokens_of_a_prompt(api, more, fine, rather_slow):
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", APIS)
-async def test_tokens_of_a_prompt_and_its_answer(api, more, fine, rather_slow):
+async def test_tokens_of_a_prompt_and_its_answer(api, more, fine, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await (websocket_client(made) if api == "socket" else made.client())
         size = await prompt_tokens(made, client, api)
@@ -243,7 +244,9 @@ async def test_tokens_of_a_prompt_and_its_answer(api, more, fine, rather_slow):
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", [api for api in APIS if api != "/v1/completions"])  # which always asks for some
-async def test_a_prompt_leaves_room_for_one_token_of_an_answer(api, more, fine, rather_slow):
+async def test_a_prompt_leaves_room_for_one_token_of_an_answer(
+    api, more, fine, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await (websocket_client(made) if api == "socket" else made.client())
         size = await prompt_tokens(made, client, api)
@@ -256,7 +259,9 @@ async def test_a_prompt_leaves_room_for_one_token_of_an_answer(api, more, fine, 
             assert f"{size} tokens long, and prompt and answer together can have {size}" in error["message"]
 
 
-async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too_long_is_named(rather_slow):
+async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too_long_is_named(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig() as made:
         made.limits[0] = PromptLimits(INFO, 2048, 30)
         client = await made.client()
@@ -273,7 +278,7 @@ async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("lanes", ["a", "ab", "abcde"])
-async def test_what_a_connection_remembers(lanes, more, fine, rather_slow):
+async def test_what_a_connection_remembers(lanes, more, fine, rather_slow: trio.testing.MockClock) -> None:
     said = "x" * 50 + " n=1"
     size = Conversation.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
     async with rig(history_bytes_max=size * len(lanes) - more) as made:
@@ -298,7 +303,7 @@ async def test_what_a_connection_remembers(lanes, more, fine, rather_slow):
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
-async def test_a_backlog(more, fine):
+async def test_a_backlog(more, fine) -> None:
     async with pair(backlog=100_000) as (box, _):
         await fill(box)
         before = box.backlog_bytes
@@ -313,7 +318,7 @@ async def test_a_backlog(more, fine):
 
 
 @pytest.mark.parametrize("websocket", [False, True])
-async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(websocket):
+async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(websocket) -> None:
     async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, close_s=0.2) as made:
         made.worker.line = "The oak is old. " * 50
         client = Client(await made.connect(receive_buffer=4096))
@@ -328,7 +333,7 @@ async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(webs
         assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.render({})
 
 
-async def test_a_client_that_reads_everything_is_never_dropped_however_small_its_backlog():
+async def test_a_client_that_reads_everything_is_never_dropped_however_small_its_backlog() -> None:
     async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096) as made:
         made.worker.line = "The oak is old. " * 50
         reply = await (await made.client()).ask(post(chat("n=1900 s=0.0001", stream=True)))
@@ -336,7 +341,7 @@ async def test_a_client_that_reads_everything_is_never_dropped_however_small_its
         assert b"espalier_clients_dropped_total{" not in made.metrics.render({})
 
 
-async def test_the_kernel_holds_no_more_for_a_client_than_it_may(rather_slow):
+async def test_the_kernel_holds_no_more_for_a_client_than_it_may(rather_slow: trio.testing.MockClock) -> None:
     async with rig(send_buffer_bytes=40_000) as made:
         assert (await (await made.client()).ask(head())).status == 200
         [outbox] = made.gateway.connections

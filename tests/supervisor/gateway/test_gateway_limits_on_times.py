@@ -30,7 +30,7 @@ async def farewell(client):
             return int.from_bytes(payload[:2], "big"), payload[2:].decode()
 
 
-async def drip(client, data, seconds):
+async def drip(client, data, seconds) -> None:
     """Send bytes one by one, so long that the client is never silent: no byte may buy time."""
     pieces = int(seconds / 0.5)
     for place in range(pieces):
@@ -42,7 +42,7 @@ async def drip(client, data, seconds):
 
 
 @pytest.mark.parametrize("served", [0, 1])
-async def test_a_head(served, rather_slow):
+async def test_a_head(served, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_s=10, idle_s=75) as made:
         client = await made.client()
         for _ in range(served):
@@ -59,7 +59,7 @@ async def test_a_head(served, rather_slow):
         await at_rest(made)
 
 
-async def test_whoever_has_said_half_a_head_hears_that_it_took_too_long(rather_slow):
+async def test_whoever_has_said_half_a_head_hears_that_it_took_too_long(rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_s=10) as made:
         client = await made.client()
         reply = await client.ask(head()[:-1])
@@ -69,7 +69,9 @@ async def test_whoever_has_said_half_a_head_hears_that_it_took_too_long(rather_s
         assert await client.closed()
 
 
-async def test_one_that_says_nothing_is_let_go_when_a_head_would_have_to_be_there(rather_slow):
+async def test_one_that_says_nothing_is_let_go_when_a_head_would_have_to_be_there(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(head_s=10, idle_s=75) as made:
         client = await made.client()
         await trio.sleep(10 - JUST)
@@ -79,7 +81,7 @@ async def test_one_that_says_nothing_is_let_go_when_a_head_would_have_to_be_ther
         await at_rest(made)
 
 
-async def test_half_a_head_that_was_sent_ahead_has_as_long_as_any_other(rather_slow):
+async def test_half_a_head_that_was_sent_ahead_has_as_long_as_any_other(rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_s=10, idle_s=75, close_s=1) as made:
         client = await made.client()
         assert (await client.ask(head() + b"GET /heal")).status == 200
@@ -88,7 +90,7 @@ async def test_half_a_head_that_was_sent_ahead_has_as_long_as_any_other(rather_s
         assert trio.current_time() <= 11
 
 
-async def test_an_idle_connection(rather_slow):
+async def test_an_idle_connection(rather_slow: trio.testing.MockClock) -> None:
     async with rig(idle_s=75, head_s=10) as made:
         client = await made.client()
         for _ in range(3):
@@ -102,7 +104,7 @@ async def test_an_idle_connection(rather_slow):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body(chunked, rather_slow):
+async def test_a_body(chunked, rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_s=30, close_s=1) as made:
         client = await made.client()
         data = post(chat("n=1"))
@@ -155,7 +157,7 @@ def code_of(error):
 
 
 @pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_a_place_at_the_gate(door, rather_slow):
+async def test_a_place_at_the_gate(door, rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, admit_s=5) as made, trio.open_nursery() as nursery:
         nursery.start_soon(answer, made, "whole", f"n=1 s={5 - JUST}")
         await trio.lowlevel.checkpoint()
@@ -170,14 +172,14 @@ async def test_a_place_at_the_gate(door, rather_slow):
         assert (error["code"], error["message"]) == ("overloaded", "no place was free within 5 s")
 
 
-async def made_busy(made):
+async def made_busy(made) -> None:
     """Wait until somebody is inside, which takes no virtual time."""
     while not made.gateway.gate.inside:
         await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_a_first_token(door, rather_slow):
+async def test_a_first_token(door, rather_slow: trio.testing.MockClock) -> None:
     async with rig(first_token_s=10) as made:
         ended, whole_, _ = await answer(made, door, f"n=1 s={10 - JUST}")
         assert (whole_, ended) == (True, at(10 - JUST))
@@ -190,7 +192,7 @@ async def test_a_first_token(door, rather_slow):
 
 
 @pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_the_total_time_of_a_request(door, rather_slow):
+async def test_the_total_time_of_a_request(door, rather_slow: trio.testing.MockClock) -> None:
     async with rig(total_s=10) as made:
         ended, whole_, _ = await answer(made, door, f"n=2 s={5 - JUST}")
         assert (whole_, ended) == (True, at(10 - 2 * JUST))
@@ -203,7 +205,7 @@ async def test_the_total_time_of_a_request(door, rather_slow):
         assert (await answer(made, door, "n=1"))[1]  # for the next one time begins anew
 
 
-async def test_waiting_at_the_gate_counts_into_the_total_time(rather_slow):
+async def test_waiting_at_the_gate_counts_into_the_total_time(rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, admit_s=8, total_s=10) as made, trio.open_nursery() as nursery:
         nursery.start_soon(answer, made, "whole", "n=1 s=6")
         await made_busy(made)
@@ -216,7 +218,7 @@ async def test_waiting_at_the_gate_counts_into_the_total_time(rather_slow):
 
 
 @pytest.mark.parametrize("said", [frame(b"", 0x89), frame(b'{"type": "response.cancel"}'), frame(b"{")])
-async def test_a_websocket_on_which_nothing_is_said(said, rather_slow):
+async def test_a_websocket_on_which_nothing_is_said(said, rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_idle_s=50, close_s=1) as made:
         client = await websocket_client(made)
         for _ in range(3):
@@ -227,7 +229,7 @@ async def test_a_websocket_on_which_nothing_is_said(said, rather_slow):
         assert trio.current_time() == at(before + 50)
 
 
-async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow):
+async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_idle_s=50, first_token_s=600) as made:
         client = await websocket_client(made)
         await client.say(create("n=1 s=300"))
@@ -239,7 +241,7 @@ async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow):
         assert trio.current_time() == at(before + 50)
 
 
-async def test_the_longest_time_of_a_websocket(rather_slow):
+async def test_the_longest_time_of_a_websocket(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(100 - JUST)
@@ -252,7 +254,7 @@ async def test_the_longest_time_of_a_websocket(rather_slow):
         assert await farewell(client) == (1000, "the connection has reached its longest time")
 
 
-async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slow):
+async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(100 - JUST)
@@ -263,7 +265,9 @@ async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slo
         assert (await farewell(client))[0] == 1000
 
 
-async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_websocket(rather_slow):
+async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_websocket(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(websocket_s_max=100, idle_s=75) as made:
         client = await made.client()
         assert (await client.ask(head())).status == 200
@@ -278,7 +282,9 @@ async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_
 
 
 @pytest.mark.parametrize("answers", [False, True])
-async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_longer(answers, rather_slow):
+async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_longer(
+    answers, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(close_s=2) as made:
         client = await websocket_client(made)
         made.gateway.drain()
@@ -292,7 +298,9 @@ async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_l
         assert trio.current_time() - before == at(2 - JUST if answers else 2)
 
 
-async def test_a_client_that_goes_on_after_it_was_refused_is_heard_out_so_long_and_no_longer(rather_slow):
+async def test_a_client_that_goes_on_after_it_was_refused_is_heard_out_so_long_and_no_longer(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(body_bytes_max=1000, close_s=2) as made:
         client = await made.client()
         reply = await client.ask(head("POST", "/v1/chat/completions", content_length=1001))
@@ -304,7 +312,7 @@ async def test_a_client_that_goes_on_after_it_was_refused_is_heard_out_so_long_a
         assert trio.current_time() == at(before + 2)
 
 
-async def test_a_client_that_reads_nothing_is_dropped_as_one_that_stalls(rather_slow):
+async def test_a_client_that_reads_nothing_is_dropped_as_one_that_stalls(rather_slow: trio.testing.MockClock) -> None:
     async with rig(worker=Worker(line="The oak is old. " * 50), stall_s=20, send_buffer_bytes=4096) as made:
         client = Client(await made.connect(receive_buffer=2048))
         await client.send(post(chat("n=1900", stream=True)))

@@ -32,6 +32,7 @@ from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources, presente
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
 from supervisor.telemetry.metrics import Metrics
+from tests.rig.log_records import log_records
 
 ROOT = Path(__file__).parents[3]
 SECRET = "sk-quetzalcoatl-0123456789"
@@ -46,7 +47,7 @@ def bearer(secret: str = SECRET):
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path):
     def write(*sections: tuple[str, str]):
         path = tmp_path / "keys.toml"
         path.write_text("".join(f"[key.{name}]\n{text}\n" for name, text in sections))
@@ -81,7 +82,7 @@ def gateway(keys: Keys | None = None, **limits) -> Gateway:
 # The file ----------------------------------------------------------------------------------
 
 
-def test_a_file_says_what_each_key_may():
+def test_a_file_says_what_each_key_may() -> None:
     text = {
         "sha256": sha("a"),
         "rate_per_s": 0.5,
@@ -111,7 +112,7 @@ def test_a_file_says_what_each_key_may():
         ({"sha256": sha("b")}, "key.a.sha256: is the secret of b too"),
     ],
 )
-def test_a_mistake_in_the_file_is_named_and_no_secret_is_repeated(section, said):
+def test_a_mistake_in_the_file_is_named_and_no_secret_is_repeated(section, said) -> None:
     with pytest.raises(Mistakes) as caught:
         keyfile.read({"key": {"b": {"sha256": sha("b")}, "a": section}})
     assert said in str(caught.value)
@@ -119,12 +120,12 @@ def test_a_mistake_in_the_file_is_named_and_no_secret_is_repeated(section, said)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "é", "x" * 65])
-def test_a_name_that_a_log_line_could_not_carry_is_a_mistake(name):
+def test_a_name_that_a_log_line_could_not_carry_is_a_mistake(name) -> None:
     with pytest.raises(Mistakes, match="must be 1 to 64 letters"):
         keyfile.read({"key": {name: {"sha256": sha("a")}}})
 
 
-def test_there_are_never_more_keys_than_one_request_may_be_compared_with():
+def test_there_are_never_more_keys_than_one_request_may_be_compared_with() -> None:
     def some(count):
         return {"key": {f"k{n}": {"sha256": sha(str(n))} for n in range(count)}}
 
@@ -140,7 +141,7 @@ waits = st.lists(st.floats(0, 100), max_size=60)
 
 
 @given(rates, st.integers(1, 50), waits)
-def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, pauses):
+def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, pauses) -> None:
     now, given_at = 0.0, []
     bucket = TokenBucket.full(rate, burst, now)
     for pause in pauses:
@@ -153,7 +154,7 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, paus
 
 
 @given(rates, st.integers(1, 50), waits)
-def test_a_bucket_that_says_no_says_when_and_keeps_its_word(rate, burst, pauses):
+def test_a_bucket_that_says_no_says_when_and_keeps_its_word(rate, burst, pauses) -> None:
     now = 0.0
     bucket = TokenBucket.full(rate, burst, now)
     for pause in pauses:
@@ -165,7 +166,7 @@ def test_a_bucket_that_says_no_says_when_and_keeps_its_word(rate, burst, pauses)
             assert bucket.take(now) == 0
 
 
-def test_a_clock_that_stands_still_or_goes_back_gives_nothing():
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     bucket = TokenBucket.full(1.0, 2, 100.0)
     assert [bucket.take(now) for now in (100, 100)] == [0, 0]
     assert bucket.take(100) == 1
@@ -173,7 +174,7 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing():
     assert bucket.take(101) == 0
 
 
-def test_a_burst_is_what_is_written_or_one_seconds_worth():
+def test_a_burst_is_what_is_written_or_one_seconds_worth() -> None:
     assert [KeySection(sha256="", rate_per_s=rate).burst_max for rate in (0.1, 1, 2.5)] == [1, 1, 3]
     assert KeySection(sha256="", rate_per_s=0.1, burst=9).burst_max == 9
 
@@ -194,11 +195,11 @@ def test_a_burst_is_what_is_written_or_one_seconds_worth():
         (0, -3, -3),
     ],
 )
-def test_a_priority_is_the_clients_as_far_as_the_key_allows(asked, key, given):
+def test_a_priority_is_the_clients_as_far_as_the_key_allows(asked, key, given) -> None:
     assert clamp_priority(asked, key) == given
 
 
-def test_a_key_without_a_priority_climbs_over_nobody_and_where_there_are_no_keys_everybody_may_name_any(file):
+def test_a_key_without_a_priority_climbs_over_nobody_and_where_there_are_no_keys_everybody_may_name_any(file) -> None:
     keys = loaded(file(("alice", f'sha256 = "{sha("a")}"')), **{KEYS: "bob=b"})
     for secret in "ab":
         own = keys.find(bearer(secret)).section.priority
@@ -210,7 +211,7 @@ def test_a_key_without_a_priority_climbs_over_nobody_and_where_there_are_no_keys
 # Finding a key -----------------------------------------------------------------------------
 
 
-def test_without_keys_everybody_may_do_everything():
+def test_without_keys_everybody_may_do_everything() -> None:
     keys = loaded()
     assert keys.find([]) is keys.find(bearer(), admin=True) is keys.anonymous
     assert not keys.wanted
@@ -226,7 +227,7 @@ def test_without_keys_everybody_may_do_everything():
         [(b"authorization", b"Basic eDp5"), (b"x-api-key", SECRET.encode())],
     ],
 )
-def test_a_key_is_found_in_every_header_of_the_field(headers, file):
+def test_a_key_is_found_in_every_header_of_the_field(headers, file) -> None:
     keys = loaded(file(("alice", f'sha256 = "{sha(SECRET)}"')))
     assert keys.find(headers).name == "alice"
 
@@ -246,7 +247,7 @@ def test_a_key_is_found_in_every_header_of_the_field(headers, file):
         [(b"cookie", SECRET.encode())],
     ],
 )
-def test_whoever_has_no_key_is_told_so_and_nothing_else(headers, file):
+def test_whoever_has_no_key_is_told_so_and_nothing_else(headers, file) -> None:
     keys = loaded(file(("alice", f'sha256 = "{sha(SECRET)}"')))
     with pytest.raises(Unauthorized) as caught:
         keys.find(headers)
@@ -258,7 +259,7 @@ def test_whoever_has_no_key_is_told_so_and_nothing_else(headers, file):
     assert "alice" not in str(error)
 
 
-def test_every_key_is_compared_whichever_fits(file, monkeypatch):
+def test_every_key_is_compared_whichever_fits(file, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     compare = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
@@ -269,7 +270,7 @@ def test_every_key_is_compared_whichever_fits(file, monkeypatch):
         assert len(compared) == 5
 
 
-def test_no_secret_stays_in_memory(file):
+def test_no_secret_stays_in_memory(file) -> None:
     keys = loaded(None, **{KEYS: f"alice={SECRET}"})
     assert keys.find(bearer()).section.sha256 == sha(SECRET)
     assert SECRET not in repr(keys)
@@ -278,7 +279,7 @@ def test_no_secret_stays_in_memory(file):
 # The admin's key -----------------------------------------------------------------------------
 
 
-def test_admin_routes_take_an_admin_key():
+def test_admin_routes_take_an_admin_key() -> None:
     keys = loaded(**{KEYS: "alice=alices", ADMIN: "the-admins"})
     assert keys.find(bearer("the-admins"), admin=True).name == "admin"
     assert keys.find(bearer("the-admins")).name == "admin"
@@ -290,13 +291,13 @@ def test_admin_routes_take_an_admin_key():
             keys.find(headers, admin=True)
 
 
-def test_where_keys_are_wanted_and_none_is_the_admins_nobody_is_the_admin():
+def test_where_keys_are_wanted_and_none_is_the_admins_nobody_is_the_admin() -> None:
     keys = loaded(**{KEYS: "alice=alices"})
     with pytest.raises(Forbidden, match=f"there is no admin key; set {ADMIN}"):
         keys.find(bearer("alices"), admin=True)
 
 
-def test_an_admin_key_alone_closes_only_what_is_the_admins():
+def test_an_admin_key_alone_closes_only_what_is_the_admins() -> None:
     keys = loaded(**{ADMIN: "the-admins"})
     assert keys.find([]) is keys.anonymous
     with pytest.raises(Unauthorized):
@@ -304,7 +305,7 @@ def test_an_admin_key_alone_closes_only_what_is_the_admins():
     assert keys.find(bearer("the-admins"), admin=True).name == "admin"
 
 
-def test_a_file_makes_admins_too(file):
+def test_a_file_makes_admins_too(file) -> None:
     keys = loaded(file(("root", f'sha256 = "{sha("r")}"\nadmin = true'), ("alice", f'sha256 = "{sha("a")}"')))
     assert keys.find(bearer("r"), admin=True).name == "root"
     assert (keys.names(admin=True), keys.names(admin=False)) == (["root"], ["alice"])
@@ -313,7 +314,7 @@ def test_a_file_makes_admins_too(file):
 # The environment -----------------------------------------------------------------------------
 
 
-def test_the_environment_names_keys_and_tolerates_spaces():
+def test_the_environment_names_keys_and_tolerates_spaces() -> None:
     keys = loaded(**{KEYS: f" alice={SECRET} , bob=b=b==,"})
     assert keys.find(bearer()).name == "alice"
     assert keys.find(bearer("b=b==")).name == "bob"
@@ -336,7 +337,7 @@ def test_the_environment_names_keys_and_tolerates_spaces():
         ({ADMIN: "é" + SECRET}, f"{ADMIN}: a key is"),
     ],
 )
-def test_a_mistake_in_the_environment_is_one_sentence_without_the_secret(environment, said):
+def test_a_mistake_in_the_environment_is_one_sentence_without_the_secret(environment, said) -> None:
     with pytest.raises(StartFailed) as caught:
         loaded(**environment)
     assert said in str(caught.value)
@@ -344,7 +345,7 @@ def test_a_mistake_in_the_environment_is_one_sentence_without_the_secret(environ
     assert "\n" not in str(caught.value)
 
 
-def test_file_and_environment_add_up_and_may_not_disagree(file):
+def test_file_and_environment_add_up_and_may_not_disagree(file) -> None:
     path = file(("alice", f'sha256 = "{sha("a")}"'))
     keys = loaded(path, **{KEYS: "bob=b"})
     assert keys.names(admin=False) == ["alice", "bob"]
@@ -358,7 +359,7 @@ def test_file_and_environment_add_up_and_may_not_disagree(file):
 
 
 @pytest.mark.parametrize("text", [b"[key", b"\xff", b"[key.a]\nsha256 = 'no'", b"x = 1", b" " * 2_000_000, None])
-async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, caplog):
+async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, caplog: pytest.LogCaptureFixture) -> None:
     path = file(("alice", f'sha256 = "{sha("a")}"'))
     made = gateway(loaded(path))
     key = made.authenticate(bearer("a"))
@@ -368,16 +369,16 @@ async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, ca
         path.write_bytes(text)
     with caplog.at_level(logging.INFO):
         await made.reload(read_inline)
-    assert [(record.levelname, record.message) for record in caplog.records] == [
+    assert [(record.levelname, record.message) for record in log_records(caplog)] == [
         ("ERROR", "the keys stay as they were")
     ]
-    assert str(path) in caplog.records[0].reason
-    assert "\n" not in caplog.records[0].reason
+    assert str(path) in log_records(caplog)[0].reason
+    assert "\n" not in log_records(caplog)[0].reason
     assert made.authenticate(bearer("a")) is key
     assert not key.revoked
 
 
-async def test_a_key_that_stays_keeps_what_it_has_used_up(file, autojump_clock):
+async def test_a_key_that_stays_keeps_what_it_has_used_up(file, autojump_clock: trio.testing.MockClock) -> None:
     path = file(("alice", f'sha256 = "{sha("a")}"\nrate_per_s = 1\nburst = 2'))
     keys = loaded(path)
     key = keys.find(bearer("a"))
@@ -393,7 +394,7 @@ async def test_a_key_that_stays_keeps_what_it_has_used_up(file, autojump_clock):
         key.charge()
 
 
-def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file):
+def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file) -> None:
     path = file(*((name, f'sha256 = "{sha(name)}"') for name in "abc"))
     keys = loaded(path)
     a, b, c = (keys.find(bearer(name)) for name in "abc")
@@ -406,7 +407,7 @@ def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file):
             pytest.fail("it may not ask")
 
 
-def test_taking_the_last_key_away_lets_nobody_in(file):
+def test_taking_the_last_key_away_lets_nobody_in(file) -> None:
     keys = loaded(file(("a", f'sha256 = "{sha("a")}"\nadmin = true')))
     file()
     keys.load()
@@ -420,7 +421,9 @@ def test_taking_the_last_key_away_lets_nobody_in(file):
 # Limits of a key -------------------------------------------------------------------------------
 
 
-async def test_a_rate_admits_at_it_and_refuses_above_it_with_when_to_come_back(autojump_clock):
+async def test_a_rate_admits_at_it_and_refuses_above_it_with_when_to_come_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     key = Key("alice", KeySection(sha256="", rate_per_s=0.25, burst=3))
     for _ in range(3):
         key.charge()
@@ -435,7 +438,7 @@ async def test_a_rate_admits_at_it_and_refuses_above_it_with_when_to_come_back(a
         key.charge()
 
 
-async def test_a_concurrency_counts_what_runs_and_what_waits_but_not_what_has_ended():
+async def test_a_concurrency_counts_what_runs_and_what_waits_but_not_what_has_ended() -> None:
     key = Key("alice", KeySection(sha256="", concurrency_max=2))
     with key.generating():
         with key.generating():
@@ -452,7 +455,7 @@ async def test_a_concurrency_counts_what_runs_and_what_waits_but_not_what_has_en
     assert key.running == 0
 
 
-def test_connections_are_counted_for_the_key_that_uses_them(file):
+def test_connections_are_counted_for_the_key_that_uses_them(file) -> None:
     path = file(("a", f'sha256 = "{sha("a")}"\nconnections_max = 2'), ("b", f'sha256 = "{sha("b")}"'))
     made = gateway(loaded(path), key_connections_max=1)
     first, second, third = boxes = [object() for _ in range(3)]
@@ -471,7 +474,7 @@ def test_connections_are_counted_for_the_key_that_uses_them(file):
     assert (a.connections, b.connections) == (0, 0)
 
 
-def test_nobodys_connections_are_limited_together_and_not_as_a_keys():
+def test_nobodys_connections_are_limited_together_and_not_as_a_keys() -> None:
     made = gateway(key_connections_max=1)
     for box in (object(), object()):
         assert made.authorize(box, [(b"host", b"localhost:8000")]) is made.keys.anonymous
@@ -481,7 +484,7 @@ def test_nobodys_connections_are_limited_together_and_not_as_a_keys():
 # What is told ---------------------------------------------------------------------------------
 
 
-def test_a_sieve_tells_so_many_a_second_and_how_many_it_left_out():
+def test_a_sieve_tells_so_many_a_second_and_how_many_it_left_out() -> None:
     limit = LineRateLimit(2)
     kinds = [("invalid_api_key", "-"), ("too_large", "alice")]
     assert [limit.passes(kinds[0], 7.1) for _ in range(5)] == [True, True, False, False, False]
@@ -492,7 +495,9 @@ def test_a_sieve_tells_so_many_a_second_and_how_many_it_left_out():
     assert not limit.has_dropped
 
 
-async def test_a_flood_of_refusals_is_few_lines_and_one_number(autojump_clock, caplog):
+async def test_a_flood_of_refusals_is_few_lines_and_one_number(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     made = gateway()
     with caplog.at_level(logging.INFO, "espalier.requests"):
         async with trio.open_nursery() as nursery:
@@ -501,39 +506,41 @@ async def test_a_flood_of_refusals_is_few_lines_and_one_number(autojump_clock, c
                 made.log_refused(Unauthorized("no"), request_id="r", request_line="POST /v1/chat/completions")
             await trio.sleep(3)
             nursery.cancel_scope.cancel()
-    *lines, last = caplog.records
+    *lines, last = log_records(caplog)
     assert len(lines) == 10
     assert (lines[0].status, lines[0].outcome, lines[0].key, lines[0].request_id) == (401, "invalid_api_key", "-", "r")
     assert (last.message, last.count, last.outcome) == ("more were refused", 990, "invalid_api_key")
     assert b'espalier_refusals_total{code="invalid_api_key"} 1000.0' in made.runner.metrics.render({})
 
 
-async def test_an_error_is_told_once_however_often_it_is_sent(caplog):
+async def test_an_error_is_told_once_however_often_it_is_sent(caplog: pytest.LogCaptureFixture) -> None:
     made = gateway()
     error = Forbidden("no")
     with caplog.at_level(logging.INFO, "espalier.requests"):
         made.log_refused(error, request_id="r", request_line="GET /\x1b[2J" + "x" * 500, status=431)
         made.log_refused(error, request_id="r", request_line="again")
-    (line,) = caplog.records
+    (line,) = log_records(caplog)
     assert line.status == 431
     assert line.request.startswith("GET /\\x1b[2J")
     assert len(line.request) == 128
 
 
-async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog):
+async def test_probes_are_told_at_debug_and_other_questions_at_info(caplog: pytest.LogCaptureFixture) -> None:
     made = gateway()
     with caplog.at_level(logging.DEBUG, "espalier.requests"):
         made.log_answered("r", "GET /health", 200, None, trio.current_time(), probe=True)
         made.log_answered("r", "HEAD /health", 200, None, trio.current_time(), probe=True)
         made.log_answered("r", "GET /v1/models", 200, Key("alice"), trio.current_time())
-    assert [(each.levelname, each.key) for each in caplog.records] == [
+    assert [(each.levelname, each.key) for each in log_records(caplog)] == [
         ("DEBUG", "-"),
         ("DEBUG", "-"),
         ("INFO", "alice"),
     ]
 
 
-async def test_a_request_that_its_key_forbids_is_told_once_and_asks_nobody(autojump_clock, caplog):
+async def test_a_request_that_its_key_forbids_is_told_once_and_asks_nobody(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     made = gateway()
     key = Key("alice", KeySection(sha256="", concurrency_max=1), running=1)
     counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, request_line="POST /v1/chat/completions")
@@ -541,12 +548,14 @@ async def test_a_request_that_its_key_forbids_is_told_once_and_asks_nobody(autoj
         with pytest.raises(ConcurrencyLimited) as caught:
             await made.answer(respond(), None, counted, None, None)
         made.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
-    (line,) = caplog.records
+    (line,) = log_records(caplog)
     assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
     assert (made.gate.inside, key.running) == (0, 1)
 
 
-async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(autojump_clock):
+async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made, seen = gateway(), []
     made.gate.requests_max = 1
 
@@ -565,7 +574,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
         "plain": Key("plain", KeySection(sha256="")),
     }
 
-    async def ask(name, priority=0):
+    async def ask(name, priority=0) -> None:
         counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
             await made.answer(evolve(respond(), id=name, priority=priority), served, counted, None, None)
@@ -577,7 +586,9 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
     assert seen == [("high", 3), ("none", 2), ("plain", 0), ("low", -1)]
 
 
-async def test_where_keys_are_wanted_a_request_without_one_is_refused_even_past_the_door(autojump_clock):
+async def test_where_keys_are_wanted_a_request_without_one_is_refused_even_past_the_door(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made = gateway(loaded(**{KEYS: "alice=a"}))
     with pytest.raises(Unauthorized):
         await made.answer(respond(), None, RequestRecord("r", "tiny", "chat", 0.0), None, None)
@@ -589,12 +600,12 @@ def respond():
     return Respond("r")
 
 
-def test_what_a_request_carries_as_its_key_is_bounded():
+def test_what_a_request_carries_as_its_key_is_bounded() -> None:
     assert presented_secret(bearer("x" * 1024)) == b"x" * 1024
     assert presented_secret(bearer("x" * 1025)) is None
 
 
-async def test_dropped_clients_and_refusals_are_counted():
+async def test_dropped_clients_and_refusals_are_counted() -> None:
     metrics = Metrics()
     access = AccessLog(metrics)
     metrics.client_dropped("backlog")
@@ -625,7 +636,7 @@ def hash_key(secret: str, *arguments: str):
 
 
 @pytest.mark.realtime
-def test_the_command_makes_the_lines_that_the_file_wants(file):
+def test_the_command_makes_the_lines_that_the_file_wants(file) -> None:
     done = hash_key(f"{SECRET}\n", "alice")
     assert (done.returncode, done.stdout) == (0, f'[key.alice]\nsha256 = "{sha(SECRET)}"\n')
     assert done.stderr == ""
@@ -638,7 +649,7 @@ def test_the_command_makes_the_lines_that_the_file_wants(file):
 
 
 @pytest.mark.parametrize("name", ["alice", "a.b", "a@b.c", "7", "a-b_c", "1-2"])
-def test_the_lines_are_toml_whatever_the_name(name, tmp_path):
+def test_the_lines_are_toml_whatever_the_name(name, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(module.key_file_lines(name, SECRET))
     assert loaded(path).find(bearer()).name == name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ def tag(content):
     return {"type": "structural_tag", "format": content}
 
 
-async def test_b2_a_key_may_use_the_grammars_that_it_is_given(tmp_path):
+async def test_b2_a_key_may_use_the_grammars_that_it_is_given(tmp_path: Path) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
         client = await made.client()
         for field, text in (("regex", "a+"), ("ebnf", 'root ::= "a"')):
@@ -46,7 +47,7 @@ async def test_b2_a_key_may_use_the_grammars_that_it_is_given(tmp_path):
         ({"type": "sequence", "elements": [{"type": "grammar", "grammar": 'root ::= "a"'}]}, "ebnf"),
     ],
 )
-async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path, content, kind):
+async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path: Path, content, kind) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
         client = await made.client()
         for form in (tag(content), json.dumps(tag(content)).replace("g", "\\u0067")):
@@ -57,7 +58,9 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path, co
         assert (await client.ask(post(chat(structural_tag=harmless), **as_("alice")))).status == 200
 
 
-async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path, monkeypatch):
+async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
         plain, aside, within = kinds, made.gateway.aside, list[bool]()
         now = False
@@ -87,7 +90,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(tmp_path,
         assert within == [True, False]
 
 
-async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path):
+async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path: Path) -> None:
     async with locked(tmp_path, "grammars = []") as made:
         client = await made.client()
         await client.upgrade(**as_("alice"))
@@ -98,7 +101,7 @@ async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path):
         assert (await client.events())[-1]["type"] == "response.completed"
 
 
-async def test_b2_without_a_key_or_a_word_of_its_own_the_gateways_section_counts(tmp_path):
+async def test_b2_without_a_key_or_a_word_of_its_own_the_gateways_section_counts(tmp_path: Path) -> None:
     async with rig() as made:
         made.gateway.grammars = frozenset({"json_schema"})
         client = await made.client()
@@ -113,12 +116,12 @@ async def test_b2_without_a_key_or_a_word_of_its_own_the_gateways_section_counts
         assert (await client.ask(post(chat(regex="a+"), **as_("bob")))).status == 403
 
 
-def test_a_kind_that_there_is_not_is_a_mistake_in_the_file_of_keys():
+def test_a_kind_that_there_is_not_is_a_mistake_in_the_file_of_keys() -> None:
     with pytest.raises(Mistakes, match=r"key\.a\.grammars"):
         keyfile.read({"key": {"a": {"sha256": "0" * 64, "grammars": ["cfg"]}}})
 
 
-def test_a_check_says_which_grammars_may_be_used(tmp_path, monkeypatch):
+def test_a_check_says_which_grammars_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.supervisor.config.test_load import GOOD
 
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)

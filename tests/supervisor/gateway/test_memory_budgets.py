@@ -26,7 +26,7 @@ def budget(most=100, share=0.75):
     return MemoryBudget("things", lambda: most, lambda: share)
 
 
-def test_what_does_not_fit_is_refused_and_takes_nothing():
+def test_what_does_not_fit_is_refused_and_takes_nothing() -> None:
     made = budget()
     with made.reserving(None) as held:
         held.grow(60)
@@ -38,7 +38,7 @@ def test_what_does_not_fit_is_refused_and_takes_nothing():
     assert made.reserved_bytes == 0
 
 
-def test_the_first_bytes_are_free_even_when_nothing_is_left():
+def test_the_first_bytes_are_free_even_when_nothing_is_left() -> None:
     made = budget(10)
     with made.reserving(None) as full, made.reserving(None, free_bytes=5) as held:
         full.grow(10)
@@ -49,7 +49,7 @@ def test_the_first_bytes_are_free_even_when_nothing_is_left():
 
 
 @pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
-def test_the_share_of_one_key_is_the_operators_choice(share, second):
+def test_the_share_of_one_key_is_the_operators_choice(share, second) -> None:
     made = budget(share=share)
     with made.reserving("a") as one, made.reserving("a") as two:
         one.grow(70)
@@ -60,7 +60,7 @@ def test_the_share_of_one_key_is_the_operators_choice(share, second):
             two.grow(second)
 
 
-def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more():
+def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more() -> None:
     made = budget()
     with made.reserving("a") as one, made.reserving("a") as two, made.reserving("b") as other:
         one.grow(70)
@@ -78,7 +78,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_budget_is_what_its_holders_hold(steps):
+def test_a_budget_is_what_its_holders_hold(steps) -> None:
     made = budget()
     owners = ["a", "a", "b", None]
     holders = [made.reserve(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
@@ -108,7 +108,9 @@ def large(size, **headers):
     return post(body[:-1] + b" " * (size - len(body)) + b"}", **headers)
 
 
-async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_takes_nothing(rather_slow):
+async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_takes_nothing(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(bodies_bytes_max=100_000, close_s=0.1) as made:
         slow, late, small = [await made.client() for _ in range(3)]
         await slow.send(large(90_000)[:1000])
@@ -129,7 +131,7 @@ async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_take
         await at_rest(made)
 
 
-async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow):
+async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow: trio.testing.MockClock) -> None:
     async with rig(bodies_bytes_max=50_000, websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
@@ -143,7 +145,7 @@ async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow):
         assert made.gateway.bodies.reserved_bytes == 0
 
 
-async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
+async def test_d11_half_a_message_counts_as_it_comes(rather_slow: trio.testing.MockClock) -> None:
     async with rig(bodies_bytes_max=300_000) as made:
         made.gateway.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
         made.gateway.keys.load()
@@ -163,7 +165,9 @@ async def test_d11_half_a_message_counts_as_it_comes(rather_slow):
         assert made.gateway.bodies.reserved_bytes == 0
 
 
-async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(rather_slow):
+async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(bodies_bytes_max=300_000) as made:
         client = await websocket_client(made)
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
@@ -180,7 +184,9 @@ async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(rath
 # Answers in one piece ------------------------------------------------------------------------------
 
 
-async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by_name(rather_slow):
+async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by_name(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(answers_bytes_max=10_000) as made:
         client = await made.client()
         asked = chat("n=5", max_completion_tokens=100, n=2, logprobs=True, top_logprobs=5)
@@ -192,7 +198,7 @@ async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by
         assert made.gateway.answers.reserved_bytes == 0
 
 
-async def test_d11_answers_in_one_piece_share_a_limit(rather_slow):
+async def test_d11_answers_in_one_piece_share_a_limit(rather_slow: trio.testing.MockClock) -> None:
     async with rig(answers_bytes_max=10_000) as made:
         first, second = await made.client(), await made.client()
         asked = chat("n=5 s=1", max_completion_tokens=800)
@@ -215,7 +221,7 @@ def said(size, name="r"):
     return Conversation.after(None, name, turn)
 
 
-def test_d11_whoever_remembers_most_forgets_first():
+def test_d11_whoever_remembers_most_forgets_first() -> None:
     shared = ResponseHistories(lambda: 100_000)
     greedy = [ResponseHistory(80_000, shared, "greedy") for _ in range(4)]
     honest = ResponseHistory(80_000, shared, "honest")
@@ -230,7 +236,7 @@ def test_d11_whoever_remembers_most_forgets_first():
     assert shared.statistics() == HistoryStatistics(0, {})
 
 
-def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypatch):
+def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, largest = [], ResponseHistories._largest
     monkeypatch.setattr(ResponseHistories, "_largest", lambda self: looks.append(1) or largest(self))
     shared = ResponseHistories(lambda: 1_000_000)
@@ -244,14 +250,14 @@ def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypa
     assert max(each.size_bytes for each in crowd) < 2.2 * min(each.size_bytes for each in crowd)
 
 
-def test_one_conversation_that_is_more_than_all_may_have_is_not_kept():
+def test_one_conversation_that_is_more_than_all_may_have_is_not_kept() -> None:
     shared = ResponseHistories(lambda: 1000)
     memory = ResponseHistory(80_000, shared, "a")
     memory.remember(None, said(10_000))
     assert (memory.size_bytes, shared.statistics()) == (0, HistoryStatistics(0, {}))
 
 
-async def test_d11_conversations_end_with_their_connection(rather_slow):
+async def test_d11_conversations_end_with_their_connection(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await whole(client, create("n=3"))
@@ -264,7 +270,7 @@ async def test_d11_conversations_end_with_their_connection(rather_slow):
 # Backlogs ------------------------------------------------------------------------------------------
 
 
-def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_half():
+def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_half() -> None:
     made = Backlogs(lambda: 1000)
     assert made.allows(0, 500)
     assert not made.allows(0, 501)
@@ -273,7 +279,9 @@ def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_
     assert not made.allows(26, 100)
 
 
-async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_not_dropped(rather_slow):
+async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_not_dropped(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(backlogs_bytes_max=200_000, send_buffer_bytes=4096, close_s=0.1) as made:
         greedy = [await made.connect(receive_buffer=2304) for _ in range(6)]
         for stream in greedy:
@@ -290,6 +298,6 @@ async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_no
         assert b'espalier_clients_dropped_total{reason="backlog"}' in made.metrics.render({})
 
 
-async def test_after_all_of_it_a_probe_is_answered(rather_slow):
+async def test_after_all_of_it_a_probe_is_answered(rather_slow: trio.testing.MockClock) -> None:
     async with rig(bodies_bytes_max=1, answers_bytes_max=1, histories_bytes_max=1, backlogs_bytes_max=1) as made:
         assert (await (await made.client()).ask(head())).status == 200

@@ -23,7 +23,7 @@ def preflight(**more):
     return page(access_control_request_method=b"POST", **more)
 
 
-def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask():
+def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask() -> None:
     made = origins(["https://app.example"])
     made.check(page())
     cors = dict(made.cors_headers(page()))
@@ -38,7 +38,7 @@ def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask():
     assert made.cors_headers([(b"host", b"localhost")]) == [(b"vary", b"origin")]
 
 
-def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its_own():
+def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its_own() -> None:
     made = origins(["https://app.example"])
     asked = b"authorization, content-type, x-stainless-os"
     allowed = dict(made.preflight_headers(preflight(access_control_request_headers=asked)))
@@ -54,7 +54,7 @@ def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its
     assert dict(made.preflight_headers(private))[b"access-control-allow-private-network"] == b"true"
 
 
-def test_what_a_foreign_page_embeds_is_refused_though_no_origin_is_named():
+def test_what_a_foreign_page_embeds_is_refused_though_no_origin_is_named() -> None:
     made = origins(["https://app.example"])
     with pytest.raises(Forbidden):
         made.check([(b"host", b"localhost"), (b"sec-fetch-site", b"cross-site")])
@@ -63,7 +63,7 @@ def test_what_a_foreign_page_embeds_is_refused_though_no_origin_is_named():
     made.check(page(sec_fetch_site=b"cross-site"))
 
 
-def test_without_origins_there_is_no_cors():
+def test_without_origins_there_is_no_cors() -> None:
     made = origins()
     assert made.cors_headers(page()) == []
     assert made.preflight_headers(preflight()) is None
@@ -72,7 +72,7 @@ def test_without_origins_there_is_no_cors():
     made.check(page(b"http://localhost:8000"))
 
 
-def test_every_page_and_every_name_can_be_welcome():
+def test_every_page_and_every_name_can_be_welcome() -> None:
     made = origins(["*"], hosts=["*"])
     made.check(page(b"https://any.example", b"any.name:443"))
     assert dict(made.cors_headers(page(b"null")))[b"access-control-allow-origin"] == b"null"

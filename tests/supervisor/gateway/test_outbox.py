@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -61,7 +62,7 @@ async def carried(box, client, frames, rng):
     """What the client has read when all of these have been put and have left, with turns of others in between."""
     got = bytearray()
 
-    async def read():
+    async def read() -> None:
         while len(got) < sum(map(len, frames)):
             got.extend(await client.receive_some(rng.randint(1, 9000)))
 
@@ -77,7 +78,7 @@ async def carried(box, client, frames, rng):
     return bytes(got)
 
 
-async def test_a_socket_that_takes_it_gets_it_in_the_same_turn():
+async def test_a_socket_that_takes_it_gets_it_in_the_same_turn() -> None:
     async with pair() as (box, client):
         box.put(b"now")
         assert box.backlog_bytes == 0
@@ -100,7 +101,9 @@ def reluctant(rng):
 
 
 @pytest.mark.parametrize("seed", range(15))
-async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(seed, monkeypatch, autojump_clock):
+async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(
+    seed, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     rng = random.Random(seed)
     some, some_of_many = reluctant(rng)
     monkeypatch.setattr(os, "write", some)
@@ -112,7 +115,7 @@ async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(
         assert await carried(box, client, frames, rng) == b"".join(frames)
 
 
-async def test_a_full_backlog_refuses_and_keeps_what_it_has():
+async def test_a_full_backlog_refuses_and_keeps_what_it_has() -> None:
     async with pair(backlog=10_000) as (box, client):
         frames = await fill(box)
         while True:
@@ -127,7 +130,7 @@ async def test_a_full_backlog_refuses_and_keeps_what_it_has():
         assert await read_all(client, 1000 * len(frames)) == b"".join(frames)
 
 
-async def test_what_meets_no_backlog_is_never_torn_whatever_its_size():
+async def test_what_meets_no_backlog_is_never_torn_whatever_its_size() -> None:
     async with pair(backlog=1000) as (box, client):
         box.put(bytes(300_000))
         with pytest.raises(SlowClient):
@@ -138,7 +141,7 @@ async def test_what_meets_no_backlog_is_never_torn_whatever_its_size():
         assert await client.receive_some(10) == b"more"
 
 
-async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_the_rest():
+async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_the_rest() -> None:
     async with pair(backlog=1 << 20) as (box, client):
         frames = await fill(box)
         begun = b"".join(frames)
@@ -150,13 +153,13 @@ async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_th
         await box.wait_flushed()
 
 
-async def test_a_farewell_with_nothing_before_it_goes_at_once():
+async def test_a_farewell_with_nothing_before_it_goes_at_once() -> None:
     async with pair() as (box, client):
         box.put_last(b"goodbye")
         assert os.read(client.socket.fileno(), 10) == b"goodbye"
 
 
-async def test_a_client_that_reads_nothing_for_long_is_slow(autojump_clock):
+async def test_a_client_that_reads_nothing_for_long_is_slow(autojump_clock: trio.testing.MockClock) -> None:
     async with pair(stall_s=7.0) as (box, _):
         watched = Outbox(box.stream, box.backlog_bytes_max, 7.0)
         await fill(watched)
@@ -167,7 +170,7 @@ async def test_a_client_that_reads_nothing_for_long_is_slow(autojump_clock):
             watched.put(b"x")
 
 
-async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock):
+async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock: trio.testing.MockClock) -> None:
     async with pair(stall_s=7.0) as (box, client):
         frames = await fill(box)
         for _ in range(30):
@@ -181,7 +184,7 @@ async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock):
         assert trio.current_time() >= 12
 
 
-async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it():
+async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it() -> None:
     async with pair() as (box, client):
         await fill(box)
         async with trio.open_nursery() as nursery:
@@ -196,7 +199,7 @@ async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it
         box.put_last(b"x")
 
 
-async def test_closing_ends_whoever_waits_or_drains():
+async def test_closing_ends_whoever_waits_or_drains() -> None:
     server, client = ends()
     async with client:
         box = Outbox(server, 1 << 20, 30.0)
@@ -221,14 +224,14 @@ async def hearing_out(box, client):
         yield
 
 
-async def test_hearing_out_waits_for_the_client_to_end():
+async def test_hearing_out_waits_for_the_client_to_end() -> None:
     async with pair() as (box, client), hearing_out(box, client):
         assert await client.receive_some(10) == b""
         await client.send_eof()
 
 
 @given(st.binary(max_size=70_000) | st.sampled_from([bytes(n) for n in (0, 125, 126, 65_535, 65_536)]))
-def test_text_frames_are_what_the_rfc_says(payload):
+def test_text_frames_are_what_the_rfc_says(payload) -> None:
     from wsproto.frame_protocol import FrameProtocol, Opcode
 
     reader = FrameProtocol(client=True, extensions=[])
@@ -239,7 +242,7 @@ def test_text_frames_are_what_the_rfc_says(payload):
     assert frames[-1].message_finished
 
 
-def test_close_frames_are_what_the_rfc_says_and_short_enough():
+def test_close_frames_are_what_the_rfc_says_and_short_enough() -> None:
     from wsproto.frame_protocol import FrameProtocol
 
     reader = FrameProtocol(client=True, extensions=[])
@@ -270,14 +273,14 @@ async def secure_pair(backlog=1 << 20, stall_s=30.0, *, run=True):
             nursery.cancel_scope.cancel()
 
 
-async def test_over_tls_frames_go_out_whole_and_in_order():
+async def test_over_tls_frames_go_out_whole_and_in_order() -> None:
     rng = random.Random(5)
     frames = [struct.pack(">I", size) + rng.randbytes(size) for size in (1, 90, 40_000, 5000, 0, 300) * 10]
     async with secure_pair() as (box, client):
         assert await carried(box, client, frames, rng) == b"".join(frames)
 
 
-async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has():
+async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has() -> None:
     async with secure_pair(backlog=10_000) as (box, client):
         put = 0
         with pytest.raises(SlowClient, match="bytes wait for the client to read"):
@@ -290,7 +293,7 @@ async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has():
         assert await read_all(client, 1000 * put) == b"".join(bytes([n % 251]) * 1000 for n in range(put))
 
 
-async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the_rest():
+async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the_rest() -> None:
     async with secure_pair() as (box, client):
         frames = [bytes([number]) * 1000 for number in range(60)]
         for frame in frames:
@@ -304,7 +307,7 @@ async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the
         await box.wait_flushed()
 
 
-async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun():
+async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun() -> None:
     async with secure_pair() as (box, client):
         for frame in (b"one", b"two", b"three"):
             box.put(frame)
@@ -316,7 +319,7 @@ async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun():
         assert await read_all(client, 11) == b"fourgoodbye"
 
 
-async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_be_gone():
+async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_be_gone() -> None:
     async with secure_pair() as (box, client):
         box.put(bytes(100_000))
         await trio.testing.wait_all_tasks_blocked()
@@ -328,7 +331,7 @@ async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_
             pytest.fail(f"{await client.receive_some(10)!r} came again")
 
 
-async def test_over_tls_closing_ends_whoever_sends_or_waits():
+async def test_over_tls_closing_ends_whoever_sends_or_waits() -> None:
     async with secure_pair(run=False) as (box, _):
         async with trio.open_nursery() as nursery:
             box.put(bytes(1_000_000))
@@ -341,7 +344,7 @@ async def test_over_tls_closing_ends_whoever_sends_or_waits():
         assert box.backlog_bytes == 0
 
 
-async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_clock):
+async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_clock: trio.testing.MockClock) -> None:
     async with secure_pair(stall_s=7.0, run=False) as (box, _):
         box.put(bytes(1_000_000))
         before = trio.current_time()
@@ -353,7 +356,7 @@ async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_cl
             box.put(b"x")
 
 
-async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it():
+async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it() -> None:
     async with secure_pair() as (box, client):
         box.put(bytes(1_000_000))
         await trio.testing.wait_all_tasks_blocked()
@@ -365,13 +368,13 @@ async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_wai
             box.put(b"x")
 
 
-async def test_over_tls_hearing_out_waits_for_the_client_to_end():
+async def test_over_tls_hearing_out_waits_for_the_client_to_end() -> None:
     async with secure_pair() as (box, client), hearing_out(box, client):
         await client.aclose()
 
 
 @pytest.mark.parametrize("wrong", ["missing", "swapped", "locked", "empty"])
-def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong, tmp_path):
+def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong, tmp_path: Path) -> None:
     good = certificate.files()
     files = [tmp_path / "a.pem", tmp_path / "b.pem"]
     if wrong == "locked":

@@ -19,7 +19,7 @@ LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is
 
 
 @pytest.fixture
-def lines(caplog):
+def lines(caplog: pytest.LogCaptureFixture):
     """The access log's lines of requests that models were asked for, so far."""
     caplog.set_level(logging.INFO)
     return lambda: [
@@ -30,10 +30,10 @@ def lines(caplog):
 class Slow(trio.abc.ReceiveStream):
     """Reads at most 4 kB a second."""
 
-    def __init__(self, stream):
+    def __init__(self, stream) -> None:
         self.stream, self.read_bytes = stream, 0
 
-    async def send_all(self, data):
+    async def send_all(self, data) -> None:
         await self.stream.send_all(data)
 
     async def receive_some(self, _=None):
@@ -42,11 +42,11 @@ class Slow(trio.abc.ReceiveStream):
         self.read_bytes += len(data)
         return data
 
-    async def aclose(self):
+    async def aclose(self) -> None:
         await self.stream.aclose()
 
 
-async def backlogged(made):
+async def backlogged(made) -> None:
     """Wait until some client has a backlog."""
     while not any(each.backlog_bytes for each in made.gateway.connections):  # noqa: ASYNC110  # there is no event for it
         await trio.sleep(0.01)
@@ -64,7 +64,9 @@ def streamed(**headers):
     return post(chat(f"n={LONG}", stream=True, max_completion_tokens=LONG), **headers)
 
 
-async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_closed(lines, rather_slow):
+async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_closed(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed(connection="close"))
         reply = await client.reply()
@@ -77,7 +79,9 @@ async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_
         assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
 
 
-async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(lines, rather_slow):
+async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert not await client.closed()
@@ -86,7 +90,9 @@ async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(
         assert lines()[0].response_bytes == client.stream.read_bytes == len(client.buffer)
 
 
-async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(lines, rather_slow):
+async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
         assert lines() == []
@@ -105,14 +111,14 @@ def draining(made, drain_s):
     return of
 
 
-async def drained(of, nursery):
+async def drained(of, nursery: trio.Nursery) -> None:
     of._nursery = nursery
     of.drain("a test")
     while not of._tree.cancel_called:  # noqa: ASYNC110  # a scope has no event
         await trio.sleep(0.1)
 
 
-async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(lines, rather_slow):
+async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(lines, rather_slow: trio.testing.MockClock) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
         began_at = trio.current_time()
@@ -133,7 +139,7 @@ HALF = {
 
 
 @pytest.mark.parametrize("part", HALF)
-async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part, rather_slow):
+async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(HALF[part])
@@ -149,7 +155,7 @@ async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part, rather_slo
         await at_rest(made)
 
 
-async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow):
+async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow: trio.testing.MockClock) -> None:
     async with rig(**SMALL) as made:
         client = Client(Slow(await made.connect(receive_buffer=2304)))
         assert (await client.upgrade()).status == 101
@@ -165,7 +171,9 @@ async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow
         assert line.response_bytes <= client.stream.read_bytes  # type: ignore[attr-defined]
 
 
-async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rather_slow):
+async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         with trio.CancelScope() as tree:
@@ -184,7 +192,9 @@ async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(lines, rat
     del client
 
 
-async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_when_it_is_cut(lines, rather_slow):
+async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_when_it_is_cut(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL | {"stall_s": 3.0}) as made:
         stream = await made.connect(receive_buffer=2304)
         await stream.send_all(streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -196,7 +206,9 @@ async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_whe
                 pass
 
 
-async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left(lines, rather_slow):
+async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     """Its answer was not whole yet when the connection was ended, and by whom is told, logged and counted."""
     async with rig(**SMALL | {"stall_s": 1.0}) as made:
         stream = await made.connect(receive_buffer=2304)
@@ -213,7 +225,9 @@ async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left
         assert b"espalier_requests_cancelled_total{" not in text
 
 
-async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(lines, rather_slow):
+async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
         await trio.aclose_forcefully(client.stream.stream)
@@ -221,7 +235,9 @@ async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(lines, r
         assert [(each.outcome, each.cut) for each in lines()] == [("cut", "left")]
 
 
-async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error(lines, rather_slow):
+async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error(
+    lines, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         reply = await client.ask(post(chat("n=3", n=100, max_completion_tokens=5)))
@@ -232,7 +248,7 @@ async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error
         assert (line.outcome, line.response_bytes > len(reply.body)) == ("invalid_request", True)
 
 
-async def test_a_probe_has_no_bytes_to_wait_for(lines, rather_slow):
+async def test_a_probe_has_no_bytes_to_wait_for(lines, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head())).status == 200

@@ -54,7 +54,7 @@ async def answered(made, **fields):
 
 
 @pytest.mark.parametrize("at", [1, 2])
-async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_nothing_for_it(at):
+async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_nothing_for_it(at) -> None:
     async with rig() as made:
         offers = Offers(made, BOTH, (LARGE,), at)
         reply = await answered(made)
@@ -63,7 +63,7 @@ async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_not
     assert offers.looks == 1
 
 
-async def test_b18_a_stream_is_bounded_by_what_was_promised_for_it_too():
+async def test_b18_a_stream_is_bounded_by_what_was_promised_for_it_too() -> None:
     async with rig() as made:
         Offers(made, BOTH, (LARGE,), at=2)
         reply = await answered(made, stream=True, stream_options={"include_usage": True})
@@ -72,14 +72,14 @@ async def test_b18_a_stream_is_bounded_by_what_was_promised_for_it_too():
     assert reply.chunks[-1]["usage"]["total_tokens"] == 64
 
 
-async def test_b18_a_smaller_engine_that_joins_while_a_request_is_admitted_bounds_it():
+async def test_b18_a_smaller_engine_that_joins_while_a_request_is_admitted_bounds_it() -> None:
     async with rig() as made:
         Offers(made, (LARGE,), BOTH)
         reply = await answered(made)
     assert reply.json["usage"]["total_tokens"] == 64
 
 
-async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_is_by_now():
+async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_is_by_now() -> None:
     async with rig() as made:
         Offers(made, (), BOTH)
         reply = await (await made.client()).ask(post(chat()))
@@ -90,6 +90,6 @@ async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_
 @pytest.mark.parametrize(
     ("total_max", "total", "prompt"), [(None, 100, 80), (200, 100, 80), (90, 90, 80), (50, 50, 50)]
 )
-def test_limits_within_what_was_promised_are_the_lesser_of_both(total_max, total, prompt):
+def test_limits_within_what_was_promised_are_the_lesser_of_both(total_max, total, prompt) -> None:
     limits = PromptLimits(INFO, 100, 80).within(total_max)
     assert (limits.total_max, limits.prompt_max) == (total, prompt)

@@ -23,7 +23,9 @@ from tests.rig.sockets import websocket_client
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 @pytest.mark.parametrize("when", ["before the first token", "mid-stream"])
-async def test_leaving_is_aborting(stream, how, when, rather_slow, caplog):
+async def test_leaving_is_aborting(
+    stream, how, when, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(post(chat("n=100 s=1", stream=stream)))
@@ -43,7 +45,7 @@ async def test_leaving_is_aborting(stream, how, when, rather_slow, caplog):
     assert not records, records[0].exc_text
 
 
-async def test_a_stream_that_fails_says_so_and_never_looks_whole(rather_slow):
+async def test_a_stream_that_fails_says_so_and_never_looks_whole(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         reply = await (await made.client()).ask(post(chat("n=9 fail=3", stream=True)))
         assert (reply.status, reply.whole) == (200, False)
@@ -54,21 +56,21 @@ async def test_a_stream_that_fails_says_so_and_never_looks_whole(rather_slow):
         assert (early.status, early.error["code"], early.headers["retry-after"]) == (503, "engine_lost", "1")
 
 
-async def test_a_first_token_that_does_not_come_ends_the_request(rather_slow):
+async def test_a_first_token_that_does_not_come_ends_the_request(rather_slow: trio.testing.MockClock) -> None:
     async with rig(worker=Worker(mute=True), first_token_s=30) as made:
         reply = await (await made.client()).ask(post(chat()))
         assert (reply.status, reply.error["code"]) == (503, "deadline_exceeded")
         assert 30 <= trio.current_time() < 31
 
 
-async def test_an_answer_has_a_longest_time(rather_slow):
+async def test_an_answer_has_a_longest_time(rather_slow: trio.testing.MockClock) -> None:
     async with rig(total_s=10) as made:
         reply = await (await made.client()).ask(post(chat("n=100 s=1", stream=True)))
         assert reply.chunks[-1]["error"]["code"] == "deadline_exceeded"
         assert 10 <= trio.current_time() < 11
 
 
-async def test_waiting_at_the_gate_counts_as_waiting_for_the_first_token(rather_slow):
+async def test_waiting_at_the_gate_counts_as_waiting_for_the_first_token(rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, first_token_s=6, admit_s=5) as made, trio.open_nursery() as nursery:
         nursery.start_soon((await made.client()).ask, post(chat("n=4 s=1")))
         await trio.sleep(0.1)
@@ -77,7 +79,7 @@ async def test_waiting_at_the_gate_counts_as_waiting_for_the_first_token(rather_
         assert 6 <= trio.current_time() < 6.5
 
 
-async def test_a_full_gate_says_when_to_come_back(rather_slow):
+async def test_a_full_gate_says_when_to_come_back(rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, waiting_max=1, admit_s=3) as made, trio.open_nursery() as nursery:
         first = await made.client()
         await first.send(post(chat("n=100 s=1")))
@@ -95,7 +97,7 @@ async def test_a_full_gate_says_when_to_come_back(rather_slow):
 # Slow clients -------------------------------------------------------------------------------------
 
 
-async def test_a_head_that_does_not_come_is_not_waited_for(rather_slow):
+async def test_a_head_that_does_not_come_is_not_waited_for(rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_s=10, idle_s=75) as made:
         silent, slow, kept = [await made.client() for _ in range(3)]
         assert (await kept.ask(head())).status == 200
@@ -111,7 +113,7 @@ async def test_a_head_that_does_not_come_is_not_waited_for(rather_slow):
         assert await silent.closed()
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(rather_slow):
+async def test_a_body_that_does_not_come_is_not_waited_for(rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_s=30) as made:
         client = await made.client()
         await client.send(head("POST", "/v1/chat/completions", content_length=100) + b"{")
@@ -121,7 +123,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(rather_slow):
         await at_rest(made)
 
 
-async def test_an_idle_connection_is_let_go(rather_slow):
+async def test_an_idle_connection_is_let_go(rather_slow: trio.testing.MockClock) -> None:
     async with rig(idle_s=20) as made:
         client = await made.client()
         await client.ask(head())
@@ -140,7 +142,9 @@ async def unread(made):
     return Client(await made.connect(receive_buffer=2048))
 
 
-async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(rather_slow):
+async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(**LONG) as made:
         slow, quick = await unread(made), await made.client()
         assert (await slow.upgrade()).status == 101
@@ -157,13 +161,15 @@ async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(
         await at_rest(made)
 
 
-async def slow_is_dropped(slow, made):
+async def slow_is_dropped(slow, made) -> None:
     while made.worker.left == 0:  # noqa: ASYNC110  # a fake has no event for it
         await trio.sleep(0.01)
     assert await slow.close_code() == 1013
 
 
-async def test_a_stream_that_nobody_reads_ends_in_an_error_between_two_chunks(rather_slow):
+async def test_a_stream_that_nobody_reads_ends_in_an_error_between_two_chunks(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(**LONG) as made:
         slow = await unread(made)
         await slow.send(post(chat("n=1900 s=0.004", stream=True)))
@@ -175,7 +181,9 @@ async def test_a_stream_that_nobody_reads_ends_in_an_error_between_two_chunks(ra
         await at_rest(made)
 
 
-async def test_an_answer_that_nobody_reads_spoils_none_that_was_whole_before_it(rather_slow):
+async def test_an_answer_that_nobody_reads_spoils_none_that_was_whole_before_it(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     """Both wait in one backlog: what is dropped of the second must leave nothing in the first."""
     async with rig(**LONG | {"backlog_bytes_max": 100_000}) as made:
         slow = await unread(made)
@@ -189,7 +197,7 @@ async def test_an_answer_that_nobody_reads_spoils_none_that_was_whole_before_it(
         await at_rest(made)
 
 
-async def test_a_client_that_stalls_for_ever_is_dropped(rather_slow):
+async def test_a_client_that_stalls_for_ever_is_dropped(rather_slow: trio.testing.MockClock) -> None:
     async with rig(**LONG | {"backlog_bytes_max": 10_000_000}) as made:
         slow = await unread(made)
         await slow.send(post(chat("n=1900", stream=True)))
@@ -200,7 +208,7 @@ async def test_a_client_that_stalls_for_ever_is_dropped(rather_slow):
         await at_rest(made)
 
 
-async def test_answers_that_nobody_reads_stop_the_requests_sent_ahead(rather_slow):
+async def test_answers_that_nobody_reads_stop_the_requests_sent_ahead(rather_slow: trio.testing.MockClock) -> None:
     async with rig(**LONG) as made:
         slow = await unread(made)
         for _ in range(30):
@@ -212,7 +220,7 @@ async def test_answers_that_nobody_reads_stop_the_requests_sent_ahead(rather_slo
 # All of it ----------------------------------------------------------------------------------------
 
 
-async def test_only_so_many_connections_each_counted_once(rather_slow):
+async def test_only_so_many_connections_each_counted_once(rather_slow: trio.testing.MockClock) -> None:
     async with rig(connections_max=3) as made:
         sockets = [await websocket_client(made) for _ in range(3)]
         reply = await (await made.client()).ask(head())
@@ -225,17 +233,19 @@ async def test_only_so_many_connections_each_counted_once(rather_slow):
 class Passes(trio.abc.Instrument):
     """How many steps of tasks each pass of the loop ran."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.steps = [0]
 
-    def before_task_step(self, task):
+    def before_task_step(self, task) -> None:
         self.steps[-1] += 1
 
-    def before_io_wait(self, timeout):
+    def before_io_wait(self, timeout) -> None:
         self.steps.append(0)
 
 
-async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_others(rather_slow):
+async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_others(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     crowd, passes = 120, Passes()
     async with rig() as made:
         streams = [await made.connect() for _ in range(crowd)]
@@ -249,7 +259,9 @@ async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_oth
     assert sum(steps > crowd // 2 for steps in passes.steps) <= 2  # all wake at once, and stand in line
 
 
-async def test_a_refused_client_that_is_gone_already_harms_nobody(rather_slow, caplog):
+async def test_a_refused_client_that_is_gone_already_harms_nobody(
+    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with rig(connections_max=1) as made:
         first = await made.client()
         await first.ask(head())
@@ -262,7 +274,7 @@ async def test_a_refused_client_that_is_gone_already_harms_nobody(rather_slow, c
     assert not caplog.records
 
 
-async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow):
+async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         idle, fresh, streaming, whole = [await made.client() for _ in range(4)]
         await idle.ask(head())
@@ -304,7 +316,7 @@ async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow):
         assert trio.current_time() < 6
 
 
-async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow):
+async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         streaming, lane = await made.client(), await websocket_client(made)
         await streaming.send(post(chat("n=99 s=1", stream=True)))
@@ -321,13 +333,13 @@ async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow):
         await at_rest(made)
 
 
-async def test_a_port_in_use_is_one_sentence(rather_slow):
+async def test_a_port_in_use_is_one_sentence(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         with pytest.raises(StartFailed, match=f"cannot listen on 127.0.0.1:{made.port}"):
             await serve(made.gateway, ROUTES, "127.0.0.1", made.port)
 
 
-async def test_metrics_tell_how_requests_ended(rather_slow):
+async def test_metrics_tell_how_requests_ended(rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, waiting_max=1, admit_s=0.5) as made:
         client = await made.client()
         await client.ask(post(chat("n=5 s=0.02", stream=True)))
@@ -352,7 +364,9 @@ async def test_metrics_tell_how_requests_ended(rather_slow):
             assert line in text, (line, text)
 
 
-async def test_prompts_and_answers_are_in_no_log(rather_slow, caplog):
+async def test_prompts_and_answers_are_in_no_log(
+    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with rig(worker=Worker(line=f"I know {SECRET}. ")) as made:
         client, lane = await made.client(), await websocket_client(made)
@@ -367,7 +381,9 @@ async def test_prompts_and_answers_are_in_no_log(rather_slow, caplog):
     assert all(SECRET not in str(vars(record)) for record in caplog.records)
 
 
-async def test_a_bug_of_ours_is_an_error_of_its_request_alone(rather_slow, caplog):
+async def test_a_bug_of_ours_is_an_error_of_its_request_alone(
+    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with rig() as made:
 
         async def broken():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import load_cluster, read_cluster
@@ -23,6 +24,7 @@ from supervisor.processes import process
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.logs import Terminal
 from tests.rig.launched import SIMULATED
+from tests.rig.log_records import log_records
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY)
@@ -42,7 +44,7 @@ class Exited(Exception):
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path):
     path = tmp_path / "cluster.toml"
     path.write_text(FILE)
     return path
@@ -60,7 +62,7 @@ def kept(cluster, name):
 
 
 @pytest.fixture
-def following(one, monkeypatch):
+def following(one, monkeypatch: pytest.MonkeyPatch):
     """A launcher whose nodes run, as far as it knows; which others it starts is only noted."""
     started = []
     for name in one.names:
@@ -68,7 +70,7 @@ def following(one, monkeypatch):
     one._placed = set(one.names)
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
 
-    def start(self, name, cluster, nursery):
+    def start(self, name, cluster, nursery: trio.Nursery) -> None:
         self.nodes[name] = kept(cluster, name)
         started.append(name)
 
@@ -90,7 +92,7 @@ def descriptors():
 # Starting -------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monkeypatch):
+async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_):
         raise OSError(errno.EAGAIN, "no process can be had")
 
@@ -105,7 +107,7 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
 
 
 @pytest.mark.realtime
-async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one):
+async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one) -> None:
     says = (
         "import sys; from supervisor.launcher.parent_pipe import ParentPipe; ParentPipe(int(sys.argv[-1])).send('done')"
     )
@@ -116,11 +118,11 @@ async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one):
     assert node.process is None
 
 
-def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch):
+def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     class Popen(subprocess.Popen):
-        def __init__(self, *arguments, **options):
+        def __init__(self, *arguments, **options) -> None:
             super().__init__(*arguments, **options)
             made.append(self)
 
@@ -135,10 +137,12 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch):
 
 
 @pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
-async def test_b7_a_node_that_dies_again_and_again_ends_no_other(one, lives_s, monkeypatch, autojump_clock):
+async def test_b7_a_node_that_dies_again_and_again_ends_no_other(
+    one, lives_s, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     lives = []
 
-    async def run(*_, task_status):
+    async def run(*_, task_status) -> None:
         lives.append(trio.current_time())
         await trio.sleep(0.5)
         task_status.started()
@@ -157,7 +161,9 @@ async def test_b7_a_node_that_dies_again_and_again_ends_no_other(one, lives_s, m
 # Ending ---------------------------------------------------------------------------------------
 
 
-async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_would(one, monkeypatch, autojump_clock):
+async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_would(
+    one, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     cleaned = []
 
     def exits(code):
@@ -178,13 +184,13 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
 # The file -------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_is_new_in_the_file_is_started_once(following):
+async def test_a_node_that_is_new_in_the_file_is_started_once(following) -> None:
     assert following(FILE) == []
     assert following(FILE + THREE) == ["three"]
     assert following(FILE + THREE) == []
 
 
-async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(one, following):
+async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(one, following) -> None:
     following(FILE + THREE)
     for name in ("front", "one", "two", "three"):
         one._on_up(name)
@@ -194,7 +200,7 @@ async def test_the_address_is_announced_again_when_the_gateway_has_returned_besi
     assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2
 
 
-async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(one, following):
+async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(one, following) -> None:
     one.names = ("one", "two")
     del one.nodes["front"]
     following(FILE + THREE)
@@ -208,11 +214,11 @@ async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others
     ]
 
 
-async def test_a_node_of_another_host_is_not_started(following):
+async def test_a_node_of_another_host_is_not_started(following) -> None:
     assert following(FILE + THREE.replace("[node.three]", '[node.three]\nhost = "192.0.2.1"')) == []
 
 
-async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(one, following):
+async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(one, following) -> None:
     following(FILE + THREE)
     one.nodes["three"].ended.set()
     assert following(FILE + THREE) == []
@@ -220,12 +226,14 @@ async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_ag
     assert following(FILE + THREE) == ["three"]
 
 
-async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_restarted(one, following, caplog):
+async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_restarted(
+    one, following, caplog: pytest.LogCaptureFixture
+) -> None:
     following(FILE + THREE)
     one.nodes["three"].serving = True
     with caplog.at_level(logging.WARNING):
         assert following(FILE) == following(FILE) == []
-    assert [each.message for each in caplog.records] == [
+    assert [each.message for each in log_records(caplog)] == [
         "node three is in the file no more, and runs until it is drained"
     ]
     assert one.nodes["three"].removed
@@ -233,13 +241,13 @@ async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_rest
     assert not one.nodes["three"].removed
 
 
-async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(one, following):
+async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(one, following) -> None:
     following(FILE + THREE)
     following(FILE)
     assert one.nodes["three"].scope.cancel_called
 
 
-def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks():
+def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks() -> None:
     cluster = read_cluster(TINY.parent / "spanning.toml")
     (first_s, first), (second_s, second) = (node_process.time_limits(cluster, name) for name in ("first", "second"))
     assert second_s == node_process.START_S + cluster.engine["tiny-0"].imports_s
@@ -247,20 +255,22 @@ def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks():
     assert first.term_s == second.term_s > cluster.node["second"].drain_s + cluster.engine["tiny-0"].ladder.total_s
 
 
-async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(following, monkeypatch, caplog):
+async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(
+    following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def taken(*_):
         raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
 
     monkeypatch.setattr(preflight, "check_can_start", taken)
     assert following(FILE + THREE) == []
-    assert [(each.message, each.reason) for each in caplog.records] == [
+    assert [(each.message, each.reason) for each in log_records(caplog)] == [
         ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
     ]
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
     assert following(FILE + THREE) == ["three"]
 
 
-async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following):
+async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following) -> None:
     before = one.nodes["one"].ladder.term_s
     following(FILE.replace("[node.one]", "[node.one]\ndrain_s = 300"))
     assert one.nodes["one"].ladder.term_s == before + 270
@@ -268,14 +278,16 @@ async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following
     assert one.nodes["one"].ladder.term_s == before + 270
 
 
-async def test_a_file_that_cannot_be_read_changes_nothing(one, following, monkeypatch, caplog, autojump_clock):
+async def test_a_file_that_cannot_be_read_changes_nothing(
+    one, following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     one.loaded.file.write_text("nonsense")
     monkeypatch.setattr(trio.to_thread, "run_sync", _here)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one._follow_file, nursery)
         one.reload()
         await trio.sleep(1)
-        assert [each.message for each in caplog.records] == ["the file changes nothing"]
+        assert [each.message for each in log_records(caplog)] == ["the file changes nothing"]
         one.loaded.file.write_text(FILE + THREE)
         one.reload()
         await trio.sleep(1)

@@ -23,6 +23,7 @@ from supervisor.supervision.status import EarlierFailures, TreeStatus
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.logs import Terminal
 from tests.rig.launched import SIMULATED
+from tests.rig.log_records import log_records
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 HUNG_S = 30.0
@@ -42,18 +43,18 @@ stuck_in_here()
 class Process:
     """A process that records the signals that it gets, and when."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.signals = []
 
-    def send_signal(self, number):
+    def send_signal(self, number) -> None:
         self.signals.append((number, "it", trio.current_time()))
 
-    def signal_group(self, number):
+    def signal_group(self, number) -> None:
         self.signals.append((number, "its group", trio.current_time()))
 
 
 @pytest.fixture
-def one(tmp_path):
+def one(tmp_path: Path):
     """A launcher of three nodes that does not run."""
     file = tmp_path / "cluster.toml"
     file.write_text(SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY))
@@ -61,7 +62,9 @@ def one(tmp_path):
     return Launcher(load_cluster(file), names, ("false",), dict(os.environ), terminal, random.Random(0))
 
 
-async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(autojump_clock, caplog):
+async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     life, watched, began = node_process._Life(has_beaten=True), Process(), trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node_process._watch, _node(HUNG_S), watched, life, trio.CancelScope())
@@ -78,7 +81,7 @@ async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_ki
     assert "node two hangs, and is ended" in caplog.messages
 
 
-async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clock):
+async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clock: trio.testing.MockClock) -> None:
     life, watched, scope = node_process._Life(), Process(), trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node_process._watch, _node(HUNG_S), watched, life, scope)
@@ -87,10 +90,10 @@ async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clo
     assert not watched.signals
 
 
-async def test_a_launcher_that_was_stopped_itself_kills_no_node():
+async def test_a_launcher_that_was_stopped_itself_kills_no_node() -> None:
     clock = trio.testing.MockClock()  # time passes when the test says so, as when a whole host is suspended
 
-    async def scene():
+    async def scene() -> None:
         life, watched, scope = node_process._Life(has_beaten=True), Process(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node_process._watch, _node(HUNG_S), watched, life, scope)
@@ -104,19 +107,19 @@ async def test_a_launcher_that_was_stopped_itself_kills_no_node():
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(one, caplog):
+async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(one, caplog: pytest.LogCaptureFixture) -> None:
     one.command = (sys.executable, "-c", HANGS)
     node = _node(0.5)
     with trio.fail_after(20), pytest.raises(NodeDied, match="node two ended: its event loop did not turn"):
         await _run_alone(node, one)
-    (record,) = [each for each in caplog.records if each.message == "where node two hung"]
+    (record,) = [each for each in log_records(caplog) if each.message == "where node two hung"]
     assert any("in stuck_in_here" in line for line in record.stack)
     assert node.arguments() == ("--restarts", "1", "--ended-by", "its event loop did not turn for 0.5 s")
     assert node.process is None
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one, tmp_path):
+async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one, tmp_path: Path) -> None:
     again = f"""
 from pathlib import Path
 from supervisor.launcher.parent_pipe import ParentPipe
@@ -140,7 +143,7 @@ def _node(watchdog_s):
     return KeptNode("two", process.Ladder(), watchdog_s)
 
 
-async def _run_alone(node, keeper):
+async def _run_alone(node, keeper) -> None:
     """Run a node until it ends, and raise the only exception of the group that this raises."""
     try:
         await node_process.run(node, keeper)
@@ -148,8 +151,8 @@ async def _run_alone(node, keeper):
         raise first_leaf(group) from None
 
 
-async def test_d8_the_status_of_a_node_has_the_reason_of_its_last_restart():
-    async def nothing(*, task_status):
+async def test_d8_the_status_of_a_node_has_the_reason_of_its_last_restart() -> None:
+    async def nothing(*, task_status) -> None:
         task_status.started()
 
     tree = Tree(name="one", children=(Child(name="a", run=nothing),))

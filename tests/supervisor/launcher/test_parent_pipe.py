@@ -19,14 +19,14 @@ from supervisor.telemetry.logs import readable_line
 class Pieces(trio.abc.ReceiveStream):
     """A stream of the pieces that it was given."""
 
-    def __init__(self, *pieces):
+    def __init__(self, *pieces) -> None:
         self.pieces = list(pieces)
 
     async def receive_some(self, max_bytes=None):
         await trio.lowlevel.checkpoint()
         return self.pieces.pop(0) if self.pieces else b""
 
-    async def aclose(self):
+    async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
 
 
@@ -41,7 +41,7 @@ def read_all(*pieces):
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40), cuts=st.sets(st.integers(1, 200)))
-def test_lines_are_the_same_however_they_are_cut(text, cuts):
+def test_lines_are_the_same_however_they_are_cut(text, cuts) -> None:
     data = text.encode()
     edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
     pieces = [data[start:end] for start, end in pairwise(edges) if start < end]
@@ -49,12 +49,12 @@ def test_lines_are_the_same_however_they_are_cut(text, cuts):
     assert read_all(*pieces) == (wanted if wanted[-1] else wanted[:-1])
 
 
-def test_a_line_without_an_end_comes_in_pieces():
+def test_a_line_without_an_end_comes_in_pieces() -> None:
     piece = b"x" * (LINE_BYTES_MAX // 2 + 1)
     assert [len(line) for line in read_all(piece, piece, piece, b"\n")] == [2 * len(piece), len(piece)]
 
 
-async def test_messages_are_received_in_order_until_the_node_has_ended():
+async def test_messages_are_received_in_order_until_the_node_has_ended() -> None:
     reads, writes = os.pipe()
     pipe = ParentPipe(writes)
     pipe.send("up")
@@ -70,14 +70,14 @@ async def test_messages_are_received_in_order_until_the_node_has_ended():
     assert messages == [("up", ""), ("announce", "two\nlines, and ü"), ("failed", "it broke"), ("done", "")]
 
 
-def test_a_launcher_that_has_gone_makes_no_node_fail():
+def test_a_launcher_that_has_gone_makes_no_node_fail() -> None:
     reads, writes = os.pipe()
     os.close(reads)
     ParentPipe(writes).send("up")
     os.close(writes)
 
 
-def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_message_once_it_reads():
+def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_message_once_it_reads() -> None:
     reads, writes = os.pipe()
     pipe = ParentPipe(writes)
     for _ in range(100_000):
@@ -118,10 +118,10 @@ def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_mess
         ({"level": "info", "event": "one/links is starting", "child_event": "starting"}, None),
     ],
 )
-def test_a_log_record_is_shown_to_a_person_with_the_name_of_its_node(given, wanted):
+def test_a_log_record_is_shown_to_a_person_with_the_name_of_its_node(given, wanted) -> None:
     assert readable_line("one", json.dumps({"time": "2026-11-21T07:08:09+0000", **given})) == wanted
 
 
 @pytest.mark.parametrize("text", ["Traceback (most recent call last):", "[1, 2]", '{"event": "x"}', "7"])
-def test_a_line_that_is_no_record_is_shown_unchanged(text):
+def test_a_line_that_is_no_record_is_shown_unchanged(text) -> None:
     assert readable_line("one", text) == f"one: {text}"

@@ -42,7 +42,7 @@ def text(*places):
 
 
 @pytest.mark.parametrize(("places", "wrong"), ONE_HOST.items(), ids=str)
-def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written):
+def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written) -> None:
     path = written(text(*places))
     if not wrong:
         read_cluster(path)
@@ -52,7 +52,7 @@ def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written
     assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
 
 
-def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
+def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written) -> None:
     cluster = read_cluster(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"].address == "two:7402"
@@ -61,7 +61,7 @@ def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written):
 
 
 @pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
-def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written):
+def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written) -> None:
     path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
     if not wrong:
         read_cluster(path)
@@ -73,7 +73,7 @@ def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written):
 # What may cross -----------------------------------------------------------------------------
 
 
-def test_what_has_no_row_or_no_result_is_asked_of_nobody():
+def test_what_has_no_row_or_no_result_is_asked_of_nobody() -> None:
     class Unlisted(Message):
         pass
 
@@ -83,7 +83,7 @@ def test_what_has_no_row_or_no_result_is_asked_of_nobody():
 
 
 @pytest.mark.parametrize("row", [row for row in codec.ROWS.values() if row.result is not None], ids=str)
-def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row):
+def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row) -> None:
     request = row.message.__new__(row.message)
     for other in codec.ROWS:
         answer = other.__new__(other)
@@ -95,7 +95,7 @@ def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row):
                 reply_rules(request).reply(answer, 1)
 
 
-def test_b18_an_answer_that_ends_as_left_though_its_asker_stayed_is_retried():
+def test_b18_an_answer_that_ends_as_left_though_its_asker_stayed_is_retried() -> None:
     lost = request_error(Fail(1, AskerLeft.code, "x"), asker_left=False)
     assert isinstance(lost, ActorLost)
     assert lost.retryable

@@ -15,7 +15,7 @@ from tests.rig.nodes import LOOPBACK_HOSTS
 pytestmark = pytest.mark.realtime
 
 
-async def connected(nursery):
+async def connected(nursery: trio.Nursery):
     listener = (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0]
     near = await trio.open_tcp_stream(LOOPBACK_HOSTS, listener.socket.getsockname()[1])
     far = await listener.accept()
@@ -23,7 +23,7 @@ async def connected(nursery):
     return near, far
 
 
-async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery):
+async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery: trio.Nursery) -> None:
     near, far = await connected(nursery)
     async with near, far:
         line = LimitedStream(near)
@@ -38,7 +38,9 @@ async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery
         assert line.acknowledged_s() < 0.3
 
 
-async def test_d8_a_kernel_that_owes_something_counts_by_its_last_acknowledgement(nursery, monkeypatch):
+async def test_d8_a_kernel_that_owes_something_counts_by_its_last_acknowledgement(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     near, far = await connected(nursery)
     async with near, far:
         for probes, unacknowledged, is_s in ((0, 1, 2.5), (1, 0, 2.5), (0, 0, 0.0)):
@@ -52,7 +54,7 @@ async def test_d8_a_kernel_that_owes_something_counts_by_its_last_acknowledgemen
         assert LimitedStream(near).acknowledged_s() is None
 
 
-async def test_d8_it_is_known_below_tls_and_not_on_what_is_no_socket(nursery):
+async def test_d8_it_is_known_below_tls_and_not_on_what_is_no_socket(nursery: trio.Nursery) -> None:
     near, far = await connected(nursery)
     async with near, far:
         line = LimitedStream(trio.SSLStream(near, ssl.create_default_context(), server_hostname="x"))

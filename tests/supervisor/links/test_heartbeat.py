@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 from attrs import Factory, define, evolve
-from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter, mailbox
 from actors.kit.priority_inbox import priority_inbox
@@ -35,7 +35,7 @@ OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
 
 
 @pytest.fixture(autouse=True)
-def any_answer(monkeypatch):
+def any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let anything answer a FlushCache."""
     monkeypatch.setitem(codec.ROWS, FlushCache, Kind(9, FlushCache, (object,), object))
 
@@ -50,13 +50,13 @@ class Ends:
     answering: list[str] = Factory(list)
     freed: list[tuple[str, float]] = Factory(list)
 
-    async def carry(self, name):
+    async def carry(self, name) -> None:
         try:
             await self.links[name].run()
         except PeerLost as error:
             self.ended[name] = (str(error), trio.current_time())
 
-    async def hears_nothing(self, until):
+    async def hears_nothing(self, until) -> None:
         """Let one end's process stand still: for its peer nothing comes, but its kernel acknowledges."""
         self.near._into.stall(until)  # type: ignore[attr-defined]
 
@@ -74,7 +74,7 @@ async def both(knows=True):
     ends = Ends(links, near)
 
     def serve(name):
-        async def forever(call, replies):
+        async def forever(call, replies) -> None:
             ends.answering.append(name)
             try:
                 number = 0
@@ -103,7 +103,7 @@ class Asked:
     texts: list[str] = Factory(list)
     failed: tuple[str, float] | None = None
 
-    async def ask(self, link):
+    async def ask(self, link) -> None:
         try:
             async with link.ask(FlushCache(), 1000) as replies:
                 async for reply in replies:
@@ -113,8 +113,8 @@ class Asked:
 
 
 async def test_d8_what_is_asked_of_a_process_that_stands_still_fails_at_silent_s_and_what_it_asks_goes_on(
-    nursery, autojump_clock
-):
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     async with both() as ends:
         asks, is_asked = Asked(), Asked()
         nursery.start_soon(asks.ask, ends.links["here"])
@@ -143,8 +143,8 @@ async def test_d8_what_is_asked_of_a_process_that_stands_still_fails_at_silent_s
 
 
 async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_that_it_has_asked_for(
-    nursery, autojump_clock
-):
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     async with both() as ends:
         nursery.start_soon(Asked().ask, ends.links["there"])
         await trio.sleep(1.25)
@@ -157,7 +157,9 @@ async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_tha
 
 
 @pytest.mark.parametrize("knows", [True, False])
-async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_asked(knows, nursery, autojump_clock):
+async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_asked(
+    knows, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     async with both(knows=knows) as ends:
         asks, is_asked = Asked(), Asked()
         nursery.start_soon(asks.ask, ends.links["here"])
@@ -172,7 +174,9 @@ async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_aske
         assert is_asked.failed is not None
 
 
-async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_beat_or_two_later(nursery, autojump_clock):
+async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_beat_or_two_later(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     async with both() as ends:
         await trio.sleep(1.25)
         await ends.hears_nothing(until=100.0)
@@ -183,7 +187,7 @@ async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_beat
         assert ends.ended["here"][0] == "the other end has been silent for 7 s"
 
 
-async def test_d8_an_end_that_never_said_hello_is_lost_at_silent_s(autojump_clock):
+async def test_d8_an_end_that_never_said_hello_is_lost_at_silent_s(autojump_clock: MockClock) -> None:
     near, _far = sim_pair()
     with pytest.raises(PeerLost, match="silent for 3 s"):
         await Link(near, Peer("here", serves_max=0), heartbeat=HEART, acknowledged_s=near.acknowledged_s).run()
@@ -192,16 +196,16 @@ async def test_d8_an_end_that_never_said_hello_is_lost_at_silent_s(autojump_cloc
 @pytest.mark.parametrize("before_s", [3.5, 14.5])
 @pytest.mark.parametrize("stood_still_s", [3.2, 13.2, 50])
 async def test_d8_an_end_that_stood_still_itself_judges_nobody_by_that_whichever_bound_is_next(
-    before_s, stood_still_s, nursery, mock_clock
-):
+    before_s, stood_still_s, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
     near, far = sim_pair()
     link = Link(near, Peer("here", serves_max=0), heartbeat=HEART, acknowledged_s=near.acknowledged_s)
 
-    async def carry():
+    async def carry() -> None:
         with suppress(PeerLost):
             await link.run()
 
-    async def pass_s(seconds):
+    async def pass_s(seconds) -> None:
         for _ in range(round(seconds / 0.05)):
             mock_clock.jump(0.05)
             await wait_all_tasks_blocked()
@@ -233,7 +237,7 @@ class Wire:
 
     stream: trio.abc.Stream
 
-    async def send_all(self, data):
+    async def send_all(self, data) -> None:
         await self.stream.send_all(data)
 
     async def receive_some(self):
@@ -243,11 +247,11 @@ class Wire:
         return 0.0
 
 
-async def linked(node, nursery):
+async def linked(node, nursery: trio.Nursery):
     """Link a node with one of the name b, and return the other end of their wire."""
     near, far = memory_stream_pair()
 
-    async def carry():
+    async def carry() -> None:
         with suppress(PeerLost):
             await node.links._carry("b", Wire(near), "b")
 
@@ -258,7 +262,9 @@ async def linked(node, nursery):
     return far
 
 
-async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nursery, autojump_clock):
+async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
     directory, (address, inbox) = node.directory, priority_inbox(2, lambda request: request.priority)
     plug, offer = Registration(directory.notify), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
@@ -277,8 +283,8 @@ async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(nurse
 
 
 async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metrics_say_why(
-    nursery, autojump_clock, caplog
-):
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
     del node.directory.local["a-0"]
     far = await linked(node, nursery)

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import trio
 from attrs import define, field
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import Answer, BugCounter, mailbox
 from protocol import codec
@@ -59,7 +59,7 @@ from tests.system.simulator import SimTransport, counting, sim_pair, simulate
 
 
 @pytest.fixture(autouse=True)
-def any_answer(monkeypatch):
+def any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let anything answer a FlushCache: what may answer which request is no matter of most of these tests."""
     monkeypatch.setitem(codec.ROWS, FlushCache, Kind(9, FlushCache, (object,), object))
 
@@ -74,15 +74,15 @@ class Ends:
     far: SimTransport
     how: dict = field(factory=dict)
 
-    async def carry(self, name, link):
+    async def carry(self, name, link) -> None:
         try:
             await link.run()
         except (PeerLost, PeerViolation) as error:
             self.how[name] = (type(error), trio.current_time())
 
 
-async def answering(inbox, one, bugs):
-    async def serve(call):
+async def answering(inbox, one, bugs) -> None:
+    async def serve(call) -> None:
         with call.answering(bugs) as replies:
             await one(call, replies)
 
@@ -111,14 +111,14 @@ async def linked(one, *, streams=4, inbox_size=4, rng=None, room=65536, **fields
         nursery.cancel_scope.cancel()
 
 
-async def counts(call, replies):
+async def counts(call, replies) -> None:
     for number in range(3):
         await trio.sleep(1)
         replies.put(Tokens([number]))
     replies.end(Done())
 
 
-async def forever(call, replies):
+async def forever(call, replies) -> None:
     await trio.sleep_forever()
 
 
@@ -136,7 +136,7 @@ def at_rest(ends):
     return True
 
 
-async def test_a_node_that_sends_what_only_an_engines_host_may_send_is_lost(autojump_clock):
+async def test_a_node_that_sends_what_only_an_engines_host_may_send_is_lost(autojump_clock: MockClock) -> None:
     async with linked(forever, heartbeat=Heartbeat()) as ends, ends.asker.ask(FlushCache(), 9):
         await trio.sleep(0.1)
         ends.server._writer.send(Step([1], [1], [-7], [], []))
@@ -147,15 +147,15 @@ async def test_a_node_that_sends_what_only_an_engines_host_may_send_is_lost(auto
 # Asking across ----------------------------------------------------------------------------
 
 
-async def test_asking_over_a_link_is_asking_an_actor_next_door(autojump_clock):
+async def test_asking_over_a_link_is_asking_an_actor_next_door(autojump_clock: MockClock) -> None:
     async with linked(counts) as ends:
         assert await ask(ends.asker) == ([Tokens([0]), Tokens([1]), Tokens([2])], Done())
         assert trio.current_time() == 3
         assert at_rest(ends)
 
 
-async def test_an_answer_without_a_result_is_whole_all_the_same(autojump_clock):
-    async def nothing(call, replies):
+async def test_an_answer_without_a_result_is_whole_all_the_same(autojump_clock: MockClock) -> None:
+    async def nothing(call, replies) -> None:
         replies.end(None)
 
     async with linked(nothing) as ends:
@@ -163,7 +163,7 @@ async def test_an_answer_without_a_result_is_whole_all_the_same(autojump_clock):
         assert at_rest(ends)
 
 
-async def test_an_error_crosses_as_itself(autojump_clock):
+async def test_an_error_crosses_as_itself(autojump_clock: MockClock) -> None:
     async def refuses(call, replies):
         raise EngineRefused("not this", param="stop")
 
@@ -174,7 +174,7 @@ async def test_an_error_crosses_as_itself(autojump_clock):
         assert at_rest(ends)
 
 
-async def test_a_bug_crosses_without_its_traceback(autojump_clock):
+async def test_a_bug_crosses_without_its_traceback(autojump_clock: MockClock) -> None:
     async def buggy(call, replies):
         raise KeyError("a secret")
 
@@ -184,7 +184,7 @@ async def test_a_bug_crosses_without_its_traceback(autojump_clock):
         assert "secret" not in str(caught.value)
 
 
-async def test_one_stream_answers_many_after_one_another(autojump_clock):
+async def test_one_stream_answers_many_after_one_another(autojump_clock: MockClock) -> None:
     async with linked(counts, streams=1) as ends:
         async with trio.open_nursery() as nursery:
             for _ in range(4):
@@ -193,7 +193,7 @@ async def test_one_stream_answers_many_after_one_another(autojump_clock):
         assert at_rest(ends)
 
 
-async def test_an_ask_before_hello_waits_for_it(nursery, autojump_clock):
+async def test_an_ask_before_hello_waits_for_it(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     near, far = sim_pair()
     address, inbox = mailbox(1)
     asker = Link(near, Peer("a", serves_max=0))
@@ -201,7 +201,7 @@ async def test_an_ask_before_hello_waits_for_it(nursery, autojump_clock):
     nursery.start_soon(answering, inbox, counts, BugCounter())
     nursery.start_soon(asker.run)
 
-    async def late():
+    async def late() -> None:
         await trio.sleep(5)
         await server.run()
 
@@ -211,7 +211,7 @@ async def test_an_ask_before_hello_waits_for_it(nursery, autojump_clock):
     nursery.cancel_scope.cancel()
 
 
-async def test_an_ask_without_waiting_is_refused_where_no_stream_is_free(autojump_clock):
+async def test_an_ask_without_waiting_is_refused_where_no_stream_is_free(autojump_clock: MockClock) -> None:
     async with linked(forever, streams=2) as ends:
         for _ in range(2):
             ends.asker.open(FlushCache(), 1)
@@ -223,7 +223,7 @@ async def test_an_ask_without_waiting_is_refused_where_no_stream_is_free(autojum
 
 
 def leaves_slowly(release_s, log=None):
-    async def one(call, replies):
+    async def one(call, replies) -> None:
         try:
             replies.put(Tokens([1]))
             await trio.sleep_forever()
@@ -236,7 +236,7 @@ def leaves_slowly(release_s, log=None):
     return one
 
 
-async def test_a_streams_permit_returns_only_when_the_far_end_has_released(autojump_clock):
+async def test_a_streams_permit_returns_only_when_the_far_end_has_released(autojump_clock: MockClock) -> None:
     released = []
     async with linked(leaves_slowly(3, released), streams=1) as ends:
         with trio.move_on_after(1):
@@ -248,7 +248,7 @@ async def test_a_streams_permit_returns_only_when_the_far_end_has_released(autoj
         assert released == [4]
 
 
-async def test_an_answerer_that_never_lets_go_costs_its_stream_for_ten_seconds(autojump_clock):
+async def test_an_answerer_that_never_lets_go_costs_its_stream_for_ten_seconds(autojump_clock: MockClock) -> None:
     async with linked(leaves_slowly(100), streams=1) as ends:
         with trio.move_on_after(1):
             await ask(ends.asker)
@@ -256,7 +256,7 @@ async def test_an_answerer_that_never_lets_go_costs_its_stream_for_ten_seconds(a
             assert trio.current_time() == 11
 
 
-async def test_leaving_what_nobody_has_begun_to_answer_frees_the_stream_at_once(autojump_clock):
+async def test_leaving_what_nobody_has_begun_to_answer_frees_the_stream_at_once(autojump_clock: MockClock) -> None:
     near, far = sim_pair()
     address, _inbox = mailbox(4)
     asker, server = Link(near, Peer("a", serves_max=0)), Link(far, Peer("b", serves_max=1), {("", FlushCache): address})
@@ -271,7 +271,7 @@ async def test_leaving_what_nobody_has_begun_to_answer_frees_the_stream_at_once(
         nursery.cancel_scope.cancel()
 
 
-async def test_leaving_while_the_inbox_is_full_frees_the_stream_at_once(autojump_clock):
+async def test_leaving_while_the_inbox_is_full_frees_the_stream_at_once(autojump_clock: MockClock) -> None:
     near, far = sim_pair()
     address, _inbox = mailbox(0)
     asker, server = Link(near, Peer("a", serves_max=0)), Link(far, Peer("b", serves_max=1), {("", FlushCache): address})
@@ -286,7 +286,7 @@ async def test_leaving_while_the_inbox_is_full_frees_the_stream_at_once(autojump
         nursery.cancel_scope.cancel()
 
 
-async def test_leaving_while_waiting_for_a_stream_takes_none(autojump_clock):
+async def test_leaving_while_waiting_for_a_stream_takes_none(autojump_clock: MockClock) -> None:
     async with linked(counts, streams=1) as ends:
         async with ends.asker.ask(FlushCache(), 9):
             with trio.move_on_after(1):
@@ -296,11 +296,13 @@ async def test_leaving_while_waiting_for_a_stream_takes_none(autojump_clock):
         assert ends.asker.peer.asked.last == 1
 
 
-async def test_a_stream_that_the_one_who_was_woken_for_it_cannot_use_goes_to_the_next(autojump_clock):
+async def test_a_stream_that_the_one_who_was_woken_for_it_cannot_use_goes_to_the_next(
+    autojump_clock: MockClock,
+) -> None:
     async with linked(counts, streams=1) as ends:
         failed = []
 
-        async def too_large():
+        async def too_large() -> None:
             with pytest.raises(TooLarge):
                 async with ends.asker.ask(generate(prompt=BODY_BYTES_MAX), 1):
                     pass
@@ -315,7 +317,7 @@ async def test_a_stream_that_the_one_who_was_woken_for_it_cannot_use_goes_to_the
         assert at_rest(ends)
 
 
-async def test_leaving_after_the_end_says_nothing(autojump_clock):
+async def test_leaving_after_the_end_says_nothing(autojump_clock: MockClock) -> None:
     async with linked(counts) as ends:
         async with ends.asker.ask(FlushCache(), 9) as replies:
             await trio.sleep(5)
@@ -325,13 +327,13 @@ async def test_leaving_after_the_end_says_nothing(autojump_clock):
         ends.asker.cancel(1)
 
 
-async def test_replies_that_cross_a_cancel_are_dropped(autojump_clock):
-    async def busy(call, replies):
+async def test_replies_that_cross_a_cancel_are_dropped(autojump_clock: MockClock) -> None:
+    async def busy(call, replies) -> None:
         for number in range(100):
             replies.put(Tokens([number]))
             await trio.sleep(0.001)
 
-    async def scenario(rng):
+    async def scenario(rng) -> None:
         async with linked(busy, rng=rng) as ends:
             for _ in range(5):
                 async with ends.asker.ask(FlushCache(), 100) as replies:
@@ -347,11 +349,11 @@ async def test_replies_that_cross_a_cancel_are_dropped(autojump_clock):
 # A link that ends -------------------------------------------------------------------------
 
 
-async def test_a_cut_fails_whoever_asked_and_cancels_whoever_answers(autojump_clock):
+async def test_a_cut_fails_whoever_asked_and_cancels_whoever_answers(autojump_clock: MockClock) -> None:
     released = []
     async with linked(leaves_slowly(2, released), lost_error=EngineLost) as ends, trio.open_nursery() as nursery:
 
-        async def cut():
+        async def cut() -> None:
             await trio.sleep(1)
             ends.near.cut()
 
@@ -369,12 +371,12 @@ async def test_a_cut_fails_whoever_asked_and_cancels_whoever_answers(autojump_cl
         assert not ends.server.statistics().calls
 
 
-async def test_a_cut_fails_those_who_wait_for_a_stream(autojump_clock):
+async def test_a_cut_fails_those_who_wait_for_a_stream(autojump_clock: MockClock) -> None:
     async with linked(forever, streams=1) as ends:
         async with trio.open_nursery() as nursery:
             times = []
 
-            async def one():
+            async def one() -> None:
                 with pytest.raises(LinkLost):
                     await ask(ends.asker)
                 times.append(trio.current_time())
@@ -386,7 +388,9 @@ async def test_a_cut_fails_those_who_wait_for_a_stream(autojump_clock):
         assert times == [1, 1, 1]
 
 
-async def test_askers_hear_of_the_end_before_answerers_have_let_go(nursery, autojump_clock):
+async def test_askers_hear_of_the_end_before_answerers_have_let_go(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     near, far = sim_pair()
     address, inbox = mailbox(1)
     both = [Link(end, Peer("x", serves_max=4), {("", FlushCache): address}) for end in (near, far)]
@@ -397,13 +401,13 @@ async def test_askers_hear_of_the_end_before_answerers_have_let_go(nursery, auto
     await both[0].wait_ready()
     await both[1].wait_ready()
 
-    async def leaver():
+    async def leaver() -> None:
         with trio.move_on_after(1):
             await ask(both[1])
 
     nursery.start_soon(leaver)
 
-    async def cut():
+    async def cut() -> None:
         await trio.sleep(2)
         near.cut()
 
@@ -414,14 +418,14 @@ async def test_askers_hear_of_the_end_before_answerers_have_let_go(nursery, auto
     nursery.cancel_scope.cancel()
 
 
-async def test_cancelling_a_link_fails_its_askers_at_once(autojump_clock):
+async def test_cancelling_a_link_fails_its_askers_at_once(autojump_clock: MockClock) -> None:
     near, _far = sim_pair()
     far_peer = Peer("far", serves_max=1)
     link = Link(near, Peer("near", serves_max=0))
     async with trio.open_nursery() as nursery:
         carrying = trio.CancelScope()
 
-        async def carry():
+        async def carry() -> None:
             with carrying:
                 await link.run()
 
@@ -434,13 +438,13 @@ async def test_cancelling_a_link_fails_its_askers_at_once(autojump_clock):
             await answer.result()
 
 
-async def test_a_bye_says_why(nursery, autojump_clock):
+async def test_a_bye_says_why(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     near, far = sim_pair()
     link = Link(near, Peer("a", serves_max=0))
     other = Peer("b", serves_max=0)
     async with trio.open_nursery() as inner:
 
-        async def carry():
+        async def carry() -> None:
             with pytest.raises(PeerLost, match="shutdown: the node stops it"):
                 await link.run()
 
@@ -453,7 +457,7 @@ async def test_a_bye_says_why(nursery, autojump_clock):
     assert link.received_bye.detail == "the node stops it"
 
 
-async def test_a_bye_has_no_say_in_what_else_the_log_says(nursery, autojump_clock):
+async def test_a_bye_has_no_say_in_what_else_the_log_says(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     near, far = sim_pair(room=4_000_000)
     link, other = Link(near, Peer("a", serves_max=0)), Peer("b", serves_max=0)
     other.send(Bye("x", "gone\n12:00:00 error: all is lost \x1b[2J" + 1_000_000 * "!"))
@@ -465,7 +469,7 @@ async def test_a_bye_has_no_say_in_what_else_the_log_says(nursery, autojump_cloc
     assert len(str(caught.value)) < 3000
 
 
-async def test_a_node_that_shuts_down_fails_whoever_asked_at_once_and_truthfully(autojump_clock):
+async def test_a_node_that_shuts_down_fails_whoever_asked_at_once_and_truthfully(autojump_clock: MockClock) -> None:
     async with linked(forever) as ends, ends.asker.ask(FlushCache(), 9) as replies:
         await trio.sleep(1)
         ends.server.send_bye("draining", "node b shuts down")
@@ -486,7 +490,7 @@ async def facing(**fields):
     async with trio.open_nursery() as nursery:
         ended = []
 
-        async def carry():
+        async def carry() -> None:
             try:
                 await link.run()
             except (PeerLost, PeerViolation, LocalViolation) as error:
@@ -515,7 +519,7 @@ async def facing(**fields):
     ],
     ids=repr,
 )
-async def test_a_lie_ends_the_link_and_fails_its_askers(lie, autojump_clock):
+async def test_a_lie_ends_the_link_and_fails_its_askers(lie, autojump_clock: MockClock) -> None:
     async with facing() as (link, far, ended):
         _, answer = link.open(FlushCache(), 5)
         await far.send_all(lie)
@@ -529,7 +533,9 @@ def bugs_logged(caplog):
     return [each for each in caplog.records if each.message == "a bug of this node ended a link"]
 
 
-async def test_a_frame_of_this_end_that_breaks_the_rules_ends_the_link_as_a_bug_of_this_node(autojump_clock, caplog):
+async def test_a_frame_of_this_end_that_breaks_the_rules_ends_the_link_as_a_bug_of_this_node(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     address, inbox = mailbox(1)
     async with facing(services={("", FlushCache): address}) as (link, far, ended):
         await far.send_all(encode(Open(1, codec.encode(FlushCache()), 1)))
@@ -545,7 +551,9 @@ async def test_a_frame_of_this_end_that_breaks_the_rules_ends_the_link_as_a_bug_
         assert [type(frame) for frame in frames] == [Hello], "the other end is told of no fault"
 
 
-async def test_an_asker_whose_frame_breaks_the_rules_gets_the_error_of_a_lost_link(autojump_clock, caplog):
+async def test_an_asker_whose_frame_breaks_the_rules_gets_the_error_of_a_lost_link(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with facing() as (link, _, ended):
         _, first = link.open(FlushCache(), 1)
         _, second = link.open(FlushCache(), -1)
@@ -557,7 +565,7 @@ async def test_an_asker_whose_frame_breaks_the_rules_gets_the_error_of_a_lost_li
         assert len(bugs_logged(caplog)) == 1
 
 
-async def test_a_peer_that_does_not_read_ends_the_link_and_no_bystander(autojump_clock):
+async def test_a_peer_that_does_not_read_ends_the_link_and_no_bystander(autojump_clock: MockClock) -> None:
     async with facing(queued_bytes_max=20_000) as (link, _, ended):
         answers = []
         with pytest.raises(LinkLost):
@@ -571,7 +579,7 @@ async def test_a_peer_that_does_not_read_ends_the_link_and_no_bystander(autojump
                 await answer.result()
 
 
-async def test_credit_that_comes_before_the_answerer_was_asked_is_not_lost(autojump_clock):
+async def test_credit_that_comes_before_the_answerer_was_asked_is_not_lost(autojump_clock: MockClock) -> None:
     address, inbox = mailbox(0)
     async with facing(services={("", FlushCache): address}) as (_, far, _ended):
         await far.send_all(encode(Open(1, codec.encode(FlushCache()), 1)))
@@ -586,7 +594,7 @@ async def test_credit_that_comes_before_the_answerer_was_asked_is_not_lost(autoj
         assert call.answer.credit == 8
 
 
-async def test_b18_left_reaches_nobody_who_stayed(autojump_clock):
+async def test_b18_left_reaches_nobody_who_stayed(autojump_clock: MockClock) -> None:
     async with facing() as (link, far, _):
         _, answer = link.open(FlushCache(), 5)
         await far.send_all(encode(Fail(1, "left", "x")))
@@ -594,7 +602,7 @@ async def test_b18_left_reaches_nobody_who_stayed(autojump_clock):
             await answer.result()
 
 
-async def test_an_unknown_code_arrives_as_internal(autojump_clock):
+async def test_an_unknown_code_arrives_as_internal(autojump_clock: MockClock) -> None:
     async with facing() as (link, far, _):
         _, answer = link.open(FlushCache(), 5)
         await far.send_all(encode(Fail(1, "from_the_future", "x")))
@@ -605,7 +613,7 @@ async def test_an_unknown_code_arrives_as_internal(autojump_clock):
 # Nobody waits for anybody -----------------------------------------------------------------
 
 
-async def test_a_slow_reader_does_not_delay_others(autojump_clock):
+async def test_a_slow_reader_does_not_delay_others(autojump_clock: MockClock) -> None:
     async with far_engine(Costs(step_s=1)) as far:
         unread = far.engine.submit(generate("slow", tokens_max=200))
         fast = generate("fast", tokens_max=5)
@@ -615,14 +623,14 @@ async def test_a_slow_reader_does_not_delay_others(autojump_clock):
         assert unread.credit == 195
 
 
-async def test_a_step_wakes_only_the_reader_of_the_link(autojump_clock):
+async def test_a_step_wakes_only_the_reader_of_the_link(autojump_clock: MockClock) -> None:
     async with far_engine(Costs(slots=32, waiting_max=32, step_s=1)) as far, trio.open_nursery() as nursery:
         sinks = [Answer(50) for _ in range(32)]
         for number, sink in enumerate(sinks):
             wanted = generate(str(number), tokens_max=50)
             answer = far.engine.submit(wanted)
 
-            async def relay(answer=answer, sink=sink):
+            async def relay(answer=answer, sink=sink) -> None:
                 await answer.relay(lambda reply: sink.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0))
 
             nursery.start_soon(relay, name="relay")
@@ -634,11 +642,11 @@ async def test_a_step_wakes_only_the_reader_of_the_link(autojump_clock):
         assert steps.by_name["link"] <= 2 * 10 + 2
 
 
-async def test_a_writer_sends_all_that_is_queued_as_one_message(autojump_clock):
+async def test_a_writer_sends_all_that_is_queued_as_one_message(autojump_clock: MockClock) -> None:
     sent = []
 
     class Recording(SimTransport):
-        async def send_all(self, data):
+        async def send_all(self, data) -> None:
             sent.append(data)
             await super().send_all(data)
 
@@ -657,8 +665,8 @@ async def test_a_writer_sends_all_that_is_queued_as_one_message(autojump_clock):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_stream_is_whole_over_a_bad_network(seed):
-    async def scenario(rng: random.Random):
+def test_every_stream_is_whole_over_a_bad_network(seed) -> None:
+    async def scenario(rng: random.Random) -> None:
         async with far_engine(Costs(step_s=0.01), rng, 0.02, piece_max=rng.choice((1, 9)), room=200) as far:
             for number in range(12):
                 wanted = generate(str(number), tokens_max=rng.randint(1, 20))
@@ -674,15 +682,15 @@ def test_every_stream_is_whole_over_a_bad_network(seed):
 HEART = Heartbeat(heartbeat_s=1.0, silent_s=3.0)
 
 
-async def test_c1_what_has_piled_up_in_one_message_is_heard_in_many_turns(autojump_clock):
+async def test_c1_what_has_piled_up_in_one_message_is_heard_in_many_turns(autojump_clock: MockClock) -> None:
     turns, heard = [], []
 
-    async def speak(call, replies):
+    async def speak(call, replies) -> None:
         for number in range(1000):
             replies.put(Tokens([number]))
         replies.end(Done())
 
-    async def count():
+    async def count() -> None:
         while True:
             turns.append(len(heard))
             await trio.lowlevel.checkpoint()
@@ -701,18 +709,18 @@ def kinds(data):
     return [type(frame).__name__ for frame in FrameReader().feed(data)]
 
 
-async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojump_clock):
+async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojump_clock: MockClock) -> None:
     async with facing(heartbeat=HEART) as (link, far, _):
         assert kinds(await far.receive_some()) == ["Hello"]
         heard = []
         async with trio.open_nursery() as nursery:
 
-            async def speak():
+            async def speak() -> None:
                 for _ in range(8):
                     await trio.sleep(0.9)
                     await far.send_all(encode(KeepAlive()))
 
-            async def listen():
+            async def listen() -> None:
                 while True:
                     frames = kinds(await far.receive_some())
                     heard.append((round(trio.current_time(), 2), *frames))
@@ -733,7 +741,9 @@ async def test_a_beat_is_sent_for_every_second_in_which_nothing_else_was(autojum
         ]
 
 
-async def test_a_bug_in_one_link_ends_that_one_and_no_other(autojump_clock, caplog):
+async def test_a_bug_in_one_link_ends_that_one_and_no_other(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     class Buggy:
         """A link whose heartbeat fails."""
 
@@ -742,7 +752,7 @@ async def test_a_bug_in_one_link_ends_that_one_and_no_other(autojump_clock, capl
         def beat(self, due_at, now):
             raise ZeroDivisionError
 
-        def abort(self, reason):
+        def abort(self, reason) -> None:
             self.reason = reason
 
     hearts, buggy = HeartbeatTask(), Buggy()
@@ -758,13 +768,13 @@ async def test_a_bug_in_one_link_ends_that_one_and_no_other(autojump_clock, capl
     assert [record.message for record in caplog.records if record.exc_info] == ["a bug ended a link"]
 
 
-async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock):
+async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock: MockClock) -> None:
     class Steps(trio.abc.Instrument):
         """Counts the steps of all tasks."""
 
         count = 0
 
-        def before_task_step(self, task):
+        def before_task_step(self, task) -> None:
             self.count += 1
 
     class Idle:
@@ -788,7 +798,7 @@ async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock):
     assert all(2 - EARLY_S - 0.01 <= at <= 2.01 for at in list(tended.values())[-1])
 
 
-async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autojump_clock):
+async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autojump_clock: MockClock) -> None:
     async with facing(heartbeat=HEART) as (link, far, ended):
         _, answer = link.open(FlushCache(), 1)
         for _ in range(4):
@@ -805,19 +815,21 @@ async def test_a_peer_that_stops_is_lost_after_its_silence_and_not_before(autoju
         assert link.received_bye is None
 
 
-async def test_a_peer_that_never_says_hello_is_lost_too(autojump_clock):
+async def test_a_peer_that_never_says_hello_is_lost_too(autojump_clock: MockClock) -> None:
     near, _far = sim_pair()
     with pytest.raises(PeerLost, match="silent for 3 s"):
         await Link(near, Peer("here", serves_max=0), heartbeat=HEART).run()
     assert trio.current_time() == 3
 
 
-async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_line_is_half_open(autojump_clock):
+async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_line_is_half_open(
+    autojump_clock: MockClock,
+) -> None:
     near, far = sim_pair()
     links = [Link(end, Peer("x", serves_max=1), heartbeat=HEART) for end in (near, far)]
     lost = []
 
-    async def carry(link):
+    async def carry(link) -> None:
         with pytest.raises(PeerLost, match="silent"):
             await link.run()
         lost.append(trio.current_time())
@@ -833,7 +845,9 @@ async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_lin
 
 
 @pytest.mark.parametrize("stood_still_s", [3.05, 3.2, 50])  # the first is over a moment after the silence
-async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(stood_still_s, mock_clock):
+async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(
+    stood_still_s, mock_clock: MockClock
+) -> None:
     async with facing(heartbeat=HEART) as (link, far, ended):
         mock_clock.jump(stood_still_s)  # all tasks of this process slept, say for a debugger
         await wait_all_tasks_blocked()
@@ -852,7 +866,7 @@ async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(s
 # Deadlines --------------------------------------------------------------------------------
 
 
-async def test_a_deadline_ends_the_answer_at_the_far_end_though_no_cancel_comes(autojump_clock):
+async def test_a_deadline_ends_the_answer_at_the_far_end_though_no_cancel_comes(autojump_clock: MockClock) -> None:
     released = []
     async with linked(leaves_slowly(0, released)) as ends:
         with trio.move_on_after(2):
@@ -865,7 +879,7 @@ async def test_a_deadline_ends_the_answer_at_the_far_end_though_no_cancel_comes(
         assert not ends.server.statistics().calls
 
 
-async def test_a_request_that_came_too_late_fails_as_deadline_exceeded(autojump_clock):
+async def test_a_request_that_came_too_late_fails_as_deadline_exceeded(autojump_clock: MockClock) -> None:
     address, inbox = mailbox(4)
     async with facing(services={("", FlushCache): address}) as (_, far, _ended), trio.open_nursery() as nursery:
         nursery.start_soon(answering, inbox, forever, BugCounter())
@@ -885,7 +899,7 @@ async def test_a_request_that_came_too_late_fails_as_deadline_exceeded(autojump_
         nursery.cancel_scope.cancel()
 
 
-async def test_a_deadline_crosses_two_links_as_what_is_left_of_it(autojump_clock):
+async def test_a_deadline_crosses_two_links_as_what_is_left_of_it(autojump_clock: MockClock) -> None:
     released = []
     async with linked(leaves_slowly(0, released)) as second:
         near, far = sim_pair()
@@ -908,7 +922,7 @@ async def test_a_deadline_crosses_two_links_as_what_is_left_of_it(autojump_clock
             nursery.cancel_scope.cancel()
 
 
-async def test_an_asker_who_has_left_already_asks_without_a_bug(autojump_clock):
+async def test_an_asker_who_has_left_already_asks_without_a_bug(autojump_clock: MockClock) -> None:
     async with facing() as (link, far, _):
         await far.receive_some()
         with trio.CancelScope() as scope:  # noqa: ASYNC100  # no time passes here: it is cancelled
@@ -921,7 +935,7 @@ async def test_an_asker_who_has_left_already_asks_without_a_bug(autojump_clock):
 # Whom to ask, and what to tell ------------------------------------------------------------
 
 
-async def test_to_ask_somebody_unknown_is_not_ready_and_no_violation(autojump_clock):
+async def test_to_ask_somebody_unknown_is_not_ready_and_no_violation(autojump_clock: MockClock) -> None:
     async with linked(counts) as ends:
         for _ in range(5):
             with pytest.raises(NotReady, match="there is no oak here"):
@@ -931,11 +945,11 @@ async def test_to_ask_somebody_unknown_is_not_ready_and_no_violation(autojump_cl
         assert at_rest(ends)
 
 
-async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock):
+async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: MockClock) -> None:
     sizes = (3_000_000, 0, 17)
     tensors = tuple(Tensor("uint8", (size,), memoryview(bytes([at]) * size)) for at, size in enumerate(sizes))
 
-    async def one(call, replies):
+    async def one(call, replies) -> None:
         if not beside:
             beside.append(True)
             replies.put(Embedded(tensors))
@@ -949,7 +963,7 @@ async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock):
     beside = []
     got = {}
 
-    async def read(name):
+    async def read(name) -> None:
         async with ends.asker.ask(FlushCache(), 300) as replies:
             got[name] = [reply async for reply in replies]
 
@@ -966,7 +980,9 @@ async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock):
     assert all(got[number] == [Tokens([each]) for each in range(200)] for number in range(3))
 
 
-async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_elsewhere(autojump_clock):
+async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_elsewhere(
+    autojump_clock: MockClock,
+) -> None:
     heard = []
     state = NodeState(draining=True)
     async with facing(on_announcement=heard.append) as (link, far, ended):
@@ -996,7 +1012,7 @@ async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_else
     ],
     ids=repr,
 )
-async def test_an_answer_of_another_kind_ends_the_link(lie, autojump_clock):
+async def test_an_answer_of_another_kind_ends_the_link(lie, autojump_clock: MockClock) -> None:
     async with facing() as (link, far, ended):
         _, answer = link.open(generate(), 5)
         await far.send_all(encode(lie))
@@ -1006,7 +1022,7 @@ async def test_an_answer_of_another_kind_ends_the_link(lie, autojump_clock):
         assert [type(error) for error in ended] == [PeerViolation]
 
 
-async def test_a_load_is_answered_with_a_load_or_not_at_all(autojump_clock):
+async def test_a_load_is_answered_with_a_load_or_not_at_all(autojump_clock: MockClock) -> None:
     async with facing() as (link, far, ended):
         _, answer = link.open(GetLoad(), 0)
         await far.send_all(encode(End(1, codec.encode(Done()))))
@@ -1016,7 +1032,7 @@ async def test_a_load_is_answered_with_a_load_or_not_at_all(autojump_clock):
         assert [type(error) for error in ended] == [PeerViolation]
 
 
-async def test_replies_that_cost_nothing_do_not_come_without_end(autojump_clock):
+async def test_replies_that_cost_nothing_do_not_come_without_end(autojump_clock: MockClock) -> None:
     async with facing() as (link, far, ended):
         _, _answer = link.open(generate(), 5)
         for _ in range(FREE_REPLIES_MAX + 1):
@@ -1025,7 +1041,7 @@ async def test_replies_that_cost_nothing_do_not_come_without_end(autojump_clock)
         assert [type(error) for error in ended] == [PeerViolation]
 
 
-async def test_a_request_that_fits_no_frame_fails_alone(autojump_clock):
+async def test_a_request_that_fits_no_frame_fails_alone(autojump_clock: MockClock) -> None:
     async with linked(counts) as ends:
         with pytest.raises(TooLarge):
             ends.asker.open(generate(prompt=BODY_BYTES_MAX), 1)
@@ -1033,11 +1049,11 @@ async def test_a_request_that_fits_no_frame_fails_alone(autojump_clock):
         assert at_rest(ends)
 
 
-async def test_a_message_is_no_longer_than_it_may_be_and_a_long_frame_comes_whole(autojump_clock):
+async def test_a_message_is_no_longer_than_it_may_be_and_a_long_frame_comes_whole(autojump_clock: MockClock) -> None:
     sizes = []
 
     class Measuring(SimTransport):
-        async def send_all(self, data):
+        async def send_all(self, data) -> None:
             sizes.append(len(data))
             await super().send_all(data)
 

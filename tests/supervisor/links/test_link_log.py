@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocol.errors import PeerLost
 from supervisor.links.link_log import LINES_MAX, WINDOW_S, LinkLog
+from tests.rig.log_records import log_records
 
 
 @pytest.fixture
-def said(caplog):
+def said(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
-    return lambda: [each.peer for each in caplog.records if each.message == "no link"]
+    return lambda: [each.peer for each in log_records(caplog) if each.message == "no link"]
 
 
-async def test_a_sentence_for_which_there_was_no_room_is_said_when_there_is(said, autojump_clock):
+async def test_a_sentence_for_which_there_was_no_room_is_said_when_there_is(said, autojump_clock: MockClock) -> None:
     refusals, nodes = LinkLog(), [f"n{number}" for number in range(LINES_MAX + 10)]
     for _ in range(int(WINDOW_S) // 5 + 1):
         for node in nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 from functools import partial
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -22,6 +23,7 @@ from supervisor.links.tls import load_link_tls
 from supervisor.node import preview
 from tests.rig import certificate
 from tests.rig.gateway import FOLDER
+from tests.rig.log_records import log_records
 from tests.rig.nodes import LOOPBACK_HOSTS, QUICK, Node, all_linked, linked_nodes, until
 
 HOST = "IP:127.0.0.1"
@@ -29,7 +31,7 @@ STRICT = evolve(QUICK, tls_names="nodes")
 
 
 @pytest.fixture(scope="module")
-def shows(tmp_path_factory):
+def shows(tmp_path_factory: pytest.TempPathFactory):
     """Make one certificate for each set of names, all signed by one authority, and return how each is shown."""
     certificate.files()  # it skips where there is no openssl
     folder = tmp_path_factory.mktemp("certificates")
@@ -47,7 +49,7 @@ def shows(tmp_path_factory):
     return files
 
 
-def _sign(at, authority, key, names):
+def _sign(at, authority, key, names) -> None:
     run = partial(subprocess.run, check=True, capture_output=True, timeout=30)
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", at.with_suffix(".key"))
     run(["openssl", "req", *new, "-subj", "/CN=x", "-out", at.with_suffix(".csr")])
@@ -57,10 +59,10 @@ def _sign(at, authority, key, names):
 
 
 @pytest.fixture
-def reasons(caplog):
+def reasons(caplog: pytest.LogCaptureFixture):
     """Why nodes refused each other, as both of their logs say it."""
     caplog.set_level(logging.INFO)
-    return lambda: [each.reason for each in caplog.records if each.message == "no link"]
+    return lambda: [each.reason for each in log_records(caplog) if each.message == "no link"]
 
 
 def node(name, files, section=STRICT):
@@ -72,7 +74,7 @@ def node(name, files, section=STRICT):
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
-async def test_d9_nodes_whose_certificates_name_them_link(shows, form):
+async def test_d9_nodes_whose_certificates_name_them_link(shows, form) -> None:
     a, b = (node(name, shows(form.format(name))) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -81,7 +83,9 @@ async def test_d9_nodes_whose_certificates_name_them_link(shows, form):
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
-async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_it(shows, reasons, first, second):
+async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_it(
+    shows, reasons, first, second
+) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
     async with linked_nodes(honest, liar):
         await until(lambda: len(reasons()) >= 2)
@@ -94,14 +98,14 @@ async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_
 
 
 @pytest.mark.realtime
-async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows):
+async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows) -> None:
     a, b = (node(name, shows("DNS:mallory"), QUICK) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
 
 
 @pytest.mark.realtime
-async def test_d9_a_plain_link_names_nobody(reasons):
+async def test_d9_a_plain_link_names_nobody(reasons) -> None:
     a, b = (Node(name, section=STRICT) for name in "ab")
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
@@ -110,7 +114,7 @@ async def test_d9_a_plain_link_names_nobody(reasons):
 
 
 @pytest.mark.realtime
-async def test_d9_an_operator_needs_no_name_and_is_told_by_a_node_that_has_one(shows):
+async def test_d9_an_operator_needs_no_name_and_is_told_by_a_node_that_has_one(shows) -> None:
     a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
     async with linked_nodes(a, mallory, know=False):
         assert await greeted(a, shows("DNS:x")) == "a"
@@ -122,7 +126,7 @@ async def greeted(node, files):
     """Greet a node as an operator does, and return the name that it has proved."""
     peers = []
 
-    async def talk(wire):
+    async def talk(wire) -> None:
         greeter = Greeter(
             "dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certificate_names()
         )
@@ -143,7 +147,7 @@ async def greeted(node, files):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("role", ["dials", "listens"])
-def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(names, role):
+def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(names, role) -> None:
     other = Greeter("listens" if role == "dials" else "dials", "grove", "oak", b"s", b"2" * 32)
     own = Greeter(role, "grove", "elm", b"s", b"1" * 32, certified=frozenset(names))
     [hello] = other.start()
@@ -156,13 +160,13 @@ def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_
         other.receive(own.last_words)
 
 
-def test_d9_only_who_dials_is_an_operator():
+def test_d9_only_who_dials_is_an_operator() -> None:
     own = Greeter("dials", "grove", "elm", b"s", b"1" * 32, certified=frozenset())
     with pytest.raises(PeerRefused, match="its certificate must name it"):
         own.receive(*Greeter("listens", "grove", "operator-1", b"s", b"2" * 32).start())
 
 
-def test_names_of_a_certificate_are_told_so_that_they_fit_a_refusal():
+def test_names_of_a_certificate_are_told_so_that_they_fit_a_refusal() -> None:
     names = frozenset({"URI:\n", "DNS:\u00e9", *(f"DNS:{number:03}" for number in range(200))})
     assert names_node(frozenset({"DNS:OAK.grove"}), "oak", "grove")
     assert shown(names).startswith("DNS:000, DNS:001, ")
@@ -190,7 +194,7 @@ node = "far"
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(tmp_path: Path):
     def reads(lines, host="localhost"):
         (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
         return read_cluster(tmp_path / "cluster.toml")
@@ -203,14 +207,14 @@ def lines(files, names="nodes"):
     return "\n".join([f'tls_names = "{names}"', *(f'{key} = "{file}"' for key, file in zip(keys, files, strict=True))])
 
 
-def test_d9_names_mean_nothing_without_certificates_and_are_hosts_or_nodes(read):
+def test_d9_names_mean_nothing_without_certificates_and_are_hosts_or_nodes(read) -> None:
     with pytest.raises(StartFailed, match=r"line 3: cluster.tls_names: means nothing without"):
         read('tls_names = "nodes"')
     with pytest.raises(StartFailed, match=r'line 3: cluster.tls_names: expected "hosts" or "nodes"'):
         read('tls_names = "keys"')
 
 
-def test_d9_a_node_named_as_anothers_host_is_refused(read, shows):
+def test_d9_a_node_named_as_anothers_host_is_refused(read, shows) -> None:
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main"):
         read(lines(shows("DNS:main")), host="main")
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main.grove"):
@@ -218,7 +222,7 @@ def test_d9_a_node_named_as_anothers_host_is_refused(read, shows):
     read(lines(shows("DNS:main"), "hosts"), host="main")
 
 
-def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_starts(read, shows):
+def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_starts(read, shows) -> None:
     cluster = read(lines(shows("DNS:main", "URI:x")))
     tls = link_credentials.link_tls(cluster)
     assert tls.names == {"DNS:main", "URI:x", "IP Address:127.0.0.1"}
@@ -228,13 +232,13 @@ def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_star
     link_credentials.check_certificate_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
 
 
-def test_what_a_certificate_names_is_not_known_where_it_cannot_be_shown(shows, tmp_path):
+def test_what_a_certificate_names_is_not_known_where_it_cannot_be_shown(shows, tmp_path: Path) -> None:
     _, _, authority = shows("DNS:a")
     _sign(tmp_path / "a", authority, authority.with_suffix(".key"), "DNS:a\nextendedKeyUsage=clientAuth")
     assert load_link_tls(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
 
 
-def test_d9_a_check_shows_how_nodes_are_known(read, shows, monkeypatch):
+def test_d9_a_check_shows_how_nodes_are_known(read, shows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "is_local_host", lambda _: True)
     files = shows("DNS:main", "DNS:far")
     told = f"links: TLS with {files[0]}; certificates must name the"

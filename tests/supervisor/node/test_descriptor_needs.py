@@ -6,9 +6,11 @@ import errno
 import os
 import resource
 import threading
+from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocol.errors import Overloaded, StartFailed
 from supervisor.config.limits import TextLimits
@@ -34,17 +36,17 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster(tmp_path: Path):
     (tmp_path / "cluster.toml").write_text(ONE)
     return read_cluster(tmp_path / "cluster.toml")
 
 
 @pytest.fixture
-def limited(monkeypatch):
+def limited(monkeypatch: pytest.MonkeyPatch):
     """A process that may have so many descriptors, and may ask for so many."""
     limits = [0, 0]
 
-    def limit(soft, hard):
+    def limit(soft, hard) -> None:
         limits[:] = soft, hard
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
@@ -53,7 +55,7 @@ def limited(monkeypatch):
     return limit
 
 
-def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_refused(cluster, limited):
+def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_refused(cluster, limited) -> None:
     limited(1024, 1024)
     sentence = (
         r"^node main may need 1,224 file descriptors, and its process may have 1,024: 1,000 for connections \+ 16 for"
@@ -80,7 +82,7 @@ def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_ref
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
     ],
 )
-def test_b6_the_limit_is_raised_as_far_as_it_may_be(limited, soft, hard, raised):
+def test_b6_the_limit_is_raised_as_far_as_it_may_be(limited, soft, hard, raised) -> None:
     limited(soft, hard)
     descriptor_needs.raise_limit()
     assert limited.now == [raised, hard]
@@ -89,7 +91,7 @@ def test_b6_the_limit_is_raised_as_far_as_it_may_be(limited, soft, hard, raised)
 class Full:
     """A machine with so many descriptors, of which this test's reserve and connections take some."""
 
-    def __init__(self, monkeypatch, free):
+    def __init__(self, monkeypatch, free) -> None:
         self.free, self.next = free, 1000
         monkeypatch.setattr(os, "open", lambda *_: self.take())
         monkeypatch.setattr(os, "close", lambda _: self.give())
@@ -101,22 +103,22 @@ class Full:
         self.next += 1
         return self.next
 
-    def give(self):
+    def give(self) -> None:
         self.free += 1
 
 
 class Stream:
-    def __init__(self, machine, number):
+    def __init__(self, machine, number) -> None:
         self.machine, self.number, self.said, self.open = machine, number, b"", True
         self.socket = self
 
     async def recv(self, _):
         return b"GET / HTTP/1.1"
 
-    async def send(self, data):
+    async def send(self, data) -> None:
         self.said += data
 
-    def close(self):
+    def close(self) -> None:
         if self.open:
             self.open = False
             self.machine.give()
@@ -125,7 +127,7 @@ class Stream:
 class Listener:
     """A listening socket at which somebody always knocks."""
 
-    def __init__(self, machine):
+    def __init__(self, machine) -> None:
         self.machine, self.accepted = machine, []
         self.socket = self
 
@@ -139,8 +141,8 @@ class Listener:
 
 
 @pytest.fixture
-def knocked(monkeypatch):
-    async def readable(_):
+def knocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def readable(_) -> None:
         await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", readable)
@@ -155,7 +157,9 @@ async def taken(guarded, seconds):
     return let_in
 
 
-async def test_b6_connections_take_all_descriptors_but_the_reserve(monkeypatch, knocked, autojump_clock, caplog):
+async def test_b6_connections_take_all_descriptors_but_the_reserve(
+    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     machine = Full(monkeypatch, 10)
     kept, listener, refused = Reserve(4), Listener(machine), []
     guarded = GuardedListener(listener, kept, lambda: refused.append(1), b"no")
@@ -172,7 +176,9 @@ async def test_b6_connections_take_all_descriptors_but_the_reserve(monkeypatch, 
     assert len(await taken(guarded, 1)) == 1
 
 
-async def test_b6_what_has_eaten_the_reserve_too_stops_no_listener(monkeypatch, knocked, autojump_clock):
+async def test_b6_what_has_eaten_the_reserve_too_stops_no_listener(
+    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+) -> None:
     machine = Full(monkeypatch, 0)
     guarded = GuardedListener(Listener(machine), Reserve(4))
     assert await taken(guarded, 1) == []
@@ -180,7 +186,9 @@ async def test_b6_what_has_eaten_the_reserve_too_stops_no_listener(monkeypatch, 
     assert len(await taken(guarded, 1)) == 1
 
 
-async def test_b6_who_has_borrowed_the_reserve_has_it_alone(monkeypatch, knocked, autojump_clock):
+async def test_b6_who_has_borrowed_the_reserve_has_it_alone(
+    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+) -> None:
     machine = Full(monkeypatch, 4)
     kept = Reserve(4)
     assert kept.fill()
@@ -195,7 +203,9 @@ async def test_b6_who_has_borrowed_the_reserve_has_it_alone(monkeypatch, knocked
     assert kept.fill()
 
 
-async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(monkeypatch, knocked, autojump_clock):
+async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+) -> None:
     """Two engines that start, or one and a connection that is refused: no listener may be deaf afterwards."""
     machine, kept = Full(monkeypatch, 9), Reserve(4)
     assert kept.fill()
@@ -212,7 +222,9 @@ async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(monkeypatch
     assert len(await taken(GuardedListener(Listener(machine), kept), 1)) == 5
 
 
-async def test_an_error_of_a_listener_that_is_no_famine_is_its_own(monkeypatch, knocked, autojump_clock):
+async def test_an_error_of_a_listener_that_is_no_famine_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+) -> None:
     machine = Full(monkeypatch, 9)
 
     async def accept():
@@ -225,12 +237,14 @@ async def test_an_error_of_a_listener_that_is_no_famine_is_its_own(monkeypatch, 
         await GuardedListener(listener, Reserve(4)).accept()
 
 
-async def test_b6_without_a_thread_a_request_fails_as_overloaded_and_the_next_may_have_one(monkeypatch):
+async def test_b6_without_a_thread_a_request_fails_as_overloaded_and_the_next_may_have_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nobody counts it as a bug: a rate of those would restart the processor, and in the end the node."""
     threads, failing = TextThreads(TextLimits()), [True]
     start_new = threading.Thread.start
 
-    def start(self):
+    def start(self) -> None:
         if failing:
             raise RuntimeError("can't start new thread")
         start_new(self)

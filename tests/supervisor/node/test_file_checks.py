@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -28,7 +29,7 @@ SECRET = "alices-secret-of-32-characters-01"
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path: Path):
     def write(text):
         file = tmp_path / "cluster.toml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -43,7 +44,7 @@ def refused(file, environment=None):
     return str(caught.value)
 
 
-def test_o6_no_mistake_hides_another_and_each_has_its_line_in_order(written, tmp_path):
+def test_o6_no_mistake_hides_another_and_each_has_its_line_in_order(written, tmp_path: Path) -> None:
     (tmp_path / "no.jinja").write_text("{% for %}")
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
@@ -92,7 +93,7 @@ path = "{TINY}"
     ]
 
 
-def test_what_follows_from_a_mistake_alone_is_not_told(written):
+def test_what_follows_from_a_mistake_alone_is_not_told(written) -> None:
     said = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkeys = 3\n"))
     assert said.splitlines()[1:] == ["  line 12: gateway.keys: expected a string, got 3"]
     said = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkyes = 'keys.toml'\n"))
@@ -144,17 +145,19 @@ def test_what_follows_from_a_mistake_alone_is_not_told(written):
         ("[model", '[cluster]\nsecret = "/dev/null"\n[model', "is a device, not a file"),
     ],
 )
-def test_o7_what_could_only_fail_later_is_a_mistake(written, old, new, said):
+def test_o7_what_could_only_fail_later_is_a_mistake(written, old, new, said) -> None:
     told = refused(written(GOOD.replace(old, new, 1)))
     assert said in told
     assert told.replace("\n", "").isprintable()
 
 
-def test_o7_an_address_of_the_other_kind_collides_with_nobody(written):
+def test_o7_an_address_of_the_other_kind_collides_with_nobody(written) -> None:
     read_cluster(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
 
 
-def test_o7_a_certificate_that_has_ended_is_a_mistake_and_one_that_ends_soon_a_warning(written, tmp_path, capsys):
+def test_o7_a_certificate_that_has_ended_is_a_mistake_and_one_that_ends_soon_a_warning(
+    written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file = written(f'{GOOD}[gateway]\ntls_certificate = "a.pem"\ntls_key = "a.key"\n')
     ends_at = expires_at((tmp_path / "a.pem").read_text())
@@ -194,16 +197,16 @@ def _iso(seconds):
     ],
     ids=range(9),
 )
-def test_o8_no_file_is_a_traceback(written, text):
+def test_o8_no_file_is_a_traceback(written, text) -> None:
     assert refused(written(text))
 
 
-def test_o8_a_folder_or_a_device_is_no_file(tmp_path):
+def test_o8_a_folder_or_a_device_is_no_file(tmp_path: Path) -> None:
     for path in (tmp_path, "/dev/zero", tmp_path / "none"):
         assert "cannot be read" in refused(type(tmp_path)(path))
 
 
-def test_o18_a_byte_order_mark_and_windows_lines_are_read(written):
+def test_o18_a_byte_order_mark_and_windows_lines_are_read(written) -> None:
     assert read_cluster(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
 
 
@@ -220,7 +223,7 @@ PIECES = st.sampled_from(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.lists(PIECES, max_size=12))
-def test_o8_nearly_right_files_are_read_or_refused(tmp_path, pieces):
+def test_o8_nearly_right_files_are_read_or_refused(tmp_path: Path, pieces) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text("\n".join(pieces))
     try:
@@ -232,7 +235,7 @@ def test_o8_nearly_right_files_are_read_or_refused(tmp_path, pieces):
 # Secrets ---------------------------------------------------------------------------------
 
 
-def test_o5_a_file_of_keys_that_others_may_write_is_refused_also_when_it_is_read_anew(tmp_path):
+def test_o5_a_file_of_keys_that_others_may_write_is_refused_also_when_it_is_read_anew(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(key_file_lines("alice", SECRET))
     file.chmod(0o600)
@@ -244,7 +247,7 @@ def test_o5_a_file_of_keys_that_others_may_write_is_refused_also_when_it_is_read
     assert keys.names(admin=False) == ["alice"]
 
 
-def test_o5_a_file_in_a_folder_that_others_may_write_can_be_replaced(tmp_path):
+def test_o5_a_file_in_a_folder_that_others_may_write_can_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "secret"
     file.write_text("x")
@@ -258,7 +261,9 @@ def test_o5_a_file_in_a_folder_that_others_may_write_can_be_replaced(tmp_path):
     assert permissions.writable_by_others(file) is None
 
 
-def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(written, tmp_path, capsys):
+def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(
+    written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = written(f'{GOOD}[cluster]\nsecret = "secret"\n[gateway]\nkeys = "keys.toml"\n')
     for name, text in (("secret", "a-secret-that-nobody-guesses"), ("keys.toml", key_file_lines("alice", SECRET))):
         (tmp_path / name).write_text(text)
@@ -282,7 +287,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
 
 
 @pytest.mark.realtime
-def test_o9_a_reader_of_status_that_has_had_enough_ends_it_without_a_traceback(written, tmp_path):
+def test_o9_a_reader_of_status_that_has_had_enough_ends_it_without_a_traceback(written, tmp_path: Path) -> None:
     text = f'{GOOD}[node.main]\nlisten = "127.0.0.1:1"\n'  # where nobody listens
     for arguments, head in (("--json", '{"cluster"'), ("", "")):
         shell = f"{sys.executable} -m supervisor {written(text)} status --watch {arguments} | head -n 2"
@@ -297,7 +302,7 @@ def test_o9_a_reader_of_status_that_has_had_enough_ends_it_without_a_traceback(w
 
 
 @pytest.mark.parametrize("arguments", ["--check", "status", "status --json"])
-def test_what_cannot_be_written_ends_a_command_with_a_sentence(arguments, written, tmp_path):
+def test_what_cannot_be_written_ends_a_command_with_a_sentence(arguments, written, tmp_path: Path) -> None:
     text = f'{GOOD}[node.main]\nlisten = "127.0.0.1:1"\n'  # where nobody listens
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m supervisor {written(text)} {arguments} > /dev/full"],
@@ -321,7 +326,7 @@ def alarmed():
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, tmp_path, alarmed):
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, tmp_path: Path, alarmed) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file, pipe = written(GOOD), tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)
@@ -343,7 +348,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, 
 
 
 @pytest.mark.parametrize(("bytes_max", "held"), [(5, True), (4, False)])
-def test_a_file_is_read_up_to_a_size(tmp_path, bytes_max, held):
+def test_a_file_is_read_up_to_a_size(tmp_path: Path, bytes_max, held) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
     if held:
@@ -353,7 +358,7 @@ def test_a_file_is_read_up_to_a_size(tmp_path, bytes_max, held):
             reading.read(file, bytes_max)
 
 
-def test_what_a_process_has_imported_is_no_collection_s_work(tmp_path):
+def test_what_a_process_has_imported_is_no_collection_s_work(tmp_path: Path) -> None:
     script = """
 import gc, sys
 from supervisor import __main__ as main

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
+from trio.testing import MockClock
 
 from protocol.messages import EngineLoad, Usage
 from supervisor.cluster.node_record import KnownNode
@@ -37,7 +38,7 @@ def metrics():
     return made
 
 
-def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(metrics):
+def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(metrics) -> None:
     pieces = list(render(metrics.families(LOADS)))
     assert max(piece.count(b"\n") for piece in pieces) <= SAMPLES_PER_PIECE + OF_HISTOGRAM + 2
     text = b"".join(pieces)
@@ -53,10 +54,10 @@ def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(met
     assert all(family.documentation and family.type != "unknown" for family in families)
 
 
-async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(metrics, autojump_clock):
+async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(metrics, autojump_clock: MockClock) -> None:
     turns = 0
 
-    async def serve():
+    async def serve() -> None:
         nonlocal turns
         while True:
             await trio.lowlevel.checkpoint()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.cluster import Leg, NodeState, Offer, Reloaded
 from protocol.errors import InternalError, Overloaded, StartFailed
@@ -58,7 +58,9 @@ kv_tokens_max = 4096
 class Node:
     """A node of the file, as it is after the start; what it reads anew is `text`."""
 
-    def __init__(self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None, reads=read_inline):
+    def __init__(
+        self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None, reads=read_inline
+    ) -> None:
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
@@ -69,7 +71,7 @@ class Node:
         self.assembly, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
         self.reloader = Reloader(name, loaded, self.assembly, environment, self.set_drain_s, ask_launcher, reads)
 
-    def set_drain_s(self, drain_s):
+    def set_drain_s(self, drain_s) -> None:
         self.drain_s = drain_s
 
     async def reload(self, *replacements, text=None):
@@ -92,19 +94,19 @@ class Node:
 
 
 @pytest.fixture
-def front(tmp_path):
+def front(tmp_path: Path):
     return partial(Node, tmp_path)
 
 
 # What can change ------------------------------------------------------------------------------
 
 
-async def test_a_file_that_says_the_same_changes_nothing(front, autojump_clock):
+async def test_a_file_that_says_the_same_changes_nothing(front, autojump_clock: MockClock) -> None:
     told = await front().reload()
     assert (told.changed, told.not_changed) == ((), ())
 
 
-async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump_clock):
+async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump_clock: MockClock) -> None:
     node = front()
     told = await node.reload(
         (
@@ -130,7 +132,7 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump
     assert await node.again() == Reloaded()  # now it is as the file says
 
 
-async def test_what_was_changed_goes_back_with_the_file(front, autojump_clock):
+async def test_what_was_changed_goes_back_with_the_file(front, autojump_clock: MockClock) -> None:
     node = front()
     await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 2"))
     assert await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 3")) == Reloaded(
@@ -141,7 +143,7 @@ async def test_what_was_changed_goes_back_with_the_file(front, autojump_clock):
     assert await node.reload() == Reloaded()
 
 
-async def test_more_places_than_at_the_start_take_a_restart(front, autojump_clock):
+async def test_more_places_than_at_the_start_take_a_restart(front, autojump_clock: MockClock) -> None:
     node = front()
     told = await node.reload(("requests_max = 8", "requests_max = 9"))
     assert told.changed == ()
@@ -154,7 +156,9 @@ async def test_more_places_than_at_the_start_take_a_restart(front, autojump_cloc
     assert node.assembly.gateway.gate.requests_max == 8
 
 
-async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_the_file_says(front, autojump_clock):
+async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_the_file_says(
+    front, autojump_clock: MockClock
+) -> None:
     node, gate = front(), lambda: node.assembly.gateway.gate.requests_max
     await node.reload(("requests_max = 8", "requests_max = 2"))
     await node.reload(("requests_max = 8", "requests_max = 99"))
@@ -163,7 +167,7 @@ async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_
     assert (gate(), told) == (2, Reloaded(("gateway.requests_max is 2 now, and was 8",)))
 
 
-async def test_the_limits_of_a_router_change_at_once(front, autojump_clock):
+async def test_the_limits_of_a_router_change_at_once(front, autojump_clock: MockClock) -> None:
     node = front()
     more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5\nejection.failures_max = 9'
     told = await node.reload((f'path = "{TINY}"', more))
@@ -175,7 +179,7 @@ async def test_the_limits_of_a_router_change_at_once(front, autojump_clock):
     assert told.not_changed == ()
 
 
-async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(front, autojump_clock):
+async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(front, autojump_clock: MockClock) -> None:
     node = front()
     told = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nretry_max_s = 1"))
     assert (node.assembly.links.section.heartbeat_s, node.assembly.links.section.retry_max_s) == (0.5, 1)
@@ -193,11 +197,13 @@ kv_tokens_max = 4096
 """
 
 
-async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(front, autojump_clock):
+async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(
+    front, autojump_clock: MockClock
+) -> None:
     node = front()
     woken = []
 
-    async def wait():
+    async def wait() -> None:
         await node.assembly.directory.wait_changed()
         woken.append(sorted(node.assembly.directory.nodes))
 
@@ -215,7 +221,7 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(f
     assert await node.reload() == Reloaded((), (gone,))
 
 
-async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(front, autojump_clock):
+async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(front, autojump_clock: MockClock) -> None:
     node = front()
     await node.reload(text=FILE + NEW)
     moved = (FILE + NEW).replace("7402", "7412").replace("7403", "7413")
@@ -234,7 +240,9 @@ async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(fron
     )
 
 
-async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_that_are_new(front, autojump_clock):
+async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_that_are_new(
+    front, autojump_clock: MockClock
+) -> None:
     asked = []
     node = front(ask_launcher=partial(asked.append, "reload"))
     far = NEW.replace("two", "far").replace("tiny-2", "tiny-3").replace("7403", "7404")
@@ -247,7 +255,9 @@ async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_th
     assert asked == ["reload"] * 3
 
 
-async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front, tmp_path, autojump_clock):
+async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(
+    front, tmp_path: Path, autojump_clock: MockClock
+) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key", "-nodes", names="subjectAltName=DNS:front,DNS:one")
     certificate.make(tmp_path / "b.pem", tmp_path / "b.key", "-nodes", names="subjectAltName=DNS:one")
     shown = 'heartbeat_s = 1.0\ntls_certificate = "a.pem"\ntls_key = "a.key"\ntls_authority = "a.pem"\n'
@@ -264,7 +274,7 @@ async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(front
     assert node.assembly.links.tls.names == {"DNS:front", "DNS:one"}
 
 
-async def test_keys_from_another_file_let_others_in(front, tmp_path, autojump_clock):
+async def test_keys_from_another_file_let_others_in(front, tmp_path: Path, autojump_clock: MockClock) -> None:
     (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     (tmp_path / "b.toml").write_text(key_file_lines("bob", "bobs-secret-of-32-characters-0002"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
@@ -274,7 +284,9 @@ async def test_keys_from_another_file_let_others_in(front, tmp_path, autojump_cl
     assert told.changed[-1] == "keys: 1 are known now"
 
 
-async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_keys(front, tmp_path, autojump_clock):
+async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_keys(
+    front, tmp_path: Path, autojump_clock: MockClock
+) -> None:
     (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
     (tmp_path / "a.toml").write_text(key_file_lines("carol", "carols-secret-of-32-characters-01"))
@@ -298,11 +310,11 @@ async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_key
 
 
 @pytest.fixture
-def dead_disk_after(monkeypatch):
+def dead_disk_after(monkeypatch: pytest.MonkeyPatch):
     """Return what lets the disk of the node's file die; it answers again when the test is over."""
     reader, writer = os.pipe()
 
-    def hang(path):
+    def hang(path) -> None:
         reading.note(path)
         os.read(reader, 1)
         raise StartFailed("the disk answers again")
@@ -312,8 +324,8 @@ def dead_disk_after(monkeypatch):
 
 
 async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_from_being_taken_away(
-    front, tmp_path, dead_disk_after
-):
+    front, tmp_path: Path, dead_disk_after
+) -> None:
     (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     threads, turns = FileThreads(within_s=0.5), []
 
@@ -325,7 +337,7 @@ async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_fr
     (tmp_path / "a.toml").write_text(key_file_lines("bob", "bobs-secret-of-32-characters-0002"))
     dead_disk_after()
 
-    async def serve():
+    async def serve() -> None:
         while True:
             await trio.sleep(0.01)
             turns.append(trio.current_time())
@@ -339,7 +351,9 @@ async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_fr
     assert alice.revoked
 
 
-async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_none_is_told(dead_disk_after, tmp_path):
+async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_none_is_told(
+    dead_disk_after, tmp_path: Path
+) -> None:
     dead_disk_after()
     threads = FileThreads(within_s=0.2)  # of real time, as threads take
     for _ in range(THREADS_MAX):
@@ -349,7 +363,7 @@ async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_no
         await threads(partial(read_cluster, tmp_path / "file"))
 
 
-async def test_c1_what_is_applied_has_been_read_before(front, tmp_path, autojump_clock):
+async def test_c1_what_is_applied_has_been_read_before(front, tmp_path: Path, autojump_clock: MockClock) -> None:
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
         (tmp_path / f"{name}.toml").write_text(key_file_lines(name, f"{name}s-secret-of-32-characters-0001"))
@@ -392,10 +406,12 @@ def slow(front):
     return make
 
 
-async def test_c1_reloads_come_one_after_the_other_and_those_who_wait_share_the_next(slow, autojump_clock):
+async def test_c1_reloads_come_one_after_the_other_and_those_who_wait_share_the_next(
+    slow, autojump_clock: MockClock
+) -> None:
     node, began, told = slow(), trio.current_time(), []
 
-    async def ask():
+    async def ask() -> None:
         told.append((await node.reloader.reload(), trio.current_time() - began))
 
     async with trio.open_nursery() as nursery:
@@ -412,7 +428,9 @@ async def test_c1_reloads_come_one_after_the_other_and_those_who_wait_share_the_
     assert len({id(each) for each, _ in told[1:]}) == 1
 
 
-async def test_c1_a_reload_ends_what_it_has_begun_though_whoever_asked_has_left(slow, tmp_path, autojump_clock):
+async def test_c1_a_reload_ends_what_it_has_begun_though_whoever_asked_has_left(
+    slow, tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """The file was applied, its new keys were not, and the launcher heard nothing of new nodes."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text(key_file_lines(name, f"{name}s-secret-of-32-characters-0001"))
@@ -431,7 +449,7 @@ async def test_c1_a_reload_ends_what_it_has_begun_though_whoever_asked_has_left(
     assert (node.assembly.gateway.keys.names(admin=False), asked) == (["b"], ["start what is new"])
 
 
-async def test_o_a_reload_that_waits_for_a_disk_holds_up_no_shutdown(slow, autojump_clock):
+async def test_o_a_reload_that_waits_for_a_disk_holds_up_no_shutdown(slow, autojump_clock: MockClock) -> None:
     """What had been applied was followed by the keys whatever else was to end: for 11 s."""
     node, asked = slow(), []
     node.reloader.ask_launcher = lambda: asked.append("start what is new")
@@ -446,7 +464,9 @@ async def test_o_a_reload_that_waits_for_a_disk_holds_up_no_shutdown(slow, autoj
     assert (len(node.read), asked) == (2, [])
 
 
-async def test_a_bug_in_a_reload_is_told_to_whoever_asked_and_the_next_is_none_the_worse(front, caplog, autojump_clock):
+async def test_a_bug_in_a_reload_is_told_to_whoever_asked_and_the_next_is_none_the_worse(
+    front, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     node = front()
     node.reloader.set_drain_s = None
     node.file.write_text(FILE.replace("drain_s = 30", "drain_s = 3"))
@@ -461,7 +481,9 @@ async def test_a_bug_in_a_reload_is_told_to_whoever_asked_and_the_next_is_none_t
 
 
 @pytest.mark.parametrize("waits", ["first", "behind another"])
-async def test_o_no_reload_takes_longer_than_whoever_asked_waits(front, tmp_path, waits, autojump_clock):
+async def test_o_no_reload_takes_longer_than_whoever_asked_waits(
+    front, tmp_path: Path, waits, autojump_clock: MockClock
+) -> None:
     """A disk that hangs took 30 s of a reload, and whoever had asked heard after 25 s that there was no answer."""
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     lines = 'requests_max = 8\ntls_certificate = "a.pem"\ntls_key = "a.key"'
@@ -486,7 +508,7 @@ async def test_o_no_reload_takes_longer_than_whoever_asked_waits(front, tmp_path
     assert took_s + deadlines.WAY_S <= deadlines.RELOAD_ANSWER_TIMEOUT_S
 
 
-async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_clock):
+async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_clock: MockClock) -> None:
     """Whoever reloaded waited 20 s for two nodes that had been drained when a third one came."""
     node = front(ask_launcher=lambda: None)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",)
@@ -495,7 +517,7 @@ async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_c
     assert (await node.reload(text=FILE + NEW)).starts == ()
 
 
-async def test_a_node_that_was_taken_out_of_the_file_and_put_back_is_new(front, autojump_clock):
+async def test_a_node_that_was_taken_out_of_the_file_and_put_back_is_new(front, autojump_clock: MockClock) -> None:
     node = front(ask_launcher=lambda: None)
     without = FILE.replace('[node.one]\nlisten = "127.0.0.1:7402"\n', "")
     without = without.replace('node = "one"', 'node = "front"')
@@ -506,7 +528,9 @@ async def test_a_node_that_was_taken_out_of_the_file_and_put_back_is_new(front, 
 # What cannot ----------------------------------------------------------------------------------
 
 
-async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_time(front, autojump_clock):
+async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_time(
+    front, autojump_clock: MockClock
+) -> None:
     node = front()
     changed = (
         ("requests_max = 8", "requests_max = 8\nport = 9000\n[gateway.limits]\nsend_buffer_bytes = 1000"),
@@ -532,7 +556,9 @@ async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_
     assert node.assembly.gateway.limits.send_buffer_bytes == 262144
 
 
-async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(front, tmp_path, autojump_clock):
+async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(
+    front, tmp_path: Path, autojump_clock: MockClock
+) -> None:
     change = ("kv_tokens_max = 4096", "kv_tokens_max = 8192\nslots = 2")
     assert (await front().reload(change)).not_changed == ()
     one = Node(tmp_path, "one")
@@ -541,13 +567,15 @@ async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(f
     )
 
 
-async def test_a_node_that_has_gone_from_the_file_says_so_itself(front, tmp_path, autojump_clock):
+async def test_a_node_that_has_gone_from_the_file_says_so_itself(
+    front, tmp_path: Path, autojump_clock: MockClock
+) -> None:
     one = Node(tmp_path, "one")
     told = await one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
     assert told.not_changed[0].startswith("the file changes nothing: there is no node one in ")
 
 
-async def test_another_secret_takes_a_restart(front, autojump_clock):
+async def test_another_secret_takes_a_restart(front, autojump_clock: MockClock) -> None:
     environment = {link_credentials.SECRET: "one-secret-of-the-cluster"}
     node = front(environment=environment)
     environment[link_credentials.SECRET] = "another-one-of-the-cluster"
@@ -556,7 +584,9 @@ async def test_another_secret_takes_a_restart(front, autojump_clock):
     )
 
 
-async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_does_not(front, tmp_path, autojump_clock):
+async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_does_not(
+    front, tmp_path: Path, autojump_clock: MockClock
+) -> None:
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
     lines = 'requests_max = 8\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
@@ -577,11 +607,11 @@ async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_doe
 # The gate, and who is told ----------------------------------------------------------------------
 
 
-async def test_a_gate_that_gets_wider_lets_in_as_many_of_its_line_as_it_has_room_for(autojump_clock):
+async def test_a_gate_that_gets_wider_lets_in_as_many_of_its_line_as_it_has_room_for(autojump_clock: MockClock) -> None:
     gate = AdmissionGate(1, 5.0, 10, lambda: None)
     inside = []
 
-    async def enter(number):
+    async def enter(number) -> None:
         async with gate.admitted():
             inside.append(number)
             await trio.sleep(1)
@@ -605,7 +635,7 @@ async def test_a_gate_that_gets_wider_lets_in_as_many_of_its_line_as_it_has_room
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-def test_ready_says_which_engine_is_on_a_node_that_drains():
+def test_ready_says_which_engine_is_on_a_node_that_drains() -> None:
     directory = Directory("front")
     offer = Offer("tiny-1", "tiny", Leg.BOTH, 4, up=True)
     directory.configure("one", None, [offer])

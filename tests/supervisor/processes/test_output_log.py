@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import trio
@@ -14,12 +15,13 @@ import trio
 from supervisor.processes.output_log import OutputLog, output_writer
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter, start_daemon_thread
+from tests.rig.log_records import log_records
 
 LIMIT_BYTES = 1000
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path):
     return tmp_path / "engine.log"
 
 
@@ -35,10 +37,10 @@ async def said(chatter, *pieces):
 
 
 def events(caplog):
-    return [each.message for each in caplog.records]
+    return [each.message for each in log_records(caplog)]
 
 
-async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path):
+async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path) -> None:
     chatter = OutputLog(path, LIMIT_BYTES)
     for number in range(20):
         await said(chatter, f"{number:099d}\n".encode())
@@ -49,16 +51,16 @@ async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path):
     assert sorted(each.name for each in path.parent.iterdir()) in (["engine.1.log", "engine.log"], ["engine.1.log"])
 
 
-async def test_the_last_words_are_those_of_the_end_however_much_was_said(path):
+async def test_the_last_words_are_those_of_the_end_however_much_was_said(path) -> None:
     chatter = await said(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
     assert chatter.last_error_line == "ValueError: no such model"
     assert len(chatter.tail) == 50
 
 
-async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path):
+async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path) -> None:
     goes_on, written = threading.Event(), []
 
-    def hangs(data):
+    def hangs(data) -> None:
         goes_on.wait(20.0)
         written.append(data)
 
@@ -78,10 +80,10 @@ async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path):
     assert len(notice.sub(b"", text)) == 200 * LIMIT_BYTES - lost
 
 
-def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next():
+def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next() -> None:
     written, none = [], ["can't start new thread"] * 2
 
-    def start(run):
+    def start(run) -> None:
         if none:
             raise RuntimeError(none.pop())
         start_daemon_thread(run)
@@ -92,7 +94,9 @@ def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_ne
     assert b"".join(written) == b"123"
 
 
-async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path, caplog):
+async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(
+    path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     place = path.parent / "logs"
     file = output_writer(place / "engine.log", LIMIT_BYTES)
@@ -102,7 +106,7 @@ async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path
     for _ in range(3):
         await said(chatter, b"hello\n")
         assert file.flush(5.0)
-    (record,) = caplog.records
+    (record,) = log_records(caplog)
     assert (record.message, record.levelname) == ("the output of an engine cannot be written", "ERROR")
     assert (record.file, "No such file" in record.reason) == (str(place / "engine.log"), True)
     assert 'espalier_log_failing{log="tiny-0"} 1.0' in metrics.render({}).decode()
@@ -115,9 +119,9 @@ async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(path
     assert 'espalier_log_failing{log="tiny-0"} 0.0' in metrics.render({}).decode()
 
 
-async def test_o16_a_full_disk_is_told(tmp_path, caplog):
+async def test_o16_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = tmp_path / "engine.log"
     full.symlink_to("/dev/full")
     chatter = await said(OutputLog(full), b"hello\n")
     assert chatter.file.flush(5.0)
-    assert ["No space left" in each.reason for each in caplog.records] == [True]
+    assert ["No space left" in each.reason for each in log_records(caplog)] == [True]

@@ -59,12 +59,12 @@ def no_descriptors():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def gone(pid):
+async def gone(pid) -> None:
     while state(pid) is not None:  # noqa: ASYNC110
         await trio.sleep(0.01)  # nobody tells when somebody else reaps it
 
 
-async def test_b6_children_are_reaped_though_no_descriptor_is_left():
+async def test_b6_children_are_reaped_though_no_descriptor_is_left() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reaper.run)
         await trio.testing.wait_all_tasks_blocked()
@@ -81,7 +81,7 @@ def ended(tmp_path):
         return start("it", [sys.executable, "-c", ""], {}, [], log.fileno())
 
 
-async def test_b18_a_process_is_nobody_elses_to_reap_until_it_is_closed(tmp_path):
+async def test_b18_a_process_is_nobody_elses_to_reap_until_it_is_closed(tmp_path: Path) -> None:
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reaper.run)
@@ -102,8 +102,8 @@ def given(tmp_path):
 
 
 @pytest.fixture
-def run_zygote(tmp_path):
-    async def run(plug, full, *, task_status):
+def run_zygote(tmp_path: Path):
+    async def run(plug, full, *, task_status) -> None:
         command = (sys.executable, "-c", FORKS.format(full=full))
         chatter = OutputLog(tmp_path / "zygote.log")
         await spawn.zygote(plug, chatter, GracePeriods(), LADDER, dict(os.environ), command, task_status=task_status)
@@ -111,7 +111,7 @@ def run_zygote(tmp_path):
     return run
 
 
-async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(tmp_path, run_zygote):
+async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(tmp_path: Path, run_zygote) -> None:
     plug = Registration()
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
@@ -125,7 +125,7 @@ async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_
             nursery.cancel_scope.cancel()
 
 
-async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp_path, run_zygote):
+async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp_path: Path, run_zygote) -> None:
     plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
@@ -138,7 +138,9 @@ async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp
             nursery.cancel_scope.cancel()
 
 
-async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(tmp_path, run_zygote):
+async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(
+    tmp_path: Path, run_zygote
+) -> None:
     plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
@@ -150,12 +152,12 @@ async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left
             nursery.cancel_scope.cancel()
 
 
-async def test_who_waits_for_a_zygote_that_cannot_start_hears_why():
+async def test_who_waits_for_a_zygote_that_cannot_start_hears_why() -> None:
     plug = Registration()
     fork = spawn.fork_starter(plug)
     async with trio.open_nursery() as nursery:
 
-        async def waits():
+        async def waits() -> None:
             with pytest.raises(StartFailed, match=r"^the zygote could not import SGLang: no torch$"):
                 await fork(BootMessage("e", "", {}, {}), spawn.Descriptors(0, 0, 0, 0))
 

@@ -19,12 +19,12 @@ def locked(made):
     return {"authorization": "Bearer a-secret-of-some-length"}
 
 
-async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_slow):
+async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_slow: trio.testing.MockClock) -> None:
     """Each of them is reopened when it ends; every request with a key is answered."""
     async with rig(connections_max=20) as made:
         key, answered = locked(made), 0
 
-        async def slow():
+        async def slow() -> None:
             while True:
                 stream = await made.connect()
                 await stream.send_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n")
@@ -56,7 +56,9 @@ async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_sl
         assert b'espalier_clients_dropped_total{reason="stranger"}' in made.metrics.render({})
 
 
-async def test_the_oldest_stranger_makes_room_and_nobody_who_has_shown_a_key(rather_slow):
+async def test_the_oldest_stranger_makes_room_and_nobody_who_has_shown_a_key(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(connections_max=3) as made:
         key = locked(made)
         known, old, young = [await made.client() for _ in range(3)]
@@ -70,7 +72,7 @@ async def test_the_oldest_stranger_makes_room_and_nobody_who_has_shown_a_key(rat
         assert (await known.ask(post(chat("n=1"), **key))).status == 200
 
 
-async def test_where_all_have_shown_a_key_one_more_is_refused(rather_slow):
+async def test_where_all_have_shown_a_key_one_more_is_refused(rather_slow: trio.testing.MockClock) -> None:
     async with rig(connections_max=2) as made:
         key = locked(made)
         for _ in range(2):
@@ -80,7 +82,7 @@ async def test_where_all_have_shown_a_key_one_more_is_refused(rather_slow):
         await at_rest(made)
 
 
-async def test_a_probe_makes_no_one_known_where_keys_are_wanted(rather_slow):
+async def test_a_probe_makes_no_one_known_where_keys_are_wanted(rather_slow: trio.testing.MockClock) -> None:
     async with rig(connections_max=1) as made:
         key = locked(made)
         probe = await made.client()
@@ -89,7 +91,9 @@ async def test_a_probe_makes_no_one_known_where_keys_are_wanted(rather_slow):
         assert await probe.closed()
 
 
-async def test_o4_one_address_has_so_many_strangers_and_its_own_oldest_goes(rather_slow, monkeypatch):
+async def test_o4_one_address_has_so_many_strangers_and_its_own_oldest_goes(
+    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from supervisor.gateway import server as module
 
     addresses = iter(["far", "near", "far", "far"])
@@ -107,7 +111,7 @@ async def test_o4_one_address_has_so_many_strangers_and_its_own_oldest_goes(rath
 
 
 class Named:
-    def __init__(self, address):
+    def __init__(self, address) -> None:
         self.socket = self
         self.address = address
 
@@ -132,14 +136,14 @@ class Named:
         (("fe80::1%eth0", 1, 0, 2), "fe80000000000000"),
     ],
 )
-def test_an_address_is_what_one_client_has_one_of(name, address):
+def test_an_address_is_what_one_client_has_one_of(name, address) -> None:
     assert address_of(Named(name)) == address
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "remove", "end", "end of"]), st.sampled_from("ab"), st.integers(0, 9)))
 )
-def test_strangers_are_those_who_came_in_their_order(steps):
+def test_strangers_are_those_who_came_in_their_order(steps) -> None:
     made, all_, scopes = UnauthenticatedConnections(), [], {}
     for number, (what, address, at) in enumerate(steps):
         if what == "add":
@@ -162,7 +166,7 @@ def test_strangers_are_those_who_came_in_their_order(steps):
 
 
 @given(st.lists(st.sampled_from("abc")))
-def test_d9_the_oldest_of_the_address_that_has_most_goes_first(addresses):
+def test_d9_the_oldest_of_the_address_that_has_most_goes_first(addresses) -> None:
     made, left = UnauthenticatedConnections(), list(enumerate(addresses))
     for number, address in left:
         made.add(number, address, trio.CancelScope())

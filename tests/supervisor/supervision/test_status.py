@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import EngineDied
 from supervisor.supervision.status import ERROR_LENGTH_MAX, TreeStatus
@@ -13,7 +13,7 @@ from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
 
-async def serves(*, task_status):
+async def serves(*, task_status) -> None:
     task_status.started()
     await trio.sleep_forever()
 
@@ -26,7 +26,7 @@ def states(standing):
     return {each.path: each.state for each in standing.members()}
 
 
-def test_before_anything_has_happened_every_member_is_named_and_none_is_started():
+def test_before_anything_has_happened_every_member_is_named_and_none_is_started() -> None:
     inner = Tree(name="inner", children=(child("b"),))
     standing = TreeStatus(Tree(name="top", children=(child("a"), inner)))
     assert states(standing) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
@@ -34,8 +34,8 @@ def test_before_anything_has_happened_every_member_is_named_and_none_is_started(
     assert standing.uptime_s == 0
 
 
-async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_clock):
-    async def slow(*, task_status):
+async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_clock: MockClock) -> None:
+    async def slow(*, task_status) -> None:
         await trio.sleep(2)
         await serves(task_status=task_status)
 
@@ -44,7 +44,7 @@ async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_
     async with trio.open_nursery() as nursery:
         task = trio.CancelScope()
 
-        async def run():
+        async def run() -> None:
             with task:
                 await supervise(tree, rng=random.Random(0), on_event=standing.on_event)
 
@@ -65,11 +65,13 @@ async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_
     assert states(standing) == {"top": "stopped", "top/a": "stopped", "top/b": "stopped"}
 
 
-async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_with_it_and_says_why(autojump_clock):
+async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_with_it_and_says_why(
+    autojump_clock: MockClock,
+) -> None:
     lives = iter([1, 1000])
     why = "x" * (2 * ERROR_LENGTH_MAX)
 
-    async def dies(*, task_status):
+    async def dies(*, task_status) -> None:
         task_status.started()
         await trio.sleep(next(lives))
         raise EngineDied(why)
@@ -96,10 +98,10 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
         nursery.cancel_scope.cancel()
 
 
-async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_itself(autojump_clock):
+async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_itself(autojump_clock: MockClock) -> None:
     lives = iter([True, False, True])
 
-    async def lame(*, task_status):
+    async def lame(*, task_status) -> None:
         if not next(lives):
             raise EngineDied("no")
         task_status.started()

@@ -24,7 +24,7 @@ HEALS_AT, WELL_AT = 60, 200
 class World:
     """A random tree whose children fail at random until the world heals, and what must hold all the while."""
 
-    def __init__(self, rng):
+    def __init__(self, rng) -> None:
         self.rng = rng
         self.members = {}  # path -> Child or Tree
         self.running = set()  # as the children see it
@@ -71,7 +71,7 @@ class World:
         )
         return made
 
-    async def live(self, path, *, task_status):
+    async def live(self, path, *, task_status) -> None:
         chance = self.rng.random
         assert path not in self.running
         self.running.add(path)
@@ -90,13 +90,13 @@ class World:
                 await trio.sleep(self.rng.choice([0] * 9 + [0.5, 1, DEAF_S]))
             self.running.remove(path)
 
-    def watch(self, happening):
+    def watch(self, happening) -> None:
         try:
             self.check(happening)
         except AssertionError as error:  # from here it would only be logged
             self.broken.append(error)
 
-    def check(self, happening):
+    def check(self, happening) -> None:
         path, kind = happening.path, happening.kind
         parent = path.rpartition("/")[0]
         match kind:
@@ -136,7 +136,7 @@ class World:
     def needed(self, path, parent):
         return {f"{parent}/{name}" for name in self.members[parent].transitive_needs()[path.rpartition("/")[2]]}
 
-    def check_start(self, path, parent):
+    def check_start(self, path, parent) -> None:
         assert self.state[parent] in ("starting", "ready")  # a tree inside lives on until it is its turn
         assert self.state.get(path, "over") == "over"
         if self.members[parent].strategy is ONE and path in self.begun.get(parent, ()):
@@ -147,7 +147,7 @@ class World:
             if member.restart is PERMANENT and not tries_again:
                 assert self.state[other] == "ready"
 
-    def check_stop(self, path, parent):
+    def check_stop(self, path, parent) -> None:
         if self.members[parent].strategy is ONE and self.state[path] == "starting":
             return  # it is too slow; or the tree stops, and then nothing that needs it was started
         for child in self.members[parent].children:
@@ -156,7 +156,7 @@ class World:
                 assert self.state[other] == "stopping"
                 assert any(f"{deaf}/".startswith(f"{other}/") for deaf in self.deaf)
 
-    def check_all_is_well(self):
+    def check_all_is_well(self) -> None:
         """Everything runs that may be restarted, and none of whose trees is one that may not."""
         for path, member in self.members.items():
             names = path.split("/")
@@ -173,7 +173,7 @@ async def any_tree(rng):
     cancel_at = WELL_AT if lives_long else rng.choice([rng.randint(0, 30), rng.uniform(0, 30)])
     async with trio.open_nursery() as nursery:
 
-        async def cancel():
+        async def cancel() -> None:
             await trio.sleep_until(cancel_at)
             if lives_long and not world.broken:
                 world.check_all_is_well()
@@ -210,7 +210,7 @@ def simulate(seed):
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 400, 50)], ids=str)
-def test_any_tree_keeps_its_promises_under_any_faults(seeds, unlogged):
+def test_any_tree_keeps_its_promises_under_any_faults(seeds, unlogged: None) -> None:
     for seed in seeds:
         try:
             simulate(seed)

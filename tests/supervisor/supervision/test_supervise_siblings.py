@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocol.errors import EngineDied, StartFailed
 from supervisor.supervision.events import ChildEventKind
@@ -33,21 +34,25 @@ def beside(name, *lives, needs=(), **fields):
 # Starting and stopping together ----------------------------------------------------------
 
 
-async def test_b8_a_gateway_that_fails_while_an_engine_loads_is_up_again_at_once(autojump_clock):
+async def test_b8_a_gateway_that_fails_while_an_engine_loads_is_up_again_at_once(autojump_clock: MockClock) -> None:
     gateway = child("gateway", Life(lasts_s=20))
     worker = child("worker", Life(lasts_s=10), Life(ready_after_s=600), start_within_s=900)
     watch = await watched(tree(gateway, worker), 700)
     assert watch.starts() == ["0 gateway", "0 worker", "20 gateway", "610 worker"]
 
 
-async def test_b8_one_that_fails_while_another_starts_for_the_first_time_is_up_again_at_once(autojump_clock):
+async def test_b8_one_that_fails_while_another_starts_for_the_first_time_is_up_again_at_once(
+    autojump_clock: MockClock,
+) -> None:
     gateway = child("gateway", Life(lasts_s=5))
     engine = child("engine", Life(ready_after_s=60), start_within_s=100)
     watch = await watched(tree(gateway, engine), 90)
     assert watch.starts() == ["0 gateway", "5 gateway", "60 engine"]
 
 
-async def test_b8_one_that_is_too_slow_to_start_keeps_nobody_waiting_while_it_is_ended(autojump_clock):
+async def test_b8_one_that_is_too_slow_to_start_keeps_nobody_waiting_while_it_is_ended(
+    autojump_clock: MockClock,
+) -> None:
     slow = Life(ready_after_s=50, cleans_up_s=9)
     engine = child("engine", Life(lasts_s=1), slow, start_within_s=4, stop_within_s=12)
     gateway = child("gateway", Life(lasts_s=6))  # while the engine cleans up
@@ -55,7 +60,7 @@ async def test_b8_one_that_is_too_slow_to_start_keeps_nobody_waiting_while_it_is
     assert watch.starts() == ["0 engine", "0 gateway", "6 gateway", "15 engine"]
 
 
-async def test_d12_eight_engines_load_in_the_time_of_one_and_stop_in_that_of_one(autojump_clock):
+async def test_d12_eight_engines_load_in_the_time_of_one_and_stop_in_that_of_one(autojump_clock: MockClock) -> None:
     life = Life(ready_after_s=60, cleans_up_s=9)
     engines = [beside(f"e{n}", life, needs=("gateway",), start_within_s=100, stop_within_s=10) for n in range(8)]
     value = tree(child("gateway", Life(ready_after_s=1, cleans_up_s=1)), *engines)
@@ -67,7 +72,7 @@ async def test_d12_eight_engines_load_in_the_time_of_one_and_stop_in_that_of_one
     assert value.stop_within_s == 15
 
 
-async def test_who_needs_another_starts_after_it_and_stops_before_it(autojump_clock):
+async def test_who_needs_another_starts_after_it_and_stops_before_it(autojump_clock: MockClock) -> None:
     slow = Life(ready_after_s=3, cleans_up_s=2)
     value = tree(
         beside("a", slow), beside("b", slow), beside("c", slow, needs=("a",)), beside("d", needs=("c",)), child("e")
@@ -84,7 +89,7 @@ async def test_who_needs_another_starts_after_it_and_stops_before_it(autojump_cl
     ]
 
 
-async def test_one_that_has_ended_stands_between_nobody_and_what_it_needs(autojump_clock):
+async def test_one_that_has_ended_stands_between_nobody_and_what_it_needs(autojump_clock: MockClock) -> None:
     """`c` needs `a` by way of `b`, which is gone when all are stopped."""
     a, c = beside("a"), beside("c", Life(cleans_up_s=2), needs=("b",))
     b = beside("b", Life(lasts_s=1), needs=("a",))
@@ -92,14 +97,14 @@ async def test_one_that_has_ended_stands_between_nobody_and_what_it_needs(autoju
     assert watch.stops() == ["7 c", "7 a"]
 
 
-async def test_a_restart_waits_for_nobody_though_a_start_does(autojump_clock):
+async def test_a_restart_waits_for_nobody_though_a_start_does(autojump_clock: MockClock) -> None:
     a = child("a", Life(lasts_s=5), Life(ready_after_s=30), start_within_s=50)
     b = child("b", Life(lasts_s=6))  # while what it needs is not there
     watch = await watched(tree(a, b), 60)
     assert watch.starts() == ["0 a", "0 b", "6 b", "35 a"]
 
 
-async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump_clock):
+async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump_clock: MockClock) -> None:
     a, b = beside("a", Life(ready_after_s=50), start_within_s=60), beside("b", Life(ready_after_s=2, starts=False))
     watch = Watch()
     with pytest.raises(StartFailed, match="t/b could not start"):
@@ -122,13 +127,13 @@ async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump
         ),
     ],
 )
-def test_needs_that_make_no_sense_cannot_be_said(make, sentence):
+def test_needs_that_make_no_sense_cannot_be_said(make, sentence) -> None:
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value) == sentence
 
 
-def test_needs_and_trees_that_never_give_up_are_printed():
+def test_needs_and_trees_that_never_give_up_are_printed() -> None:
     value = tree(
         child("a"), beside("b"), tree(child("c"), name="w", needs=("a", "b"), restarts_max=None, backoff=NEVER)
     )
@@ -146,7 +151,7 @@ def never(*children, name="bad", **fields):
     return tree(*children, name=name, **fields)
 
 
-async def test_b7_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock):
+async def test_b7_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock: MockClock) -> None:
     """It crashes 1 s after each start; its neighbours never notice."""
     bad = never(fails_every(1, "engine"), child("decode"))
     value = tree(child("gateway"), bad, child("good", needs=()), restarts_max=5, restarts_window_s=300)
@@ -157,7 +162,7 @@ async def test_b7_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock):
     assert watch.lines(ChildEventKind.GAVE_UP) == []
 
 
-async def test_b7_a_gpu_that_is_gone_ends_neither_its_node_nor_its_neighbours(autojump_clock):
+async def test_b7_a_gpu_that_is_gone_ends_neither_its_node_nor_its_neighbours(autojump_clock: MockClock) -> None:
     """After a crash each start fails, 5 s after it began."""
     gone = Life(ready_after_s=5, starts=False)
     bad = never(child("engine", Life(lasts_s=10), *[gone] * 99, start_within_s=60))
@@ -167,13 +172,13 @@ async def test_b7_a_gpu_that_is_gone_ends_neither_its_node_nor_its_neighbours(au
     assert watch.waits()[:5] == [1, 1 * 2, 4, 8, 8]
 
 
-async def test_b7_the_back_off_after_crashes_begins_anew_after_a_quiet_time(autojump_clock):
+async def test_b7_the_back_off_after_crashes_begins_anew_after_a_quiet_time(autojump_clock: MockClock) -> None:
     lives = [Life(lasts_s=1)] * 3 + [Life(lasts_s=60)] + [Life(lasts_s=1)] * 2
     watch = await watched(tree(never(child("engine", *lives))), 200)
     assert watch.waits() == [1, 2, 4, 1, 2, 4]
 
 
-async def test_b7_waits_of_engines_that_fail_together_are_spread_by_chance(autojump_clock):
+async def test_b7_waits_of_engines_that_fail_together_are_spread_by_chance(autojump_clock: MockClock) -> None:
     backoff = Backoff(min_s=1, max_s=30, jitter=0.5, crashes=True)
     trees = [never(child("engine", Life(lasts_s=1)), name=name, backoff=backoff) for name in ("a", "b")]
     watch = await watched(tree(*trees), 9, rng=random.Random(1))
@@ -182,7 +187,7 @@ async def test_b7_waits_of_engines_that_fail_together_are_spread_by_chance(autoj
     assert all(1 <= wait <= 1.5 for wait in (first, second))
 
 
-async def test_a_first_start_that_fails_is_tried_again_where_a_tree_never_gives_up(autojump_clock):
+async def test_a_first_start_that_fails_is_tried_again_where_a_tree_never_gives_up(autojump_clock: MockClock) -> None:
     bad = never(child("engine", FAILS_TO_START, FAILS_TO_START))
     watch = Watch()
     async with trio.open_nursery() as nursery:
@@ -194,7 +199,7 @@ async def test_a_first_start_that_fails_is_tried_again_where_a_tree_never_gives_
     assert watch.starts() == ["0 gateway", "2 good", "2 last", "3 engine", "3 bad"]
 
 
-async def test_a_tree_that_never_gives_up_keeps_its_group_together(autojump_clock):
+async def test_a_tree_that_never_gives_up_keeps_its_group_together(autojump_clock: MockClock) -> None:
     engine = child("engine", Life(lasts_s=2, error=EngineDied("It exited with 1.")))
     watch = await watched(tree(never(engine, child("decode", Life(cleans_up_s=3)))), 20)
     assert watch.starts() == ["0 engine", "0 decode", "0 bad", "5 engine", "5 decode"]  # no two lives of one child

@@ -70,7 +70,7 @@ def shown(text):
     return [line.rpartition(CLEAR)[2] for line in text.split("\n")]
 
 
-async def settled(terminal, seconds):
+async def settled(terminal, seconds) -> None:
     """Let time pass, a tick at a time, in which all that is logged is written."""
     until = trio.current_time() + seconds
     while True:
@@ -81,7 +81,7 @@ async def settled(terminal, seconds):
         await trio.sleep(min(TICK_S, until - trio.current_time()))
 
 
-def test_off_a_terminal_every_line_is_one_json_object():
+def test_off_a_terminal_every_line_is_one_json_object() -> None:
     out = io.StringIO()
     terminal = configure_logging(out)
     assert not terminal.live
@@ -107,7 +107,7 @@ def test_off_a_terminal_every_line_is_one_json_object():
     assert "\x1b" not in out.getvalue()
 
 
-def test_on_a_terminal_a_person_can_read_it():
+def test_on_a_terminal_a_person_can_read_it() -> None:
     out = Screen()
     terminal = configure_logging(out)
     assert terminal.live
@@ -119,14 +119,14 @@ def test_on_a_terminal_a_person_can_read_it():
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: trouble", second)
 
 
-def test_whoever_logs_does_not_fall_when_nobody_listens():
+def test_whoever_logs_does_not_fall_when_nobody_listens() -> None:
     terminal = configure_logging(Deaf())
     log.info("into the void")
     terminal.flush()
     assert terminal.log.lost_items == 1
 
 
-async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clock):
+async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clock: trio.testing.MockClock) -> None:
     out = Screen()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
@@ -148,7 +148,7 @@ async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_the_live_line_never_mixes_with_log_lines(autojump_clock):
+async def test_the_live_line_never_mixes_with_log_lines(autojump_clock: trio.testing.MockClock) -> None:
     out = Screen()
     terminal = configure_logging(out)
     async with trio.open_nursery() as nursery:
@@ -165,7 +165,7 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock):
     assert not any("starting" in line for line in lines[:20])
 
 
-async def test_off_a_terminal_nothing_is_live(autojump_clock):
+async def test_off_a_terminal_nothing_is_live(autojump_clock: trio.testing.MockClock) -> None:
     out = io.StringIO()
     terminal = Terminal(out, live=False)
     terminal.on_event(happening("main"))
@@ -173,7 +173,7 @@ async def test_off_a_terminal_nothing_is_live(autojump_clock):
     assert out.getvalue() == ""
 
 
-async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_clock):
+async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_clock: trio.testing.MockClock) -> None:
     out = Gone()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
@@ -187,13 +187,13 @@ async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_c
         nursery.cancel_scope.cancel()
 
 
-def test_what_nobody_can_read_any_more_is_not_said_and_that_is_all():
+def test_what_nobody_can_read_any_more_is_not_said_and_that_is_all() -> None:
     terminal = Terminal(io.StringIO(), live=False, stdout=Deaf())
     terminal.announce("Ready")
     terminal.flush()
 
 
-def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too():
+def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too() -> None:
     out, plain = io.StringIO(), io.StringIO()
     terminal = Terminal(out, live=False, stdout=plain, formatter=JsonFormatter("front"))
     for text in ("", "Ready: http://127.0.0.1:8000", ""):
@@ -206,7 +206,7 @@ def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too():
     assert out.getvalue() == ""
 
 
-def test_a_person_who_reads_nothing_but_what_is_told_reads_it_as_it_is():
+def test_a_person_who_reads_nothing_but_what_is_told_reads_it_as_it_is() -> None:
     plain = Screen()
     terminal = Terminal(io.StringIO(), live=False, stdout=plain)
     terminal.announce("Ready: http://127.0.0.1:8000")
@@ -214,7 +214,7 @@ def test_a_person_who_reads_nothing_but_what_is_told_reads_it_as_it_is():
     assert plain.getvalue() == "Ready: http://127.0.0.1:8000\n"
 
 
-def test_a_real_terminal_is_one():
+def test_a_real_terminal_is_one() -> None:
     near, far = os.openpty()
     try:
         with os.fdopen(far, "w") as out:
@@ -226,7 +226,7 @@ def test_a_real_terminal_is_one():
         os.close(near)
 
 
-def test_the_websocket_library_does_not_chat():
+def test_the_websocket_library_does_not_chat() -> None:
     out = io.StringIO()
     terminal = configure_logging(out)
     logging.getLogger("trio-websocket").info("a message of %d bytes", 7)
@@ -246,7 +246,7 @@ def unread():
         yield ours, theirs
 
 
-def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread):
+def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread) -> None:
     ours, theirs = unread
     terminal = configure_logging(theirs)
     terminal.log.bytes_max = 64 * 1024
@@ -277,7 +277,7 @@ def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread):
     assert lines[-1]["event"] == "after all"
 
 
-def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(unread):
+def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(unread) -> None:
     _, theirs = unread
     terminal = Terminal(theirs, live=True)
     terminal._transient["main/engine"] = ("starting", 0.0)
@@ -287,7 +287,7 @@ def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(unread
     assert sum(len(data) for data, _ in terminal.log._queue) < 100
 
 
-def test_b4_one_record_is_no_longer_than_a_line_may_be():
+def test_b4_one_record_is_no_longer_than_a_line_may_be() -> None:
     out = io.StringIO()
     terminal = configure_logging(out)
     huge = "x" * 1_000_000
@@ -309,7 +309,7 @@ def test_b4_one_record_is_no_longer_than_a_line_may_be():
     assert json.loads(second)["traceback"].startswith("Traceback")
 
 
-def test_what_python_says_by_itself_is_a_line_of_the_log(monkeypatch):
+def test_what_python_says_by_itself_is_a_line_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     out = io.StringIO()
     terminal = configure_logging(out)

@@ -10,6 +10,7 @@ import trio
 
 from supervisor.telemetry.loop_monitor import COLLECTION, LOG_INTERVAL_S, NAMES_MAX, OTHERS, LoopMonitor, task_function
 from supervisor.telemetry.metrics import Metrics
+from tests.rig.log_records import log_records
 
 
 class Clock:
@@ -31,24 +32,26 @@ def turns(clock):
     return LoopMonitor(0.02, clock, start_thread=lambda run: None)
 
 
-async def works(clock, seconds, times=1):
+async def works(clock, seconds, times=1) -> None:
     for _ in range(times):
         await trio.lowlevel.checkpoint()
         clock.now += seconds
     await trio.lowlevel.checkpoint()
 
 
-async def beside(turns, *tasks):
+async def beside(turns, *tasks) -> None:
     with turns.watching():
         async with trio.open_nursery() as nursery:
             for function, *arguments in tasks:
                 nursery.start_soon(function, *arguments)
 
 
-async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(turns, clock, caplog):
+async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(
+    turns, clock, caplog: pytest.LogCaptureFixture
+) -> None:
     await beside(turns, (works, clock, 0.019, 50), (works, clock, 0.5))
     assert turns.statistics() == {"test_loop_monitor.works": 1}
-    (record,) = caplog.records
+    (record,) = log_records(caplog)
     assert (record.message, record.task, record.duration_s) == ("a turn took too long", "test_loop_monitor.works", 0.5)
     assert record.awaiting.startswith("works > checkpoint")
     metrics = Metrics()
@@ -58,8 +61,8 @@ async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(tu
     assert 'espalier_event_loop_turn_max_seconds{task="test_loop_monitor.works"} 0.5' in text
 
 
-async def test_waiting_is_no_turn_however_long(turns, clock):
-    async def waits():
+async def test_waiting_is_no_turn_however_long(turns, clock) -> None:
+    async def waits() -> None:
         await trio.sleep(0.001)
         clock.now += 0.01
 
@@ -70,24 +73,24 @@ async def test_waiting_is_no_turn_however_long(turns, clock):
     assert turns.statistics() == {}
 
 
-async def test_the_same_function_is_not_logged_each_time(turns, clock, caplog):
+async def test_the_same_function_is_not_logged_each_time(turns, clock, caplog: pytest.LogCaptureFixture) -> None:
     await beside(turns, (works, clock, 0.1, 50))
     assert turns.statistics() == {"test_loop_monitor.works": 50}
-    assert len(caplog.records) == 1
+    assert len(log_records(caplog)) == 1
     clock.now += LOG_INTERVAL_S
     await beside(turns, (works, clock, 0.1))
-    assert [each.count for each in caplog.records] == [1, 51]
+    assert [each.count for each in log_records(caplog)] == [1, 51]
 
 
-async def test_however_many_functions_there_are_they_have_few_names(turns):
+async def test_however_many_functions_there_are_they_have_few_names(turns) -> None:
     for number in range(3 * NAMES_MAX):
         turns._count(f"function {number}", 1.0)
     assert len(turns.statistics()) == NAMES_MAX + 1
     assert turns.statistics()[OTHERS] == 2 * NAMES_MAX
 
 
-async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock):
-    async def collects():
+async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock) -> None:
+    async def collects() -> None:
         await trio.lowlevel.checkpoint()
         turns._collected("start", {"generation": 2})
         clock.now += 0.3
@@ -98,10 +101,10 @@ async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock):
     assert turns.statistics() == {COLLECTION: 1}
 
 
-async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
+async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock) -> None:
     names = []
 
-    async def one(_):
+    async def one(_) -> None:
         names.append(task_function(trio.lowlevel.current_task()))
 
     async with trio.open_nursery() as nursery:
@@ -112,7 +115,7 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock):
     }
 
 
-async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, caplog):
+async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, caplog: pytest.LogCaptureFixture) -> None:
     looks, stops = [], iter((7.0,))
     turns = LoopMonitor(0.02, clock, start_thread=looks.append)
 
@@ -130,11 +133,11 @@ async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, ca
     assert "the event loop is blocked" not in caplog.messages
 
 
-async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog):
+async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog: pytest.LogCaptureFixture) -> None:
     looking, said = [], threading.Event()
 
     class Looked(logging.Handler):
-        def emit(self, record):
+        def emit(self, record) -> None:
             if "is blocked" in record.getMessage():
                 said.set()
 
@@ -143,7 +146,7 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
     turns = LoopMonitor(0.02, clock, start_thread=lambda run: looking.append(threading.Thread(target=run)))
     turns._stopped.wait = lambda _: turns._stopped.is_set()
 
-    def stuck_in_here():
+    def stuck_in_here() -> None:
         looking[0].start()
         clock.now += 5.0
         assert said.wait(20.0)
@@ -156,6 +159,6 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog)
         looking[0].join(20.0)
     finally:
         logging.getLogger("supervisor.telemetry.loop_monitor").removeHandler(handler)
-    (record,) = [each for each in caplog.records if each.message == "the event loop is blocked"]
+    (record,) = [each for each in log_records(caplog) if each.message == "the event loop is blocked"]
     assert any("stuck_in_here" in line for line in record.stack)
     assert record.duration_s == 5.0

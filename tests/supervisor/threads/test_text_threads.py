@@ -16,7 +16,7 @@ from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, Te
 LIGHT = HEAVY_CHARACTERS_MIN - 1
 
 
-async def hold(threads, owner, size, order, name=None, *, task_s=1.0):
+async def hold(threads, owner, size, order, name=None, *, task_s=1.0) -> None:
     """Have a thread for a second of virtual time, and note when it was had."""
     await threads.acquire(owner, heavy=size >= HEAVY_CHARACTERS_MIN)
     try:
@@ -39,7 +39,9 @@ async def together(threads, *asked):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_task(threads, autojump_clock):
+async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_task(
+    threads, autojump_clock: trio.testing.MockClock
+) -> None:
     pool = TextThreads(TextLimits(threads=threads))
     order: list[str] = []
     async with trio.open_nursery() as nursery:
@@ -51,7 +53,7 @@ async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_tas
         assert order.count("alice") == 1
 
 
-async def test_owners_take_turns(autojump_clock):
+async def test_owners_take_turns(autojump_clock: trio.testing.MockClock) -> None:
     order = await together(
         TextThreads(TextLimits(threads=1)), *[("a", LIGHT)] * 4, *[("b", LIGHT)] * 3, *[("c", LIGHT)] * 2
     )
@@ -59,10 +61,12 @@ async def test_owners_take_turns(autojump_clock):
 
 
 @pytest.mark.parametrize("others", [1, 2, 5])
-async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(others, autojump_clock):
+async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(
+    others, autojump_clock: trio.testing.MockClock
+) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
 
-    async def again(owner):
+    async def again(owner) -> None:
         while True:
             await hold(pool, owner, LIGHT, order)
 
@@ -77,7 +81,7 @@ async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(others, 
         nursery.cancel_scope.cancel()
 
 
-async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock):
+async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock: trio.testing.MockClock) -> None:
     pool, order = TextThreads(TextLimits(threads=2)), []
     async with trio.open_nursery() as nursery:
         for _ in range(5):
@@ -91,11 +95,11 @@ async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock):
     assert trio.current_time() == 50
 
 
-async def test_the_only_thread_does_heavy_work_too(autojump_clock):
+async def test_the_only_thread_does_heavy_work_too(autojump_clock: trio.testing.MockClock) -> None:
     assert await together(TextThreads(TextLimits(threads=1)), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT)) == ["a", "a"]
 
 
-async def test_lines_are_bounded_a_key_and_in_all(autojump_clock):
+async def test_lines_are_bounded_a_key_and_in_all(autojump_clock: trio.testing.MockClock) -> None:
     pool = TextThreads(TextLimits(threads=1, waiting_max=5, key_waiting_max=3))
     async with trio.open_nursery() as nursery:
         for owner, size in [("a", LIGHT), ("a", LIGHT), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT), ("b", LIGHT)]:
@@ -110,7 +114,7 @@ async def test_lines_are_bounded_a_key_and_in_all(autojump_clock):
     assert (pool.running, pool.waiting) == (0, 0)
 
 
-async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock):
+async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock: trio.testing.MockClock) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, pool, "a", LIGHT, order)
@@ -123,7 +127,9 @@ async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock):
 
 
 @pytest.mark.parametrize("first", ["leaves", "is given it"])
-async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the_next(first, autojump_clock):
+async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the_next(
+    first, autojump_clock: trio.testing.MockClock
+) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
     await pool.acquire("a", heavy=False)
     async with trio.open_nursery() as nursery, trio.open_nursery() as leaving:
@@ -139,7 +145,7 @@ async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the
     assert pool.statistics() == Statistics(running=0, waiting=0, owners=0)
 
 
-async def test_what_a_thread_returns_or_raises_comes_back():
+async def test_what_a_thread_returns_or_raises_comes_back() -> None:
     pool = TextThreads(TextLimits(threads=1))
     assert await pool(threading.get_ident, owner="a", size=1) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
@@ -148,7 +154,7 @@ async def test_what_a_thread_returns_or_raises_comes_back():
 
 
 @pytest.mark.realtime
-async def test_a_thread_whose_asker_has_left_counts_until_it_ends():
+async def test_a_thread_whose_asker_has_left_counts_until_it_ends() -> None:
     pool, go = TextThreads(TextLimits(threads=1)), threading.Event()
     with trio.move_on_after(0.05):
         await pool(go.wait, owner="a", size=1)

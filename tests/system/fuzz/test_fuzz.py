@@ -36,7 +36,7 @@ FIELDS = {
 }
 
 
-def test_whatever_comes_is_answered_as_it_should_be_and_nothing_is_left():
+def test_whatever_comes_is_answered_as_it_should_be_and_nothing_is_left() -> None:
     report = run(range(SHARE))
     assert report.problems == []
     assert report.counts["exact"] == SHARE / 50
@@ -54,22 +54,22 @@ def test_whatever_comes_is_answered_as_it_should_be_and_nothing_is_left():
     } <= report.counts.keys()
 
 
-def test_a_gateway_that_wants_keys_answers_as_well_and_strangers_as_they_should_be():
+def test_a_gateway_that_wants_keys_answers_as_well_and_strangers_as_they_should_be() -> None:
     report = run(range(7 * FULL_SHARE, 7 * FULL_SHARE + 500))
     assert report.problems == []
     assert {"status 200", "status 401", "event response.completed"} <= report.counts.keys()
 
 
-def test_an_input_is_made_from_its_number_alone():
+def test_an_input_is_made_from_its_number_alone() -> None:
     assert [make(number) for number in range(1, 40)] == [make(number) for number in range(1, 40)]
     assert make(3, seed=1) != make(3, seed=2)
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_a_body_is_read_or_refused_whatever_stands_in_it(path):
+def test_a_body_is_read_or_refused_whatever_stands_in_it(path) -> None:
     @settings(max_examples=60)
     @given(st.dictionaries(st.sampled_from(FIELDS[path]), JSON, max_size=3), st.integers(0, 999))
-    def attack(fields, seed):
+    def attack(fields, seed) -> None:
         body = bodies.MAKERS[path](Random(seed)) | fields
         try:
             PARSERS[path](json.dumps(body).encode())
@@ -83,7 +83,7 @@ def test_a_body_is_read_or_refused_whatever_stands_in_it(path):
 
 
 @given(st.binary(max_size=64))
-def test_bytes_are_read_or_refused_too(data):
+def test_bytes_are_read_or_refused_too(data) -> None:
     for parse in PARSERS.values():
         with pytest.raises(RequestError):
             parse(data)
@@ -114,12 +114,12 @@ HEAD = b"x-request-id: r\r\ndate: today\r\ncontent-type: application/json\r\n"
         b"half an answer",
     ],
 )
-def test_the_judge_knows_a_wrong_answer(said):
+def test_the_judge_knows_a_wrong_answer(said) -> None:
     with pytest.raises(Wrong):
         answers.take(said, ended=True)
 
 
-def test_the_judge_knows_a_right_answer_and_waits_for_the_rest_of_it():
+def test_the_judge_knows_a_right_answer_and_waits_for_the_rest_of_it() -> None:
     said = b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}"
     answer, rest = answers.take(said + b"HTTP", ended=False)
     assert (answer.status, answer.json, rest) == (200, {}, b"HTTP")
@@ -140,15 +140,15 @@ def test_the_judge_knows_a_right_answer_and_waits_for_the_rest_of_it():
         b"\x81",
     ],
 )
-def test_the_judge_knows_a_wrong_frame(said):
+def test_the_judge_knows_a_wrong_frame(said) -> None:
     with pytest.raises(Wrong):
         answers.frames(said, ended=True)
 
 
-def test_the_judge_reads_events_and_the_close_code():
+def test_the_judge_reads_events_and_the_close_code() -> None:
     said = b'\x81\x0c{"type":"a"}' + b"\x8a\x01x" + b"\x88\x02\x03\xe8"
     assert answers.frames(said, ended=True) == ([{"type": "a"}], 1000, b"")
 
 
-def test_a_frame_of_ours_is_masked_as_it_should_be():
+def test_a_frame_of_ours_is_masked_as_it_should_be() -> None:
     assert websocket.frame(b"Hello", mask=b"\x37\xfa\x21\x3d") == bytes.fromhex("8185 37fa213d 7f9f4d5158")

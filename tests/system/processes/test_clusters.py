@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from signal import SIGKILL, SIGTERM
 
@@ -26,7 +27,7 @@ WITHIN_S = 20.0
 AT_ONCE_S = 2.0
 
 
-def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder):
+def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder: Path) -> None:
     with cluster(folder, rolling.plan(drain_s=0.5)) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
             took = rolling.renew(target, "w1")
@@ -37,10 +38,10 @@ def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder):
         assert not target.stop(10.0)
 
 
-def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folder):
+def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folder: Path) -> None:
     cutters = []
 
-    def behind_cutter(target):
+    def behind_cutter(target) -> None:
         cutters.append(FaultProxy(target.links["w2"]))
         target.doors["w2"] = cutters[0].port
 
@@ -59,10 +60,10 @@ def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folde
         cutters[0].close()
 
 
-def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder):
+def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder: Path) -> None:
     cutters = {}
 
-    def behind_cutters(target):
+    def behind_cutters(target) -> None:
         for name in target.workers:
             cutters[name] = FaultProxy(target.links[name])
             target.doors[name] = cutters[name].port
@@ -101,13 +102,13 @@ def signalled_once_it_says(node, text):
 
 
 @pytest.mark.parametrize("event", ["draining", "stopped"])
-def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(folder, event):
+def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(folder: Path, event) -> None:
     with cluster(folder, rolling.plan(drain_s=10.0)) as target, drained(target, "w1"):
         took_s, code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
         assert (code, took_s < AT_ONCE_S, target.nodes["w1"].left()) == (0, True, [])
 
 
-def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder):
+def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder: Path) -> None:
     with cluster(folder, rolling.plan(drain_s=10.0)) as target:
         chat = Chat(target.front.port, chat_body("Tell me a long story", 60, stream_options={"include_usage": True}))
         answer = BackgroundReader(chat.read)
@@ -118,7 +119,7 @@ def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder):
         assert (code, outcome.whole, outcome.usage["completion_tokens"]) == (0, True, 60)
 
 
-def test_a_signal_to_a_launcher_that_has_ended_its_nodes_finds_it_ending_well_and_at_once(folder):
+def test_a_signal_to_a_launcher_that_has_ended_its_nodes_finds_it_ending_well_and_at_once(folder: Path) -> None:
     ports = free_ports(3)
     tiny = ROOT / "examples" / "tiny"
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=tiny), ports[0]) as target:

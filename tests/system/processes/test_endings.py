@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from bench.rig.node import node
 pytestmark = pytest.mark.engine
 
 
-def test_a_node_survives_its_parts(folder):
+def test_a_node_survives_its_parts(folder: Path) -> None:
     """Scheduler, host, a loading host and zygote die one after the other under running streams; then SIGTERM."""
     with node(folder) as target:
         texts = endings.references(target)
@@ -39,5 +40,5 @@ SCENES = [
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_node_ends(scene, folder):
+def test_a_node_ends(scene, folder: Path) -> None:
     endings.OF_A_NODE[scene](folder)

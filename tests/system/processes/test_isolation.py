@@ -49,23 +49,23 @@ kv_tokens_max = 65536
 class Honest:
     """One client that streams and notes when its tokens come."""
 
-    def __init__(self, port, tokens):
+    def __init__(self, port, tokens) -> None:
         self.at, self.outcome = [], None
         self.chat = Chat(port, chat_body("Tell me about the oak", tokens, model="good"))
         self.thread = threading.Thread(target=self._read)
         self.thread.start()
 
-    def _read(self):
+    def _read(self) -> None:
         count = self.chat._count
 
-        def counted(event):
+        def counted(event) -> None:
             self.at.append(time.perf_counter())
             count(event)
 
         self.chat._count = counted
         self.outcome = self.chat.read()
 
-    def check(self):
+    def check(self) -> None:
         """Wait for the end: the answer is whole, and came at the engine's own pace."""
         self.thread.join(WITHIN_S)
         assert self.outcome is not None
@@ -81,7 +81,7 @@ def served(folder, bad="", gateway=""):
     )
 
 
-def ready(target, within_s=WITHIN_S):
+def ready(target, within_s=WITHIN_S) -> None:
     assert wait_until(lambda: "Ready:" in target.output(), within_s) is not None, target.output()
 
 
@@ -95,7 +95,7 @@ def get(target, path):
         connection.close()
 
 
-def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder):
+def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder: Path) -> None:
     with served(folder, "simulated.faults.crash_after_s = 0.3") as target:
         ready(target)
         honest = Honest(target.port, 200)  # ten seconds
@@ -114,7 +114,7 @@ def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder):
         assert (target.process.returncode, target.left()) == (0, [])
 
 
-def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder):
+def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder: Path) -> None:
     """It crashes as it starts; before anything else of the node is up, too."""
     with served(folder, "simulated.faults.crash_after_s = 0.000001") as target:
         assert wait_until(lambda: "main/good-0 is ready" in target.output(), WITHIN_S) is not None, target.output()
@@ -130,7 +130,7 @@ def cpu_s(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens(folder):
+def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens(folder: Path) -> None:
     with served(folder, "simulated.faults.crash_after_s = 2.0") as target:
         ready(target)
         honest = Honest(target.port, 120)

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from http.client import HTTPConnection
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -49,7 +50,7 @@ kv_tokens_max = 65536
 
 
 @pytest.fixture
-def running(folder):
+def running(folder: Path):
     """A launcher with a front and two workers, all ready."""
     ports = free_ports(3)
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
@@ -84,7 +85,7 @@ def pids(target):
     return {name: each.pid for name, each in target.items()}
 
 
-def test_all_nodes_come_up_and_one_line_says_so(running):
+def test_all_nodes_come_up_and_one_line_says_so(running) -> None:
     assert list(nodes(running)) == NAMES
     assert asked(running) == (200, 4)
     assert all(text.startswith("{") for text in running.output().splitlines())
@@ -97,7 +98,7 @@ def test_all_nodes_come_up_and_one_line_says_so(running):
     )  # a terminal's Ctrl-C reaches the launcher alone
 
 
-def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running):
+def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running) -> None:
     answer = stream(running, 40)
     running.signal(signal.SIGINT)
     outcome = answer.wait(WITHIN_S)
@@ -109,7 +110,7 @@ def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running):
     assert (stopped[0], sorted(stopped)) == ("front", NAMES)
 
 
-def test_a_second_signal_ends_all_within_two_seconds(running):
+def test_a_second_signal_ends_all_within_two_seconds(running) -> None:
     answer = stream(running, 4000)
     running.signal(signal.SIGTERM)
     assert wait_until(lambda: events_logged(running, "draining", node="front"), WITHIN_S) is not None
@@ -123,7 +124,7 @@ def test_a_second_signal_ends_all_within_two_seconds(running):
     assert outcome.error["code"] == "draining"
 
 
-def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(running):
+def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(running) -> None:
     os.kill(nodes(running)["one"].pid, signal.SIGSTOP)
     running.signal(signal.SIGTERM)
     assert wait_until(lambda: events_logged(running, "stopped", node="front"), WITHIN_S) is not None
@@ -134,14 +135,14 @@ def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(ru
     assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
 
 
-def test_kill_9_of_the_launcher_leaves_no_process(running):
+def test_kill_9_of_the_launcher_leaves_no_process(running) -> None:
     answer = stream(running, 4000)
     running.signal(signal.SIGKILL)
     assert running.wait_gone(EXIT_MAX_S) is not None, running.left()
     assert not answer.wait(WITHIN_S).whole
 
 
-def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder):
+def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder: Path) -> None:
     ports = free_ports(3)
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
@@ -149,7 +150,7 @@ def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder):
         assert target.wait_gone(EXIT_MAX_S) is not None, target.left()
 
 
-def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
+def test_ctrl_c_while_nodes_load_ends_all_of_them(folder: Path) -> None:
     ports = free_ports(3)
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
@@ -159,7 +160,7 @@ def test_ctrl_c_while_nodes_load_ends_all_of_them(folder):
         assert not [each for each in lines(target) if each.get("child_event") == "restarting"]
 
 
-def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
+def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder: Path) -> None:
     keys, ports = folder / "keys.toml", free_ports(3)
     keys.write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[gateway]", f'[gateway]\nkeys = "{keys}"')
@@ -177,7 +178,7 @@ def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder):
 # A file that changes ----------------------------------------------------------------------
 
 
-def rewrite(target, text):
+def rewrite(target, text) -> None:
     (target.folder / "cluster.toml").write_text(text)
 
 
@@ -186,7 +187,7 @@ def file_of(target):
 
 
 @pytest.mark.parametrize("how", ["reload", "SIGHUP"])
-def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how, running):
+def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how, running) -> None:
     before, text = nodes(running), file_of(running)
     rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
     if how == "reload":
@@ -214,7 +215,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     assert (running.process.returncode, running.left()) == (0, [])
 
 
-def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running):
+def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running) -> None:
     before, text = nodes(running), file_of(running)
     third = THIRD.format(port=free_ports(1)[0])
     rewrite(running, text + third.replace("[node.three]", '[node.three]\nlogs = "/dev/null/logs"'))
@@ -242,7 +243,7 @@ def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running
     assert len(nodes(running)) == 4
 
 
-def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade(running):
+def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade(running) -> None:
     text = file_of(running)
     head, _, rest = text.partition("[node.two]")
     without = head + rest.partition("\n")[2].partition("\n")[2]  # its table, and below the engine's
@@ -264,7 +265,7 @@ def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
-def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_stay(running, folder):
+def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_stay(running, folder: Path) -> None:
     before, ports = nodes(running), free_ports(2)
     at = LISTENS.search(file_of(running))[1]
     text = JOINING.format(ports=ports, tiny=TINY)
@@ -299,7 +300,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
 
 
 @pytest.mark.parametrize("name", ["one", "front"])
-def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running):
+def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running) -> None:
     before = nodes(running)
     os.kill(before[name].pid, signal.SIGKILL)
     if name != "front":  # there is another worker
@@ -324,7 +325,7 @@ def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running):
     assert running.process.returncode == 0
 
 
-def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_last(running):
+def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_last(running) -> None:
     for count, name in enumerate(["one", "front", "two"], start=1):
         os.kill(nodes(running)[name].pid, signal.SIGTERM)
         assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023
@@ -333,7 +334,7 @@ def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_l
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
-def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
+def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder: Path) -> None:
     ports = free_ports(3)
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')
     with running_launcher(folder, text, ports[0]) as target:
@@ -344,7 +345,7 @@ def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder):
         )
 
 
-def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
+def test_a_port_that_is_taken_is_said_before_any_node_starts(folder: Path) -> None:
     import socket
 
     with socket.socket() as taken:
@@ -358,7 +359,7 @@ def test_a_port_that_is_taken_is_said_before_any_node_starts(folder):
             assert target.output().rstrip().endswith("name another as node.two.listen")
 
 
-def test_one_node_of_several_can_be_run_alone(folder):
+def test_one_node_of_several_can_be_run_alone(folder: Path) -> None:
     ports = free_ports(3)
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as target:
         assert wait_until(lambda: "Ready: node one with tiny-1" in target.output(), WITHIN_S) is not None, (
@@ -370,7 +371,7 @@ def test_one_node_of_several_can_be_run_alone(folder):
         assert target.process.returncode == 0
 
 
-def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(folder):
+def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(folder: Path) -> None:
     ports = free_ports(3)
     (folder / "cluster.toml").write_text(SIMULATED.format(ports=ports, tiny=TINY))
     ours, theirs = pty.openpty()
@@ -386,7 +387,7 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
     os.close(theirs)
     shown = bytearray()
 
-    def read():
+    def read() -> None:
         with suppress(OSError):  # the last writer has closed it
             while data := os.read(ours, 4096):
                 shown.extend(data)
@@ -408,7 +409,7 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
     assert '"event"' not in text
 
 
-def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder):
+def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder: Path) -> None:
     ports = free_ports(3)
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nwatchdog_s = 2.0")
     with running_launcher(folder, text, ports[0]) as target:

@@ -61,7 +61,7 @@ def ask(connection):
     return answer.status
 
 
-def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder):
+def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder: Path) -> None:
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb"), os.fdopen(writes, "wb") as output, logging_to(folder, output) as target:
         output.close()
@@ -78,7 +78,7 @@ def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder):
         assert (target.process.returncode, target.left()) == (0, [])
 
 
-def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder):
+def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder: Path) -> None:
     with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as target:
         beside = BackgroundReader(Chat(target.port, chat_body("Tell me a long story", 500)).read)
         connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)

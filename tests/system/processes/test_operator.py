@@ -44,7 +44,7 @@ path = "{path}"
 class Running:
     """A cluster's file, and its nodes that were started."""
 
-    def __init__(self, folder, stack):
+    def __init__(self, folder, stack) -> None:
         self.folder, self.stack, self.port = folder, stack, free_port()
         (folder / "secret").write_text("a-secret-that-nobody-guesses")
         self.file = folder / "cluster.toml"
@@ -71,7 +71,7 @@ class Running:
         """Operate as from another host: by what listens alone."""
         return run_cli(self, *arguments, temporary=self.folder)
 
-    def wait_whole(self):
+    def wait_whole(self) -> None:
         assert wait_until(self.whole, WITHIN_S, every_s=0.1) is not None, self.logs()
 
     def whole(self):
@@ -95,7 +95,7 @@ class Running:
             connection.close()
 
 
-def end(process):
+def end(process) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)
@@ -113,7 +113,7 @@ def cluster():
         yield Running(folder, stack)
 
 
-def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
+def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running) -> None:
     front, back = running.start("front"), running.start("back")
     running.wait_whole()
 
@@ -167,7 +167,7 @@ def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running):
     assert again.poll() is None
 
 
-def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running):
+def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running) -> None:
     """Status, reload and drain of the one node of a file without `listen`, and of a file that is broken by now."""
     alone = running.text.replace('node = "back"', 'node = "front"').replace("[node.back]\n", "")
     alone = "".join(line for line in alone.splitlines(keepends=True) if not line.startswith(("listen", "secret")))
@@ -208,7 +208,7 @@ def running_on(running, name):
     return any(offer["running"] for offer in running.seen()[1][name]["state"]["offers"])
 
 
-def test_an_operator_with_another_secret_is_told_so_and_changes_nothing(running):
+def test_an_operator_with_another_secret_is_told_so_and_changes_nothing(running) -> None:
     back = running.start("back")
     assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
     (running.folder / "secret").write_text("another-secret-that-is-wrong")

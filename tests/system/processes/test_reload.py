@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +47,7 @@ def processes(target):
     return {(seen.pid, seen.started) for seen in target.alive()}
 
 
-def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_nothing(folder):
+def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_nothing(folder: Path) -> None:
     keys = folder / "keys.toml"
     keys.write_text(key_file_lines("alice", ALICE))
     with node(folder, engine=QUICK, gateway=f'keys = "{keys}"') as target:

@@ -146,7 +146,7 @@ def is_ready(ports: dict[str, int]) -> bool:
         return False
 
 
-def test_o3_a_job_drains_when_its_script_is_told_to_end_and_leaves_nothing():
+def test_o3_a_job_drains_when_its_script_is_told_to_end_and_leaves_nothing() -> None:
     with slurm() as made:
         ports = example(made.folder)
         job = made.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()
@@ -163,7 +163,7 @@ def test_o3_a_job_drains_when_its_script_is_told_to_end_and_leaves_nothing():
         assert not list(made.folder.glob("job-*"))
 
 
-def test_a_job_whose_file_is_wrong_fails():
+def test_a_job_whose_file_is_wrong_fails() -> None:
     with slurm() as made:
         example(made.folder)
         file = made.folder / "cluster.toml"

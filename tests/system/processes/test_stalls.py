@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 
 import pytest
@@ -26,14 +27,14 @@ def long_answers():
     return Plan(texts, drain_s=0.5, front_drain_s=rolling.FRONT_DRAIN_S)
 
 
-def stopped(node):
+def stopped(node) -> None:
     """Let a node's process stand still, and go on."""
     node.signal(SIGSTOP)
     time.sleep(STANDS_STILL_S)
     node.signal(SIGCONT)
 
 
-def test_d8_streams_go_on_when_the_gateways_process_stood_still(folder):
+def test_d8_streams_go_on_when_the_gateways_process_stood_still(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = {name: len(target.nodes[name].output()) for name in target.workers}
         with rolling.steady(target, CLIENTS, seed=1) as tally:
@@ -51,7 +52,7 @@ def test_d8_streams_go_on_when_the_gateways_process_stood_still(folder):
         assert not target.stop(10.0)
 
 
-def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used_again_after(folder):
+def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used_again_after(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = len(target.front.output())
         with rolling.steady(target, CLIENTS, seed=1) as tally:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 STORM = 200
 
 
-async def test_sglang_keeps_the_contract(make_engine):
+async def test_sglang_keeps_the_contract(make_engine) -> None:
     async with make_engine() as engine:
 
         @asynccontextmanager
@@ -29,13 +29,13 @@ async def test_sglang_keeps_the_contract(make_engine):
             await at_rest(engine)
 
 
-async def answers_greedily_alike(engine):
+async def answers_greedily_alike(engine) -> None:
     """One prompt has one greedy answer, alone and among others."""
     wanted = request(engine, 24)
     expected, _ = await complete(engine, wanted)
     got = []
 
-    async def again():
+    async def again() -> None:
         got.append((await complete(engine, Generate(new_id(), wanted.tokens, wanted.sampling)))[0])
 
     async with trio.open_nursery() as nursery:
@@ -45,7 +45,7 @@ async def answers_greedily_alike(engine):
     assert got == [expected] * 12
 
 
-async def aborts_a_long_prefill(engine):
+async def aborts_a_long_prefill(engine) -> None:
     """A prompt of many chunks is left in each of them, and no token of it comes."""
     for pause_s in (0.0, 0.01, 0.03, 0.06, 0.1, 0.2):
         wanted = request(engine, 16, engine.info.request_tokens_max - 32)
@@ -59,7 +59,7 @@ async def aborts_a_long_prefill(engine):
         assert generation.credit == 16
 
 
-async def survives_a_storm_of_aborts(engine):
+async def survives_a_storm_of_aborts(engine) -> None:
     """Requests that leave at every moment leave nothing; those among them that stay are whole."""
     stays = request(engine, 64)
     expected, _ = await complete(engine, stays)
@@ -81,7 +81,7 @@ async def survives_a_storm_of_aborts(engine):
     async with trio.open_nursery() as nursery:
         free = trio.CapacityLimiter(engine.info.running_max)
 
-        async def limited(work, *args):
+        async def limited(work, *args) -> None:
             async with free:
                 await work(*args)
 
@@ -92,7 +92,7 @@ async def survives_a_storm_of_aborts(engine):
     assert whole == [expected] * (STORM // 20)
 
 
-async def says_what_it_is(engine):
+async def says_what_it_is(engine) -> None:
     """Its own limits, and that a seed means nothing to it on a CPU, which is so."""
     info = engine.info
     assert (info.kind, info.running_max, info.vocabulary_size, info.context_max) == ("sglang", 16, 512, 4096)

@@ -101,7 +101,7 @@ def own_gap(served) -> float:
     return client.worst()
 
 
-def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(served, own_gap):
+def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(served, own_gap) -> None:
     """Each is asked for with a bias toward the letter by which it hurts, and long enough that it would."""
     before = {role: seen.pid for role, seen in served.look().items()}
     refused, ended, answered = [], [], []
@@ -133,7 +133,7 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
     }
 
 
-def test_every_grammar_that_the_field_uses_is_accepted(served):
+def test_every_grammar_that_the_field_uses_is_accepted(served) -> None:
     slowest = (0.0, "")
     for sample in BENIGN:
         began_at = time.perf_counter()
@@ -143,7 +143,7 @@ def test_every_grammar_that_the_field_uses_is_accepted(served):
     log.info("slowest %.2f s: %s", *slowest)
 
 
-def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served):
+def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served) -> None:
     patterns = [f"^[a-z]{{1,{number % 40 + 1}}}(-[a-z0-9]{{1,20}}){{0,{number % 7}}}x" for number in range(1500)]
     for attacker in range(8):
         fields = {f"p{i}": {"type": "string", "pattern": f"{text}{attacker}$"} for i, text in enumerate(patterns)}
@@ -163,7 +163,7 @@ def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served):
     assert took_s < 5.0
 
 
-def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served):
+def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served) -> None:
     """Catalan numbers of ways to read a text: cheap for some hundred tokens, so that no walk refuses it."""
     growing = Sample("Catalan", "ebnf", 'root ::= s "b"\ns ::= s s | "a"')
     bias = {str(ids("a")[0]): 100}

@@ -22,7 +22,7 @@ pytestmark = [
 HELD_S = 60.0
 
 
-def test_a_held_transfer_lasts_until_its_client_leaves_and_both_engines_are_free_at_once():
+def test_a_held_transfer_lasts_until_its_client_leaves_and_both_engines_are_free_at_once() -> None:
     with place() as folder, cluster(folder, plan("sglang", narrow=False, transfer_s=HELD_S)) as target:
         with closing(LoadPoller(target, 0.01)) as poll:
             chat = Chat(target.front.port, chat_body("Tell me", 16))

@@ -48,7 +48,7 @@ async def freed_after_s(engine: Engine, wanted: Generate, *, begun: bool = False
     return time.perf_counter() - left_at
 
 
-async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_its_request_is():
+async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_its_request_is() -> None:
     async with real_engine(slots=4, kv_tokens_max=1024) as engine:
 
         def compiled(at: int) -> Generate:
@@ -93,7 +93,7 @@ def below(parents: set[int], depth: int) -> list[int]:
 HOST, SCHEDULER = 1, 2  # below a zygote
 
 
-async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason():
+async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason() -> None:
     silent_s = 4.0
     others = set(below({os.getpid()}, 1))  # a node that other tests share
     async with kept_engines(silent_s) as keep:
@@ -133,7 +133,7 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
                     await trio.sleep(0.05)
 
 
-async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones():
+async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones() -> None:
     async with kept_engines() as keep, trio.open_nursery() as nursery:
         plug, small = Registration[Engine](), Registration[Engine]()
         with trio.fail_after(STARTED_WITHIN_S):

@@ -47,7 +47,7 @@ def post(port: int, path: str, body: object) -> tuple[int, dict]:
 # Which token comes next ------------------------------------------------------------------
 
 
-def test_a_bias_forces_its_token_and_forbids_another(client):
+def test_a_bias_forces_its_token_and_forbids_another(client) -> None:
     token = ids(" willow")[0]
     forced = chat(client, logit_bias={str(token): 100}, max_tokens=3)
     assert forced.choices[0].message.content == TINY.tokenizer.decode([token] * 3)
@@ -57,7 +57,7 @@ def test_a_bias_forces_its_token_and_forbids_another(client):
 
 
 @pytest.mark.parametrize("option", [{"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 2}])
-def test_a_penalty_makes_an_answer_repeat_itself_less(client, option):
+def test_a_penalty_makes_an_answer_repeat_itself_less(client, option) -> None:
     def repeats(**extra):
         answer = chat(client, max_tokens=200, extra_body={"ignore_eos": True, "return_token_ids": True, **extra})
         tokens = answer.choices[0].model_extra["token_ids"]
@@ -66,7 +66,7 @@ def test_a_penalty_makes_an_answer_repeat_itself_less(client, option):
     assert repeats(**option) < repeats()
 
 
-def test_temperature_draws_and_top_k_one_does_not(client):
+def test_temperature_draws_and_top_k_one_does_not(client) -> None:
     drawn = {said(chat(client, temperature=2, top_p=1))[0] for _ in range(6)}
     assert len(drawn) > 1
     assert len({said(chat(client, temperature=2, extra_body={"top_k": 1}))[0] for _ in range(3)}) == 1
@@ -77,7 +77,7 @@ def test_temperature_draws_and_top_k_one_does_not(client):
 # Where an answer ends --------------------------------------------------------------------
 
 
-def test_min_tokens_keeps_an_answer_going(client):
+def test_min_tokens_keeps_an_answer_going(client) -> None:
     usual = chat(client, max_tokens=300)
     assert usual.choices[0].finish_reason == "stop"
     least = usual.usage.completion_tokens + 20
@@ -86,7 +86,7 @@ def test_min_tokens_keeps_an_answer_going(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_is_left_out_or_included(client, stream):
+def test_a_stop_string_is_left_out_or_included(client, stream) -> None:
     whole = chat(client, max_tokens=300).choices[0].message.content
     stop = whole.split()[3]
     for included in (False, True):
@@ -98,7 +98,7 @@ def test_a_stop_string_is_left_out_or_included(client, stream):
 # Log probabilities -----------------------------------------------------------------------
 
 
-def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client):
+def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client) -> None:
     whole = chat(client, logprobs=True, top_logprobs=3)
     expected = [(token.token, token.logprob) for token in whole.choices[0].logprobs.content]
     got, text, told = [], b"", b""
@@ -117,7 +117,7 @@ def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client):
     assert all(abs(a - b) < 0.02 for (_, a), (_, b) in zip(got, expected, strict=True))
 
 
-def test_completions_tell_log_probabilities_in_their_own_shape(client):
+def test_completions_tell_log_probabilities_in_their_own_shape(client) -> None:
     choice = complete(client, logprobs=2).choices[0]
     told = choice.logprobs
     assert "".join(told.tokens) == choice.text
@@ -126,7 +126,7 @@ def test_completions_tell_log_probabilities_in_their_own_shape(client):
     assert all(logprob <= 0 for logprob in told.token_logprobs)
 
 
-def test_responses_tell_log_probabilities_in_their_deltas(served):
+def test_responses_tell_log_probabilities_in_their_deltas(served) -> None:
     socket = ResponsesSocket(served.port)
     socket.send(response_body(OAK_PROMPT, 8, top_logprobs=2, include=["message.output_text.logprobs"]))
     told = text = b""
@@ -146,7 +146,7 @@ def test_responses_tell_log_probabilities_in_their_deltas(served):
 # Several choices, several prompts --------------------------------------------------------
 
 
-def test_n_gives_as_many_choices_streamed_or_not(client):
+def test_n_gives_as_many_choices_streamed_or_not(client) -> None:
     whole = chat(client, n=3)
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     assert len(set(said(whole))) == 1
@@ -163,7 +163,7 @@ def test_n_gives_as_many_choices_streamed_or_not(client):
     assert ends == {0: "length", 1: "length", 2: "length"}
 
 
-def test_the_best_of_many_is_no_less_likely_than_the_others(client):
+def test_the_best_of_many_is_no_less_likely_than_the_others(client) -> None:
     best = complete(client, n=1, best_of=6, temperature=1.5, logprobs=1)
     assert len(best.choices) == 1
     assert best.usage.completion_tokens > len(best.choices[0].logprobs.tokens)
@@ -171,7 +171,7 @@ def test_the_best_of_many_is_no_less_likely_than_the_others(client):
     assert mean <= 0
 
 
-def test_prompts_may_be_several_and_may_be_token_ids(client):
+def test_prompts_may_be_several_and_may_be_token_ids(client) -> None:
     one = complete(client, "The oak").choices[0].text
     two = complete(client, "The willow").choices[0].text
     many = complete(client, ["The oak", "The willow"])
@@ -182,7 +182,7 @@ def test_prompts_may_be_several_and_may_be_token_ids(client):
     assert TINY.tokenizer.decode(out.model_extra["token_ids"]) == out.text == one
 
 
-def test_an_echo_comes_before_the_answer(client):
+def test_an_echo_comes_before_the_answer(client) -> None:
     plain = complete(client, "The oak").choices[0].text
     assert complete(client, "The oak", echo=True).choices[0].text == "The oak" + plain
     assert complete(client, ids("The oak"), echo=True).choices[0].text == "The oak" + plain
@@ -205,7 +205,7 @@ SCHEMA["properties"]["name"]["maxLength"] = 12
 SCHEMA["properties"]["age"] |= {"minimum": 0, "maximum": 999}
 
 
-def test_an_answer_keeps_to_a_json_schema(client, served):
+def test_an_answer_keeps_to_a_json_schema(client, served) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "tree", "schema": SCHEMA, "strict": True}}
     for temperature in (0, 1.5):
         answer = chat(client, response_format=form, max_tokens=200, temperature=temperature)
@@ -222,7 +222,7 @@ def test_an_answer_keeps_to_a_json_schema(client, served):
     Tree.model_validate_json(outcome.text)
 
 
-def test_an_answer_is_a_json_object(client):
+def test_an_answer_is_a_json_object(client) -> None:
     answer = chat(client, response_format={"type": "json_object"}, max_tokens=400, extra_body={"logit_bias": {}})
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
@@ -247,7 +247,7 @@ def test_an_answer_is_a_json_object(client):
         ),
     ],
 )
-def test_an_answer_keeps_to_a_grammar(client, extra, pattern):
+def test_an_answer_keeps_to_a_grammar(client, extra, pattern) -> None:
     answer = chat(client, extra_body=extra, max_tokens=60, temperature=1)
     assert re.fullmatch(pattern, answer.choices[0].message.content)
     assert answer.choices[0].finish_reason == "stop"
@@ -256,7 +256,7 @@ def test_an_answer_keeps_to_a_grammar(client, extra, pattern):
 # Caches, memory, length ------------------------------------------------------------------
 
 
-def test_a_salt_keeps_the_prefix_cache_apart(client):
+def test_a_salt_keeps_the_prefix_cache_apart(client) -> None:
     long = [{"role": "user", "content": "Tell me about the salt " * 20}]
 
     def cached(salt):
@@ -268,7 +268,7 @@ def test_a_salt_keeps_the_prefix_cache_apart(client):
     assert cached("b") == 0
 
 
-def test_warming_up_fills_the_cache_and_can_be_continued(served):
+def test_warming_up_fills_the_cache_and_can_be_continued(served) -> None:
     socket = ResponsesSocket(served.port)
     long = "Tell me about the warm oak " * 20
     socket.send(response_body(long, generate=False))
@@ -279,7 +279,7 @@ def test_warming_up_fills_the_cache_and_can_be_continued(served):
     socket.close()
 
 
-def test_a_conversation_is_truncated_only_when_that_is_asked(served):
+def test_a_conversation_is_truncated_only_when_that_is_asked(served) -> None:
     turns = [{"role": ("user", "assistant")[place % 2], "content": f"{place} " + "word " * 60} for place in range(101)]
     socket = ResponsesSocket(served.port)
     body = {"type": "response.create", "model": MODEL, "input": turns, "max_output_tokens": 4, "temperature": 0}
@@ -292,7 +292,7 @@ def test_a_conversation_is_truncated_only_when_that_is_asked(served):
     socket.close()
 
 
-def test_text_becomes_tokens_and_tokens_text(served):
+def test_text_becomes_tokens_and_tokens_text(served) -> None:
     status, got = post(served.port, "/tokenize", {"model": MODEL, "prompt": "The oak is old, wörld 🙂"})
     assert (status, got["tokens"]) == (200, ids("The oak is old, wörld 🙂"))
     status, back = post(served.port, "/detokenize", {"model": MODEL, "tokens": got["tokens"]})

@@ -69,7 +69,7 @@ def free_after_s(pair, leg, since):
 
 @pytest.mark.parametrize("what", ["scheduler", "host"])
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it_is_lost(lost, what, pair):
+def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it_is_lost(lost, what, pair) -> None:
     _, answer = in_transfer(pair)
     lost_at = time.perf_counter()
     pair.nodes[lost].kill(what)
@@ -79,7 +79,7 @@ def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it
 
 
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(lost, pair):
+def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(lost, pair) -> None:
     chat, _ = in_transfer(pair)
     lost_at = time.perf_counter()
     pair.nodes[lost].signal(signal.SIGKILL)
@@ -92,7 +92,7 @@ def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it
 
 
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost, pair):
+def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost, pair) -> None:
     chat, _ = in_transfer(pair)
     stopped_at = time.perf_counter()
     pair.nodes[lost].signal(signal.SIGSTOP)

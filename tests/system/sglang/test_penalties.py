@@ -23,7 +23,7 @@ EXACT = {"dtype": "float32"}  # in bfloat16 the shape of a batch decides between
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_d10_an_answer_with_penalties_goes_on_as_if_it_had_not_been_cut(make_engine, *, together):
+async def test_d10_an_answer_with_penalties_goes_on_as_if_it_had_not_been_cut(make_engine, *, together) -> None:
     # A scheduler that runs ahead counts by the steps of its batch: a prompt between two of them counts one token twice.
     async with make_engine(settings=EXACT | {"disable_overlap_schedule": together}) as engine:
         prompt = request(engine, 1).tokens

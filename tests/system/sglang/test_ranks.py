@@ -47,7 +47,7 @@ def hosts(target):
     return {rank: alive[seen.parent] for rank, seen in schedulers(target).items() if seen.parent in alive}
 
 
-def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning):
+def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning) -> None:
     assert sorted(schedulers(spanning)) == [0, 1]
     info = json.loads(spanning.get("/server_info")[1])
     assert [engine["ranks"] for engine in info["engines"].values()] == [2]
@@ -58,7 +58,7 @@ def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning):
 
 
 @pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
-def test_whatever_ends_all_ranks_end_and_come_back_together(what, spanning):
+def test_whatever_ends_all_ranks_end_and_come_back_together(what, spanning) -> None:
     ready = spanning.output().count("first/tiny-0/engine is ready")
     assert completed(spanning.port, [5, 6, 7])[0]
     kind, _, which = what.partition(" ")
@@ -75,7 +75,7 @@ def test_whatever_ends_all_ranks_end_and_come_back_together(what, spanning):
     assert sorted(schedulers(spanning)) == [0, 1]
 
 
-def test_an_engine_over_two_nodes_leaves_nothing(spanning):
+def test_an_engine_over_two_nodes_leaves_nothing(spanning) -> None:
     spanning.signal(signal.SIGINT)
     assert spanning.wait_exit(WITHIN_S) is not None, spanning.output()
     assert spanning.wait_gone(EXIT_MAX_S) is not None

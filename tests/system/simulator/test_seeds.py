@@ -28,7 +28,7 @@ def replay(seed: int) -> str:
 
 
 @pytest.mark.parametrize("tens", range(SEEDS // 10))
-def test_nothing_false_is_said_and_everything_comes_home(tens):
+def test_nothing_false_is_said_and_everything_comes_home(tens) -> None:
     for seed in range(10 * tens, 10 * tens + 10):
         try:
             run_seed(seed)
@@ -37,7 +37,7 @@ def test_nothing_false_is_said_and_everything_comes_home(tens):
             raise
 
 
-def test_a_seed_decides_everything_whatever_the_process():
+def test_a_seed_decides_everything_whatever_the_process() -> None:
     traces = []
     for hash_seed in "12":
         command = [sys.executable, "-m", "tests.system.hunt", "--first", "0", "--seeds", "8", "--traces"]
@@ -46,7 +46,7 @@ def test_a_seed_decides_everything_whatever_the_process():
     assert traces[0] == traces[1] == "".join(f"{run_seed(seed)}\n" for seed in range(8)).encode()
 
 
-def test_the_seeds_see_every_fault_and_every_outcome():
+def test_the_seeds_see_every_fault_and_every_outcome() -> None:
     traces = "".join(run_seed(seed) for seed in range(SEEDS))
     for kind in (
         *FAULTS,
@@ -72,7 +72,7 @@ def test_the_seeds_see_every_fault_and_every_outcome():
 
 
 @pytest.mark.parametrize("seed", range(CLUSTER_SEEDS))
-def test_nothing_false_is_said_by_a_cluster_and_everything_comes_home_at_every_node(seed):
+def test_nothing_false_is_said_by_a_cluster_and_everything_comes_home_at_every_node(seed) -> None:
     try:
         run_cluster_seed(seed)
     except BaseException:
@@ -80,7 +80,7 @@ def test_nothing_false_is_said_by_a_cluster_and_everything_comes_home_at_every_n
         raise
 
 
-def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers():
+def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers() -> None:
     traces = "".join(run_cluster_seed(seed) for seed in range(CLUSTER_SEEDS))
     seen = {kind for kind in KINDS if repr(kind) in traces}
     assert len(seen) >= len(KINDS) - 1, set(KINDS) - seen
@@ -99,5 +99,5 @@ def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers():
         assert what in traces, what
 
 
-def test_a_seed_decides_everything_about_a_cluster_too():
+def test_a_seed_decides_everything_about_a_cluster_too() -> None:
     assert run_cluster_seed.__wrapped__(3) == run_cluster_seed(3)

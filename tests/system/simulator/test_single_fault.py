@@ -23,7 +23,7 @@ CLUSTER_SEEDS = 9
     ],
     ids=lambda each: getattr(each, "__name__", str(each)),
 )
-def test_honest_clients_hardly_notice(alone, seed):
+def test_honest_clients_hardly_notice(alone, seed) -> None:
     async def whole_system(rng: random.Random) -> str:
         if alone in ALONE:
             return await Run(rng, only=alone).traced()

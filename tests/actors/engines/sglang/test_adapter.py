@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from attrs import define
+from trio.testing import MockClock
 
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
 from actors.kit.calls import Answer
@@ -34,10 +35,12 @@ class Slow:
             self.open -= 1
 
 
-async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_answered(autojump_clock):
+async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_answered(
+    autojump_clock: MockClock,
+) -> None:
     link, loads = Slow(), []
 
-    async def look(engine):
+    async def look(engine) -> None:
         loads.append(await engine.load())
 
     async with trio.open_nursery() as nursery:
@@ -68,17 +71,19 @@ class Living:
             yield answer
             nursery.cancel_scope.cancel()
 
-    async def _answer(self, answer):
+    async def _answer(self, answer) -> None:
         await trio.sleep(self.answers_in_s)
         if not self.stopped:
             answer.end(Done())
 
 
 @pytest.mark.parametrize("stopped_at", [0.0, 99.9, 101.0, 102.49])
-async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(stopped_at, autojump_clock):
+async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(
+    stopped_at, autojump_clock: MockClock
+) -> None:
     link = Living()
 
-    async def stop():
+    async def stop() -> None:
         await trio.sleep(stopped_at)
         link.stopped = True
 
@@ -89,17 +94,19 @@ async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(stopp
     assert link.asked <= 1 + trio.current_time() / 2.5, "it is asked a few times in that while, not all the time"
 
 
-async def test_c8_an_engine_that_answers_late_is_not_silent(autojump_clock):
+async def test_c8_an_engine_that_answers_late_is_not_silent(autojump_clock: MockClock) -> None:
     link = Living(answers_in_s=7.4)
     with trio.move_on_after(1000) as patience:
         await SglangEngine(link, None).wait_silent(10.0)
     assert patience.cancelled_caught
 
 
-async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_engine(autojump_clock):
+async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_engine(
+    autojump_clock: MockClock,
+) -> None:
     link = Living(answers_in_s=5.0)
 
-    async def stand_still():
+    async def stand_still() -> None:
         await trio.sleep(1.0)
         autojump_clock.jump(60.0)
 
@@ -110,7 +117,7 @@ async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_
     assert patience.cancelled_caught
 
 
-async def test_c8_waiting_for_silence_ends_with_the_link():
+async def test_c8_waiting_for_silence_ends_with_the_link() -> None:
     class Lost:
         @asynccontextmanager
         async def ask(self, request, credit):

@@ -79,7 +79,7 @@ def row(name: str, words: list[str]) -> str:
     return f'    "{name}": """\n{textwrap.indent(filled, " " * 8)}\n    """,\n'
 
 
-def test_the_list_of_arguments_is_that_of_the_installed_sglang():
+def test_the_list_of_arguments_is_that_of_the_installed_sglang() -> None:
     assert FILE.read_text() == generated()
     assert CPU_PATH.is_dir()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(tmp_path: Path):
     def read(*settings: str):
         (tmp_path / "cluster.toml").write_text(FILE + "\n".join(settings))
         return read_cluster(tmp_path / "cluster.toml")
@@ -64,30 +65,30 @@ def read(tmp_path):
         ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
     ],
 )
-def test_a_setting_that_would_lie_is_a_mistake_with_its_line(line, said, read):
+def test_a_setting_that_would_lie_is_a_mistake_with_its_line(line, said, read) -> None:
     with pytest.raises(StartFailed, match=re.escape(f"line 8: engine.tiny-0.{said}")):
         read(line)
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "none"])
-def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend, read):
+def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend, read) -> None:
     assert read(f'grammar_backend = "{backend}"').engine["tiny-0"].settings == {"grammar_backend": backend}
 
 
-def test_settings_that_change_how_sglang_computes_are_taken(read):
+def test_settings_that_change_how_sglang_computes_are_taken(read) -> None:
     lines = ('attention_backend = "fa3"', 'dtype = "float32"', "schedule_conservativeness = 1", "enable_trace = true")
     lines += ("cuda_graph_bs_decode = [1, 2]", 'deepep_mode = "auto"', "load_snapshot_publish_interval = 1")
     assert len(read(*lines).engine["tiny-0"].settings) == len(lines)
 
 
-def test_every_rule_is_about_an_argument_that_there_is():
+def test_every_rule_is_about_an_argument_that_there_is() -> None:
     assert setting_rules.REFUSED.keys() <= TYPES.keys()
     assert CHOICES.keys() == {name for name, kind in TYPES.items() if kind == "choice"}
 
 
 @pytest.mark.parametrize("leg", list(Leg))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, device):
+def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, device) -> None:
     spec = SglangSpec(
         "e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, dist_init_address="a:1"
     )
@@ -98,7 +99,7 @@ def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, dev
     assert not [why for why in own.values() if why is not None and why.startswith(("must", "is no"))]
 
 
-def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings():
+def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings() -> None:
     spec = SglangSpec(
         "e",
         "/m",

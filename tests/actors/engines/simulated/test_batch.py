@@ -9,6 +9,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.costs import Costs
@@ -30,12 +31,12 @@ def batch(seed: int = 0, **changes) -> Batch:
 # What time costs --------------------------------------------------------------------------
 
 
-def test_a_step_costs_the_sum_of_its_prices():
+def test_a_step_costs_the_sum_of_its_prices() -> None:
     assert PRICED.step_s(0, 0, 0) == 1.0
     assert PRICED.step_s(10, 3, 128) == 1.0 + 2.5 + 0.375 + 1.0
 
 
-async def test_a_request_alone_takes_exactly_what_is_stated(autojump_clock):
+async def test_a_request_alone_takes_exactly_what_is_stated(autojump_clock: MockClock) -> None:
     async with running(spec(costs=PRICED)) as engine:
         times = await timed(engine.submit(generate("a", prompt=10, tokens_max=3)))
     first = 1 + 0.25 * 10 + 0.125
@@ -44,20 +45,20 @@ async def test_a_request_alone_takes_exactly_what_is_stated(autojump_clock):
     assert times == [first, second, third]
 
 
-async def test_a_piece_of_a_prompt_reads_what_was_computed_before_it(autojump_clock):
+async def test_a_piece_of_a_prompt_reads_what_was_computed_before_it(autojump_clock: MockClock) -> None:
     async with running(spec(costs=PRICED, prefill_chunk=8)) as engine:
         times = await timed(engine.submit(generate("a", prompt=12, tokens_max=1)))
     assert times == [(1 + 8 * 0.25 + 0.125) + (1 + 4 * 0.25 + 0.125 + 8 / 128)]
 
 
-async def test_a_cached_prefix_is_not_paid_for_again(autojump_clock):
+async def test_a_cached_prefix_is_not_paid_for_again(autojump_clock: MockClock) -> None:
     prompt = list(range(16))
     async with running(spec(costs=Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0))) as engine:
         assert await timed(engine.submit(generate("a", prompt, tokens_max=1))) == [5.0]
         assert await timed(engine.submit(generate("b", prompt, tokens_max=1))) == [5.0 + 1 + 4 * 0.25]
 
 
-async def test_requests_of_one_instant_share_their_steps(autojump_clock):
+async def test_requests_of_one_instant_share_their_steps(autojump_clock: MockClock) -> None:
     async with running(spec(slots=5)) as engine:
         answers = [engine.submit(generate(name)) for name in "abc"]
         for name in "de":  # in the same instant, but after the engine has seen the others
@@ -69,14 +70,14 @@ async def test_requests_of_one_instant_share_their_steps(autojump_clock):
         assert trio.current_time() == 3
 
 
-async def test_whoever_comes_in_a_step_joins_the_next(autojump_clock):
+async def test_whoever_comes_in_a_step_joins_the_next(autojump_clock: MockClock) -> None:
     async with running() as engine:
         engine.submit(generate("a", tokens_max=9))
         await trio.sleep(1.5)
         assert await timed(engine.submit(generate("b", tokens_max=2))) == [3, 4]
 
 
-async def test_more_than_the_slots_wait_in_their_order(autojump_clock):
+async def test_more_than_the_slots_wait_in_their_order(autojump_clock: MockClock) -> None:
     async with running(spec(slots=2)) as engine:
         answers = [
             engine.submit(generate(name, tokens_max=count)) for name, count in zip("abcd", (2, 4, 3, 1), strict=True)
@@ -90,7 +91,7 @@ async def test_more_than_the_slots_wait_in_their_order(autojump_clock):
         assert ends == [2, 4, 5, 5]
 
 
-async def test_an_idle_engine_sleeps(autojump_clock):
+async def test_an_idle_engine_sleeps(autojump_clock: MockClock) -> None:
     async with running() as engine:
         await timed(engine.submit(generate("a")))
         await trio.sleep(1000)
@@ -98,7 +99,7 @@ async def test_an_idle_engine_sleeps(autojump_clock):
         assert await engine.load() == EngineLoad(0, 0, 0)
 
 
-async def test_the_engine_wakes_once_a_step_however_many_answer(autojump_clock):
+async def test_the_engine_wakes_once_a_step_however_many_answer(autojump_clock: MockClock) -> None:
     def count_steps(steps: Steps) -> int:
         return sum(taken for name, taken in steps.by_name.items() if name == "run")
 
@@ -114,12 +115,12 @@ async def test_the_engine_wakes_once_a_step_however_many_answer(autojump_clock):
 # Chunked prefill --------------------------------------------------------------------------
 
 
-async def test_a_long_prompt_holds_nobody_up_for_longer_than_one_chunk(autojump_clock):
+async def test_a_long_prompt_holds_nobody_up_for_longer_than_one_chunk(autojump_clock: MockClock) -> None:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0)
     async with running(spec(costs=costs, prefill_chunk=8)) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
 
-        async def read_one():
+        async def read_one() -> None:
             times.extend(await timed(engine.submit(generate("a", prompt=4, tokens_max=20))))
 
         nursery.start_soon(read_one)
@@ -131,7 +132,7 @@ async def test_a_long_prompt_holds_nobody_up_for_longer_than_one_chunk(autojump_
     assert long == [3 + 10 * 3]
 
 
-async def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_later(autojump_clock):
+async def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_later(autojump_clock: MockClock) -> None:
     async with running(spec(prefill_chunk=8)) as engine:
         short = engine.submit(generate("a", prompt=4, tokens_max=1))
         long = engine.submit(generate("b", prompt=20, tokens_max=1))
@@ -144,14 +145,14 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_later(autoj
 # KvMemory -----------------------------------------------------------------------------------
 
 
-async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock):
+async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock: MockClock) -> None:
     async with running(spec(kv_tokens_max=48)) as engine:
         answers = [engine.submit(generate(name, prompt=20, tokens_max=10)) for name in "ab"]
         assert await timed(answers[0]) == [float(at) for at in range(1, 11)]
         assert await timed(answers[1]) == [float(at) for at in range(11, 21)]
 
 
-async def test_nobody_overtakes_whoever_waits_for_memory(autojump_clock):
+async def test_nobody_overtakes_whoever_waits_for_memory(autojump_clock: MockClock) -> None:
     async with running(spec(kv_tokens_max=48)) as engine:
         first, _, small = (
             engine.submit(generate(n, prompt=p, tokens_max=4)) for n, p in (("a", 36), ("b", 30), ("c", 2))
@@ -167,7 +168,7 @@ requests = st.tuples(
 
 
 @given(st.lists(requests, min_size=1, max_size=12), st.sampled_from([1, 4, 16]), st.integers(1, 20), st.booleans())
-def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page_size, chunk, cache):
+def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page_size, chunk, cache) -> None:
     engine = batch(kv_tokens_max=64, page_size=page_size, prefill_chunk=chunk, prefix_cache=cache, slots=3)
     moves = [(at, number, "submit") for number, (*_, at) in enumerate(asked)]
     moves += [(at + after, number, "abort") for number, (*_, after, at) in enumerate(asked) if after is not None]
@@ -204,7 +205,7 @@ def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page
 # Aborts -----------------------------------------------------------------------------------
 
 
-async def test_an_abort_frees_slot_and_memory_at_once_and_not_at_the_end_of_the_step(autojump_clock):
+async def test_an_abort_frees_slot_and_memory_at_once_and_not_at_the_end_of_the_step(autojump_clock: MockClock) -> None:
     async with running(spec(slots=1)) as engine:
         left, waits = (engine.submit(generate(name, tokens_max=50)) for name in "ab")
         await trio.sleep(1.25)
@@ -218,7 +219,7 @@ async def test_an_abort_frees_slot_and_memory_at_once_and_not_at_the_end_of_the_
         assert trio.current_time() == 3, "a step that has begun ends as it would have"
 
 
-async def test_a_release_may_cost_time_and_counts_until_then(autojump_clock):
+async def test_a_release_may_cost_time_and_counts_until_then(autojump_clock: MockClock) -> None:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0, release_s=2.0)
     async with running(spec(slots=1, costs=costs)) as engine:
         engine.submit(generate("a", prompt=5, tokens_max=50))
@@ -237,11 +238,11 @@ async def test_a_release_may_cost_time_and_counts_until_then(autojump_clock):
         assert trio.current_time() == 4.5
 
 
-async def test_whoever_hears_a_token_may_abort_and_submit_in_the_same_turn(autojump_clock):
+async def test_whoever_hears_a_token_may_abort_and_submit_in_the_same_turn(autojump_clock: MockClock) -> None:
     async with running() as engine:
         times = []
 
-        def into(_):
+        def into(_) -> None:
             engine.abort("a")
             if not times:
                 times.append(engine.submit(generate("b", tokens_max=1)))
@@ -253,7 +254,7 @@ async def test_whoever_hears_a_token_may_abort_and_submit_in_the_same_turn(autoj
         assert trio.current_time() == 2
 
 
-async def test_the_end_of_the_actor_is_the_end_of_all_answers(autojump_clock):
+async def test_the_end_of_the_actor_is_the_end_of_all_answers(autojump_clock: MockClock) -> None:
     async with running() as engine:
         whole = engine.submit(generate("a", tokens_max=1))
         cut = engine.submit(generate("b", tokens_max=9))
@@ -285,20 +286,20 @@ def ends_of(engine: Batch, turns: list[float]) -> list[float]:
     return ends
 
 
-def test_small_delays_do_not_add_up():
+def test_small_delays_do_not_add_up() -> None:
     assert ends_of(batch(), [1.25, 2.5, 3.125, 4.0]) == [1, 2, 3, 4, 5]
 
 
-def test_what_is_late_by_more_than_a_step_begins_anew():
+def test_what_is_late_by_more_than_a_step_begins_anew() -> None:
     assert ends_of(batch(), [1.0, 7.5, 8.5]) == [1, 2, 8.5, 9.5]
 
 
-def test_a_step_shorter_than_the_delay_is_not_made_good():
+def test_a_step_shorter_than_the_delay_is_not_made_good() -> None:
     engine = batch(costs=Costs(fixed_s=0.5, per_prefill_token_s=1.0, per_running_s=0.0))
     assert ends_of(engine, [5.25, 5.75]) == [4.5, 5.75, 6.25]
 
 
-def test_the_time_of_a_stall_is_not_made_good():
+def test_the_time_of_a_stall_is_not_made_good() -> None:
     engine = batch()
     engine.submit(generate("a", tokens_max=9), 0.0)
     engine.advance(0.0)
@@ -318,7 +319,7 @@ async def everything(rng: random.Random) -> list[object]:
     made = spec(costs=Costs(fixed_s=0.01, per_running_s=0.001), eos_id=99, length_max=40, faults=faults)
     async with running(made) as engine, trio.open_nursery() as nursery:
 
-        async def one(name: str, prompt: int, tokens_max: int, after_s: float, leaves_s: float):
+        async def one(name: str, prompt: int, tokens_max: int, after_s: float, leaves_s: float) -> None:
             await trio.sleep(after_s)
             answer = engine.submit(generate(name, prompt, tokens_max, temperature=1.0))
             with trio.move_on_after(leaves_s):
@@ -335,12 +336,12 @@ async def everything(rng: random.Random) -> list[object]:
     return seen
 
 
-def test_the_same_load_has_the_same_outcome_to_the_instant():
+def test_the_same_load_has_the_same_outcome_to_the_instant() -> None:
     assert simulate(everything, 1) == simulate(everything, 1)
     assert simulate(everything, 1) != simulate(everything, 2)
 
 
-def test_the_batch_alone_is_a_function_of_what_it_is_asked():
+def test_the_batch_alone_is_a_function_of_what_it_is_asked() -> None:
     def run() -> list[BatchUpdate]:
         engine = batch(costs=COSTS)
         for number in range(8):

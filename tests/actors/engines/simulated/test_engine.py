@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from actors.engines.request_check import check_request
 from actors.engines.simulated.costs import Costs
@@ -41,29 +42,29 @@ def made(spec: SimulatedSpec, lines=()):
 
 
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS.keys())
-async def test_the_simulated_engine_keeps_the_contract(changes, autojump_clock):
+async def test_the_simulated_engine_keeps_the_contract(changes, autojump_clock: MockClock) -> None:
     await contract.check_engine(made(spec(**({"costs": COSTS} | changes))))
 
 
 @pytest.mark.parametrize("changes", [{}, {"eos_id": 99, "length_min": 20, "length_max": 30}])
-async def test_an_engine_that_says_sentences_keeps_the_contract(changes, autojump_clock):
+async def test_an_engine_that_says_sentences_keeps_the_contract(changes, autojump_clock: MockClock) -> None:
     await contract.check_engine(made(spec(costs=COSTS, **changes), LINES))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_contract_holds_in_any_order_of_tasks(seed):
-    async def scenario(rng: random.Random):
+def test_the_contract_holds_in_any_order_of_tasks(seed) -> None:
+    async def scenario(rng: random.Random) -> None:
         await contract.check_engine(made(spec(costs=COSTS, page_size=rng.choice((1, 4, 16)))))
 
     simulate(scenario, seed)
 
 
 class Forgetful(SimulatedEngine):
-    def abort(self, request_id):
+    def abort(self, request_id) -> None:
         pass
 
 
-async def test_the_contract_finds_an_engine_that_does_not_let_go(autojump_clock):
+async def test_the_contract_finds_an_engine_that_does_not_let_go(autojump_clock: MockClock) -> None:
     @asynccontextmanager
     async def make():
         engine = Forgetful(spec(), random.Random(0))
@@ -82,7 +83,7 @@ async def test_the_contract_finds_an_engine_that_does_not_let_go(autojump_clock)
 # Refusals ---------------------------------------------------------------------------------
 
 
-async def test_a_grammar_is_refused_by_name(autojump_clock):
+async def test_a_grammar_is_refused_by_name(autojump_clock: MockClock) -> None:
     async with running() as engine:
         with pytest.raises(Unsupported, match="regex") as caught:
             engine.submit(generate("a", grammar=Grammar(GrammarKind.REGEX, "a*")))
@@ -108,26 +109,26 @@ INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True)
         ({"prompt": 58}, None),
     ],
 )
-def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes, param):
+def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes, param) -> None:
     with pytest.raises(BadRequest) as caught:
         check_request(generate("a", **changes), INFO)
     assert caught.value.param == param
 
 
-def test_a_request_may_be_as_long_as_the_engine_says():
+def test_a_request_may_be_as_long_as_the_engine_says() -> None:
     check_request(generate("a", prompt=57), INFO)
     with pytest.raises(ContextTooLong, match="holds 60"):
         check_request(generate("a", prompt=58), INFO)
 
 
 @pytest.mark.parametrize(("kv_tokens_max", "most"), [(64, 64), (70, 64), (1000, 100)])
-async def test_one_request_may_fill_the_context_or_the_memory(kv_tokens_max, most, autojump_clock):
+async def test_one_request_may_fill_the_context_or_the_memory(kv_tokens_max, most, autojump_clock: MockClock) -> None:
     async with running(spec(page_size=16, context_max=100, kv_tokens_max=kv_tokens_max)) as engine:
         assert engine.info.request_tokens_max == most
         await engine.submit(generate("a", prompt=most - 2, tokens_max=2)).result()
 
 
-async def test_more_than_may_run_and_wait_are_overloaded(autojump_clock):
+async def test_more_than_may_run_and_wait_are_overloaded(autojump_clock: MockClock) -> None:
     async with running(spec(slots=2, waiting_max=1)) as engine:
         for name in "abc":
             engine.submit(generate(name))
@@ -138,7 +139,7 @@ async def test_more_than_may_run_and_wait_are_overloaded(autojump_clock):
 # The section of cluster.toml --------------------------------------------------------------
 
 
-def test_a_spec_is_read_as_it_stands_in_a_file():
+def test_a_spec_is_read_as_it_stands_in_a_file() -> None:
     data = {"slots": 8, "eos_id": 2, "costs": {"fixed_s": 0.5}, "faults": {"slow": 2, "crash_after_s": 10}}
     read = structure(data, SimulatedSpec)
     assert (read.slots, read.eos_id, read.costs.fixed_s, read.faults.slow) == (8, 2, 0.5, 2.0)
@@ -157,7 +158,7 @@ def test_a_spec_is_read_as_it_stands_in_a_file():
         ({"faults": {"slow": 0}}, "faults.slow"),
     ],
 )
-def test_a_wrong_key_of_a_spec_is_named(data, path):
+def test_a_wrong_key_of_a_spec_is_named(data, path) -> None:
     with pytest.raises(Exception, match=path):
         structure(data, SimulatedSpec)
 
@@ -171,7 +172,7 @@ def test_a_wrong_key_of_a_spec_is_named(data, path):
         ({"eos_id": 100}, "eos_id"),
     ],
 )
-def test_keys_that_disagree_are_named_and_no_engine_is_made_of_them(changes, path):
+def test_keys_that_disagree_are_named_and_no_engine_is_made_of_them(changes, path) -> None:
     wrong = spec(**changes)
     assert [mistake.path for mistake in wrong.disagreements()] == [path]
     with pytest.raises(ValueError, match=path):

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
@@ -14,11 +15,11 @@ from protocol.messages import EngineLoad
 from tests.rig.simulated_engines import generate, running, spec, timed
 
 
-async def test_a_slow_engine_takes_longer_from_its_next_step_on(autojump_clock):
+async def test_a_slow_engine_takes_longer_from_its_next_step_on(autojump_clock: MockClock) -> None:
     async with running(spec(faults=Faults(slow=2.0))) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
 
-        async def read():
+        async def read() -> None:
             times.extend(await timed(engine.submit(generate("a", tokens_max=4))))
 
         nursery.start_soon(read)
@@ -27,7 +28,7 @@ async def test_a_slow_engine_takes_longer_from_its_next_step_on(autojump_clock):
     assert times == [2, 4, 5, 6]
 
 
-async def test_a_stuck_engine_keeps_what_is_aborted_until_it_heals(autojump_clock):
+async def test_a_stuck_engine_keeps_what_is_aborted_until_it_heals(autojump_clock: MockClock) -> None:
     async with running(spec(slots=1, faults=Faults(stuck=1.0))) as engine:
         stuck = engine.submit(generate("a", tokens_max=9))
         waits, leaves = engine.submit(generate("b", tokens_max=1)), engine.submit(generate("c"))
@@ -47,7 +48,7 @@ async def test_a_stuck_engine_keeps_what_is_aborted_until_it_heals(autojump_cloc
         assert await timed(waits) == [102.5]
 
 
-async def test_an_engine_may_find_a_request_wrong_when_it_computes_it(autojump_clock):
+async def test_an_engine_may_find_a_request_wrong_when_it_computes_it(autojump_clock: MockClock) -> None:
     async with running(spec(faults=Faults(refuse=1.0))) as engine:
         refused = engine.submit(generate("a"))
         with pytest.raises(EngineRefused):
@@ -58,7 +59,7 @@ async def test_an_engine_may_find_a_request_wrong_when_it_computes_it(autojump_c
         assert len(await timed(engine.submit(generate("b")))) == 3
 
 
-async def test_a_share_of_the_requests_is_drawn_by_chance(autojump_clock):
+async def test_a_share_of_the_requests_is_drawn_by_chance(autojump_clock: MockClock) -> None:
     async with running(spec(slots=100, waiting_max=100, faults=Faults(refuse=0.3))) as engine:
         answers = [engine.submit(generate(str(number), tokens_max=1)) for number in range(100)]
         refused = 0
@@ -70,11 +71,11 @@ async def test_a_share_of_the_requests_is_drawn_by_chance(autojump_clock):
     assert 15 < refused < 45
 
 
-async def test_a_stall_lets_nothing_happen_and_then_everything_goes_on(autojump_clock):
+async def test_a_stall_lets_nothing_happen_and_then_everything_goes_on(autojump_clock: MockClock) -> None:
     async with running() as engine, trio.open_nursery() as nursery:
         times: list[float] = []
 
-        async def read():
+        async def read() -> None:
             times.extend(await timed(engine.submit(generate("a", tokens_max=3))))
 
         nursery.start_soon(read)
@@ -87,7 +88,7 @@ async def test_a_stall_lets_nothing_happen_and_then_everything_goes_on(autojump_
     assert times == [1, 11.5, 12.5]
 
 
-async def test_stalls_come_between_steps(autojump_clock):
+async def test_stalls_come_between_steps(autojump_clock: MockClock) -> None:
     async with running(spec(faults=Faults(stall=1.0, stall_s=3.0))) as engine:
         assert await timed(engine.submit(generate("a", tokens_max=3))) == [1, 5, 9]
 
@@ -97,7 +98,7 @@ async def crashing(engine: SimulatedEngine) -> None:
         await engine.run()
 
 
-async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock):
+async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(), random.Random(0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(crashing, engine)
@@ -116,7 +117,7 @@ async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock):
     assert whole.over.is_set()
 
 
-async def test_an_engine_crashes_at_its_time(autojump_clock):
+async def test_an_engine_crashes_at_its_time(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(faults=Faults(crash_after_s=7.5)), random.Random(0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(crashing, engine)
@@ -124,7 +125,7 @@ async def test_an_engine_crashes_at_its_time(autojump_clock):
         assert trio.current_time() == 7.5
 
 
-async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clock):
+async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(), random.Random(0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(crashing, engine)
@@ -134,7 +135,7 @@ async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clo
         assert trio.current_time() == 5
 
 
-async def test_whoever_hears_a_token_may_crash_the_engine(autojump_clock):
+async def test_whoever_hears_a_token_may_crash_the_engine(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(), random.Random(0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(crashing, engine)
@@ -145,7 +146,7 @@ async def test_whoever_hears_a_token_may_crash_the_engine(autojump_clock):
             await other.result()
 
 
-async def test_a_lost_engine_does_not_run_again(autojump_clock):
+async def test_a_lost_engine_does_not_run_again(autojump_clock: MockClock) -> None:
     async with running() as engine:
         pass
     with pytest.raises(EngineDied):

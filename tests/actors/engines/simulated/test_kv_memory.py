@@ -8,6 +8,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.kv_memory import KvMemory, Lease, pack_tokens, page_digests, root_digest
@@ -26,7 +27,7 @@ def digests(tokens, salt=None):
 
 
 @given(prompts, prompts, salts, salts)
-def test_digests_agree_as_far_as_the_prefixes_do(one, other, salt, another):
+def test_digests_agree_as_far_as_the_prefixes_do(one, other, salt, another) -> None:
     same = 0
     while salt == another and one[: same + SIZE] == other[: same + SIZE] and same + SIZE <= min(len(one), len(other)):
         same += SIZE
@@ -36,7 +37,7 @@ def test_digests_agree_as_far_as_the_prefixes_do(one, other, salt, another):
     assert len(first) == len(one) // SIZE
 
 
-def test_a_chain_goes_on_where_it_was_left():
+def test_a_chain_goes_on_where_it_was_left() -> None:
     tokens = list(range(20))
     whole = digests(tokens)
     assert whole[:4] + page_digests(whole[3], pack_tokens(tokens[8:]), SIZE) == whole
@@ -50,7 +51,7 @@ other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "
 
 @settings(max_examples=300)
 @given(st.integers(4, 12), st.lists(st.one_of(ask, other, other), min_size=5, max_size=60))
-def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max, moves):
+def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max, moves) -> None:
     memory = KvMemory(pages_max)
     held: list[tuple[Lease, list[bytes], int]] = []
     published: set[bytes] = set()
@@ -111,7 +112,7 @@ def stored(memory: KvMemory, tokens: list[int]) -> list[bytes]:
     return known
 
 
-def test_the_least_recently_used_page_is_evicted_first():
+def test_the_least_recently_used_page_is_evicted_first() -> None:
     memory = KvMemory(6)
     first, second, third = (stored(memory, [number] * 4) for number in range(3))
     again = memory.take(first, 2)
@@ -121,14 +122,14 @@ def test_the_least_recently_used_page_is_evicted_first():
     assert [memory.cached_prefix(known) for known in (first, second, third)] == [2, 0, 1]
 
 
-def test_of_one_prefix_the_end_is_evicted_first():
+def test_of_one_prefix_the_end_is_evicted_first() -> None:
     memory = KvMemory(4)
     known = stored(memory, [0] * 8)
     assert memory.take([], 1) is not None
     assert memory.cached_prefix(known) == 3
 
 
-def test_a_page_that_is_used_again_is_not_evicted():
+def test_a_page_that_is_used_again_is_not_evicted() -> None:
     memory = KvMemory(4)
     known = stored(memory, [0] * 4)
     lease = memory.take(known, 2)
@@ -139,7 +140,7 @@ def test_a_page_that_is_used_again_is_not_evicted():
     assert memory.cached_prefix(known) == 2
 
 
-def test_the_pages_that_a_lease_shares_do_not_make_room_for_it():
+def test_the_pages_that_a_lease_shares_do_not_make_room_for_it() -> None:
     memory = KvMemory(4)
     known = stored(memory, [0] * 4)
     assert memory.take(known, 5) is None
@@ -154,14 +155,16 @@ async def usage(engine, request) -> Usage:
 
 
 @pytest.mark.parametrize(("length", "cached"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
-async def test_cached_tokens_are_whole_pages_and_never_the_whole_prompt(length, cached, autojump_clock):
+async def test_cached_tokens_are_whole_pages_and_never_the_whole_prompt(
+    length, cached, autojump_clock: MockClock
+) -> None:
     prompt = list(range(length))
     async with running(spec(page_size=4)) as engine:
         assert (await usage(engine, generate("a", prompt))).cached_tokens == 0
         assert (await usage(engine, generate("b", prompt))).cached_tokens == cached
 
 
-async def test_a_salt_isolates(autojump_clock):
+async def test_a_salt_isolates(autojump_clock: MockClock) -> None:
     prompt = list(range(9))
     async with running() as engine:
         asked = [(salt, await usage(engine, generate(f"{n}", prompt, salt=salt))) for n, salt in enumerate("xyx")]
@@ -169,7 +172,7 @@ async def test_a_salt_isolates(autojump_clock):
         assert [each.cached_tokens for _, each in asked] == [0, 0, 8, 0]
 
 
-async def test_a_continued_conversation_finds_the_answer_cached_too(autojump_clock):
+async def test_a_continued_conversation_finds_the_answer_cached_too(autojump_clock: MockClock) -> None:
     async with running() as engine:
         first = generate("a", list(range(6)), tokens_max=8)
         ids, _, _ = await read(engine.submit(first))
@@ -178,14 +181,16 @@ async def test_a_continued_conversation_finds_the_answer_cached_too(autojump_clo
 
 
 @pytest.mark.parametrize(("salt", "cached"), [("x", 8), ("y", 0), (None, 0)])
-async def test_an_answer_to_a_prompt_shorter_than_a_page_is_cached_under_its_salt(salt, cached, autojump_clock):
+async def test_an_answer_to_a_prompt_shorter_than_a_page_is_cached_under_its_salt(
+    salt, cached, autojump_clock: MockClock
+) -> None:
     async with running() as engine:
         first = generate("a", [1, 2], tokens_max=7, salt="x")
         ids, _, _ = await read(engine.submit(first))
         assert (await usage(engine, generate("b", [1, 2, *ids], salt=salt))).cached_tokens == cached
 
 
-async def test_an_aborted_request_leaves_what_it_has_computed(autojump_clock):
+async def test_an_aborted_request_leaves_what_it_has_computed(autojump_clock: MockClock) -> None:
     prompt = list(range(12))
     async with running(spec(prefill_chunk=4)) as engine:
         left = engine.submit(generate("a", prompt))
@@ -196,7 +201,7 @@ async def test_an_aborted_request_leaves_what_it_has_computed(autojump_clock):
         assert (await usage(engine, generate("b", prompt))).cached_tokens == 4
 
 
-async def test_a_flushed_cache_knows_nothing(autojump_clock):
+async def test_a_flushed_cache_knows_nothing(autojump_clock: MockClock) -> None:
     prompt = list(range(9))
     async with running() as engine:
         await usage(engine, generate("a", prompt))
@@ -204,14 +209,14 @@ async def test_a_flushed_cache_knows_nothing(autojump_clock):
         assert (await usage(engine, generate("b", prompt))).cached_tokens == 0
 
 
-async def test_without_a_prefix_cache_nothing_is_cached(autojump_clock):
+async def test_without_a_prefix_cache_nothing_is_cached(autojump_clock: MockClock) -> None:
     prompt = list(range(9))
     async with running(spec(prefix_cache=False)) as engine:
         for name in "ab":
             assert (await usage(engine, generate(name, prompt))).cached_tokens == 0
 
 
-async def test_a_page_that_several_hold_counts_once(autojump_clock):
+async def test_a_page_that_several_hold_counts_once(autojump_clock: MockClock) -> None:
     prompt = list(range(9))
     async with running() as engine:
         await usage(engine, generate("a", prompt))
@@ -227,7 +232,7 @@ def batch(**changes) -> Batch:
     return Batch(made, OutputGenerator.from_sentences(made, ()), random.Random(0))
 
 
-def test_two_that_compute_the_same_at_once_end_with_one_copy():
+def test_two_that_compute_the_same_at_once_end_with_one_copy() -> None:
     engine, prompt = batch(), list(range(8))
     for name in "ab":
         engine.submit(generate(name, prompt, tokens_max=4), 0.0)

@@ -9,6 +9,7 @@ from math import exp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import pack_tokens
@@ -30,7 +31,7 @@ def many(**sampling):
     return generate("a", tokens_max=200, **sampling)
 
 
-async def test_sentences_are_said_whole_and_none_twice_in_a_row(autojump_clock):
+async def test_sentences_are_said_whole_and_none_twice_in_a_row(autojump_clock: MockClock) -> None:
     ids, _ = await said(many(ignore_eos=True))
     lines, rest = [], ids
     while rest:
@@ -41,19 +42,19 @@ async def test_sentences_are_said_whole_and_none_twice_in_a_row(autojump_clock):
     assert all(line in lines for line in LINES)
 
 
-async def test_one_sentence_is_said_again_and_again(autojump_clock):
+async def test_one_sentence_is_said_again_and_again(autojump_clock: MockClock) -> None:
     ids, _ = await said(many(ignore_eos=True), lines=[[1, 2, 3]])
     assert ids == ([1, 2, 3] * 67)[:200]
 
 
-async def test_an_eos_token_within_a_sentence_is_not_said(autojump_clock):
+async def test_an_eos_token_within_a_sentence_is_not_said(autojump_clock: MockClock) -> None:
     ids, finished = await said(many(), [[1, EOS, 2, 3], [EOS]], length_min=9, length_max=9)
     assert ids == [1, 2, 3] * 3 + [EOS]
     assert finished.matched == EOS
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-async def test_an_answer_ends_by_itself_at_a_drawn_length(lines, autojump_clock):
+async def test_an_answer_ends_by_itself_at_a_drawn_length(lines, autojump_clock: MockClock) -> None:
     lengths = set()
     for name in "abcdefgh":
         ids, finished = await said(generate(name, tokens_max=100), lines, length_min=10, length_max=20)
@@ -64,40 +65,40 @@ async def test_an_answer_ends_by_itself_at_a_drawn_length(lines, autojump_clock)
     assert len(lengths) > 1
 
 
-async def test_an_answer_that_ends_with_its_last_token_has_stopped(autojump_clock):
+async def test_an_answer_that_ends_with_its_last_token_has_stopped(autojump_clock: MockClock) -> None:
     made = generate("a", tokens_max=11)
     ids, finished = await said(made, (), length_min=10, length_max=10)
     assert (len(ids), finished.reason, finished.matched) == (11, FinishReason.STOP, EOS)
 
 
-async def test_an_eos_that_is_ignored_is_never_said(autojump_clock):
+async def test_an_eos_that_is_ignored_is_never_said(autojump_clock: MockClock) -> None:
     for lines in (LINES, ()):
         ids, finished = await said(many(ignore_eos=True), lines, length_min=1, length_max=2)
         assert (len(ids), finished.reason) == (200, FinishReason.LENGTH)
         assert EOS not in ids
 
 
-async def test_an_answer_has_at_least_the_tokens_asked_for(autojump_clock):
+async def test_an_answer_has_at_least_the_tokens_asked_for(autojump_clock: MockClock) -> None:
     ids, finished = await said(many(tokens_min=50), (), length_min=5, length_max=5)
     assert (len(ids), finished.matched) == (51, EOS)
     assert ids[:50] == (await said(many(ignore_eos=True), ()))[0][:50]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}])
-async def test_a_stop_token_is_delivered_and_named(sampling, autojump_clock):
+async def test_a_stop_token_is_delivered_and_named(sampling, autojump_clock: MockClock) -> None:
     ids, finished = await said(many(stop_token_ids=(7,), **sampling))
     assert (ids[-1], finished.reason, finished.matched) == (7, FinishReason.STOP, 7)
     assert 7 not in ids[:-1]
 
 
-async def test_no_stop_token_is_said_before_its_time(autojump_clock):
+async def test_no_stop_token_is_said_before_its_time(autojump_clock: MockClock) -> None:
     ids, finished = await said(many(stop_token_ids=(7,), tokens_min=40))
     assert 7 not in ids[:40]
     assert finished.matched == 7
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-async def test_a_bias_of_100_forces_a_token_and_its_opposite_forbids_one(lines, autojump_clock):
+async def test_a_bias_of_100_forces_a_token_and_its_opposite_forbids_one(lines, autojump_clock: MockClock) -> None:
     ids, _ = await said(many(logit_bias={5: 100.0, 9: 100.0, 7: 99.0, 3: -100.0}), lines)
     assert ids == [5] * 200
     ids, _ = await said(many(logit_bias={5: -100.0, 6: -200.0, EOS: -100.0, 8: -99.0}), lines)
@@ -110,7 +111,7 @@ async def test_a_bias_of_100_forces_a_token_and_its_opposite_forbids_one(lines, 
     assert EOS not in ids[:-1]
 
 
-async def test_where_every_token_is_forbidden_none_is(autojump_clock):
+async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock) -> None:
     expected, _ = await said(many(ignore_eos=True))
     ids, _ = await said(many(ignore_eos=True, logit_bias=dict.fromkeys(range(100), -100.0)))
     assert ids == expected
@@ -131,14 +132,14 @@ PROMPT = [1, 2, 3]
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-def test_the_same_prompt_has_the_same_greedy_answer(lines):
+def test_the_same_prompt_has_the_same_greedy_answer(lines) -> None:
     assert first(generate("a", PROMPT), lines=lines) == first(generate("b", PROMPT, seed=1), lines=lines)
     assert len({tuple(first(generate("a", [number]), lines=lines)) for number in range(9)}) > 5
     assert len({tuple(first(generate("a", PROMPT), seed=number, lines=lines)) for number in range(9)}) > 5
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-def test_with_temperature_the_seed_decides_or_else_the_id(lines):
+def test_with_temperature_the_seed_decides_or_else_the_id(lines) -> None:
     def warm(name, seed=None):
         return tuple(first(generate(name, PROMPT, temperature=1.0, seed=seed), lines=lines))
 
@@ -148,12 +149,12 @@ def test_with_temperature_the_seed_decides_or_else_the_id(lines):
     assert len({warm(name) for name in "abcdefghi"}) > 5
 
 
-def test_neither_limits_nor_a_salt_change_what_is_said():
+def test_neither_limits_nor_a_salt_change_what_is_said() -> None:
     expected = first(generate("a", PROMPT))
     assert first(generate("a", PROMPT, tokens_max=500, tokens_min=2, salt="x", top_p=0.1, logprobs=3)) == expected
 
 
-def test_lines_must_be_in_the_vocabulary():
+def test_lines_must_be_in_the_vocabulary() -> None:
     with pytest.raises(ValueError, match="0 to 99"):
         SimulatedEngine(spec(), random.Random(0), [[1], [100]])
 
@@ -162,7 +163,9 @@ def test_lines_must_be_in_the_vocabulary():
 
 
 @given(st.integers(0, 1000), st.integers(0, 5), st.integers(0, 30), st.integers(2, 50), st.sampled_from([0.0, 1.0]))
-def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(place, token, most, vocabulary, temperature):
+def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(
+    place, token, most, vocabulary, temperature
+) -> None:
     made = spec(vocabulary_size=vocabulary)
     speech, token, most = OutputGenerator.from_sentences(made, ()), token % vocabulary, min(most, vocabulary)
     sequence = speech.answer(generate("a", [1], temperature=temperature), pack_tokens([1]))
@@ -180,7 +183,7 @@ def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(place, 
         assert ids[0] == token
 
 
-async def test_each_token_has_its_log_probability_if_it_was_asked_for(autojump_clock):
+async def test_each_token_has_its_log_probability_if_it_was_asked_for(autojump_clock: MockClock) -> None:
     async with running() as engine:
         ids, _, replies = await read(engine.submit(generate("a", logprobs=2)))
         assert [len(reply.logprobs) for reply in replies] == [1, 1, 1]

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.output import OutputGenerator
@@ -65,7 +66,7 @@ def check_cut_everywhere(request: Generate, lines) -> None:
 
 @pytest.mark.parametrize("lines", [LINES, [[1, 2, 3]], ()], ids=["sentences", "one sentence", "no sentence"])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling, lines):
+def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling, lines) -> None:
     for name in "abcd":
         check_cut_everywhere(generate(name, prompt=6, tokens_max=30, logprobs=2, **sampling), lines)
 
@@ -79,7 +80,7 @@ def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling, lines):
     st.booleans(),
     st.integers(0, 9),
 )
-def test_it_does_so_for_whatever_was_asked(tokens_min, more, stops, never, ignore_eos, sentences, seed):
+def test_it_does_so_for_whatever_was_asked(tokens_min, more, stops, never, ignore_eos, sentences, seed) -> None:
     request = generate(
         "a",
         prompt=[seed, 1],
@@ -94,21 +95,21 @@ def test_it_does_so_for_whatever_was_asked(tokens_min, more, stops, never, ignor
     check_cut_everywhere(request, LINES if sentences else ())
 
 
-def test_an_answer_cut_twice_goes_on_too():
+def test_an_answer_cut_twice_goes_on_too() -> None:
     request = generate("a", prompt=6, tokens_max=30, tokens_min=12)
     ids, _, _ = whole(request, LINES)
     once = rest(request, ids, 5)
     assert whole(rest(once, ids[5:], 4), LINES)[0] == ids[9:]
 
 
-def test_without_a_seed_it_is_another_answer_under_another_id():
+def test_without_a_seed_it_is_another_answer_under_another_id() -> None:
     request = generate("a", prompt=6, tokens_max=20, temperature=1.0, ignore_eos=True)
     ids, _, _ = whole(request, ())
     assert whole(rest(request, ids, 3), ())[0] != ids[3:]
     assert whole(evolve(rest(request, ids, 3), id="a"), ())[0] == ids[3:]
 
 
-async def test_what_was_said_is_part_of_the_prompt_and_may_be_cached(autojump_clock):
+async def test_what_was_said_is_part_of_the_prompt_and_may_be_cached(autojump_clock: MockClock) -> None:
     async with running() as engine:
         request = generate("a", prompt=8, tokens_max=9)
         ids, _, _ = await read(engine.submit(request))
@@ -120,7 +121,7 @@ async def test_what_was_said_is_part_of_the_prompt_and_may_be_cached(autojump_cl
 
 
 @pytest.mark.parametrize("said", [-1, 4, 5])
-async def test_no_more_can_be_said_than_there_is_beside_a_prompt(said, autojump_clock):
+async def test_no_more_can_be_said_than_there_is_beside_a_prompt(said, autojump_clock: MockClock) -> None:
     async with running() as engine:
         with pytest.raises(BadRequest, match="said must be from 0 to 3") as caught:
             engine.submit(evolve(generate("a", prompt=4), said=said))

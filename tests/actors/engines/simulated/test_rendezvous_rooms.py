@@ -12,6 +12,7 @@ import trio
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
@@ -37,7 +38,7 @@ def leg_of(leg: Leg, **changes) -> SimulatedSpec:
     return spec(**({"leg": leg, "costs": COSTS, "prefill_chunk": 8} | changes))
 
 
-def test_the_legs_stand_in_a_file_and_say_what_they_are():
+def test_the_legs_stand_in_a_file_and_say_what_they_are() -> None:
     read = structure({"leg": "decode", "costs": {"transfer_s": 0.5}}, SimulatedSpec)
     assert (read.leg, read.costs.transfer_s, Costs().transfer_s, SimulatedSpec().leg) == (Leg.DECODE, 0.5, 0, Leg.BOTH)
     with pytest.raises(Exception, match="leg"):
@@ -51,7 +52,7 @@ def test_the_legs_stand_in_a_file_and_say_what_they_are():
 
 
 @pytest.mark.parametrize("sampling", [{}, {"tokens_min": 3}, {"ignore_eos": True}])
-async def test_a_prefill_gives_the_first_token_and_ends(sampling, autojump_clock):
+async def test_a_prefill_gives_the_first_token_and_ends(sampling, autojump_clock: MockClock) -> None:
     request = generate("a", prompt=20, tokens_max=9, logprobs=1, **sampling)
     async with running(leg_of(Leg.BOTH)) as engine:
         whole, _, told = await read(engine.submit(request))
@@ -65,14 +66,14 @@ async def test_a_prefill_gives_the_first_token_and_ends(sampling, autojump_clock
         assert await engine.load() == EngineLoad(0, 0, 0)
 
 
-async def test_a_prefill_does_not_end_by_itself(autojump_clock):
+async def test_a_prefill_does_not_end_by_itself(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.PREFILL)) as engine:
         request = met(generate("a", tokens_max=9, stop_token_ids=tuple(range(100))))
         _, finished, _ = await read(engine.submit(request))
         assert (finished.reason, finished.matched) == (FinishReason.LENGTH, None)
 
 
-async def test_a_prefill_needs_no_memory_for_the_answer_and_caches_prompts(autojump_clock):
+async def test_a_prefill_needs_no_memory_for_the_answer_and_caches_prompts(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.PREFILL, kv_tokens_max=40, page_size=4)) as engine:
         answers = [engine.submit(met(generate(name, prompt=16, tokens_max=24))) for name in "ab"]
         await trio.sleep(0.5)
@@ -107,7 +108,7 @@ async def full_pair() -> AsyncIterator[tuple[SimulatedEngine, SimulatedEngine, t
         nursery.cancel_scope.cancel()
 
 
-async def test_a_prefill_waits_until_its_decode_has_room(autojump_clock):
+async def test_a_prefill_waits_until_its_decode_has_room(autojump_clock: MockClock) -> None:
     async with full_pair() as (prefill, decode, _):
         decode.submit(in_room("a", 2))
         assert await timed(prefill.submit(in_room("b", 3))) < [10.0], "its decode is elsewhere"
@@ -115,14 +116,14 @@ async def test_a_prefill_waits_until_its_decode_has_room(autojump_clock):
         assert await prefill.load() == EngineLoad(0, 0, 0)
 
 
-async def test_a_prefill_does_not_wait_for_a_decode_that_was_left(autojump_clock):
+async def test_a_prefill_does_not_wait_for_a_decode_that_was_left(autojump_clock: MockClock) -> None:
     async with full_pair() as (prefill, decode, nursery):
         decode.submit(in_room("a", 2))
         nursery.start_soon(leave, decode, 12)
         assert await timed(prefill.submit(in_room("a", 2))) == [12.5]
 
 
-async def test_a_prefill_does_not_wait_for_a_decode_that_has_crashed(autojump_clock):
+async def test_a_prefill_does_not_wait_for_a_decode_that_has_crashed(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="crashed"), flatten_subgroups=True):
         async with full_pair() as (prefill, decode, _):
             decode.submit(in_room("a", 2))
@@ -131,7 +132,9 @@ async def test_a_prefill_does_not_wait_for_a_decode_that_has_crashed(autojump_cl
             assert not prefill.rendezvous_rooms.wait(2, lambda: None)
 
 
-async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_nothing_meanwhile(autojump_clock):
+async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_nothing_meanwhile(
+    autojump_clock: MockClock,
+) -> None:
     async with full_pair() as (prefill, decode, _):
         decode.submit(in_room("a", 2))
         answer = prefill.submit(in_room("a", 2))
@@ -148,7 +151,9 @@ async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_no
 
 @pytest.mark.parametrize("transfer_s", [0.0, 0.5, 40.0])
 @pytest.mark.parametrize("prompt", [1, 8, 20])
-async def test_a_decode_alone_takes_what_both_take_and_the_transfer(prompt, transfer_s, autojump_clock):
+async def test_a_decode_alone_takes_what_both_take_and_the_transfer(
+    prompt, transfer_s, autojump_clock: MockClock
+) -> None:
     request = generate("a", prompt=prompt, tokens_max=5)
     async with running(leg_of(Leg.BOTH)) as engine:
         both = await timed(engine.submit(request))
@@ -158,7 +163,7 @@ async def test_a_decode_alone_takes_what_both_take_and_the_transfer(prompt, tran
     assert [at - began for at in times] == [at + transfer_s for at in both]
 
 
-async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock):
+async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, faults=Faults(slow=2.0), costs=evolve(COSTS, transfer_s=0.5))) as engine:
         times = await timed(engine.submit(met(generate("a", prompt=8, tokens_max=1))))
     assert times == [2 * (COSTS.step_s(8, 1, 0) + 0.5)]
@@ -169,7 +174,7 @@ async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock):
     st.sampled_from([{}, {"temperature": 1.0, "seed": 5}, {"tokens_min": 4}]),
     st.integers(1, 3),
 )
-def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling, slots):
+def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling, slots) -> None:
     async def every(leg: Leg) -> list:
         answers: list = [None] * len(asked)
 
@@ -190,7 +195,7 @@ def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling,
     assert simulate(lambda _: every(Leg.BOTH), 0) == simulate(lambda _: every(Leg.DECODE), 0)
 
 
-async def test_prompts_that_come_hold_nobody_up(autojump_clock):
+async def test_prompts_that_come_hold_nobody_up(autojump_clock: MockClock) -> None:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=4.0, per_running_s=0.0)
     async with running(leg_of(Leg.DECODE, costs=costs)) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
@@ -206,7 +211,7 @@ async def test_prompts_that_come_hold_nobody_up(autojump_clock):
     assert {after - before for before, after in pairwise(times)} <= {1.0}
 
 
-async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_clock):
+async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_clock: MockClock) -> None:
     made = leg_of(Leg.DECODE, kv_tokens_max=40, page_size=4, costs=evolve(COSTS, transfer_s=100.0, release_s=0.5))
     async with running(made) as engine:
         first = engine.submit(met(generate("a", prompt=16, tokens_max=8)))
@@ -223,7 +228,7 @@ async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_cl
 
 
 @pytest.mark.parametrize("after_s", [0, 1, 3.125, 3.5, 4, 5])
-async def test_a_decode_can_be_aborted_at_any_time(after_s, autojump_clock):
+async def test_a_decode_can_be_aborted_at_any_time(after_s, autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=0.25))) as engine:
         answer = engine.submit(met(generate("a", prompt=8, tokens_max=9)))
         await trio.sleep(after_s)
@@ -234,7 +239,7 @@ async def test_a_decode_can_be_aborted_at_any_time(after_s, autojump_clock):
         assert trio.current_time() <= after_s + 0.25
 
 
-async def test_nothing_is_said_after_an_abort_though_the_prompt_comes_meanwhile(autojump_clock):
+async def test_nothing_is_said_after_an_abort_though_the_prompt_comes_meanwhile(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=20.0))) as engine:
         answer, heard = engine.submit(met(generate("a", prompt=8, tokens_max=9))), []
         await trio.sleep(3)
@@ -244,7 +249,9 @@ async def test_nothing_is_said_after_an_abort_though_the_prompt_comes_meanwhile(
         assert (heard, trio.current_time()) == ([], 23)
 
 
-async def test_a_decode_that_refuses_does_so_when_the_prompt_is_there_and_a_crash_ends_all(autojump_clock):
+async def test_a_decode_that_refuses_does_so_when_the_prompt_is_there_and_a_crash_ends_all(
+    autojump_clock: MockClock,
+) -> None:
     async with running(leg_of(Leg.DECODE, faults=Faults(refuse=1.0))) as engine:
         with pytest.raises(EngineRefused):
             await engine.submit(met(generate("a", prompt=8))).result()
@@ -258,7 +265,7 @@ async def test_a_decode_that_refuses_does_so_when_the_prompt_is_there_and_a_cras
                 await answer.result()
 
 
-async def test_a_stalled_decode_is_given_nothing(autojump_clock):
+async def test_a_stalled_decode_is_given_nothing(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE)) as engine:
         answer = engine.submit(met(generate("a", prompt=8, tokens_max=1)))
         await trio.sleep(1)
@@ -280,14 +287,14 @@ async def test_a_stalled_decode_is_given_nothing(autojump_clock):
         (Leg.PREFILL, Rendezvous(2**63, *BOOTSTRAP), "a room"),
     ],
 )
-async def test_what_is_for_another_leg_is_refused_by_name(leg, meeting, why, autojump_clock):
+async def test_what_is_for_another_leg_is_refused_by_name(leg, meeting, why, autojump_clock: MockClock) -> None:
     async with running(leg_of(leg)) as engine:
         with pytest.raises(BadRequest, match=why):
             engine.submit(met(generate("a"), meeting))
         assert await engine.load() == EngineLoad(0, 0, 0)
 
 
-def test_an_answer_that_was_cut_goes_on_in_a_pair_too():
+def test_an_answer_that_was_cut_goes_on_in_a_pair_too() -> None:
     async def scenario(_: random.Random) -> None:
         request = generate("a", prompt=6, tokens_max=12)
         async with running(leg_of(Leg.BOTH)) as engine:

@@ -48,7 +48,7 @@ def finish(events, reason=FinishReason.STOP):
     return events.finish(ChoiceEnded(reason), USAGE)
 
 
-def test_one_whole_response():
+def test_one_whole_response() -> None:
     events = events_of(stream_id="main", max_output_tokens=9, metadata={"a": "b"}, instructions="short")
     pieces = ["Hi", ' "there"\n', "", "\0\u2028é\U0001f600"]
     frames = [*events.begin(), *events.open(), *said_of(events, *pieces), *finish(events)]
@@ -75,14 +75,14 @@ def test_one_whole_response():
     }
 
 
-def test_no_stream_id_is_made_up():
+def test_no_stream_id_is_made_up() -> None:
     events = events_of()
     frames = [*events.begin(), *events.open(), *said_of(events, "x"), *finish(events)]
     assert all("stream_id" not in check(frame) for frame in frames)
     assert "stream_id" not in json.loads(error_event(Overloaded("full")))
 
 
-def test_an_answer_that_reached_its_limit_is_incomplete():
+def test_an_answer_that_reached_its_limit_is_incomplete() -> None:
     events = events_of()
     *_, item, last = map(
         check, [*events.begin(), *events.open(), *said_of(events, "x"), *finish(events, FinishReason.LENGTH)]
@@ -95,7 +95,7 @@ def test_an_answer_that_reached_its_limit_is_incomplete():
     assert last["response"]["usage"]["output_tokens"] == 11
 
 
-def test_an_answer_without_text_is_whole_all_the_same():
+def test_an_answer_without_text_is_whole_all_the_same() -> None:
     events = events_of()
     said = [check(frame) for frame in [*events.begin(), *finish(events)]]
     assert [event["sequence_number"] for event in said] == list(range(8))
@@ -103,7 +103,7 @@ def test_an_answer_without_text_is_whole_all_the_same():
     assert said[-1]["response"]["output"][0]["content"][0]["text"] == ""
 
 
-def test_cancelled_before_and_after_the_first_token():
+def test_cancelled_before_and_after_the_first_token() -> None:
     events = events_of()
     (_, _, last) = [*events.begin(), *events.cancelled()]
     response = json.loads(last)["response"]
@@ -130,7 +130,7 @@ def test_cancelled_before_and_after_the_first_token():
         (ContextTooLong("too long", param="input"), "invalid_prompt", "context_length_exceeded"),
     ],
 )
-def test_a_response_that_failed(error, code, cause):
+def test_a_response_that_failed(error, code, cause) -> None:
     events = events_of(stream_id="a")
     events.begin()
     early = check(events_of().failed(error), unknown=["response.error.cause"])
@@ -145,13 +145,13 @@ def test_a_response_that_failed(error, code, cause):
     assert (said["code"], said["cause"], said["message"], said["param"]) == (code, cause, str(error), error.param)
 
 
-def test_long_instructions_are_not_echoed():
+def test_long_instructions_are_not_echoed() -> None:
     events = events_of(instructions="x" * 500_000, input="y" * 500_000)
     frames = [*events.begin(), *events.open(), *said_of(events, "z"), *finish(events)]
     assert max(map(len, frames)) < 2000
 
 
-def test_error_events():
+def test_error_events() -> None:
     assert json.loads(check_error(error_event(BadRequest("no", param="input[0].role"), "main"))) == {
         "type": "error",
         "status": 400,
@@ -197,7 +197,7 @@ def bare(frame):
     return json.dumps(event)
 
 
-def test_log_probabilities_are_exact_for_each_delta_and_said_once_more_at_the_end():
+def test_log_probabilities_are_exact_for_each_delta_and_said_once_more_at_the_end() -> None:
     events = events_of(include=[LOGPROBS], top_logprobs=1, stream_id="a")
     frames = [*events.begin(), *events.open(), *map(events.delta, SCORED), *finish(events)]
     for frame in frames:
@@ -211,7 +211,7 @@ def test_log_probabilities_are_exact_for_each_delta_and_said_once_more_at_the_en
     assert last["response"]["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_text_that_was_held_back_with_its_log_probabilities_comes_in_several_deltas():
+def test_text_that_was_held_back_with_its_log_probabilities_comes_in_several_deltas() -> None:
     top = tuple((f" {'x' * 100}{i}", b" " + b"x" * 100 + b"%d" % i, -3.2345678901234567) for i in range(20))
     scored = [TokenText(c, c.encode(), -1.0, top) for c in "ab" * 511] + [
         TokenText("\ufffd", b"\xc3", -1.0, top), TokenText("\ufffd", b"\xa9!", -1.0, top)]  # fmt: skip
@@ -231,7 +231,7 @@ def test_text_that_was_held_back_with_its_log_probabilities_comes_in_several_del
 
 
 @pytest.mark.parametrize("size", [0, 1, LOGPROBS_A_DELTA_MAX])
-def test_text_with_few_log_probabilities_is_one_delta(size):
+def test_text_with_few_log_probabilities_is_one_delta(size) -> None:
     text = Text("x", size, 0, SCORED[0].logprobs[:1] * size)
     assert events_of(include=[LOGPROBS]).deltas(text) == (events_of(include=[LOGPROBS]).delta(text),)
 
@@ -245,13 +245,13 @@ def test_text_with_few_log_probabilities_is_one_delta(size):
         ({"parallel_tool_calls": True, "tool_choice": "auto"}, (True, "auto")),
     ],
 )
-def test_what_was_said_of_tools_is_said_back(asked, said):
+def test_what_was_said_of_tools_is_said_back(asked, said) -> None:
     response = check(events_of(**asked).begin()[0])["response"]
     assert (response["parallel_tool_calls"], response["tool_choice"]) == said
 
 
 @pytest.mark.parametrize("too_many", [False, True])
-def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many):
+def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many) -> None:
     events = events_of(include=[LOGPROBS])
     events.begin()
     events.open()
@@ -264,7 +264,7 @@ def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many):
     assert len(done) < 2**20
 
 
-def test_token_ids_are_told_where_they_are_asked_for():
+def test_token_ids_are_told_where_they_are_asked_for() -> None:
     events = events_of(return_token_ids=True)
     events.begin()
     events.open()
@@ -272,7 +272,7 @@ def test_token_ids_are_told_where_they_are_asked_for():
     assert [(each["token_ids"], each["logprobs"]) for each in deltas] == [([7], []), ([8, 9], []), ([10], [])]
 
 
-def test_a_warm_up_is_a_whole_response_without_output():
+def test_a_warm_up_is_a_whole_response_without_output() -> None:
     events = events_of(generate=False, stream_id="a")
     frames = [*events.begin(), *events.open(), *finish(events, FinishReason.LENGTH)]
     said = [check(frame) for frame in frames]
@@ -282,7 +282,7 @@ def test_a_warm_up_is_a_whole_response_without_output():
     assert response["usage"]["input_tokens"] == 37
 
 
-def test_the_events_by_http_are_those_of_the_socket():
+def test_the_events_by_http_are_those_of_the_socket() -> None:
     for frame, event in zip(whole_stream(events_of()), whole_stream(events_of(sse=True)), strict=True):
         name = json.loads(frame)["type"].encode()
         assert event == b"event: " + name + b"\ndata: " + frame + b"\n\n"
@@ -294,7 +294,7 @@ def whole_stream(events):
     return [*events.begin(), *events.open(), *said_of(events, "a\n\n", "b"), *finish(events)]
 
 
-def test_what_was_asked_is_said_back():
+def test_what_was_asked_is_said_back() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     wanted = {"type": "json_schema", "name": "x", "description": None, "schema": schema, "strict": True}
     events = events_of(user="u", safety_identifier="s", metadata={"a": "b"}, truncation="auto", service_tier="auto",
@@ -310,7 +310,7 @@ def test_what_was_asked_is_said_back():
 
 
 @pytest.mark.parametrize("field", ["schema", "description"])
-def test_a_long_format_is_not_said_back(field):
+def test_a_long_format_is_not_said_back(field) -> None:
     long = {"type": "json_schema", "name": "x", "schema": {"enum": ["y"]}, "strict": None}
     long |= {"schema": {"enum": ["y" * FORMAT_ECHOED_MAX]}} if field == "schema" else {"description": "y" * 500_000}
     events = events_of(text={"format": long})
@@ -319,7 +319,7 @@ def test_a_long_format_is_not_said_back(field):
     assert check(frames[0])["response"]["text"]["format"]["schema"] == {}
 
 
-def test_the_largest_request_keeps_every_event_small():
+def test_the_largest_request_keeps_every_event_small() -> None:
     events = events_of(
         model="\0" * 256, instructions="\0" * 1024, previous_response_id="\0" * 256, user="\0" * 512,
         safety_identifier="\0" * 512, metadata={f"{n:064}": "\0" * 512 for n in range(16)},
@@ -346,7 +346,7 @@ def check_response(body):
     return model
 
 
-def test_an_answer_in_one_piece_is_the_response_that_a_stream_ends_with():
+def test_an_answer_in_one_piece_is_the_response_that_a_stream_ends_with() -> None:
     response = check_response(posted(Text("He", 1), Text("llo", 1), ChoiceEnded(FinishReason.STOP)))
     assert (response.id, response.status, response.output_text) == (f"resp_{ID}", "completed", "Hello")
     events = events_of()
@@ -354,19 +354,19 @@ def test_an_answer_in_one_piece_is_the_response_that_a_stream_ends_with():
     assert json.loads(posted(Text("Hello", 2), ChoiceEnded(FinishReason.STOP))) == json.loads(last)["response"]
 
 
-def test_an_answer_in_one_piece_that_reached_its_limit_is_incomplete():
+def test_an_answer_in_one_piece_that_reached_its_limit_is_incomplete() -> None:
     response = check_response(posted(Text("He", 1), ChoiceEnded(FinishReason.LENGTH)))
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert response.output[0].status == "incomplete"
 
 
-def test_an_answer_in_one_piece_has_all_its_log_probabilities_and_token_ids():
+def test_an_answer_in_one_piece_has_all_its_log_probabilities_and_token_ids() -> None:
     response = check_response(posted(*SCORED, ChoiceEnded(FinishReason.STOP), include=[LOGPROBS]))
     assert [each.model_dump() for each in response.output[0].content[0].logprobs] == LISTED[0] + LISTED[1]
     body = json.loads(posted(*SCORED, ChoiceEnded(FinishReason.STOP), return_token_ids=True))
     assert body["output"][0]["content"][0]["token_ids"] == [7, 8, 9, 10]
 
 
-def test_an_answer_in_one_piece_must_have_ended():
+def test_an_answer_in_one_piece_must_have_ended() -> None:
     with pytest.raises(AssertionError):
         posted(Text("He", 1))

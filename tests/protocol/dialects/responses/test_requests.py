@@ -32,7 +32,7 @@ def post(**fields) -> CreateHttp:
     return parse_http(json.dumps(HTTP | fields).encode())
 
 
-def refused(kind, param, said=None, /, **fields):
+def refused(kind, param, said=None, /, **fields) -> None:
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}))
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value
@@ -43,7 +43,7 @@ def refused(kind, param, said=None, /, **fields):
 # What clients say ---------------------------------------------------------------------
 
 
-def test_the_documented_request():
+def test_the_documented_request() -> None:
     text = """{"type":"response.create","model":"m",
         "input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"Hi"}]}],
         "instructions":null,"tools":[],"previous_response_id":null,"store":false,"max_output_tokens":128,
@@ -54,11 +54,11 @@ def test_the_documented_request():
     assert request.stream_id == "main"
 
 
-def test_the_shortest_request():
+def test_the_shortest_request() -> None:
     assert create().turns() == (Turn(Role.USER, "Hi"),)
 
 
-def test_what_stock_clients_send_and_what_asks_for_nothing_is_accepted():
+def test_what_stock_clients_send_and_what_asks_for_nothing_is_accepted() -> None:
     create(
         stream=True, background=False, parallel_tool_calls=True, tool_choice="auto", tools=[], truncation="disabled",
         text={"format": {"type": "text"}, "verbosity": None}, reasoning={"effort": None, "summary": None}, include=[],
@@ -68,7 +68,7 @@ def test_what_stock_clients_send_and_what_asks_for_nothing_is_accepted():
     )  # fmt: skip
 
 
-def test_an_answer_that_is_sent_back_whole():
+def test_an_answer_that_is_sent_back_whole() -> None:
     item = {
         "id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "phase": None,
         "content": [{"type": "output_text", "text": "He", "annotations": [], "logprobs": []},
@@ -95,7 +95,7 @@ def test_an_answer_that_is_sent_back_whole():
         ("stream_options", {"include_obfuscation": True}),
     ],
 )
-def test_what_this_server_does_not_do_is_refused_by_name(field, value):
+def test_what_this_server_does_not_do_is_refused_by_name(field, value) -> None:
     refused(Unsupported, field, **{field: value})
     with pytest.raises(Unsupported) as raised:
         post(**{field: value})
@@ -111,7 +111,7 @@ def test_what_this_server_does_not_do_is_refused_by_name(field, value):
         ("include[0]", {"include": ["file_search_call.results"]}),
     ],
 )
-def test_what_is_not_done_inside_a_field_is_refused_by_its_path(param, fields):
+def test_what_is_not_done_inside_a_field_is_refused_by_its_path(param, fields) -> None:
     refused(Unsupported, param, **fields)
 
 
@@ -128,7 +128,7 @@ def test_what_is_not_done_inside_a_field_is_refused_by_its_path(param, fields):
         ("input[0].content[0].type", [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]),
     ],
 )  # fmt: skip
-def test_items_that_are_no_text_are_unsupported(param, items):
+def test_items_that_are_no_text_are_unsupported(param, items) -> None:
     refused(Unsupported, param, input=items)
 
 
@@ -210,18 +210,18 @@ def test_items_that_are_no_text_are_unsupported(param, items):
         ("type", {"type": 5}),
     ],
 )
-def test_mistakes_name_their_field(param, fields):
+def test_mistakes_name_their_field(param, fields) -> None:
     refused(BadRequest, param, **fields)
 
 
-def test_edges_of_ranges_are_inside():
+def test_edges_of_ranges_are_inside() -> None:
     create(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=2, seed=-(2**63), min_tokens=0)
     create(
         temperature=2, top_k=1, min_p=1, seed=2**63 - 1, min_tokens=8, max_output_tokens=8, stop=[], stream_id="x" * 256
     )
 
 
-def test_several_mistakes_are_one_error():
+def test_several_mistakes_are_one_error() -> None:
     refused(
         BadRequest,
         "temperature",
@@ -237,18 +237,18 @@ def test_several_mistakes_are_one_error():
     )  # fmt: skip
 
 
-def test_a_long_list_of_mistakes_is_cut():
+def test_a_long_list_of_mistakes_is_cut() -> None:
     with pytest.raises(BadRequest, match=r"; and 8 more$") as raised:
         parse(json.dumps(BASE | {"input": [1] * 5000}))
     assert len(str(raised.value)) < 1000
 
 
-def test_events_that_are_not_known():
+def test_events_that_are_not_known() -> None:
     refused(Unsupported, "type", type="response.steer")
     refused(Unsupported, "type", type="x" * 10_000)
 
 
-def test_what_is_posted_and_what_comes_by_socket_become_the_same_request():
+def test_what_is_posted_and_what_comes_by_socket_become_the_same_request() -> None:
     fields = {"instructions": "i", "max_output_tokens": 5, "metadata": {"a": "b"}, "user": "u", "min_tokens": 1}
     assert to_respond(post(**fields), request_id=ID) == to_respond(create(**fields), request_id=ID)
     assert (post().stream, post(stream=True).stream, post(stream=False).stream) == (None, True, False)
@@ -268,39 +268,39 @@ def test_what_is_posted_and_what_comes_by_socket_become_the_same_request():
         (BadRequest, "top_logprobs", {"top_logprobs": 1}),
     ],
 )
-def test_what_only_a_socket_can_do_is_refused_when_it_is_posted(kind, param, fields):
+def test_what_only_a_socket_can_do_is_refused_when_it_is_posted(kind, param, fields) -> None:
     with pytest.raises(BadRequest) as raised:
         post(**fields)
     assert (type(raised.value), raised.value.param) == (kind, param)
 
 
-def test_what_asks_for_nothing_is_accepted_when_it_is_posted():
+def test_what_asks_for_nothing_is_accepted_when_it_is_posted() -> None:
     post(background=False, store=False, generate=True, stream=False, previous_response_id=None, truncation="disabled",
          include=[], top_logprobs=0, text={"format": {"type": "text"}, "verbosity": "medium"},
          service_tier="default", stream_options={"include_obfuscation": False})  # fmt: skip
 
 
-def test_log_probabilities_are_wanted_only_where_include_names_them():
+def test_log_probabilities_are_wanted_only_where_include_names_them() -> None:
     assert to_respond(create(), request_id=ID).logprobs is None
     assert to_respond(create(top_logprobs=0), request_id=ID).logprobs is None
     assert to_respond(create(include=[LOGPROBS]), request_id=ID).logprobs == 0
     assert to_respond(create(include=[LOGPROBS], top_logprobs=20), request_id=ID).logprobs == 20
 
 
-def test_a_warm_up_computes_the_prompt_only():
+def test_a_warm_up_computes_the_prompt_only() -> None:
     assert create(generate=False).warm_up
     assert not create(generate=True).warm_up
     assert not create(generate=None).warm_up
     assert not post().warm_up
 
 
-def test_a_model_may_come_from_the_address():
+def test_a_model_may_come_from_the_address() -> None:
     text = json.dumps({"type": "response.create", "input": "Hi"})
     assert parse(text, default_model="q").model == "q"
     assert parse(json.dumps(BASE), default_model="q").model == "m"
 
 
-def test_cancel():
+def test_cancel() -> None:
     assert parse('{"type":"response.cancel","response_id":"resp_1","stream_id":"a"}') == CancelResponse(
         type="response.cancel", response_id="resp_1", stream_id="a"
     )
@@ -310,7 +310,7 @@ def test_cancel():
     assert raised.value.param == "response_id"
 
 
-def test_the_lane_of_a_request_that_could_not_be_parsed():
+def test_the_lane_of_a_request_that_could_not_be_parsed() -> None:
     assert stream_id_of({"type": 5, "stream_id": "a"}) == "a"
     assert stream_id_of({"stream_id": "a b"}) is None
     assert stream_id_of({"stream_id": 5}) is None
@@ -320,7 +320,7 @@ def test_the_lane_of_a_request_that_could_not_be_parsed():
 # What a processor gets ------------------------------------------------------------------
 
 
-def test_to_respond_maps_every_field():
+def test_to_respond_maps_every_field() -> None:
     request = create(
         instructions="be brief", input=[{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}],
         max_output_tokens=9, min_tokens=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,

@@ -40,12 +40,12 @@ from tests.protocol.dialects.responses.test_requests import BASE, ID, create, re
         ('{"type":"response.create","model":"m","input":"\x00"}', "not JSON"),
     ],
 )
-def test_text_that_cannot_be_read(text, said):
+def test_text_that_cannot_be_read(text, said) -> None:
     with pytest.raises(BadRequest, match=said):
         parse(text)
 
 
-def test_depth_below_the_limit_is_refused_by_name():
+def test_depth_below_the_limit_is_refused_by_name() -> None:
     deep = "[" * 500 + "]" * 500
     for field, kind in (("tools", Unsupported), ("input", BadRequest), ("metadata", BadRequest), ("xyz", BadRequest)):
         with pytest.raises(BadRequest) as raised:
@@ -54,11 +54,11 @@ def test_depth_below_the_limit_is_refused_by_name():
         assert raised.value.param.startswith(field)
 
 
-def test_of_a_key_that_stands_twice_the_last_counts():
+def test_of_a_key_that_stands_twice_the_last_counts() -> None:
     assert parse('{"type":"response.create","model":"a","input":"x","model":"b"}').model == "b"
 
 
-def test_nul_is_a_character_of_text_and_of_nothing_else():
+def test_nul_is_a_character_of_text_and_of_nothing_else() -> None:
     assert create(input="a\0b").turns() == (Turn(Role.USER, "a\0b"),)
     refused(BadRequest, "stream_id", stream_id="a\0")
     refused(BadRequest, '["model\\u0000"]', **{"model\0": 1})
@@ -89,7 +89,7 @@ ITEMS = st.lists(
 
 @settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | ITEMS, max_size=6))
-def test_any_json_is_answered_or_refused(value):
+def test_any_json_is_answered_or_refused(value) -> None:
     for data in (value, BASE | value if isinstance(value, dict) else value):
         try:
             posted = parse_http(json.dumps(data).encode())
@@ -109,6 +109,6 @@ def test_any_json_is_answered_or_refused(value):
 
 @settings(deadline=None)
 @given(st.text() | st.text(st.sampled_from('{}[]",:\\ud8e1tfnr0')))
-def test_any_text_is_refused(text):
+def test_any_text_is_refused(text) -> None:
     with pytest.raises(RequestError):
         parse(text)

@@ -20,7 +20,7 @@ PREFILL = SglangSpec("p", "/models/x", "cpu", 4, 4096, leg=Leg.PREFILL, bootstra
 
 
 @pytest.fixture(autouse=True)
-def taken(monkeypatch):
+def taken(monkeypatch: pytest.MonkeyPatch):
     """The ports at which somebody listens; here nobody does in truth."""
     taken: set[int] = set()
 
@@ -34,19 +34,19 @@ def taken(monkeypatch):
 
 
 @pytest.mark.parametrize("life_s", [0.1, 1.0, 7.0, BOOTSTRAP_PORTS, 10 * BOOTSTRAP_PORTS])
-def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s):
+def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s) -> None:
     lives = BootstrapPorts(PREFILL, count(1000.7, life_s).__next__)
     met = [lives.next_port() for _ in range(BOOTSTRAP_PORTS)]
     assert sorted(met) == list(ports(PREFILL)) == list(range(20_400, 20_400 + BOOTSTRAP_PORTS))
     assert lives.next_port() == met[0]
 
 
-def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_met_apart():
+def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_met_apart() -> None:
     met = {BootstrapPorts(PREFILL, lambda at_s=at_s: at_s).next_port() for at_s in range(1000, 1000 + BOOTSTRAP_PORTS)}
     assert len(met) == BOOTSTRAP_PORTS
 
 
-def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken):
+def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken) -> None:
     last = 20_400 + BOOTSTRAP_PORTS - 1
     taken |= set(ports(PREFILL)) - {last}
     lives = BootstrapPorts(PREFILL, lambda: 0.0)
@@ -56,19 +56,19 @@ def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken):
         lives.next_port()
 
 
-def test_an_engine_that_spans_nodes_has_as_many_ports_as_any():
+def test_an_engine_that_spans_nodes_has_as_many_ports_as_any() -> None:
     lives = BootstrapPorts(evolve(PREFILL, nodes=2, dist_init_address="127.0.0.1:1"), lambda: 5.0)
     assert [lives.next_port(), lives.next_port()] == [20_405, 20_406]
 
 
-def test_who_has_no_port_of_its_own_is_met_at_none():
+def test_who_has_no_port_of_its_own_is_met_at_none() -> None:
     decode = evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None)
     assert BootstrapPorts(decode, lambda: 5.0).next_port() is None
     assert ports(decode) == (None,)
 
 
 @pytest.mark.parametrize(("host", "listens_at"), [("10.0.0.5", "10.0.0.5"), ("::1", "::1"), ("host-5", "")])
-def test_a_leg_listens_where_others_find_it_and_at_no_name(host, listens_at):
+def test_a_leg_listens_where_others_find_it_and_at_no_name(host, listens_at) -> None:
     leg = build(evolve(PREFILL, host=host), "/tmp/x")
     assert (leg.arguments["host"], leg.environment["SGLANG_HOST_IP"]) == (host, listens_at)
     whole = evolve(PREFILL, leg=Leg.BOTH, host=host, bootstrap_port=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,14 +20,14 @@ DISAGG = ROOT / "examples" / "disagg.toml"
 
 
 @pytest.fixture
-def installed(monkeypatch):
+def installed(monkeypatch: pytest.MonkeyPatch):
     """The libraries that this machine has, by their names without `lib`."""
     installed: dict[str, str] = {}
     monkeypatch.setattr(libraries, "find_library", installed.get)
     return installed
 
 
-def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_installs_them(installed):
+def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_installs_them(installed) -> None:
     cluster = read_cluster(DISAGG)
     for node, engine in (("prefill", "tiny-prefill"), ("decode", "tiny-decode")):
         with pytest.raises(StartFailed, match=re.escape("apt-get install libibverbs1 librdmacm1")) as caught:
@@ -38,7 +39,7 @@ def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_instal
         check_host(cluster, "decode")
 
 
-def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, installed):
+def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path: Path, installed) -> None:
     cluster = read_cluster(DISAGG)
     check_host(cluster, "front")
     check_host(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")
@@ -50,7 +51,7 @@ def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path, install
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_check_and_the_start_look_for_them(monkeypatch):
+def test_the_check_and_the_start_look_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     cluster = read_cluster(DISAGG)
     for look in (
@@ -61,7 +62,7 @@ def test_the_check_and_the_start_look_for_them(monkeypatch):
             look()
 
 
-def test_looking_loads_nothing():
+def test_looking_loads_nothing() -> None:
     code = (
         "from supervisor.engines.sglang.libraries import MOONCAKE_LIBRARIES, find_library\n"
         "assert find_library('c')\n"

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 from attrs import Factory, define, field
+from trio.testing import MockClock
 
 from actors.kit.calls import mailbox
 from actors.kit.priority_inbox import priority_inbox
@@ -52,7 +53,7 @@ class Hosts:
     plug: Registration = Factory(Registration)
     changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
 
-    async def keep(self, rank, port, *, task_status=trio.TASK_STATUS_IGNORED):
+    async def keep(self, rank, port, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
         """Do what keeps one rank's host in a node."""
         await trio.lowlevel.checkpoint()
         assert rank not in self.alive, "two hosts of one rank"
@@ -83,10 +84,10 @@ class Hosts:
             self.tell(f"{rank} is gone")
         raise EngineDied(f"host {rank} was killed")
 
-    def tell(self, what):
+    def tell(self, what) -> None:
         self.log.append((trio.current_time(), what))
 
-    def kill(self, rank):
+    def kill(self, rank) -> None:
         if rank in self.ends:
             self.ends[rank].set()
 
@@ -112,7 +113,7 @@ class Group:
     over: trio.Event = Factory(trio.Event)
     failed: BaseException | None = None
 
-    def __attrs_post_init__(self):
+    def __attrs_post_init__(self) -> None:
         self.plug = self.hosts.plug
         self.plug.on_change = self.directory.notify
         address, inbox = priority_inbox(4, lambda request: request.priority)
@@ -130,7 +131,7 @@ class Group:
             run = partial(run_follower_rank, inbox, own, partial(self.hosts.keep, rank))
             self.nursery.start_soon(run, name=f"rank {rank}")
 
-    def link(self, node, serves=None):
+    def link(self, node, serves=None) -> None:
         """Join a and another node."""
         near, far = sim_pair()
         self.wires[node] = near
@@ -139,7 +140,7 @@ class Group:
         self.nursery.start_soon(self._carry, node, asker, True, name="link")
         self.nursery.start_soon(self._carry, node, server, False, name="link")
 
-    async def _carry(self, node, link, ours):
+    async def _carry(self, node, link, ours) -> None:
         async with trio.open_nursery() as nursery:
             if ours:
                 nursery.start_soon(self._note, node, link)
@@ -150,14 +151,14 @@ class Group:
         if ours:
             self.directory.unlinked(node, link)
 
-    async def _note(self, node, link):
+    async def _note(self, node, link) -> None:
         await link.wait_ready()
         self.directory.linked(node, link)
 
-    def cut(self, node):
+    def cut(self, node) -> None:
         self.wires[node].cut()
 
-    async def supervise(self):
+    async def supervise(self) -> None:
         """Run node a's tree, until its scope is cancelled."""
         engine = Child(name="engine", run=self._engine, start_within_s=100.0, stop_within_s=5.0)
         tree = Tree(
@@ -173,7 +174,7 @@ class Group:
             self.failed = error
         self.over.set()
 
-    async def _engine(self, *, task_status):
+    async def _engine(self, *, task_status) -> None:
         await self.others.run_all(partial(self.hosts.keep, 0), self.another, task_status=task_status)
 
     @property
@@ -188,7 +189,7 @@ class Group:
             if each.path == "a/engine" and each.kind is ChildEventKind.FAILED
         ]
 
-    async def until_ready(self, times=1):
+    async def until_ready(self, times=1) -> None:
         with trio.fail_after(500):
             while len(self.ready) < times:  # noqa: ASYNC110  # tests alone wait so
                 await trio.sleep(0.1)
@@ -206,7 +207,9 @@ async def group(*linked, **fields):
         nursery.cancel_scope.cancel()
 
 
-async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_together_are_one_engine(autojump_clock):
+async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_together_are_one_engine(
+    autojump_clock: MockClock,
+) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         assert [what for _, what in made.hosts.log] == ["1 starts", "2 starts", "0 starts"]
@@ -215,7 +218,7 @@ async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_togeth
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-async def test_whichever_rank_ends_all_end_and_all_start_again(rank, autojump_clock):
+async def test_whichever_rank_ends_all_end_and_all_start_again(rank, autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         await trio.sleep_until(10)
@@ -233,7 +236,7 @@ async def test_whichever_rank_ends_all_end_and_all_start_again(rank, autojump_cl
         assert where in made.why[0]
 
 
-async def test_each_life_of_a_prefill_is_met_at_one_port_that_all_ranks_are_told(autojump_clock):
+async def test_each_life_of_a_prefill_is_met_at_one_port_that_all_ranks_are_told(autojump_clock: MockClock) -> None:
     async with group("b", "c", another=partial(next, count(9000))) as made:
         for life in range(3):
             await made.until_ready(life + 1)
@@ -241,7 +244,7 @@ async def test_each_life_of_a_prefill_is_met_at_one_port_that_all_ranks_are_told
             made.hosts.kill(life)
 
 
-async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock):
+async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock: MockClock) -> None:
     taken = []
     async with group("b", another=lambda: taken.append(trio.current_time())) as made:
         await trio.sleep(40)
@@ -250,7 +253,7 @@ async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock)
         assert taken == [40]
 
 
-async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock):
+async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock: MockClock) -> None:
     def another():
         raise StartFailed("none of the ports is free")
 
@@ -260,7 +263,9 @@ async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock
         assert made.hosts.log == []
 
 
-async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refused_there(autojump_clock):
+async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refused_there(
+    autojump_clock: MockClock,
+) -> None:
     async with group("b", "c", another=lambda: 9032) as made:
         with trio.fail_after(1):
             await made.over.wait()
@@ -269,7 +274,7 @@ async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refuse
         assert made.hosts.log == []
 
 
-async def test_a_rank_that_ends_before_the_engine_is_ready_ends_the_start(autojump_clock):
+async def test_a_rank_that_ends_before_the_engine_is_ready_ends_the_start(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await trio.sleep(LOAD_S / 2)
         made.hosts.kill(2)
@@ -279,7 +284,7 @@ async def test_a_rank_that_ends_before_the_engine_is_ready_ends_the_start(autoju
         assert made.ready == []
 
 
-async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link(autojump_clock):
+async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         await trio.sleep_until(10)
@@ -296,7 +301,7 @@ async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link
         assert "rank 2 of engine big on node c: the link went down" in made.why[0]
 
 
-async def test_a_rank_that_is_asked_for_again_waits_until_the_last_one_is_gone(autojump_clock):
+async def test_a_rank_that_is_asked_for_again_waits_until_the_last_one_is_gone(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         made.hosts.ladder_s[1] = 7.0
@@ -310,7 +315,7 @@ async def test_a_rank_that_is_asked_for_again_waits_until_the_last_one_is_gone(a
         assert set(made.hosts.met) == {0, 1, 2}
 
 
-async def test_the_end_of_rank_0s_node_ends_every_rank(autojump_clock):
+async def test_the_end_of_rank_0s_node_ends_every_rank(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         made.scope.cancel()
@@ -320,7 +325,7 @@ async def test_the_end_of_rank_0s_node_ends_every_rank(autojump_clock):
         assert [name for name in tasks() if name.startswith("rank")] == ["rank 1", "rank 2"]
 
 
-async def test_an_engine_that_is_left_while_a_rank_of_it_waits_starts_nothing_there(autojump_clock):
+async def test_an_engine_that_is_left_while_a_rank_of_it_waits_starts_nothing_there(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         made.hosts.ladder_s[1] = 20.0
@@ -334,7 +339,9 @@ async def test_an_engine_that_is_left_while_a_rank_of_it_waits_starts_nothing_th
         assert [what for _, what in made.hosts.log[3:]] == ["2 is gone", "0 is gone", "1 is gone"]
 
 
-async def test_an_engine_whose_nodes_cannot_all_be_asked_in_time_says_which_one_is_missing(autojump_clock):
+async def test_an_engine_whose_nodes_cannot_all_be_asked_in_time_says_which_one_is_missing(
+    autojump_clock: MockClock,
+) -> None:
     async with group("b") as made:
         await made.over.wait()
         assert trio.current_time() == LINKED_WITHIN_S
@@ -342,7 +349,7 @@ async def test_an_engine_whose_nodes_cannot_all_be_asked_in_time_says_which_one_
         assert made.hosts.log == []
 
 
-async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock):
+async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
@@ -353,7 +360,9 @@ async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock):
         assert made.ready == [5 + LOAD_S]
 
 
-async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_has_and_ends(autojump_clock):
+async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_has_and_ends(
+    autojump_clock: MockClock,
+) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         made.here.busy = 1
@@ -376,7 +385,7 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
         await made.until_ready(2)
 
 
-async def test_when_the_gateways_node_drains_whoever_it_has_admitted_is_served_first(autojump_clock):
+async def test_when_the_gateways_node_drains_whoever_it_has_admitted_is_served_first(autojump_clock: MockClock) -> None:
     async with group("b", "c", gateway="c") as made:
         await made.until_ready()
         made.here.busy = 1
@@ -389,7 +398,9 @@ async def test_when_the_gateways_node_drains_whoever_it_has_admitted_is_served_f
         assert made.why == ["engine big gave way: node c drains"]
 
 
-async def test_an_engine_that_is_not_ready_yet_gives_way_at_once_whoever_waits_for_it(autojump_clock):
+async def test_an_engine_that_is_not_ready_yet_gives_way_at_once_whoever_waits_for_it(
+    autojump_clock: MockClock,
+) -> None:
     async with group("b", "c") as made:
         await trio.sleep(LOAD_S / 2)
         made.here.busy = 1
@@ -399,7 +410,7 @@ async def test_an_engine_that_is_not_ready_yet_gives_way_at_once_whoever_waits_f
         assert trio.current_time() == LOAD_S / 2 + LADDER_S
 
 
-async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autojump_clock):
+async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         made.directory.drain()
@@ -410,7 +421,7 @@ async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autoju
         assert made.nodes["b"].follower_ranks == made.nodes["c"].follower_ranks == 1
 
 
-async def test_a_link_that_is_lost_is_not_asked_while_it_is_still_known(autojump_clock):
+async def test_a_link_that_is_lost_is_not_asked_while_it_is_still_known(autojump_clock: MockClock) -> None:
     async with group("b") as made:
         link = Link(sim_pair()[0], Peer("a", serves_max=4))
         link.abort(PeerLost("cut"))
@@ -420,7 +431,7 @@ async def test_a_link_that_is_lost_is_not_asked_while_it_is_still_known(autojump
         assert made.failed is None
 
 
-async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojump_clock):
+async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojump_clock: MockClock) -> None:
     async with group("b", "c", agreed={**AGREED, "slots": "17"}) as made:
         with trio.fail_after(1):
             await made.over.wait()
@@ -437,7 +448,7 @@ async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojum
         ({**AGREED, "x" * 5000: "1"}, "the file of node b disagrees about keys that are unknown here"),
     ],
 )
-def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said):
+def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said) -> None:
     own = LocalRank(Directory("b"), AGREED)
     own.check(RunRank(dict(AGREED)))
     with pytest.raises(BadRequest) as caught:
@@ -453,7 +464,7 @@ def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said):
         ((None,), 9000, "port 9000"),
     ],
 )
-def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, met):
+def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, met) -> None:
     own = LocalRank(Directory("b"), AGREED, ports)
     for allowed in ports:
         own.check(RunRank(dict(AGREED), allowed))
@@ -463,20 +474,20 @@ def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, met):
 
 
 @pytest.mark.parametrize("port", [True, 9000.5, "9000", b"9000", [9000]])
-def test_a_port_that_is_no_whole_number_breaks_the_protocol(port):
+def test_a_port_that_is_no_whole_number_breaks_the_protocol(port) -> None:
     said = codec.encode(RunRank({}, 9000))[:1] + msgspec.msgpack.encode({"agreed": {}, "bootstrap_port": port})
     with pytest.raises(PeerViolation, match="a RunRank that cannot be read"):
         codec.decode(said)
 
 
-def test_a_node_that_drains_begins_no_rank():
+def test_a_node_that_drains_begins_no_rank() -> None:
     own = LocalRank(Directory("b"), AGREED)
     own.directory.drain()
     with pytest.raises(Draining, match="node b drains"):
         own.check(RunRank(dict(AGREED)))
 
 
-async def test_a_node_whose_file_has_no_such_engine_is_named(autojump_clock):
+async def test_a_node_whose_file_has_no_such_engine_is_named(autojump_clock: MockClock) -> None:
     async with group("b") as made:
         made.link("c", serves={})
         with trio.fail_after(1):
@@ -486,11 +497,11 @@ async def test_a_node_whose_file_has_no_such_engine_is_named(autojump_clock):
         assert made.hosts.alive == {}
 
 
-async def test_who_asks_for_a_rank_twice_gets_it_once_at_a_time(autojump_clock):
+async def test_who_asks_for_a_rank_twice_gets_it_once_at_a_time(autojump_clock: MockClock) -> None:
     async with group() as made:
         order = []
 
-        async def ask(name, for_s):
+        async def ask(name, for_s) -> None:
             with trio.move_on_after(for_s):
                 async with made.asked["b"].ask(RunRank(dict(AGREED)), 1) as answer:
                     await anext(answer)
@@ -507,15 +518,15 @@ async def test_who_asks_for_a_rank_twice_gets_it_once_at_a_time(autojump_clock):
 # At every step ---------------------------------------------------------------------------
 
 
-def cut(made):
+def cut(made) -> None:
     made.cut("b")
 
 
-def kill_the_first(made):
+def kill_the_first(made) -> None:
     made.hosts.kill(0)
 
 
-def kill_another(made):
+def kill_another(made) -> None:
     made.hosts.kill(2)
 
 
@@ -542,7 +553,7 @@ async def one_fault(rng, step, act):
 
 
 @pytest.mark.parametrize("act", [cut, kill_the_first, kill_another], ids=lambda act: act.__name__)
-def test_at_every_step_all_ranks_come_back_or_none_is_left(act):
+def test_at_every_step_all_ranks_come_back_or_none_is_left(act) -> None:
     logging.disable(logging.CRITICAL)  # restarts, all of them wanted
     try:
         for step in range(1, STEPS_MAX):
@@ -555,7 +566,7 @@ def test_at_every_step_all_ranks_come_back_or_none_is_left(act):
     assert step > 60
 
 
-def test_the_node_of_rank_0_can_be_stopped_at_every_step():
+def test_the_node_of_rank_0_can_be_stopped_at_every_step() -> None:
     async def stop(rng, step):
         async with group("b", "c") as made:
             with counting(step, made.scope.cancel) as steps:

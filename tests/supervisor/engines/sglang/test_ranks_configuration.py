@@ -106,7 +106,7 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(tmp_path: Path):
     def read(old="", new=""):
         assert old in SPAN
         (tmp_path / "secret").write_text("a secret that is long enough")
@@ -145,7 +145,7 @@ def read(tmp_path):
         ('device = "cpu"', 'kind = "simulated"', 'engine.big.dist_port: is for engines of kind "sglang"'),
     ],
 )
-def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new, said, read):
+def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new, said, read) -> None:
     with pytest.raises(StartFailed, match=re.escape(said)):
         read(old, new)
 
@@ -159,7 +159,7 @@ def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new,
         ("", PREFILL.replace('node = "a"', 'node = "c"')),  # the same port, of another host
     ],
 )
-def test_ranks_that_can_be_one_engine(old, new, read):
+def test_ranks_that_can_be_one_engine(old, new, read) -> None:
     assert read(old, new).engine["big"].nodes == ("a", "b", "c")
 
 
@@ -167,7 +167,7 @@ def test_ranks_that_can_be_one_engine(old, new, read):
     ("host", "meet"),
     [("10.0.0.1", "10.0.0.1:7500"), ("gpu-1.example", "gpu-1.example:7500"), ("fd00::7", "[fd00::7]:7500")],
 )
-def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
+def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read) -> None:
     cluster = read('host = "10.0.0.1"', f'host = "{host}"')
     for rank, node in enumerate("abc"):
         spec = spec_of(cluster, "big", rank)
@@ -183,7 +183,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read):
     assert spec_of(cluster, "big", 2).name == "big.rank-2"
 
 
-def test_an_engine_on_one_node_hears_nothing_of_ranks():
+def test_an_engine_on_one_node_hears_nothing_of_ranks() -> None:
     cluster = read_cluster(ROOT / "examples" / "quickstart.toml")
     boot = boot_message.build(spec_of(cluster, "tiny-0"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
@@ -191,7 +191,7 @@ def test_an_engine_on_one_node_hears_nothing_of_ranks():
     assert ranks.rank0_address(cluster, "tiny-0") is None
 
 
-def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read):
+def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read) -> None:
     said = ranks.shared_keys(read(), "big")
     assert said["node.a.host"] == '"10.0.0.1"'
     same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
@@ -213,12 +213,12 @@ def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read):
 
 
 @pytest.fixture
-def hosts(tmp_path):
+def hosts(tmp_path: Path):
     """Hosts of a prefill over two nodes: how they are started, which all fail, and what a node has for them."""
     (tmp_path / "cluster.toml").write_text(OVER_TWO.replace("20400", str(free_ports(1)[0])))
     boots = []
 
-    async def starts(boot, _):
+    async def starts(boot, _) -> None:
         await trio.lowlevel.checkpoint()
         boots.append(boot)
         raise StartFailed("nothing starts here")
@@ -236,7 +236,9 @@ def hosts(tmp_path):
         yield SimpleNamespace(cluster=cluster, node=node, boots=boots)
 
 
-async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hosts, monkeypatch):
+async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(
+    hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node, several = hosts.node("a"), hosts.cluster.engine["p"]
     others = ranks.FollowerRanks("p", (), {}, Directory("a"), 1.0, Registration(), "a")
     monkeypatch.setattr(ranks, "FollowerRanks", lambda **_: others)
@@ -251,7 +253,9 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(hos
         assert set(told) <= set(range(section.bootstrap_port, section.bootstrap_port + BOOTSTRAP_PORTS))
 
 
-async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(hosts, nursery):
+async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(
+    hosts, nursery: trio.Nursery
+) -> None:
     first = hosts.cluster.engine["p"].bootstrap_port
     address, inbox = mailbox(1)
     child = hosts.node("b").follower("p", inbox)
@@ -283,7 +287,7 @@ def children(cluster, node):
 SERVED = ("router-tiny", "processor-tiny")
 
 
-def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read):
+def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read) -> None:
     cluster = read()
     assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "grammars-big", *SERVED]
     assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
@@ -293,7 +297,7 @@ def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read):
         assert ("", RunRank) not in serves  # what has no name can be asked by operators
 
 
-def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(read):
+def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(read) -> None:
     second = SPAN[SPAN.index("[engine.big]") :].replace("big", "bog").replace("7500", "7600")
     second = second.replace('"a"', '"b"').replace('["b", "c"]', '["a", "c"]')
     cluster = read("", second)
@@ -301,7 +305,7 @@ def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_fo
     assert children(cluster, "b") == ["links", "zygote", "big", "bog", "grammars-bog"]
 
 
-def test_a_check_prints_the_group(read):
+def test_a_check_prints_the_group(read) -> None:
     cluster = read()
     first, other = (" ".join(preview.describe_node(cluster, node, {}).split()) for node in "ab")
     assert "tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in first
@@ -309,7 +313,7 @@ def test_a_check_prints_the_group(read):
     assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
 
 
-def test_an_engine_that_waits_for_a_node_says_so(read):
+def test_an_engine_that_waits_for_a_node_says_so(read) -> None:
     cluster = read()
     house, _ = built_assembly(cluster, "a")
     assert readiness.unready(house.directory, ["tiny"]) == "engine big is starting"
@@ -318,7 +322,7 @@ def test_an_engine_that_waits_for_a_node_says_so(read):
     assert monitoring.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
 
 
-def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch):
+def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
@@ -327,7 +331,7 @@ def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch):
         preflight.check_can_start(cluster, "a", "b", "c")
 
 
-def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch):
+def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(preflight, "_port_is_free", lambda host, port, key: asked.append((port, key)))
     monkeypatch.setattr(preflight, "_available", lambda: None)
@@ -339,13 +343,13 @@ def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monk
     assert (7500, "engine.big.dist_port") not in asked
 
 
-def test_the_example_is_two_nodes_of_this_host():
+def test_the_example_is_two_nodes_of_this_host() -> None:
     cluster = read_cluster(ROOT / "examples" / "spanning.toml")
     assert placement.select_nodes(cluster, None) == ("first", "second")
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 
 
-def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read):
+def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read) -> None:
     """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
     plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
     own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import trio
@@ -24,11 +25,13 @@ STANDS_STILL = (
 )
 
 
-async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(tmp_path, monkeypatch):
+async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spawn, "FORK_WITHIN_S", 0.2)
     plug, ends = Registration(), []
 
-    async def keep(*, task_status):
+    async def keep(*, task_status) -> None:
         with pytest.raises(EngineDied, match="the zygote died"):
             await spawn.zygote(
                 plug,

@@ -11,7 +11,7 @@ import trio.testing
 from tests.rig.gateway import Worker, at_rest, chat, head, post, rig
 
 
-async def test_small_things_are_told(rather_slow):
+async def test_small_things_are_told(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         health = await client.ask(head())
@@ -48,7 +48,9 @@ async def test_small_things_are_told(rather_slow):
         (post(chat(store=True)), 400, "unsupported_parameter"),
     ],
 )
-async def test_a_mistake_costs_its_answer_and_not_the_connection(data, status, code, rather_slow):
+async def test_a_mistake_costs_its_answer_and_not_the_connection(
+    data, status, code, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         for _ in range(2):
@@ -62,12 +64,12 @@ async def test_a_mistake_costs_its_answer_and_not_the_connection(data, status, c
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:80", "LOCALHOST:1"])
-async def test_the_servers_own_names_are_welcome(host, rather_slow):
+async def test_the_servers_own_names_are_welcome(host, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(head(host=host, origin=f"http://{host}"))).status == 200
 
 
-async def test_an_id_of_the_clients_own_comes_back_if_it_is_decent(rather_slow):
+async def test_an_id_of_the_clients_own_comes_back_if_it_is_decent(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         for given, back in [("my-id", "my-id"), ("a b", None), ("x" * 129, None), ("", None)]:
@@ -75,7 +77,7 @@ async def test_an_id_of_the_clients_own_comes_back_if_it_is_decent(rather_slow):
             assert (reply.headers["x-request-id"] == given) == (back is not None)
 
 
-async def test_a_head_gets_the_head_of_what_a_get_gets(rather_slow):
+async def test_a_head_gets_the_head_of_what_a_get_gets(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         for path, status in [
@@ -90,7 +92,7 @@ async def test_a_head_gets_the_head_of_what_a_get_gets(rather_slow):
         assert (await client.ask(head())).body == b"alive\n"
 
 
-async def test_an_answer_without_a_stream(rather_slow):
+async def test_an_answer_without_a_stream(rather_slow: trio.testing.MockClock) -> None:
     async with rig(worker=Worker(cached=2)) as made:
         reply = await (await made.client()).ask(post(chat("n=4"), x_request_id="mine"))
         assert reply.json["choices"][0]["message"]["content"] == "The oak is o"
@@ -100,12 +102,12 @@ async def test_an_answer_without_a_stream(rather_slow):
         await at_rest_with(made, 1)
 
 
-async def at_rest_with(made, connections):
+async def at_rest_with(made, connections) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert (len(made.gateway.connections), made.gateway.gate.inside, made.worker.running) == (connections, 0, 0)
 
 
-async def test_a_stream_keeps_the_rules_that_every_harness_needs(rather_slow):
+async def test_a_stream_keeps_the_rules_that_every_harness_needs(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         reply = await client.ask(post(chat("n=40", stream=True, stream_options={"include_usage": True})))
@@ -121,7 +123,7 @@ async def test_a_stream_keeps_the_rules_that_every_harness_needs(rather_slow):
         assert reply.text == whole.json["choices"][0]["message"]["content"]
 
 
-async def test_requests_sent_ahead_are_answered_in_order(rather_slow):
+async def test_requests_sent_ahead_are_answered_in_order(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(post(chat("n=3 s=1")) + head() + post(chat("n=2", stream=True)) + head(path="/nope"))
@@ -134,7 +136,7 @@ async def test_requests_sent_ahead_are_answered_in_order(rather_slow):
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
-async def test_a_body_may_come_in_chunks_and_in_pieces(size, rather_slow):
+async def test_a_body_may_come_in_chunks_and_in_pieces(size, rather_slow: trio.testing.MockClock) -> None:
     body = json.dumps(chat("n=3")).encode()
     data = head("POST", "/v1/chat/completions", transfer_encoding="chunked")
     for at in range(0, len(body), 50):
@@ -148,7 +150,7 @@ async def test_a_body_may_come_in_chunks_and_in_pieces(size, rather_slow):
         assert (await client.reply()).status == 200
 
 
-async def test_one_that_asks_first_is_told_to_go_on(rather_slow):
+async def test_one_that_asks_first_is_told_to_go_on(rather_slow: trio.testing.MockClock) -> None:
     body = json.dumps(chat("n=3")).encode()
     async with rig() as made:
         client = await made.client()
@@ -160,7 +162,7 @@ async def test_one_that_asks_first_is_told_to_go_on(rather_slow):
         assert (refused.status, refused.headers["connection"]) == (404, "close")
 
 
-async def test_too_long_a_body_is_refused_and_the_client_hears_why(rather_slow):
+async def test_too_long_a_body_is_refused_and_the_client_hears_why(rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=100_000) as made:
         client = await made.client()
         reply = await client.ask(post(b"x" * 2_000_000))
@@ -169,7 +171,7 @@ async def test_too_long_a_body_is_refused_and_the_client_hears_why(rather_slow):
         await at_rest(made)
 
 
-async def test_too_long_a_head_is_refused(rather_slow):
+async def test_too_long_a_head_is_refused(rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_bytes_max=4096) as made:
         client = await made.client()
         for _ in range(20):
@@ -189,7 +191,9 @@ async def test_too_long_a_head_is_refused(rather_slow):
         b"HEAD /nope\x00 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
     ],
 )
-async def test_garbage_is_answered_once_and_shown_the_door(garbage, rather_slow, caplog):
+async def test_garbage_is_answered_once_and_shown_the_door(
+    garbage, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(garbage)).status == 400
@@ -198,7 +202,9 @@ async def test_garbage_is_answered_once_and_shown_the_door(garbage, rather_slow,
     assert not caplog.records
 
 
-async def test_an_old_client_without_a_host_is_refused_and_one_with_it_served(rather_slow):
+async def test_an_old_client_without_a_host_is_refused_and_one_with_it_served(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(b"GET /health HTTP/1.0\r\n\r\n")

@@ -33,7 +33,7 @@ GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
         ("/flush_cache", "GET, HEAD, POST, OPTIONS"),
     ],
 )
-async def test_a_path_tells_its_methods_and_knows_no_others(path, allow, rather_slow):
+async def test_a_path_tells_its_methods_and_knows_no_others(path, allow, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(head("OPTIONS", path))
@@ -46,7 +46,7 @@ async def test_a_path_tells_its_methods_and_knows_no_others(path, allow, rather_
         assert (await client.ask(head())).status == 200
 
 
-async def test_the_server_as_a_whole_can_be_asked_for_its_methods(rather_slow):
+async def test_the_server_as_a_whole_can_be_asked_for_its_methods(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(head("OPTIONS", "*"))
@@ -57,7 +57,9 @@ async def test_the_server_as_a_whole_can_be_asked_for_its_methods(rather_slow):
         assert (await client.ask(head("CONNECT", "127.0.0.1:80"))).status == 404
 
 
-async def test_a_page_of_a_welcome_origin_may_ask_ahead_and_read_what_comes(rather_slow):
+async def test_a_page_of_a_welcome_origin_may_ask_ahead_and_read_what_comes(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig() as made:
         made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://friend.example"}))
         client = await made.client()
@@ -75,7 +77,7 @@ async def test_a_page_of_a_welcome_origin_may_ask_ahead_and_read_what_comes(rath
         assert (refused.status, "access-control-allow-origin" in refused.headers) == (403, False)
 
 
-async def test_every_answer_has_an_id_and_a_date(rather_slow):
+async def test_every_answer_has_an_id_and_a_date(rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=1000) as made:
         client = await made.client()
         for data, status in [
@@ -92,7 +94,7 @@ async def test_every_answer_has_an_id_and_a_date(rather_slow):
             assert reply.headers["date"] == "Tue, 14 Nov 2023 22:13:20 GMT"
 
 
-async def test_a_target_may_be_a_whole_url(rather_slow):
+async def test_a_target_may_be_a_whole_url(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(path="http://127.0.0.1/health?x=1"))).body == b"alive\n"
@@ -115,7 +117,7 @@ async def test_a_target_may_be_a_whole_url(rather_slow):
         "application/x-www-form-urlencoded",
     ],
 )
-async def test_json_is_read_under_any_of_its_names(media, rather_slow):
+async def test_json_is_read_under_any_of_its_names(media, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         headers = {} if media is None else {"content_type": media}
         body = b" \r\n" + json.dumps(chat("n=2")).encode()
@@ -136,7 +138,9 @@ async def test_json_is_read_under_any_of_its_names(media, rather_slow):
         (b"{}", {"content_encoding": "identity, br"}),
     ],
 )
-async def test_what_is_not_json_is_refused_and_told_what_would_be(body, headers, rather_slow):
+async def test_what_is_not_json_is_refused_and_told_what_would_be(
+    body, headers, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         reply = await client.ask(post(body, **headers))
@@ -145,7 +149,7 @@ async def test_what_is_not_json_is_refused_and_told_what_would_be(body, headers,
         assert (await client.ask(post(chat("n=1")))).status == 200
 
 
-async def test_a_get_does_not_care_what_it_carries(rather_slow):
+async def test_a_get_does_not_care_what_it_carries(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         reply = await client.ask(head(content_length=5, content_type="text/plain") + b"hello")
@@ -156,7 +160,7 @@ async def test_a_get_does_not_care_what_it_carries(rather_slow):
 # Lengths -----------------------------------------------------------------------------------------
 
 
-async def test_a_body_that_says_it_is_too_long_is_not_waited_for(rather_slow):
+async def test_a_body_that_says_it_is_too_long_is_not_waited_for(rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=1000) as made:
         for expect in ({}, {"expect": "100-continue"}):
             client = await made.client()
@@ -170,7 +174,7 @@ async def test_a_body_that_says_it_is_too_long_is_not_waited_for(rather_slow):
         assert reply.status == 413
 
 
-async def test_a_body_that_comes_too_slowly_is_told_so(rather_slow):
+async def test_a_body_that_comes_too_slowly_is_told_so(rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_s=30) as made:
         client = await made.client()
         await client.send(head("POST", CHAT, content_length=100))
@@ -186,7 +190,9 @@ async def test_a_body_that_comes_too_slowly_is_told_so(rather_slow):
         await at_rest(made)
 
 
-async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(rather_slow):
+async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig() as made:
         for headers, status in [
             ({"content_length": 5, "transfer_encoding": "chunked"}, 400),
@@ -203,7 +209,7 @@ async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(ra
         await at_rest(made)
 
 
-async def test_whatever_has_two_lengths_is_the_last_on_its_connection(rather_slow):
+async def test_whatever_has_two_lengths_is_the_last_on_its_connection(rather_slow: trio.testing.MockClock) -> None:
     both = {"content_length": 60, "transfer_encoding": "chunked"}
     async with rig() as made:
         made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://friend.example"}))
@@ -225,7 +231,7 @@ async def test_whatever_has_two_lengths_is_the_last_on_its_connection(rather_slo
 
 
 @pytest.mark.parametrize(("trailers", "status"), [(b"x: y\r\nx-request-id: z\r\n", 200), (b"x: y" * 20_000, 431)])
-async def test_trailers_mean_nothing_but_are_not_endless(trailers, status, rather_slow):
+async def test_trailers_mean_nothing_but_are_not_endless(trailers, status, rather_slow: trio.testing.MockClock) -> None:
     body = json.dumps(chat("n=2")).encode()
     async with rig() as made:
         client = await made.client()
@@ -237,11 +243,11 @@ async def test_trailers_mean_nothing_but_are_not_endless(trailers, status, rathe
         await at_rest(made)
 
 
-async def test_a_body_of_single_bytes_holds_nobody_up(rather_slow):
+async def test_a_body_of_single_bytes_holds_nobody_up(rather_slow: trio.testing.MockClock) -> None:
     body = json.dumps(chat("n=2", user="u" * 20_000)).encode()
     turns = 0
 
-    async def others():
+    async def others() -> None:
         nonlocal turns
         while True:
             turns += 1
@@ -261,7 +267,7 @@ async def test_a_body_of_single_bytes_holds_nobody_up(rather_slow):
 # Ahead of their turn -------------------------------------------------------------------------------
 
 
-async def test_too_much_sent_ahead_is_not_answered_but_what_came_first_is(rather_slow):
+async def test_too_much_sent_ahead_is_not_answered_but_what_came_first_is(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         for stream in (False, True):
             client = await made.client()
@@ -276,7 +282,7 @@ async def test_too_much_sent_ahead_is_not_answered_but_what_came_first_is(rather
         await at_rest(made)
 
 
-async def test_as_much_as_may_be_sent_ahead_is_answered(rather_slow):
+async def test_as_much_as_may_be_sent_ahead_is_answered(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         many = AHEAD_BYTES_MAX // len(head()) - 1
@@ -287,7 +293,7 @@ async def test_as_much_as_may_be_sent_ahead_is_answered(rather_slow):
         assert (await client.ask(head())).status == 200
 
 
-async def test_what_was_sent_ahead_before_counts_too(rather_slow):
+async def test_what_was_sent_ahead_before_counts_too(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         most = head() * (AHEAD_BYTES_MAX // len(head()) - 20)
@@ -299,7 +305,7 @@ async def test_what_was_sent_ahead_before_counts_too(rather_slow):
         assert await client.closed()
 
 
-async def test_leaving_is_noticed_behind_what_was_sent_ahead(rather_slow):
+async def test_leaving_is_noticed_behind_what_was_sent_ahead(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(post(chat("n=100 s=1")))
@@ -314,7 +320,7 @@ async def test_leaving_is_noticed_behind_what_was_sent_ahead(rather_slow):
 # Connections ---------------------------------------------------------------------------------------
 
 
-async def test_a_connection_ends_when_its_client_says_so(rather_slow):
+async def test_a_connection_ends_when_its_client_says_so(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(connection="close"))).headers["connection"] == "close"
@@ -331,7 +337,7 @@ async def test_a_connection_ends_when_its_client_says_so(rather_slow):
         await at_rest(made)
 
 
-async def test_an_upgrade_to_something_else_is_ignored(rather_slow):
+async def test_an_upgrade_to_something_else_is_ignored(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         wishes = {"upgrade": "h2c", "connection": "Upgrade, HTTP2-Settings", "http2_settings": "AAMAAABkAAQAAP__"}
@@ -342,7 +348,7 @@ async def test_an_upgrade_to_something_else_is_ignored(rather_slow):
         assert (await client.ask(head())).status == 200
 
 
-async def test_a_refused_upgrade_says_that_it_is_the_end_of_the_connection(rather_slow):
+async def test_a_refused_upgrade_says_that_it_is_the_end_of_the_connection(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         for headers, status in [
             ({"sec_websocket_key": None}, 400),
@@ -356,7 +362,7 @@ async def test_a_refused_upgrade_says_that_it_is_the_end_of_the_connection(rathe
             await client.stream.aclose()
 
 
-async def test_to_what_one_should_upgrade_is_told_as_http_wants_it(rather_slow):
+async def test_to_what_one_should_upgrade_is_told_as_http_wants_it(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         reply = await client.ask(head(path="/v1/responses"))
@@ -368,7 +374,7 @@ async def test_to_what_one_should_upgrade_is_told_as_http_wants_it(rather_slow):
         assert await client.closed()
 
 
-async def test_a_handshake_with_a_body_is_refused(rather_slow):
+async def test_a_handshake_with_a_body_is_refused(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         reply = await client.upgrade(content_length=5)

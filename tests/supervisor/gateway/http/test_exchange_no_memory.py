@@ -15,7 +15,7 @@ from tests.rig.sockets import websocket_client, whole
 FAMINE = b"famine"  # what has this in it is too much
 
 
-def starve(monkeypatch, where, name, at):
+def starve(monkeypatch, where, name, at) -> None:
     """Let a function fail for want of memory whose argument at that place says so."""
     plain = getattr(where, name)
 
@@ -28,7 +28,9 @@ def starve(monkeypatch, where, name, at):
 
 
 @pytest.mark.parametrize("when", ["read", "decoded"])
-async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again(when, rather_slow, monkeypatch):
+async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again(
+    when, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if when == "read":
         starve(monkeypatch, h11.Connection, "receive_data", 1)
     else:
@@ -56,7 +58,9 @@ async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again
         assert made.gateway.bodies.reserved_bytes == 0
 
 
-async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rather_slow, monkeypatch):
+async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(
+    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starve(monkeypatch, msgspec.json, "decode", 0)
     async with rig() as made:
         client = await websocket_client(made)
@@ -73,8 +77,8 @@ async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(rathe
 
 
 async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_word_to_try_again(
-    rather_slow, monkeypatch, caplog
-):
+    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     starve(monkeypatch, wsproto.WSConnection, "receive_data", 1)
     async with rig() as made:
         beside, client = await websocket_client(made), await websocket_client(made)

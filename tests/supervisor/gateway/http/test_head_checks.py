@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
 from supervisor.gateway.http.request_reader import AHEAD_BYTES_MAX
@@ -32,12 +33,12 @@ from tests.rig.gateway import at_rest, head, rig
         (":80", None),
     ],
 )
-def test_o13_a_host_is_a_host_and_a_port_and_nothing_else(text, of):
+def test_o13_a_host_is_a_host_and_a_port_and_nothing_else(text, of) -> None:
     assert authority(text) == of
 
 
 @given(st.text(max_size=40))
-def test_whatever_is_taken_for_a_host_holds_nothing_that_could_end_one(text):
+def test_whatever_is_taken_for_a_host_holds_nothing_that_could_end_one(text) -> None:
     if (found := authority(text)) is not None:
         assert not set(found.host) & set("@/?#\\%[] \t\r\n")
 
@@ -66,7 +67,7 @@ HERE = Authority("localhost", 8000)
         ("null", HERE, False),
     ],
 )
-def test_o13_a_page_is_welcome_if_it_came_from_here(origin, host, same):
+def test_o13_a_page_is_welcome_if_it_came_from_here(origin, host, same) -> None:
     assert same_origin(origin, host) is same
 
 
@@ -95,7 +96,7 @@ RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
         (head(origin="chrome-extension://127.0.0.1"), 403),
     ],
 )
-async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(data, status, rather_slow):
+async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(data, status, rather_slow: MockClock) -> None:
     async with rig(close_s=0.1) as made:
         client = await made.client()
         reply = await client.ask(data)
@@ -106,7 +107,7 @@ async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(data, 
 
 
 @pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
-async def test_c1_a_head_of_very_many_very_short_headers_is_refused(count, status, rather_slow):
+async def test_c1_a_head_of_very_many_very_short_headers_is_refused(count, status, rather_slow: MockClock) -> None:
     async with rig(close_s=0.1) as made:
         client = await made.client()
         assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
@@ -115,19 +116,19 @@ async def test_c1_a_head_of_very_many_very_short_headers_is_refused(count, statu
 
 
 @pytest.mark.parametrize("given", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
-async def test_o15_an_id_of_a_client_that_is_not_safe_everywhere_is_not_taken(given, rather_slow):
+async def test_o15_an_id_of_a_client_that_is_not_safe_everywhere_is_not_taken(given, rather_slow: MockClock) -> None:
     async with rig() as made:
         reply = await (await made.client()).ask(head(x_request_id=given))
         assert reply.headers["x-request-id"] == "0" * 31 + "1"
 
 
 @pytest.mark.parametrize("given", ["my-id", "a/b:c=d+e._-", "x" * 128])
-async def test_o15_an_id_of_safe_characters_comes_back(given, rather_slow):
+async def test_o15_an_id_of_safe_characters_comes_back(given, rather_slow: MockClock) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
 
 
-async def test_o14_whoever_asks_too_far_ahead_hears_which_answer_is_the_last(rather_slow):
+async def test_o14_whoever_asks_too_far_ahead_hears_which_answer_is_the_last(rather_slow: MockClock) -> None:
     one = head(x="y" * 40)
     async with rig(close_s=0.1) as made:
         client = await made.client()
@@ -142,14 +143,14 @@ async def test_o14_whoever_asks_too_far_ahead_hears_which_answer_is_the_last(rat
 
 
 @pytest.mark.parametrize(("path", "line"), [("/health", b"HTTP/1.1 200 OK"), ("/no", b"HTTP/1.1 404 Not Found")])
-async def test_a_status_has_its_reason_phrase(path, line, rather_slow):
+async def test_a_status_has_its_reason_phrase(path, line, rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(head(path=path))
         assert (await client.until(b"\r\n")).strip() == line
 
 
-async def test_a_503_has_its_reason_phrase(rather_slow):
+async def test_a_503_has_its_reason_phrase(rather_slow: MockClock) -> None:
     async with rig() as made:
         made.ready.append("engine a is starting")
         client = await made.client()

@@ -23,25 +23,25 @@ EMPTY = frame(b"", 0x00)  # goes on with a message, and adds nothing
 class Pass(trio.abc.Instrument):
     """Counts between two looks of the event loop at its sockets, and keeps the largest count."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.count = self.most = self.all = 0
 
-    def add(self, count):
+    def add(self, count) -> None:
         self.count += count
         self.all += count
         self.most = max(self.most, self.count)
 
-    def after_io_wait(self, timeout):
+    def after_io_wait(self, timeout) -> None:
         self.count = 0
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def seen(monkeypatch: pytest.MonkeyPatch):
     """How many small pieces the libraries have read, in one pass of the event loop at most."""
     made = Pass()
     receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
 
-    def frames(self, data):
+    def frames(self, data) -> None:
         made.add((data or b"").count(EMPTY))
         receive_data(self, data)
 
@@ -55,7 +55,7 @@ def seen(monkeypatch):
     return made
 
 
-async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow, seen):
+async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow: trio.testing.MockClock, seen) -> None:
     async with rig() as made:
         clients = [await websocket_client(made) for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
@@ -70,7 +70,7 @@ async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow
             assert await whole(each, create("n=2"))
 
 
-async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow, seen):
+async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow: trio.testing.MockClock, seen) -> None:
     async with rig() as made:
         clients = [await made.client() for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
@@ -86,7 +86,9 @@ async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow, seen):
             assert (await each.reply()).status == 200
 
 
-async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(rather_slow, seen):
+async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(
+    rather_slow: trio.testing.MockClock, seen
+) -> None:
     async with rig() as made:
         client = await made.client()
         trio.lowlevel.add_instrument(seen)
@@ -97,7 +99,7 @@ async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(rath
 
 
 @pytest.fixture
-def heads(monkeypatch):
+def heads(monkeypatch: pytest.MonkeyPatch):
     """How many requests have been read, in one pass of the event loop at most."""
     made = Pass()
     next_event = h11.Connection.next_event
@@ -114,7 +116,9 @@ def heads(monkeypatch):
 AHEAD = 200  # requests in one piece
 
 
-async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(rather_slow, heads):
+async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(
+    rather_slow: trio.testing.MockClock, heads
+) -> None:
     async with rig() as made:
         clients = [await made.client() for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(heads)
@@ -127,7 +131,9 @@ async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(rather_slo
         assert heads.most <= 1 + CLIENTS  # one of the client whose turn it is, and each one's that waits for nobody
 
 
-async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(rather_slow, heads):
+async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(
+    rather_slow: trio.testing.MockClock, heads
+) -> None:
     async with rig() as made:
         client = await made.client()
         trio.lowlevel.add_instrument(heads)
@@ -137,7 +143,9 @@ async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(rather_slow
         assert heads.most == 1
 
 
-async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(rather_slow, heads):
+async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
+    rather_slow: trio.testing.MockClock, heads
+) -> None:
     async with rig() as made:
         many, few = await made.client(), await made.client()
         await made.gateway.reading.acquire()  # as if somebody had very many
@@ -151,7 +159,9 @@ async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
             assert (await many.reply()).status == 404
 
 
-async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(rather_slow, seen):
+async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(
+    rather_slow: trio.testing.MockClock, seen
+) -> None:
     async with rig() as made:
         many, few = await websocket_client(made), await websocket_client(made)
         await made.gateway.reading.acquire()  # as if somebody had very many
@@ -167,7 +177,7 @@ SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65_535, 65_536
 
 
 @given(st.lists(SIZES, max_size=20), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5))
-def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most):
+def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most) -> None:
     data = b"".join(frame(bytes(size), 0x00) for size in sizes)
     heads, counted, read = FrameCounter(), 0, 0
     ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
@@ -184,7 +194,7 @@ MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=8)
 
 
 @given(MESSAGES, st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(messages, cuts, most, rng):
+def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(messages, cuts, most, rng) -> None:
     data, whole = b"", []
     for parts in messages:
         for number, size in enumerate(parts):

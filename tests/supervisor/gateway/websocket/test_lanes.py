@@ -14,7 +14,7 @@ from tests.rig.sockets import collected, said, types, websocket_client, whole
 # Order -------------------------------------------------------------------------------------------
 
 
-async def test_lanes_run_together_and_each_of_them_in_order(rather_slow):
+async def test_lanes_run_together_and_each_of_them_in_order(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         for lane in ("a", "b", None):
@@ -33,7 +33,9 @@ async def test_lanes_run_together_and_each_of_them_in_order(rather_slow):
         await at_rest(made)
 
 
-async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_first(rather_slow):
+async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_first(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(websocket_running_max=2) as made:
         client = await websocket_client(made)
         for lane in "abcd":
@@ -46,7 +48,7 @@ async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_fir
         assert sorted(ends, key=ends.get) == ["a", "b", "c", "d"]
 
 
-async def test_only_so_many_responses_wait(rather_slow):
+async def test_only_so_many_responses_wait(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_queue_max=2, websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("n=3 s=1"))
@@ -63,7 +65,7 @@ async def test_only_so_many_responses_wait(rather_slow):
         assert types(events).count("response.completed") == 3
 
 
-async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow):
+async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_running_max=2) as made:
         client = await websocket_client(made)
         for _ in range(3):
@@ -74,7 +76,7 @@ async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow):
         assert trio.current_time() < 1
 
 
-async def test_only_so_many_lanes_have_names(rather_slow):
+async def test_only_so_many_lanes_have_names(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_lanes_max=2) as made:
         client = await websocket_client(made)
         await client.say(create("n=1", stream_id="a"))
@@ -90,7 +92,7 @@ async def test_only_so_many_lanes_have_names(rather_slow):
             assert (await client.events())[-1]["type"] == "response.completed"
 
 
-async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slow):
+async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_lanes_max=1) as made:
         client = await websocket_client(made)
         await client.say(create(model="other", stream_id="a"))
@@ -100,7 +102,7 @@ async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slo
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a b", "ä", 7, ["a"]])
-async def test_a_lane_with_a_name_that_is_none_is_refused(name, rather_slow):
+async def test_a_lane_with_a_name_that_is_none_is_refused(name, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create(stream_id=name))
@@ -113,7 +115,7 @@ async def test_a_lane_with_a_name_that_is_none_is_refused(name, rather_slow):
 # ResponseHistory and forks ----------------------------------------------------------------------------------
 
 
-async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow):
+async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         first = await whole(client, create("first n=2", stream_id="a"))
@@ -128,7 +130,7 @@ async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow):
         assert made.worker.prompts[-1].count("The oak") == 2
 
 
-async def test_a_fork_waits_for_its_parent_to_end(rather_slow):
+async def test_a_fork_waits_for_its_parent_to_end(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
@@ -146,7 +148,7 @@ async def test_a_fork_waits_for_its_parent_to_end(rather_slow):
         ]
 
 
-async def test_a_fork_of_what_failed_finds_nothing(rather_slow):
+async def test_a_fork_of_what_failed_finds_nothing(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1 fail=2", stream_id="a"))
@@ -158,7 +160,7 @@ async def test_a_fork_of_what_failed_finds_nothing(rather_slow):
         assert lanes["b"][-1]["error"]["param"] == "previous_response_id"
 
 
-async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow):
+async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made)
         first = await whole(client, create("first n=1", stream_id="a"))
@@ -168,7 +170,7 @@ async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow):
         assert made.worker.prompts[-1] == "user\nfirst n=1\nassistant\nThe\nuser\nfork n=1 s=0\nassistant\n"
 
 
-async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slow):
+async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("first n=3 s=1", stream_id="a"))
@@ -180,7 +182,9 @@ async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slo
         assert made.worker.prompts[-1].count("user") == 2
 
 
-async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_it(rather_slow):
+async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_it(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         parent = await whole(client, create("n=1", stream_id="a"))
@@ -197,7 +201,7 @@ async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_
 
 
 @pytest.mark.parametrize("lane", ["a", None])
-async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(lane, rather_slow):
+async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(lane, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         parent = await whole(client, create("n=1", stream_id=lane))
@@ -214,7 +218,7 @@ async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(lane, rather_
             assert (await client.event())["error"]["code"] == code
 
 
-async def test_no_connection_remembers_what_another_said(rather_slow):
+async def test_no_connection_remembers_what_another_said(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         one, other = await websocket_client(made), await websocket_client(made)
         response = await whole(one, create("n=1"))
@@ -222,7 +226,7 @@ async def test_no_connection_remembers_what_another_said(rather_slow):
         assert (await other.event())["error"]["code"] == "previous_response_not_found"
 
 
-async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow):
+async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow: trio.testing.MockClock) -> None:
     async with rig(history_bytes_max=2_300) as made:
         client = await websocket_client(made)
         ids = {}
@@ -236,7 +240,7 @@ async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow):
         assert (await client.event())["error"]["code"] == "previous_response_not_found"
 
 
-def test_memory_counts_what_it_holds():
+def test_memory_counts_what_it_holds() -> None:
     memory = ResponseHistory(10_000)
     turn = Turn(Role.USER, "x" * 1000)
     size = TURN_BYTES + turn.content.__sizeof__()
@@ -263,7 +267,7 @@ def test_memory_counts_what_it_holds():
     assert memory.lanes == {"98"}
 
 
-async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow):
+async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("warm n=3", generate=False, stream_id="a"))
@@ -276,7 +280,9 @@ async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow):
 
 
 @pytest.mark.parametrize(("answers_bytes_max", "waits"), [(10_000_000, True), (2000, False)])
-async def test_c2_the_end_of_an_answer_that_waits_for_its_reader_is_counted(answers_bytes_max, waits, rather_slow):
+async def test_c2_the_end_of_an_answer_that_waits_for_its_reader_is_counted(
+    answers_bytes_max, waits, rather_slow: trio.testing.MockClock
+) -> None:
     """It repeats the text several times, and is in no backlog: one that finds no memory goes there at once."""
     limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 60_000, "send_buffer_bytes": 4096}
     async with rig(stall_s=600.0, **limits) as made:

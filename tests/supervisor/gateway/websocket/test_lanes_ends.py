@@ -14,7 +14,7 @@ from tests.rig.sockets import collected, websocket_client
 # Cancelling ----------------------------------------------------------------------------------------
 
 
-async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow):
+async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         for lane in ("a", "b", None):
@@ -38,7 +38,7 @@ async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow):
         assert made.worker.running == 0
 
 
-async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather_slow):
+async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
@@ -54,7 +54,7 @@ async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather
         assert (await client.events())[-1]["stream_id"] == "a"
 
 
-async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow):
+async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=50 s=1", stream_id="a"))
@@ -71,7 +71,7 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
 
 
 @pytest.mark.parametrize("how", ["close frame", "close"])
-async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather_slow):
+async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_running_max=3) as made:
         client = await websocket_client(made)
         for number in range(6):
@@ -85,7 +85,7 @@ async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather
         assert (made.worker.left, len(made.worker.prompts)) == (3, 3)
 
 
-async def test_a_drain_waits_for_every_lane(rather_slow):
+async def test_a_drain_waits_for_every_lane(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         for lane, tokens in (("a", 3), ("b", 6)):
@@ -102,7 +102,7 @@ async def test_a_drain_waits_for_every_lane(rather_slow):
         await at_rest(made)
 
 
-async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow):
+async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(99)
@@ -119,7 +119,9 @@ async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow):
         await at_rest(made)
 
 
-async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_something(rather_slow):
+async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_something(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(websocket_idle_s=50) as made:
         client = await websocket_client(made)
         await client.say(create("n=60 s=1"))
@@ -134,7 +136,9 @@ async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_somethi
         await at_rest(made)
 
 
-async def test_a_bug_fails_its_response_alone(rather_slow, caplog, monkeypatch):
+async def test_a_bug_fails_its_response_alone(
+    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
@@ -151,7 +155,7 @@ async def test_a_bug_fails_its_response_alone(rather_slow, caplog, monkeypatch):
     assert "a bug failed a request" in caplog.text
 
 
-async def test_a_slow_reader_of_many_lanes_loses_them_all_at_once(rather_slow):
+async def test_a_slow_reader_of_many_lanes_loses_them_all_at_once(rather_slow: trio.testing.MockClock) -> None:
     async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20, close_s=2) as made:
         client = type(await made.client())(await made.connect(receive_buffer=2048))
         assert (await client.upgrade()).status == 101
@@ -164,7 +168,9 @@ async def test_a_slow_reader_of_many_lanes_loses_them_all_at_once(rather_slow):
         await at_rest(made)
 
 
-async def test_c5_the_ends_of_long_answers_come_as_fast_as_their_client_reads(rather_slow):
+async def test_c5_the_ends_of_long_answers_come_as_fast_as_their_client_reads(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     """The last events repeat the whole text several times: two answers that ended together were cut for it."""
     async with rig(backlog_bytes_max=6_000, send_buffer_bytes=4096) as made:
         client = Client(await made.connect(receive_buffer=2048))
@@ -177,7 +183,9 @@ async def test_c5_the_ends_of_long_answers_come_as_fast_as_their_client_reads(ra
         await at_rest(made)
 
 
-async def test_c5_the_end_of_a_long_streamed_response_comes_as_fast_as_its_client_reads(rather_slow):
+async def test_c5_the_end_of_a_long_streamed_response_comes_as_fast_as_its_client_reads(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig(backlog_bytes_max=8_500, send_buffer_bytes=2048) as made:
         client = Client(await made.connect(receive_buffer=2048))
         await client.send(post({"model": "tiny", "input": "n=60 s=0.001", "stream": True}, "/v1/responses"))

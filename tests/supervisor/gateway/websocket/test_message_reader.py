@@ -32,7 +32,9 @@ async def reading(**limits):
         assert made.gateway.bodies.reserved_bytes == 0
 
 
-async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(rather_slow):
+async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with reading() as (_, client, may):
         for number in range(4):
             await client.say(create(f"short {number}"))
@@ -45,7 +47,7 @@ async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(r
         may.set()
 
 
-async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow):
+async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow: trio.testing.MockClock) -> None:
     async with reading() as (made, client, may):
         await client.say({"type": "response.cancel"})
         assert (await client.events("response.incomplete"))[-1]["type"] == "response.incomplete"
@@ -53,7 +55,7 @@ async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow
         async with trio.open_nursery() as nursery:
             answered = trio.Event()
 
-            async def wait():
+            async def wait() -> None:
                 await made.gateway.connections.wait_idle()
                 answered.set()
 
@@ -67,7 +69,7 @@ async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow
                 await answered.wait()
 
 
-async def test_b1_what_comes_behind_a_long_message_is_heard_in_its_order(rather_slow):
+async def test_b1_what_comes_behind_a_long_message_is_heard_in_its_order(rather_slow: trio.testing.MockClock) -> None:
     async with reading() as (_, client, may):
         for lane, wrong in (("a", 5), ("b", [5] * 50_000), ("c", 6)):
             await client.say(create(wrong, stream_id=lane))
@@ -78,7 +80,9 @@ async def test_b1_what_comes_behind_a_long_message_is_heard_in_its_order(rather_
         assert [each["stream_id"] for each in told] == ["a", "b", "c"]
 
 
-async def test_b1_more_messages_than_may_wait_behind_a_long_one_are_refused_by_name(rather_slow):
+async def test_b1_more_messages_than_may_wait_behind_a_long_one_are_refused_by_name(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with reading(websocket_queue_max=2) as (_, client, may):
         for number in range(5):
             await client.say(create(f"short {number}", stream_id=f"lane-{number}"))

@@ -20,7 +20,7 @@ from tests.rig.gateway import Worker, at_rest, chat, create, frame, head, post, 
 from tests.rig.sockets import said, types, websocket_client
 
 
-async def test_a_response_comes_in_the_order_that_clients_expect(rather_slow):
+async def test_a_response_comes_in_the_order_that_clients_expect(rather_slow: trio.testing.MockClock) -> None:
     async with rig(worker=Worker(cached=1)) as made:
         client = await websocket_client(made)
         await client.say(create("n=3", stream_id="lane"))
@@ -39,7 +39,7 @@ async def test_a_response_comes_in_the_order_that_clients_expect(rather_slow):
         )
 
 
-async def test_an_upgrade_may_follow_requests_and_be_followed_at_once(rather_slow):
+async def test_an_upgrade_may_follow_requests_and_be_followed_at_once(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head())).status == 200
@@ -56,7 +56,9 @@ async def test_an_upgrade_may_follow_requests_and_be_followed_at_once(rather_slo
         assert said(events) == "The oak", events
 
 
-async def test_what_comes_behind_a_handshake_is_read_in_pieces(rather_slow, monkeypatch):
+async def test_what_comes_behind_a_handshake_is_read_in_pieces(
+    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, given = ReplayedStream.receive_some, []
 
     async def noted(self, max_bytes=None):
@@ -88,7 +90,9 @@ async def test_what_comes_behind_a_handshake_is_read_in_pieces(rather_slow, monk
         ({"connection": "keep-alive"}, 400),
     ],
 )
-async def test_an_upgrade_that_is_wrong_is_refused_in_http(headers, status, rather_slow):
+async def test_an_upgrade_that_is_wrong_is_refused_in_http(
+    headers, status, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.upgrade(**headers)).status == status
@@ -97,7 +101,7 @@ async def test_an_upgrade_that_is_wrong_is_refused_in_http(headers, status, rath
 
 
 @pytest.mark.parametrize("twice", ["connection: close", "sec-websocket-key: eA==", "sec-websocket-version: 8"])
-async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather_slow):
+async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         lines = {
@@ -116,7 +120,9 @@ async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather
     "line",
     ["sec-websocket-protocol: \xff", "sec-websocket-extensions: a\xe9", "host: xn--a"],
 )
-async def test_a_handshake_with_what_the_library_cannot_read_is_accepted(line, rather_slow, caplog):
+async def test_a_handshake_with_what_the_library_cannot_read_is_accepted(
+    line, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whoever knows another name of the host, or speaks another extension, is a client all the same."""
     async with rig() as made:
         made.gateway.origins = Origins(frozenset({"*"}))
@@ -134,7 +140,7 @@ async def test_a_handshake_with_what_the_library_cannot_read_is_accepted(line, r
 
 
 @pytest.mark.parametrize("key", ["x", "%%%", "dGhlIHNhbXBsZSBub25jZQ==" * 50])
-async def test_a_strange_key_leaves_nothing_behind(key, rather_slow):
+async def test_a_strange_key_leaves_nothing_behind(key, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.upgrade(sec_websocket_key=key)
@@ -142,7 +148,7 @@ async def test_a_strange_key_leaves_nothing_behind(key, rather_slow):
         await at_rest(made)
 
 
-async def test_mistakes_on_a_socket_are_events_and_it_lives_on(rather_slow):
+async def test_mistakes_on_a_socket_are_events_and_it_lives_on(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         for event, status, code in [
@@ -163,7 +169,7 @@ async def test_mistakes_on_a_socket_are_events_and_it_lives_on(rather_slow):
         assert said(await client.events()) == "The oak"
 
 
-async def test_a_ping_is_answered_while_an_answer_streams(rather_slow):
+async def test_a_ping_is_answered_while_an_answer_streams(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=50 s=1"))
@@ -179,7 +185,7 @@ async def test_a_ping_is_answered_while_an_answer_streams(rather_slow):
         await at_rest(made)
 
 
-async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_slow):
+async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=50 s=1", stream_id="a"))
@@ -202,7 +208,7 @@ async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_sl
 
 
 @pytest.mark.parametrize("requests_max", [1, 8])
-async def test_cancelling_ends_what_has_not_begun(requests_max, rather_slow):
+async def test_cancelling_ends_what_has_not_begun(requests_max, rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=requests_max) as made:
         other = await made.client()
         await other.send(post(chat("n=100 s=1")))
@@ -221,7 +227,7 @@ async def test_cancelling_ends_what_has_not_begun(requests_max, rather_slow):
         await at_rest(made)
 
 
-async def test_a_response_continues_the_one_before(rather_slow):
+async def test_a_response_continues_the_one_before(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("first n=2", instructions="Be kind."))
@@ -239,7 +245,7 @@ async def test_a_response_continues_the_one_before(rather_slow):
         assert (await client.event())["error"]["code"] == "previous_response_not_found"
 
 
-async def test_an_error_after_the_beginning_is_a_failed_response(rather_slow):
+async def test_an_error_after_the_beginning_is_a_failed_response(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=9 fail=3"))
@@ -257,7 +263,7 @@ async def test_an_error_after_the_beginning_is_a_failed_response(rather_slow):
         assert (await client.events())[-1]["type"] == "response.completed"
 
 
-async def test_a_socket_has_a_longest_time(rather_slow):
+async def test_a_socket_has_a_longest_time(rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(99)
@@ -273,7 +279,9 @@ async def test_a_socket_has_a_longest_time(rather_slow):
 
 
 @pytest.mark.parametrize("how", ["close frame", "close", "half", "reset"])
-async def test_leaving_a_socket_is_aborting(how, rather_slow, caplog):
+async def test_leaving_a_socket_is_aborting(
+    how, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=100 s=1"))
@@ -303,7 +311,9 @@ async def test_leaving_a_socket_is_aborting(how, rather_slow, caplog):
         (b"GET / HTTP/1.1\r\n\r\n", 1002),
     ],
 )
-async def test_garbage_on_a_socket_ends_it_and_the_client_hears_why(garbage, code, rather_slow, caplog):
+async def test_garbage_on_a_socket_ends_it_and_the_client_hears_why(
+    garbage, code, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.send(garbage)
@@ -314,7 +324,7 @@ async def test_garbage_on_a_socket_ends_it_and_the_client_hears_why(garbage, cod
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
-async def test_too_long_a_message_closes_with_1009(rather_slow):
+async def test_too_long_a_message_closes_with_1009(rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=50_000) as made:
         client = await websocket_client(made)
         with trio.move_on_after(5):
@@ -324,7 +334,7 @@ async def test_too_long_a_message_closes_with_1009(rather_slow):
         await at_rest(made)
 
 
-async def test_nothing_follows_a_close_frame(rather_slow):
+async def test_nothing_follows_a_close_frame(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.send(frame(json.dumps(create("n=50 s=1")).encode()) + frame(b"\x03\xe8", 0x88))
@@ -334,7 +344,9 @@ async def test_nothing_follows_a_close_frame(rather_slow):
         await at_rest(made)
 
 
-async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeypatch):
+async def test_an_event_that_cannot_be_read_is_decoded_once(
+    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded = []
 
     def counting(text):
@@ -351,7 +363,9 @@ async def test_an_event_that_cannot_be_read_is_decoded_once(rather_slow, monkeyp
         assert len(decoded) == 1
 
 
-async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(rather_slow):
+async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     """Threads that read long messages may be busy for long; what runs for this client ends all the same."""
     async with rig(worker=Worker(mute=True)) as made:
         busy = trio.Event()
@@ -370,7 +384,7 @@ async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(r
             await at_rest(made)
 
 
-async def test_pings_without_end_take_no_more_memory_than_a_message(rather_slow):
+async def test_pings_without_end_take_no_more_memory_than_a_message(rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=100_000, bodies_bytes_max=1_000_000) as made:
         client = await websocket_client(made)
         for _ in range(100):

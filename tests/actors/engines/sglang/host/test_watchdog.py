@@ -32,7 +32,7 @@ time.sleep(60)
 class Guarded:
     """A process with a watchdog, its child, and everything that is watched."""
 
-    def __init__(self, stack, folder):
+    def __init__(self, stack, folder) -> None:
         self.ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
         self.node = stack.enter_context(subprocess.Popen(["sleep", "60"]))
         stack.callback(self.node.kill)
@@ -57,21 +57,23 @@ class Guarded:
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     made = tmp_path / "e"
     made.mkdir()
     return made
 
 
 @pytest.fixture
-def watched(folder):
+def watched(folder: Path):
     with ExitStack() as stack:
         yield Guarded(stack, folder)
 
 
 @pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("gone", ["link", "node"])
-def test_a_watchdog_ends_its_group_and_removes_its_folder_even_when_its_log_is_not_read(watched, folder, gone, read):
+def test_a_watchdog_ends_its_group_and_removes_its_folder_even_when_its_log_is_not_read(
+    watched, folder: Path, gone, read
+) -> None:
     if not read:
         watched.host.stderr.close()
     if gone == "link":

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from importlib import import_module
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -18,6 +19,7 @@ from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
 from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import Worker, at_rest, chat, head, post, rig
+from tests.rig.log_records import log_records
 from tests.system.fuzz import bodies
 from tests.system.fuzz.http import attacked
 
@@ -45,7 +47,7 @@ def server_sent(reply):
 # Completions ---------------------------------------------------------------------------------------
 
 
-async def test_a_text_is_completed_in_one_piece_or_as_it_comes(rather_slow):
+async def test_a_text_is_completed_in_one_piece_or_as_it_comes(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         whole = (await client.ask(text("n=4"))).json
@@ -57,7 +59,9 @@ async def test_a_text_is_completed_in_one_piece_or_as_it_comes(rather_slow):
         assert reply.chunks[-1]["usage"]["completion_tokens"] == 4
 
 
-async def test_choices_of_one_stream_come_as_they_are_made_and_each_ends_once(rather_slow):
+async def test_choices_of_one_stream_come_as_they_are_made_and_each_ends_once(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     async with rig() as made:
         client = await made.client()
         for reply, key in [
@@ -79,7 +83,7 @@ async def test_choices_of_one_stream_come_as_they_are_made_and_each_ends_once(ra
 
 @pytest.mark.parametrize("ask", [text, response])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_any_answer_is_aborting(ask, stream, rather_slow):
+async def test_leaving_any_answer_is_aborting(ask, stream, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(ask("n=100 s=1", stream=stream))
@@ -92,7 +96,7 @@ async def test_leaving_any_answer_is_aborting(ask, stream, rather_slow):
 # Responses -----------------------------------------------------------------------------------------
 
 
-async def test_a_response_comes_in_one_piece_or_as_events(rather_slow):
+async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: trio.testing.MockClock) -> None:
     async with rig(worker=Worker(cached=1)) as made:
         client = await made.client()
         whole = (await client.ask(response("n=3"))).json
@@ -107,7 +111,7 @@ async def test_a_response_comes_in_one_piece_or_as_events(rather_slow):
         assert events[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
 
 
-async def test_a_response_that_fails_says_so_and_never_looks_whole(rather_slow):
+async def test_a_response_that_fails_says_so_and_never_looks_whole(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         early = await client.ask(response("n=5 fail=0"))
@@ -118,7 +122,7 @@ async def test_a_response_that_fails_says_so_and_never_looks_whole(rather_slow):
         assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
 
 
-async def test_over_http_nothing_is_remembered(rather_slow):
+async def test_over_http_nothing_is_remembered(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         first = (await client.ask(response("n=1"))).json["id"]
@@ -130,7 +134,7 @@ async def test_over_http_nothing_is_remembered(rather_slow):
 # Tokens --------------------------------------------------------------------------------------------
 
 
-async def test_a_text_becomes_tokens_and_a_text_again(rather_slow):
+async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         there = (await client.ask(post({"model": "tiny", "prompt": "The oak is old"}, "/tokenize"))).json
@@ -143,7 +147,7 @@ async def test_a_text_becomes_tokens_and_a_text_again(rather_slow):
         assert (wrong.status, wrong.error["param"]) == (400, "tokens")
 
 
-async def test_tokens_are_for_those_alone_who_get_in(rather_slow):
+async def test_tokens_are_for_those_alone_who_get_in(rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, waiting_max=1, admit_s=1) as made:
         busy = await made.client()
         await busy.send(post(chat("n=100 s=1")))
@@ -161,7 +165,7 @@ async def test_tokens_are_for_those_alone_who_get_in(rather_slow):
 # Operators -----------------------------------------------------------------------------------------
 
 
-async def test_a_server_tells_about_itself_if_it_can(rather_slow):
+async def test_a_server_tells_about_itself_if_it_can(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(path="/server_info"))).status == 404
@@ -173,7 +177,7 @@ async def test_a_server_tells_about_itself_if_it_can(rather_slow):
             assert told == {"version": "1", "engines": {}}
 
 
-async def test_a_model_is_told_about(rather_slow):
+async def test_a_model_is_told_about(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         for path in ("/model_info", "/get_model_info", "/model_info?model=tiny&x=1"):
@@ -186,10 +190,12 @@ async def test_a_model_is_told_about(rather_slow):
         assert (await client.ask(post({"prompt": "x"}, "/tokenize"))).error["param"] == "model"
 
 
-async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(rather_slow):
+async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(
+    rather_slow: trio.testing.MockClock,
+) -> None:
     flushed = 0
 
-    async def flush():
+    async def flush() -> None:
         nonlocal flushed
         flushed += 1
         await trio.lowlevel.checkpoint()
@@ -206,11 +212,11 @@ async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(r
         assert flushed == 2
 
 
-def test_a_page_is_offered_the_methods_that_some_path_knows_and_no_others():
+def test_a_page_is_offered_the_methods_that_some_path_knows_and_no_others() -> None:
     assert ROUTES.find("*").allow == METHODS
 
 
-def test_what_changes_the_server_or_counts_its_clients_is_for_admins():
+def test_what_changes_the_server_or_counts_its_clients_is_for_admins() -> None:
     access = {operation.path: operation.access for operation in ROUTES.operations}
     assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/flush_cache"}
     assert {path for path in access if access[path] is Access.OPEN} == {"/health", "/ready"}
@@ -249,7 +255,7 @@ async def reverse(exchange: Exchange, body: bytes) -> None:
 
 
 @pytest.fixture
-def with_reverse(tmp_path, monkeypatch):
+def with_reverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The table of routes with one more, whose handler and dialect are files of their own."""
     (tmp_path / "reverse_dialect.py").write_text(DIALECT)
     (tmp_path / "reverse_route.py").write_text(HANDLER)
@@ -262,7 +268,9 @@ def with_reverse(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(with_reverse, rather_slow, caplog):
+async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(
+    with_reverse, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "espalier.requests")
     async with rig(routes=with_reverse) as made:
         client = await made.client()
@@ -271,18 +279,21 @@ async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(with_revers
         assert (wrong.status, wrong.error["param"]) == (400, "text")
         assert (await client.ask(head("GET", "/reverse"))).headers["allow"] == "POST, OPTIONS"
         described = (await client.ask(head(path="/openapi.json"))).json
-    assert [record.levelname for record in caplog.records if record.request == "POST /reverse"] == ["DEBUG", "INFO"]
+    assert [record.levelname for record in log_records(caplog) if record.request == "POST /reverse"] == [
+        "DEBUG",
+        "INFO",
+    ]
     assert described["paths"]["/reverse"]["post"]["summary"] == "A text from its end."
     assert described["components"]["schemas"]["ReverseRequest"]["required"] == ["text"]
 
 
-def test_the_fuzzer_attacks_a_new_route_with_bodies_like_its_example(with_reverse):
+def test_the_fuzzer_attacks_a_new_route_with_bodies_like_its_example(with_reverse) -> None:
     (operation,) = [each for each in attacked(with_reverse) if each.path == "/reverse"]
     assert bodies.body(Random(0), operation) == {"text": "oak"}
     assert json.loads(bodies.mutated(Random(0), {"text": "oak"})) is not None
 
 
-def test_routes_of_one_path_agree_about_who_may_call_them():
+def test_routes_of_one_path_agree_about_who_may_call_them() -> None:
     rows = [
         Operation(method, "/x", "", {}, access=access)
         for method, access in (("GET", Access.KEY), ("POST", Access.ADMIN))
