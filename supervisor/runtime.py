@@ -11,11 +11,11 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from actors.engines.simulated.faults import Chance
 from actors.kit.offload import RunInThread
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
 from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.supervision.supervise import RandomSource
 from supervisor.telemetry.metrics import Metrics
 
 
@@ -32,7 +32,7 @@ class Runtime:
     aside: RunInThread
     grace: GracePeriods
     metrics: Metrics
-    chance: Callable[[int], Chance]  # from a seed
+    chance: Callable[[int], RandomSource]  # from a seed
     new_nonce: Callable[[], bytes]
     new_room: Callable[[], int]
     reserve: Reserve = field(factory=Reserve)
