@@ -14,9 +14,9 @@ from actors.routing.policies import POLICIES
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.strict.checks import OneOf
 from protocol.strict.mistakes import Mistake, join, segment
+from supervisor.config.certificate import Certificate
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.limits import Count, GatewayLimits, Seconds, TextLimits
-from supervisor.config.tls import Certificate
 from supervisor.links.endpoint import Endpoint
 from supervisor.processes.process import Ladder
 

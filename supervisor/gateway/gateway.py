@@ -27,9 +27,9 @@ from protocol.grammars import kinds
 from protocol.messages import Grammar, GrammarKind
 from protocol.text_messages import Answered, Respond
 from protocol.trace import Trace
+from supervisor.config.certificate import Certificate
 from supervisor.config.keyfile import clamp_priority
 from supervisor.config.limits import GatewayLimits
-from supervisor.config.tls import Certificate
 from supervisor.files.reading import FileReader
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections

@@ -11,8 +11,8 @@ from actors.text.chat_template import compiled
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.cluster import link_credentials
+from supervisor.config.certificate import expires_at
 from supervisor.config.load import Cluster, Misconfigured
-from supervisor.config.tls import expires_at
 from supervisor.files import permissions, reading
 from supervisor.gateway import client_keys
 

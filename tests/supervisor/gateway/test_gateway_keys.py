@@ -16,8 +16,8 @@ from attrs import evolve
 
 from protocol.cluster import Reloaded
 from supervisor.cluster.directory import Directory
+from supervisor.config.certificate import Certificate
 from supervisor.config.load import NodeSection
-from supervisor.config.tls import Certificate
 from supervisor.files.reading import read_inline
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources, KeyStatistics
 from supervisor.node import node

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import SlowClient, StartFailed
-from supervisor.config.tls import Certificate
+from supervisor.config.certificate import Certificate
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket.frames import close_frame, text_frame
 from tests.rig import certificate

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from protocol.errors import StartFailed
 from supervisor import __main__
 from supervisor.cluster import link_credentials
-from supervisor.config.tls import Certificate, expires_at
+from supervisor.config.certificate import Certificate, expires_at
 from supervisor.engines.kinds import read_cluster
 from supervisor.files import permissions, reading
 from supervisor.gateway.keys import Keys, KeySources, key_file_lines

@@ -12,7 +12,7 @@ from functools import cache
 
 import trio
 
-from supervisor.config.tls import Certificate
+from supervisor.config.certificate import Certificate
 from tests.rig import certificate
 
 NAME = "localhost"
