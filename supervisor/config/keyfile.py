@@ -1,4 +1,4 @@
-"""The file of keys: what an operator writes about who may ask, and how much; and the pure arithmetic of a rate."""
+"""The schema of the file of keys: the name, hash and limits of each client key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from protocol.dialects.options import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
@@ -88,47 +88,3 @@ def disagreements(keys: Mapping[str, KeySection]) -> list[Mistake]:
         if section.burst is not None and section.rate_per_s is None:
             mistakes.append(Mistake(f"{at}.burst", "means nothing without rate_per_s"))
     return mistakes
-
-
-@define
-class TokenBucket:
-    """A token bucket: in `t` seconds it never gives more than `burst + rate_per_s * t`."""
-
-    rate_per_s: float
-    burst: int
-    _tokens: float
-    _at: float  # when `_tokens` was right
-
-    @classmethod
-    def full(cls, rate_per_s: float, burst: int, now: float) -> TokenBucket:
-        """Return a bucket whose owner has been quiet for long."""
-        return cls(rate_per_s, burst, float(burst), now)
-
-    def take(self, now: float) -> float:
-        """Take one token and return 0, or take none and return after how many seconds there will be one."""
-        self._fill(now)
-        if self._tokens >= 1:
-            self._tokens -= 1
-            return 0.0
-        return (1 - self._tokens) / self.rate_per_s
-
-    def change(self, rate_per_s: float, burst: int, now: float) -> None:
-        """Go on at another rate with what there is, as far as it still fits."""
-        self._fill(now)
-        self.rate_per_s, self.burst = rate_per_s, burst
-        self._tokens = min(self._tokens, float(burst))
-
-    def _fill(self, now: float) -> None:
-        if now > self._at:  # a clock that stands still, or goes back, gives nothing twice
-            self._tokens = min(float(self.burst), self._tokens + (now - self._at) * self.rate_per_s)
-            self._at = now
-
-
-def clamp_priority(priority: int | None, key: int | None) -> int:
-    """Return the priority of a request: a key's own is what it has without asking, and the most it can ask for.
-
-    None stands for nobody's key: where there are none, everybody may name any.
-    """
-    if priority is None:
-        return key or 0
-    return max(-PRIORITY_MAX, min(priority, PRIORITY_MAX if key is None else key))

@@ -28,7 +28,6 @@ from protocol.messages import Grammar, GrammarKind
 from protocol.text_messages import Answered, Respond
 from protocol.trace import Trace
 from supervisor.config.certificate import Certificate
-from supervisor.config.keyfile import clamp_priority
 from supervisor.config.limits import GatewayLimits
 from supervisor.files.reading import FileReader
 from supervisor.gateway.admission import AdmissionGate
@@ -232,7 +231,7 @@ class Gateway:
         Raises the `RequestError` that ended it; a bug in `into` or `finish` ends it with `InternalError`.
         """
         key = record.key or self.keys.anonymous
-        priority = clamp_priority(request.priority, key.section.priority)
+        priority = key.clamp_priority(request.priority)
         weight, param = generations_of(request), multiplying_field(request)
         with self.runner.recording(record), key.generating(weight, param):
             if request.grammar is not None:

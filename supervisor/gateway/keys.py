@@ -23,8 +23,9 @@ from attrs import define, field, frozen
 from protocol.errors import BadRequest, ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
-from supervisor.config.keyfile import KeySection, TokenBucket
+from supervisor.config.keyfile import PRIORITY_MAX, KeySection
 from supervisor.files import permissions, reading
+from supervisor.gateway.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,16 @@ class Key:
                 f"the key {self.name!r} may ask {rate:g} times a second; the next time is in {wait_s:.3g} s",
                 retry_after_s=max(1, math.ceil(wait_s)),
             )
+
+    def clamp_priority(self, requested: int | None) -> int:
+        """Return the priority of a request: the key's own is its default, and the highest that a request may name.
+
+        With a key whose priority is None a request may name any, within `PRIORITY_MAX`.
+        """
+        own = self.section.priority
+        if requested is None:
+            return own or 0
+        return max(-PRIORITY_MAX, min(requested, PRIORITY_MAX if own is None else own))
 
 
 @frozen

@@ -13,7 +13,8 @@ from protocol.dialects.request_body import CONTAINERS_MAX, decode
 from protocol.errors import BadRequest
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor.config.keyfile import KeyFile, KeySection, TokenBucket
+from supervisor.config.keyfile import KeyFile, KeySection
+from supervisor.gateway.token_bucket import TokenBucket
 
 TOO_MANY = "holds more than 32768 lists, objects and keys"
 PART = '{"type":"text","text":""}'

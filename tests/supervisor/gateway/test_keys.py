@@ -21,7 +21,7 @@ from protocol.dialects.http import error_body, error_headers
 from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
-from supervisor.config.keyfile import KeySection, TokenBucket, clamp_priority
+from supervisor.config.keyfile import KeySection
 from supervisor.config.limits import GatewayLimits
 from supervisor.files.reading import read_inline
 from supervisor.gateway import keys as module
@@ -31,6 +31,7 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources, presented_secret
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
+from supervisor.gateway.token_bucket import TokenBucket
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.log_records import log_records
 
@@ -196,16 +197,15 @@ def test_a_burst_is_what_is_written_or_one_seconds_worth() -> None:
     ],
 )
 def test_a_priority_is_the_clients_as_far_as_the_key_allows(asked, key, given) -> None:
-    assert clamp_priority(asked, key) == given
+    assert Key(section=KeySection(sha256="", priority=key)).clamp_priority(asked) == given
 
 
 def test_a_key_without_a_priority_climbs_over_nobody_and_where_there_are_no_keys_everybody_may_name_any(file) -> None:
     keys = loaded(file(("alice", f'sha256 = "{sha("a")}"')), **{KEYS: "bob=b"})
     for secret in "ab":
-        own = keys.find(bearer(secret)).section.priority
-        assert [clamp_priority(asked, own) for asked in (-2, 0, 9)] == [-2, 0, 0]
-    assert clamp_priority(9, loaded().find([]).section.priority) == 9
-    assert clamp_priority(9, loaded(**{ADMIN: "a"}).find([]).section.priority) == 9  # an admin's key locks nobody out
+        assert [keys.find(bearer(secret)).clamp_priority(asked) for asked in (-2, 0, 9)] == [-2, 0, 0]
+    assert loaded().find([]).clamp_priority(9) == 9
+    assert loaded(**{ADMIN: "a"}).find([]).clamp_priority(9) == 9  # an admin's key locks nobody out
 
 
 # Finding a key -----------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.request_body import BYTES_A_CHARACTER
 from protocol.errors import BadRequest, DeadlineExceeded
 from protocol.text_messages import Detokenized, Tokenized
-from supervisor.config.keyfile import clamp_priority
 from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 
@@ -57,7 +56,7 @@ async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> T
     asks = gateway.runner.find_or_only(model).ask
     with key.generating(), trio.move_on_after(limit_s):
         owned = evolve(request, owner=key.name)
-        priority = clamp_priority(None, key.section.priority)
+        priority = key.clamp_priority(None)
         admitted = gateway.gate.admitted(priority, owner=key.name, at_most=gateway.concurrency_of(key))
         async with admitted, asks.ask(owned, 0) as answer:
             return await answer.result()
