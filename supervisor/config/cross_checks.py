@@ -19,9 +19,11 @@ from supervisor.config.schema import (
     Cluster,
     ClusterSection,
     EngineSection,
+    Kinds,
 )
 
-RESERVED = ("gateway", "links", "metrics", "zygote")
+TREE_NAMES = ("gateway", "links", "metrics")
+TREE_PREFIXES = ("processor-", "router-")
 BEAT_S_MIN = 0.01
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
@@ -35,8 +37,8 @@ def is_host(text: str) -> bool:
         return False
 
 
-def cross_check(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield every mistake."""
+def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
+    """Yield every mistake; `kinds` are those of which the engines may be."""
     if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
     for name, model in cluster.model.items():
@@ -54,9 +56,15 @@ def cross_check(cluster: Cluster) -> Iterator[Mistake]:
     yield from _gateway_disagrees(cluster)
     for name, engine in cluster.engine.items():
         at = join("engine", segment(name))
-        if name in RESERVED or name.startswith(("processor-", "router-", "grammars-")):
+        if _is_reserved(name, kinds):
             yield Mistake(at, "is the name of another part of the tree")
         yield from _engine_disagrees(cluster, engine, at)
+
+
+def _is_reserved(name: str, kinds: Kinds) -> bool:
+    """Whether another child of a node's tree has, or may have, the name of an engine."""
+    in_every_tree = name in TREE_NAMES or name.startswith(TREE_PREFIXES)
+    return in_every_tree or any(section.reserves(name) for section in kinds.values())
 
 
 def _folder_is_missing(cluster: Cluster, name: str, at: str) -> Iterator[Mistake]:

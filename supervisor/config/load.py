@@ -99,7 +99,7 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     mistakes = [*pruned.mistakes]
     cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:
-        mistakes += [each for each in cross_check(cluster) if not pruned.explains(each)]
+        mistakes += [each for each in cross_check(cluster, kinds) if not pruned.explains(each)]
         wrong = {each.path for each in mistakes}  # a file that is not there cannot be read either
         examined = () if examine is None else examine(cluster)
         mistakes += [each for each in examined if each.path not in wrong and not pruned.explains(each)]

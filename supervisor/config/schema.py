@@ -146,6 +146,12 @@ class EngineSection:
     deadlines: Deadlines = Deadlines()
     ladder: Ladder = Ladder()
 
+    @classmethod
+    def reserves(cls, name: str) -> bool:
+        """Whether this kind gives a name to a child beside its engines; then no engine of any kind may have it."""
+        del name
+        return False
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that run it, in the order of their ranks."""

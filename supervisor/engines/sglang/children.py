@@ -25,7 +25,7 @@ from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, ports
 from supervisor.engines.sglang.engine import HostRuntime, run_engine, run_follower_host
-from supervisor.engines.sglang.section import SglangSection
+from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
 from supervisor.engines.work import LocalEngine
 from supervisor.links.serving import Services
 from supervisor.processes.process import Ladder
@@ -85,7 +85,7 @@ class SglangNode:
             stop_within_s=ZYGOTE_LADDER.total_s + 1.0,
             about="has imported SGLang once",
         )
-        own = name.removeprefix(f"{spawn.SHARED_ZYGOTE}-") if environment else "engines on a CPU"
+        own = name.removeprefix(f"{SHARED_ZYGOTE}-") if environment else "engines on a CPU"
         return Tree(
             name=name,
             children=(process,),

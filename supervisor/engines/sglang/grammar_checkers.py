@@ -21,7 +21,7 @@ from protocol.kind import Message
 from protocol.messages import CheckGrammar, GrammarChecked
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.sglang.engine import HostRuntime, run_checker
-from supervisor.engines.sglang.section import SglangSection
+from supervisor.engines.sglang.section import CHECKER_PREFIX, SglangSection
 from supervisor.engines.sglang.spawn import HostStarter, zygote_name
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
@@ -105,7 +105,7 @@ def _tree(
     )
     # A tree of its own, so that its restarts do not count against an engine.
     return asked[0], Tree(
-        name=f"grammars-{name}",
+        name=f"{CHECKER_PREFIX}{name}",
         children=(turns, process),
         restarts_max=None,
         backoff=Backoff(min_s=0.5, crashes=True),

@@ -19,6 +19,8 @@ BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; 15 s after a lif
 PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
 """The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
 ZYGOTE_S = 120.0
+SHARED_ZYGOTE = "zygote"  # the child that forks the hosts of engines without variables of their own
+CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that checks its grammars
 
 Port = Annotated[int, Within(at_least=1, at_most=65535)]
 
@@ -38,6 +40,11 @@ class SglangSection(EngineSection):
     grammars: GrammarLimits = GrammarLimits()
     settings: dict[str, Setting] = Factory(dict)
     environment: dict[str, str] = Factory(dict)
+
+    @classmethod
+    def reserves(cls, name: str) -> bool:
+        """Whether a name is that of a zygote or of a grammar checker, which are children beside the engines."""
+        return name == SHARED_ZYGOTE or name.startswith(CHECKER_PREFIX)
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from attrs import define, evolve, frozen
 import actors
 from actors.engines.sglang import boot_message
 from protocol.errors import EngineDied, StartFailed
-from supervisor.engines.sglang.section import SglangSection
+from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process, start
 from supervisor.processes.run_folder import RunFolder
@@ -34,7 +34,6 @@ ROOT = Path(actors.__file__).parent.parent
 CPU_PATH = ROOT / "actors" / "engines" / "sglang" / "cpu"
 PLUGIN_PATH = ROOT / "actors" / "engines" / "sglang" / "plugin"
 ZYGOTE_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host.zygote")
-SHARED_ZYGOTE = "zygote"  # of the child that forks the hosts of engines without variables of their own
 HOST_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host")
 ANSWER_BYTES = 512
 FORK_WITHIN_S = 5.0
