@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import cast
 
-import attrs
 import trio
 from attrs import define, evolve, field, frozen
 
@@ -28,10 +26,10 @@ from supervisor.gateway import client_keys
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Keys
 from supervisor.gateway.origins import Origins
-from supervisor.links.endpoint import Endpoint
 from supervisor.links.tls import LinkTls
 from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly
+from supervisor.node.file_changes import RESTART, Change, changes, describe_applied, describe_unapplied, value_at
 from supervisor.node.router_child import RELOADABLE, limits
 from supervisor.threads.file_threads import FileThreads
 
@@ -43,32 +41,6 @@ LINKED = ("streams_max", *SILENCES, *GREETED, "tell_s", "announcements_max", "re
 TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
 ASKING = ("first_token_s", "total_s")
-RESTART = "until this node is started again"
-
-
-@frozen
-class Change:
-    """One key of the file whose value is another one now; None stands for one that is not there."""
-
-    path: tuple[str, ...]
-    old: object
-    new: object
-
-    def __str__(self) -> str:
-        return ".".join(self.path)
-
-
-def changes(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[Change]:
-    """Yield what is different between two values of the same kind, key by key."""
-    if attrs.has(type(old)) and type(old) is type(new) and not isinstance(old, Endpoint):
-        for each in attrs.fields(cast("type[attrs.AttrsInstance]", type(old))):
-            if each.init:
-                yield from changes(getattr(old, each.name), getattr(new, each.name), (*path, each.name))
-    elif isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
-            yield from changes(old.get(key), new.get(key), (*path, str(key)))
-    elif old != new:
-        yield Change(path, old, new)
 
 
 class _NotInFile(StartFailed):
@@ -196,7 +168,7 @@ class Reloader:
     def _apply_all(self, read: _Read, outcome: _Outcome) -> None:
         differences = {change.path: change for change in read.differences}
         for path in self._applied:  # a value that is again as it was at the start is a change as well
-            differences.setdefault(path, Change(path, None, _at(self.loaded.cluster, path)))
+            differences.setdefault(path, Change(path, None, value_at(self.loaded.cluster, path)))
         unapplied: dict[str, list[str]] = {}  # keys of engines and models; their values may be secrets
         for difference in differences.values():
             change = evolve(difference, old=self._applied.get(difference.path, difference.old))
@@ -207,7 +179,7 @@ class Reloader:
             elif change.path[0] in {"engine", "model"}:
                 unapplied.setdefault(" ".join(change.path[:2]), []).append(".".join(change.path[2:]))
             else:
-                outcome.unchanged.append(_stays(change))
+                outcome.unchanged.append(describe_unapplied(change))
         for section, names in unapplied.items():
             keys = ", ".join(filter(None, names))
             outcome.unchanged.append(
@@ -238,7 +210,7 @@ class Reloader:
     def _note(self, change: Change, new: Cluster, outcome: _Outcome) -> None:
         """Note what has been applied, and whether the launcher that started this node now starts a new one."""
         self._applied[change.path] = change.new
-        outcome.changed.append(_now(change))
+        outcome.changed.append(describe_applied(change))
         if isinstance(change.new, NodeSection) and change.old is None and self.ask_launcher is not None:
             name = change.path[1]
             if new.node[name].host == new.node[self.name].host:
@@ -345,37 +317,3 @@ def _certificate(gateway: Gateway, read: _Read) -> bool:
         return False
     gateway.certificate, gateway.tls = read.cluster.certificate, read.context
     return True
-
-
-def _at(cluster: Cluster, path: tuple[str, ...]) -> object:
-    """Return what stands at a path, None if nothing does."""
-    value: object = cluster
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
-    return value
-
-
-def _now(change: Change) -> str:
-    if isinstance(change.old, NodeSection) and isinstance(change.new, NodeSection):
-        change = Change((*change.path, "listen"), change.old.listen, change.new.listen)
-    if isinstance(change.new, NodeSection):
-        return f"node {change.path[1]} is known now"
-    return f"{change} is {_shown(change.new)} now, and was {_shown(change.old)}"
-
-
-def _stays(change: Change) -> str:
-    if isinstance(change.old, NodeSection) and isinstance(change.new, NodeSection):
-        change = Change((*change.path, "listen"), change.old.listen, change.new.listen)
-    if isinstance(change.old, NodeSection):
-        return f"node {change.path[1]} stays known as it was {RESTART}; drain it if it is to go"
-    if isinstance(change.new, NodeSection):
-        return f"node {change.path[1]} stays unknown {RESTART}: it was started without links"
-    if change.path == ("gateway", "requests_max"):
-        return f"{change} can only be lowered and raised again, to what it was at the start, {RESTART}"
-    return f"{change} stays {_shown(change.old)} {RESTART}, though the file says {_shown(change.new)}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple | frozenset):
-        return ", ".join(map(str, value)) or "nothing"
-    return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
