@@ -29,7 +29,7 @@ class Runtime:
     new_id: Callable[[], str]
     now: Callable[[], float]
     strftime: Callable[[str], str]
-    aside: RunInThread
+    run_in_thread: RunInThread
     grace: GracePeriods
     metrics: Metrics
     chance: Callable[[int], RandomSource]  # from a seed

@@ -52,7 +52,7 @@ def link_tls(cluster: Cluster) -> LinkTls | None:
     names = (section.tls_certificate, section.tls_key, section.tls_authority)
     certificate, key, authority = (cluster.folder / name for name in names)
     try:
-        reading.check(certificate, key, authority)
+        reading.require_regular_files(certificate, key, authority)
         return load_link_tls(certificate, key, authority)
     except (OSError, ssl.SSLError) as error:
         said = f"the certificates of [cluster] cannot be used: {error}"

@@ -34,7 +34,7 @@ class Certificate:
         try:
             if (why := permissions.writable_by_others(self.key)) is not None:
                 raise StartFailed(why)
-            reading.check(self.certificate, self.key)
+            reading.require_regular_files(self.certificate, self.key)
             # Without a password a locked key would ask the terminal for one, and stop everything meanwhile.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:  # an SSLError is one

@@ -52,14 +52,14 @@ class NodeControl:
     run: str
     version: str
     loads: Loads
-    standing: TreeStatus | None = None
+    tree_status: TreeStatus | None = None
     gate_state: Callable[[], GateState | None] = lambda: None  # of a node with a gateway
-    aside: Callable[[], tuple[EjectionState, ...]] = tuple
+    ejections: Callable[[], tuple[EjectionState, ...]] = tuple
     drain: Callable[[], None] = field(default=_nothing)
     reload: Callable[[], Awaitable[Reloaded]] = field(default=_not_yet)
 
     @property
-    def serves(self) -> Services:
+    def services(self) -> Services:
         """What is asked here, to the node as such."""
         function: Function[Message, Message, Message] = Function(self.answer)
         return {("", GetStatus): function, ("", Drain): function, ("", Reload): function}
@@ -115,11 +115,13 @@ class NodeControl:
             for name, node in sorted(self.directory.nodes.items())
             if node.link is not None or self.directory.should_link(name)
         )
-        up_s, members = (0.0, ()) if self.standing is None else (self.standing.uptime_s, self.standing.members())
+        up_s, members = (
+            (0.0, ()) if self.tree_status is None else (self.tree_status.uptime_s, self.tree_status.members())
+        )
         tree = tuple(ChildState(*astuple(member)) for member in members)
         refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items())
         who = self.directory.name, self.run, self.version, round(up_s, 3)
-        return Status(*who, state, tree, links, self.gate_state(), refused, self.aside())
+        return Status(*who, state, tree, links, self.gate_state(), refused, self.ejections())
 
 
 def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:

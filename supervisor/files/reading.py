@@ -71,7 +71,7 @@ def template(path: Path) -> str:
     return read(path, TEMPLATE_BYTES_MAX).decode()
 
 
-def check(*paths: Path) -> None:
+def require_regular_files(*paths: Path) -> None:
     """Raise `OSError` for what is no regular file, before a library opens it by its name."""
     for path in paths:
         note(path)

@@ -87,7 +87,7 @@ class Gateway:
     tls: ssl.SSLContext | None  # made from `certificate`
     server_info: Callable[[], dict[str, object]] = _unknown
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
-    aside: RunInThread = run_inline  # runs the parsing of long bodies
+    run_in_thread: RunInThread = run_inline  # runs the parsing of long bodies
     grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own
     port: int | None = None  # once the gateway listens
     reserve: Reserve = field(factory=Reserve)  # file descriptors that no connection may take
@@ -253,7 +253,7 @@ class Gateway:
         own = key.section.grammars
         may = self.grammars if own is None else own
         tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # its text says which kinds it holds
-        found = await Offload(self.aside, key.name).run(
+        found = await Offload(self.run_in_thread, key.name).run(
             reading_work(grammar.text) if tag else 0, partial(kinds, grammar)
         )
         if (kind := next((each for each in found if each not in may), None)) is None:

@@ -26,7 +26,7 @@ def check_can_start(cluster: Cluster, *names: str) -> None:
         for key, engine in cluster.engines_on(name).items():
             for its, port in engine.fixed_ports.items():
                 _port_is_free("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it
-        descriptor_needs.check(cluster, name)
+        descriptor_needs.check_limit(cluster, name)
     check_host(cluster, *names)
     _memory_is_there(cluster, names)
 

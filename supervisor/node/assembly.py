@@ -87,7 +87,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     engines = node_engines(NodeContext(cluster, node, runtime, directory), texts)
     local_loads = partial(engine_control.local_loads, engines.engines)
     controls = NodeControl(directory, runtime.new_id(), version(), local_loads)
-    services = {**engines.served, **engine_control.engine_services(engines.engines), **controls.serves}
+    services = {**engines.served, **engine_control.engine_services(engines.engines), **controls.services}
     directory.attach_services(services)
     links = make_mesh(cluster, directory, runtime, services, credentials, controls.run)
     reloadable = Reloadable(cluster.gateway.prompt_tokens_max)
@@ -97,7 +97,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
         gateway = make_gateway(cluster, models.served, directory, runtime, reloadable, credentials)
         gauges.add_gateway_gauges(registry, gateway)
         router_child.add_ejected_gauge(registry, reloadable.routings)
-        controls.aside = partial(router_child.ejected, reloadable.routings)
+        controls.ejections = partial(router_child.ejected, reloadable.routings)
     if links is not None:
         gauges.add_link_metrics(registry, directory, links.traffic)
     gauges.add_node_gauges(registry, directory)
@@ -119,7 +119,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
         restarts_window_s=RESTARTS_WINDOW_S,
         about=f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s",
     )
-    status = controls.standing = TreeStatus(tree)
+    status = controls.tree_status = TreeStatus(tree)
     return Assembly(
         *(tree, directory, controls, status, reloadable, engines.engines, engines.published),
         *(gateway, links, monitor),

@@ -42,7 +42,7 @@ def needed(cluster: Cluster, name: str) -> dict[str, int]:
     return {what: count for what, count in counts.items() if count}
 
 
-def check(cluster: Cluster, name: str) -> str:
+def check_limit(cluster: Cluster, name: str) -> str:
     """Return a line about the descriptors of a node; raises `StartFailed` if it may not have as many as it may need."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     counts = needed(cluster, name)

@@ -45,7 +45,7 @@ def make_gateway(
         certificate=credentials.certificate,
         tls=credentials.client_tls,
         reserve=runtime.reserve,
-        aside=runtime.aside,
+        run_in_thread=runtime.run_in_thread,
         origins=Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins)),
         grammars=frozenset(section.grammars),
         unready=partial(readiness.unready, directory, names),

@@ -68,7 +68,7 @@ def model_children(
             partial(models.request_tokens_max, directory, name),
         )
         limits = partial(_prompt_limits, directory, name, reloadable)
-        check = partial(grammar_checks.check, directory, checks, runtime.aside, name)
+        check = partial(grammar_checks.check, directory, checks, runtime.run_in_thread, name)
         limit = cluster.gateway.requests_max
         children += (
             router_child.child(name, cluster.model[name], work_inbox, routing),
@@ -76,7 +76,7 @@ def model_children(
                 name=f"processor-{name.replace('/', ':')}",
                 run=processor,
                 args=(
-                    *(requests_inbox, texts[name], work, limits, runtime.aside, limit),
+                    *(requests_inbox, texts[name], work, limits, runtime.run_in_thread, limit),
                     *(cluster.gateway.text.tokenize_tokens_max, check),
                 ),
                 about=f"conversations to tokens and back, for {name}",

@@ -59,8 +59,8 @@ BYE_S = 0.05  # for a goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
 LAST_LINES_S = 0.2  # for the log to be written after that
-PULSE_S = 1.0  # at most, and at most a fifth of the time after which a launcher kills a node that hangs
-PULSES_PER_LIMIT = 5
+HEARTBEAT_S = 1.0  # at most, and at most a fifth of the time after which a launcher kills a node that hangs
+HEARTBEATS_PER_WATCHDOG = 5
 SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # variables that engines must not see
 
 
@@ -70,7 +70,7 @@ class LauncherHooks:
 
     up: Callable[[], None] = lambda: None
     reload: Callable[[], None] | None = None
-    pulse: Callable[[], None] | None = None
+    heartbeat: Callable[[], None] | None = None
     earlier: EarlierFailures = EarlierFailures()  # of this node's previous processes
 
 
@@ -108,7 +108,7 @@ async def run(
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,
-            aside=TextThreads(cluster.gateway.text),
+            run_in_thread=TextThreads(cluster.gateway.text),
             grace=GracePeriods(),
             metrics=Metrics(),
             chance=Random,
@@ -118,7 +118,7 @@ async def run(
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials)
         assembly.status.earlier_failures = launched.earlier
-        node = _Node(loaded, assembly, runtime, terminal, section.drain_s, launched.pulse)
+        node = _Node(loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat)
         node.obey(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
         for warning in file_checks.warnings(cluster, runtime.now()):
             log.warning(warning)
@@ -137,7 +137,7 @@ class _Node:
     runtime: Runtime
     terminal: Terminal
     drain_s: float
-    pulse: Callable[[], None] | None = None  # to a launcher
+    heartbeat: Callable[[], None] | None = None  # to a launcher
     exit_code: int = 0
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _nursery: trio.Nursery | None = None  # while it runs
@@ -173,9 +173,9 @@ class _Node:
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
-            if self.pulse is not None:
+            if self.heartbeat is not None:
                 nursery.start_soon(
-                    _pulses, self.pulse, self.loaded.cluster.node[self.assembly.directory.name].watchdog_s
+                    _send_heartbeats, self.heartbeat, self.loaded.cluster.node[self.assembly.directory.name].watchdog_s
                 )
             nursery.start_soon(self._answer_operators)
             if self._reloader is not None:
@@ -207,7 +207,7 @@ class _Node:
         cluster, controls = self.loaded.cluster, self.assembly.controls
         heart = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
         name = self.assembly.directory.name
-        await unix_socket.serve(self.runtime.folder, self.loaded.file, name, controls.serves, heart)
+        await unix_socket.serve(self.runtime.folder, self.loaded.file, name, controls.services, heart)
 
     async def _watch_turns(self) -> None:
         monitor = LoopMonitor(self.loaded.cluster.node[self.assembly.directory.name].turn_max_s)
@@ -296,11 +296,11 @@ class _Node:
         os._exit(self.exit_code)
 
 
-async def _pulses(pulse: Callable[[], None], watchdog_s: float) -> None:
+async def _send_heartbeats(heartbeat: Callable[[], None], watchdog_s: float) -> None:
     """Show the launcher that this node's event loop runs: it kills a node that hangs for `watchdog_s` seconds."""
     while True:
-        pulse()
-        await trio.sleep(min(PULSE_S, watchdog_s / PULSES_PER_LIMIT))
+        heartbeat()
+        await trio.sleep(min(HEARTBEAT_S, watchdog_s / HEARTBEATS_PER_WATCHDOG))
 
 
 def _warn_of_plain_keys(cluster: Cluster, credentials: Credentials) -> None:

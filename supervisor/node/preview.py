@@ -32,7 +32,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
         new_id=str,
         now=float,
         strftime=str,
-        aside=run_inline,
+        run_in_thread=run_inline,
         grace=GracePeriods(),
         metrics=Metrics(),
         chance=lambda _: _NoChance(),
@@ -65,7 +65,7 @@ def _of_process(cluster: Cluster, name: str) -> str:
     return (
         f"event loop: {section.turn_max_s:g} s a turn, hung after {section.watchdog_s:g} s without one\n"
         f"log: {section.log_queue_lines_max:,} lines, {section.log_queue_bytes_max:,} bytes wait to be read;"
-        f" what engines say: {section.output_log_bytes_max:,} bytes each\n{descriptor_needs.check(cluster, name)}"
+        f" what engines say: {section.output_log_bytes_max:,} bytes each\n{descriptor_needs.check_limit(cluster, name)}"
     )
 
 

@@ -33,7 +33,7 @@ def built_assembly(cluster: Cluster, node: str, credentials: Credentials | None 
         new_id=lambda: f"{next(numbers):032x}",
         now=lambda: 1_700_000_000.0,
         strftime=lambda _: "",
-        aside=run_inline,
+        run_in_thread=run_inline,
         grace=GracePeriods(),
         metrics=Metrics(),
         chance=Random,

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from supervisor.gateway.requests import RequestRunner
-from supervisor.node.node import _pulses
+from supervisor.node.node import _send_heartbeats
 from tests.rig.turn_cost import COST_MAX, TurnTooLong
 from tests.rig.turns import TURN_CPU_MAX_S, cpu_watched
 from tests.system.simulator.seed import run_seed
@@ -27,11 +27,11 @@ def run(pulse):
 
     async def main() -> None:
         with trio.move_on_after(0.05):
-            await _pulses(pulse, 0.05)
+            await _send_heartbeats(pulse, 0.05)
 
     async def product() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_pulses, pulse, 0.05)
+            nursery.start_soon(_send_heartbeats, pulse, 0.05)
             await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
 
@@ -45,7 +45,7 @@ def run(pulse):
 def test_a_turn_that_computes_for_too_long_is_told_by_its_function() -> None:
     exceeded = run(lambda: computes(2 * TURN_CPU_MAX_S))
     assert exceeded
-    assert exceeded[0].startswith("node._pulses took 0.")
+    assert exceeded[0].startswith("node._send_heartbeats took 0.")
 
 
 def test_a_turn_that_computes_a_little_or_is_not_given_the_processor_is_none_of_them() -> None:

@@ -169,7 +169,7 @@ class Exchange:
     async def run_aside(self, size: int, function: Callable[[], T]) -> T:
         """Return what the function returns, from a thread if `size` is large; keys take turns in using the threads."""
         key = self.key or self.gateway.keys.anonymous
-        return await Offload(self.gateway.aside, key.name).run(size, function)
+        return await Offload(self.gateway.run_in_thread, key.name).run(size, function)
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is encoded, or is not JSON."""

@@ -110,7 +110,7 @@ class MessageReader:
         owner, event = (self.key or self.gateway.keys.anonymous).name, None
         try:
             with self.while_open():
-                event = await self.gateway.aside(lambda: self._parse(message, fields), owner=owner, size=size)
+                event = await self.gateway.run_in_thread(lambda: self._parse(message, fields), owner=owner, size=size)
         except RequestError as error:  # too much waits for the threads
             return error
         return event

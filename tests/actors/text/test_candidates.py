@@ -343,7 +343,7 @@ async def test_b10_a_long_body_is_read_aside(body, rather_slow: trio.testing.Moc
         return await run_inline(function, owner=owner, size=size)
 
     async with rig() as made:
-        made.gateway.aside = aside
+        made.gateway.run_in_thread = aside
         client = await made.client()
         assert (await client.ask(post(chat_body([{"role": "user", "content": "n=1"}])))).status == 200
         assert sizes == []

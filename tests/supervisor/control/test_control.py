@@ -80,7 +80,7 @@ async def joined(one, other):
     """Two nodes with a link between them."""
     near, far = sim_pair()
     links = [
-        Link(wire, Peer(node.name, serves_max=4), node.controls.serves) for node, wire in ((one, near), (other, far))
+        Link(wire, Peer(node.name, serves_max=4), node.controls.services) for node, wire in ((one, near), (other, far))
     ]
 
     async def carry(link) -> None:
@@ -100,7 +100,7 @@ async def joined(one, other):
 
 async def ask(node, request):
     """Ask a node as such, as the other end of a link does."""
-    server = node.controls.serves["", type(request)]
+    server = node.controls.services["", type(request)]
     async with server.ask(request, 0) as answer:
         return await answer.result()
 
@@ -115,7 +115,7 @@ async def test_a_node_tells_how_each_part_of_it_is(autojump_clock: MockClock) ->
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
     one.directory.local["tiny-0"] = LocalWorker("one", offered, None, plug, None, one.directory, busy=6, tokens=90)
     one.directory.configure("two", "127.0.0.1:1")
-    one.controls.standing.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
+    one.controls.tree_status.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
     with plug.publish(SimpleNamespace(info=info)):
         await trio.sleep(3)
         status = await ask(one, GetStatus())
@@ -151,10 +151,10 @@ async def test_drain_and_reload_reach_the_node_itself(autojump_clock: MockClock)
 async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(autojump_clock: MockClock) -> None:
     fresh = NodeControl(Directory("one"), "", "1.2", Node("one")._loads)
     for request in (Drain(), Reload()):
-        async with fresh.serves["", type(request)].ask(request, 0) as answer:
+        async with fresh.services["", type(request)].ask(request, 0) as answer:
             with pytest.raises(NotReady):
                 await answer.result()
-    async with fresh.serves["", GetStatus].ask(GetStatus(), 0) as answer:
+    async with fresh.services["", GetStatus].ask(GetStatus(), 0) as answer:
         assert (await answer.result()).tree == ()
 
 
@@ -260,7 +260,7 @@ async def after(seconds, then) -> None:
 
 
 def links_of(node):
-    served = {**node.controls.serves, ("tiny-0", FlushCache): mailbox(1)[0]}
+    served = {**node.controls.services, ("tiny-0", FlushCache): mailbox(1)[0]}
     return Mesh(
         name=node.name,
         section=ClusterSection(),

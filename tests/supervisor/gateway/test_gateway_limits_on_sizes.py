@@ -69,7 +69,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(text)
     cluster = read_cluster(tmp_path / "cluster.toml")
     world = SimpleNamespace(
-        metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, aside=None, reserve=None
+        metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
     )
     gateway = make_gateway(cluster, {}, Directory("main"), world, Reloadable(1), everybody())
     kept = attrs.asdict(gateway.limits)

@@ -62,7 +62,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
-        plain, aside, within = kinds, made.gateway.aside, list[bool]()
+        plain, aside, within = kinds, made.gateway.run_in_thread, list[bool]()
         now = False
 
         async def noted(function, **given):
@@ -80,7 +80,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(
             within.append(now)
             return plain(grammar)
 
-        made.gateway.aside = noted
+        made.gateway.run_in_thread = noted
         monkeypatch.setattr(gateway, "kinds", seen)
         client = await made.client()
         long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}

@@ -21,7 +21,7 @@ async def reading(**limits):
             await may.wait()
             return function()
 
-        made.gateway.aside = aside
+        made.gateway.run_in_thread = aside
         client = await websocket_client(made)
         await client.say(create("a prompt that takes its time"))
         await client.events("response.in_progress")

@@ -374,7 +374,7 @@ async def test_whoever_leaves_is_noticed_while_a_long_message_waits_to_be_read(
             await busy.wait()
             return function()
 
-        made.gateway.aside = aside
+        made.gateway.run_in_thread = aside
         for leave in ("close", "end"):
             client = await websocket_client(made)
             await client.say(create("a prompt that takes its time"))
