@@ -1,8 +1,8 @@
 """Messages between nodes: the state that they announce to each other, and what operators ask of them.
 
 An announcement replaces the one before it, so that a lost one costs nothing but time. Every number and name in it was
-chosen by the sender, who may be at fault: `check` and `check_loads` say what can be true, and whoever receives one
-calls them before anything else.
+chosen by the sender, which may be faulty or hostile: a receiver calls `check_state` or `check_loads` before it uses
+anything of an announcement.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 _AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
 
 
-def check(state: NodeState) -> NodeState:
+def check_state(state: NodeState) -> NodeState:
     """Return the announced state of a node if it can be true, else raise `PeerViolation`."""
     if max(len(state.offers), len(state.elsewhere)) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
         raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")

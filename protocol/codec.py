@@ -13,7 +13,7 @@ from protocol import cluster, messages, text_messages
 from protocol.errors import PeerViolation
 from protocol.kind import Kind, Message, by_message
 from protocol.messages import Embedded, Started, Tokens
-from protocol.tensors import Tensor, check, size_bytes
+from protocol.tensors import Tensor, check_tensor, size_bytes
 from protocol.text_messages import (
     Accepted,
     Text,
@@ -51,7 +51,7 @@ def attached(message: Message) -> tuple[memoryview, ...]:
     """Return the attachment of a message as non-empty buffers."""
     if not isinstance(message, Embedded):
         return ()
-    return tuple(memoryview(check(tensor).data).cast("B") for tensor in message.tensors if len(tensor.data))
+    return tuple(memoryview(check_tensor(tensor).data).cast("B") for tensor in message.tensors if len(tensor.data))
 
 
 def decode(data: bytes, attached: memoryview = NOTHING) -> Message:

@@ -68,6 +68,6 @@ def multiplying_field(request: Respond) -> str:
     return "n" if request.n > 1 else request.params.get("turns", "prompt")
 
 
-def work(generate: Generate) -> int:
+def generation_tokens(generate: Generate) -> int:
     """Return what one generation may take of an engine: the tokens of its prompt and of its answer."""
     return len(generate.tokens) + max(0, generate.sampling.tokens_max)

@@ -100,7 +100,7 @@ class _Group:
         self.empties = max(self.empties, self._row, part.empties)
 
 
-def kinds(grammar: Grammar) -> list[GrammarKind]:
+def grammar_kinds(grammar: Grammar) -> list[GrammarKind]:
     """Return the kind of a grammar, and before it those of regular expressions and EBNF grammars in a structural tag.
 
     Patterns in a JSON schema are the schema's own.
@@ -112,7 +112,7 @@ def kinds(grammar: Grammar) -> list[GrammarKind]:
     return [*found, grammar.kind]
 
 
-def complaint(grammar: Grammar) -> str | None:
+def find_mistake(grammar: Grammar) -> str | None:
     """Return what is wrong with a grammar as a sentence for its author, None if nothing can be seen."""
     for kind, text in _texts(grammar):
         said = _of_ebnf(text) if kind is GrammarKind.EBNF else _of_regex(text)

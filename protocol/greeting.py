@@ -149,7 +149,7 @@ def names_node(names: frozenset[str], node: str, cluster: str) -> bool:
     return any((f"DNS:{name[4:].lower()}" if name.startswith("DNS:") else name) in wanted for name in names)
 
 
-def shown(names: frozenset[str]) -> str:
+def shown_names(names: frozenset[str]) -> str:
     """Return the first names of a certificate, to be shown in a sentence."""
     listed = ", ".join(name for name in sorted(names) if name.isascii() and name.isprintable()) or "nobody"
     return listed if len(listed) <= SHOWN_LENGTH_MAX else f"{listed[:SHOWN_LENGTH_MAX]}..."
@@ -184,7 +184,7 @@ class Greeter:
     certified: frozenset[str] | None = None
     peer: str | None = field(default=None, init=False)
     peer_incarnation: Incarnation = field(default=Incarnation(), init=False)
-    last_words: bytes = field(default=b"", init=False)
+    final_message: bytes = field(default=b"", init=False)
     _own: Greeting = field(init=False)
     _other: Greeting | None = field(default=None, init=False)
     _over: bool = field(default=False, init=False)
@@ -200,7 +200,7 @@ class Greeter:
         """Return the messages to send next, in answer to one from the other end.
 
         Raises `PeerRefused` if either end does not talk to the other, and `PeerViolation` for a message that is wrong
-        in itself. Then `last_words`, unless empty, is a message for the other end, to be sent before closing.
+        in itself. Then `final_message`, unless empty, is a message for the other end, to be sent before closing.
         """
         try:
             return self._answer(decode(message))
@@ -240,8 +240,8 @@ class Greeter:
             raise self._refused("node", f"node {self.expects} was expected in its place")
         visits = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)
         if self.certified is not None and not visits and not names_node(self.certified, other.node, self.cluster):
-            said = f"its certificate must name it, as DNS:{other.node}, and names {shown(self.certified)} (tls_names)"
-            raise self._refused("node", said)
+            reason = f"its certificate must name it, as DNS:{other.node}, and names {shown_names(self.certified)}"
+            raise self._refused("node", f"{reason} (tls_names)")
         return [self._proof(other)] if self.role == "dials" else []
 
     def _proved(self, proof: Proof, other: Greeting) -> list[bytes]:
@@ -279,4 +279,4 @@ class Greeter:
     def _end(self, code: Code, reason: str) -> None:
         self._over = True
         self.peer = None
-        self.last_words = encode(Refusal(code, reason))
+        self.final_message = encode(Refusal(code, reason))

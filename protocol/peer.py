@@ -68,7 +68,7 @@ class Peer:
         self.hello: Hello | None = None  # the other end's, once it has come
         self.asked = Streams(0)
         self.served = Streams(serves_max)
-        self.attached: memoryview = NOTHING  # to the frame that `receive` has just yielded
+        self.attached: memoryview = NOTHING  # to the frame that `receive_data` has just yielded
         self._reader = FrameReader(frame_bytes_max)
         self._queued: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
@@ -83,7 +83,7 @@ class Peer:
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has anything to return; receiving may change that, without anything being sent."""
+        """Whether `data_to_send` has anything to return; receiving may change that, without anything being sent."""
         return bool(self._queued or self._incoming.taken) or self._outgoing.ready
 
     def send(self, frame: Frame, attached: Views = ()) -> None:
@@ -107,7 +107,7 @@ class Peer:
         except PeerViolation as error:
             raise LocalViolation(f"{BUG}: {error}") from error
 
-    def take(self, bytes_max: int = QUEUED_BYTES_MAX) -> bytes:
+    def data_to_send(self, bytes_max: int = QUEUED_BYTES_MAX) -> bytes:
         """Remove and return what is queued, and a few pieces of attachments, as one WebSocket message.
 
         It has at most `bytes_max` bytes, and may end within a frame. It is empty while `ready` is false.
@@ -127,7 +127,7 @@ class Peer:
         self._queued_bytes = 0
         return data
 
-    def receive(self, data: bytes | bytearray) -> Iterator[Frame]:
+    def receive_data(self, data: bytes | bytearray) -> Iterator[Frame]:
         """Yield each complete and legal frame, after the state has been changed by it.
 
         The attachment of an `Open` or an `Item` is in `attached` while it is yielded. Check `ready` afterwards.

@@ -54,7 +54,7 @@ def size_bytes(tensor: Tensor) -> int:
     return prod(tensor.shape) * BYTES[tensor.dtype]
 
 
-def check(tensor: Tensor) -> Tensor:
+def check_tensor(tensor: Tensor) -> Tensor:
     """Return the tensor if its bytes are as many as its dtype and shape say, else raise `PeerViolation`."""
     expected = size_bytes(tensor)
     if len(tensor.data) != expected:

@@ -54,7 +54,7 @@ def child_span(before: Trace | None, drawn: str) -> Trace:
     return evolve(before, span=drawn[16:], parent=before.span)
 
 
-def read(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
+def from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
     """Return the sender's span from the headers of an HTTP request, None if they name no valid one.
 
     The names of headers are in lower case. Of a later version, the part that every version has is read.
@@ -77,7 +77,7 @@ def as_headers(trace: Trace) -> dict[str, str]:
     return {**headers, "tracestate": trace.state} if trace.state else headers
 
 
-def fields(trace: Trace | None) -> dict[str, str]:
+def log_fields(trace: Trace | None) -> dict[str, str]:
     """Return the log fields of a span, by which log lines are joined to traces."""
     if trace is None:
         return {}

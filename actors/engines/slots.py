@@ -33,7 +33,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages import Finished, Generate, Started, Tokens
-from protocol.trace import fields
+from protocol.trace import log_fields
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ def _logged(call: Call[Generate, Started | Tokens, Finished]) -> Iterator[None]:
     finally:
         if trace is not None and trace.followed:
             cancelled = AskerLeft.code if call.scope.cancel_called else ActorLost.code
-            extra = {"request_id": call.request.id, **fields(trace), "outcome": outcome or cancelled}
+            extra = {"request_id": call.request.id, **log_fields(trace), "outcome": outcome or cancelled}
             log.info("generation ended", extra={**extra, "duration_s": round(trio.current_time() - began_at, 4)})
 
 

@@ -26,7 +26,7 @@ from attrs import Factory, define, field, frozen
 
 from actors.kit.groups import consists_of, first_of
 from protocol.errors import ActorError, ActorLost, AskerLeft, InternalError, RequestError, TooManyInternalErrors
-from protocol.trace import fields
+from protocol.trace import log_fields
 
 Req = TypeVar("Req")
 Rep = TypeVar("Rep")
@@ -208,7 +208,7 @@ class Call(Generic[Req, Rep, Res]):
                 raise  # whatever else is in the group: the actor cannot go on
             if not consists_of(error, RequestError):
                 request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
-                log.exception("a bug failed a request", extra={"request_id": request_id, **fields(trace)})
+                log.exception("a bug failed a request", extra={"request_id": request_id, **log_fields(trace)})
                 self.answer.fail(InternalError("the server made a mistake; its log has the details"))
                 bugs.count(error)
         finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from attrs import define, field
 
-from protocol.dialects.logprobs import parted
+from protocol.dialects.logprobs import split_text
 from protocol.text_messages import Text
 
 SCORED_A_PIECE = 4  # tokens with log probabilities
@@ -29,7 +29,7 @@ class TextPieces:
         """Add the next text, if there is one."""
         if text is not None:
             short = len(text.logprobs) <= SCORED_A_PIECE
-            self._waiting.append(iter((text,)) if short else parted(text, SCORED_A_PIECE))
+            self._waiting.append(iter((text,)) if short else split_text(text, SCORED_A_PIECE))
 
     def give(self, most: int) -> list[Text]:
         """Return the next pieces, at most `most`."""

@@ -29,7 +29,7 @@ class AnswerBody:
     size: int
 
     @classmethod
-    def of(cls, parts: Iterable[bytes | bytearray]) -> AnswerBody:
+    def from_parts(cls, parts: Iterable[bytes | bytearray]) -> AnswerBody:
         """Return the body that consists of these parts."""
         kept = deque(parts)
         return cls(kept, sum(map(len, kept)))
@@ -82,7 +82,7 @@ class AnswerBuilder(ABC):
                 if self._ids and reply.ids:
                     extend(choice.ids, reply.ids)
                 if self._logprobs and reply.logprobs:
-                    self.note(choice, reply)
+                    self.add_logprobs(choice, reply)
             case ChoiceEnded():
                 self._choice(reply.choice).ended = reply
 
@@ -92,7 +92,7 @@ class AnswerBuilder(ABC):
         return self._choices
 
     @abstractmethod
-    def note(self, choice: Choice, text: Text) -> None:
+    def add_logprobs(self, choice: Choice, text: Text) -> None:
         """Take the log probabilities of the next piece of a choice."""
 
     @abstractmethod

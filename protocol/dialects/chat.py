@@ -14,7 +14,7 @@ from attrs import frozen
 
 from protocol.dialects.answer_builder import Choice, extend
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
-from protocol.dialects.logprobs import listed
+from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read_checked
 from protocol.strict.mistakes import Mistake
@@ -102,7 +102,7 @@ class ChatRequest(ChoiceOptions):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def tokens_max_spelled(self) -> str:
+    def tokens_max_field(self) -> str:
         """The name that the client gave to `tokens_max`."""
         old = self.max_completion_tokens is None and self.max_tokens is not None
         return "max_tokens" if old else "max_completion_tokens"
@@ -116,7 +116,7 @@ class ChatRequest(ChoiceOptions):
             yield Mistake("max_tokens", "differs from max_completion_tokens, which is its newer name; send one")
         if self.top_logprobs and not self.logprobs:
             yield Mistake("top_logprobs", "needs logprobs to be true")
-        yield from self.disagreements(self.tokens_max, self.tokens_max_spelled)
+        yield from self.cross_field_mistakes(self.tokens_max, self.tokens_max_field)
 
 
 def parse(body: bytes) -> ChatRequest:
@@ -133,7 +133,7 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
         tokens_max=request.tokens_max,
         n=request.choices,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,
-        params={"turns": "messages", "tokens_max": request.tokens_max_spelled, "logprobs": "top_logprobs"},
+        params={"turns": "messages", "tokens_max": request.tokens_max_field, "logprobs": "top_logprobs"},
     )
 
 
@@ -165,7 +165,7 @@ class Chunks(ChoiceChunks):
         return b'%b%d,"delta":{' % (self._start, choice) if choice in self._heads else self._begin(choice) + b'""'
 
     def _logprobs_of(self, reply: Text) -> dict[str, object]:
-        return {"content": listed(reply.logprobs), "refusal": None}
+        return {"content": logprob_entries(reply.logprobs), "refusal": None}
 
 
 class Completion(ChoicesBody):
@@ -176,9 +176,9 @@ class Completion(ChoicesBody):
         around = (b'"message":{"role":"assistant","content":"', b'","refusal":null}')
         super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), around=around)
 
-    def note(self, choice: Choice, text: Text) -> None:
+    def add_logprobs(self, choice: Choice, text: Text) -> None:
         """Take the log probabilities of the next piece of a choice."""
-        extend(choice.logprobs, listed(text.logprobs))
+        extend(choice.logprobs, logprob_entries(text.logprobs))
 
     def _logprobs_parts(self, _: int, choice: Choice) -> Iterable[bytes | bytearray]:
         return (b'{"content":[', choice.logprobs, b'],"refusal":null}')

@@ -140,7 +140,7 @@ def _body(common: dict[str, object], choices: Iterable[Iterable[bytes | bytearra
         parts += choice
         parts.append(b"}")
     parts.append(b'],"usage":' + _encode(_usage(answered.usage)) + b"}")
-    return AnswerBody.of(parts)
+    return AnswerBody.from_parts(parts)
 
 
 def _usage(usage: Usage) -> dict[str, object]:

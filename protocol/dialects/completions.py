@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from protocol.dialects.answer_builder import Choice, extend
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
-from protocol.dialects.logprobs import Columns, Tabulating
+from protocol.dialects.logprobs import Columns, Tabulator
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read_checked
@@ -78,7 +78,7 @@ class CompletionRequest(ChoiceOptions):
         if self.echo and self.logprobs is not None:
             said = "cannot stand beside logprobs: those of a prompt are not computed here"
             yield Mistake("echo", said, unsupported=True)
-        yield from self.disagreements(self.tokens_max, "max_tokens")
+        yield from self.cross_field_mistakes(self.tokens_max, "max_tokens")
 
 
 def parse(body: bytes) -> CompletionRequest:
@@ -114,7 +114,7 @@ class Chunks(ChoiceChunks):
         common = common_fields(KIND, completion_id(request_id), created=created, model=request.model)
         choices, logprobs = request.choices_total, request.logprobs is not None
         super().__init__(request, common, choices=choices, logprobs=logprobs, closing=b"")
-        self._tabulating = [Tabulating() for _ in range(choices * logprobs)]
+        self._tabulators = [Tabulator() for _ in range(choices * logprobs)]
 
     def _begin(self, choice: int) -> bytes:
         head = self._heads[choice] = b'%b%d,"text":' % (self._start, choice)
@@ -124,18 +124,18 @@ class Chunks(ChoiceChunks):
         return b'%b%d,"text":""' % (self._start, choice)
 
     def _logprobs_of(self, reply: Text) -> Columns:
-        return self._tabulating[reply.choice].add(reply, Columns())
+        return self._tabulators[reply.choice].add(reply, Columns())
 
 
 @define(eq=False)
 class _Table:
     """The log probabilities of one choice: each column as the inside of a JSON list."""
 
-    tabulating: Tabulating = field(factory=Tabulating)
+    tabulator: Tabulator = field(factory=Tabulator)
     columns: dict[str, bytearray] = field(factory=lambda: {each.name: bytearray() for each in attrs.fields(Columns)})
 
     def add(self, text: Text) -> None:
-        columns = self.tabulating.add(text, Columns())
+        columns = self.tabulator.add(text, Columns())
         for name, column in self.columns.items():
             extend(column, getattr(columns, name))
 
@@ -156,7 +156,7 @@ class Completion(ChoicesBody):
         super().__init__(request, common, choices=choices, logprobs=logprobs, around=(b'"text":"', b'"'))
         self._tables = [_Table() for _ in range(choices * logprobs)]
 
-    def note(self, _: Choice, text: Text) -> None:
+    def add_logprobs(self, _: Choice, text: Text) -> None:
         """Take the log probabilities of the next piece of a choice."""
         self._tables[text.choice].add(text)
 

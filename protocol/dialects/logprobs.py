@@ -12,7 +12,7 @@ from protocol.text_messages import Text, TokenText
 LEAST = -9999.0  # what OpenAI says of a token that is as good as impossible; JSON has no infinity
 
 
-def listed(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
+def logprob_entries(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
     """Return tokens as chat completions and Responses list them."""
     return [
         {
@@ -23,7 +23,7 @@ def listed(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
     ]
 
 
-def parted(text: Text, tokens_max: int) -> Iterator[Text]:
+def split_text(text: Text, tokens_max: int) -> Iterator[Text]:
     """Yield `text` in pieces of at most so many log probabilities, each with what its own tokens add to the text.
 
     Together the pieces are the whole of it, where a token's bytes do not say exactly which part of the text is its own.
@@ -59,7 +59,7 @@ class Columns:
 
 
 @define(eq=False)
-class Tabulating:
+class Tabulator:
     """Puts the log probabilities of one choice into columns, piece by piece."""
 
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))

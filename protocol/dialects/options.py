@@ -31,7 +31,7 @@ CHOICES_MAX = 128  # of one request, of all its prompts together
 class TopK:
     """-1 means all tokens, so zero is the one small number that means nothing."""
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say that a number is neither -1 nor a count."""
         assert isinstance(value, int)
         if value == -1 or 1 <= value <= INT32_MAX:
@@ -43,7 +43,7 @@ class TopK:
 class SpellsTokenId:
     """A key of JSON is a string; each token id has one spelling, so that none can stand twice."""
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say that a string is not a token id as it is written in decimal."""
         assert isinstance(value, str)
         if re.fullmatch("0|[1-9][0-9]{0,9}", value) and int(value) <= INT32_MAX:
@@ -87,14 +87,14 @@ class Options:
     priority: Annotated[int, Within(at_least=-INT32_MAX - 1, at_most=INT32_MAX)] | None = None
     cache_salt: Name | None = None
 
-    def formatted(self) -> tuple[str, Grammar] | None:
+    def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return the grammar that the dialect's own field asks for, and that field's name."""
         return None
 
     def grammars(self) -> list[tuple[str, Grammar]]:
         """Return every grammar that is asked for, each with the name of its field."""
         tag = None if self.structural_tag is None else self.structural_tag.text
-        own = self.formatted()
+        own = self.format_grammar()
         extensions = (
             ("regex", GrammarKind.REGEX, self.regex),
             ("ebnf", GrammarKind.EBNF, self.ebnf),
@@ -103,7 +103,7 @@ class Options:
         asked = [(name, Grammar(kind, text)) for name, kind, text in extensions if text is not None]
         return asked if own is None else [own, *asked]
 
-    def disagreements(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
+    def cross_field_mistakes(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
         """Yield what is wrong between fields that are each right; `spelled` is the client's name for `tokens_max`."""
         if tokens_max is not None and (self.min_tokens or 0) > tokens_max:
             yield Mistake("min_tokens", f"must be at most {spelled} ({tokens_max}), got {self.min_tokens}")
@@ -143,16 +143,16 @@ class ChoiceOptions(Options):
         """Whether a stream ends with a chunk that says what the request cost."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def formatted(self) -> tuple[str, Grammar] | None:
+    def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return the grammar that `response_format` asks for."""
         grammar = None if self.response_format is None else self.response_format.grammar()
         return None if grammar is None else ("response_format", grammar)
 
-    def disagreements(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
+    def cross_field_mistakes(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
         """Yield what is wrong between fields that are each right; `spelled` is the client's name for `tokens_max`."""
         if self.response_format is not None:
             yield from self.response_format.mistakes("response_format")
-        yield from super().disagreements(tokens_max, spelled)
+        yield from super().cross_field_mistakes(tokens_max, spelled)
 
 
 def respond(

@@ -88,5 +88,5 @@ def _lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
         try:
             out.append(TokenIds.structured(each).ids)
         except Mistakes as error:
-            raise wrong(error.mistakes[0].said, f"[{place}]{error.mistakes[0].path}") from None
+            raise wrong(error.mistakes[0].message, f"[{place}]{error.mistakes[0].path}") from None
     return tuple(out)

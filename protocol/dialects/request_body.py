@@ -35,13 +35,13 @@ STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
-def exceeding(containers: int) -> re.Pattern[bytes]:
+def pattern_of_excess(containers: int) -> re.Pattern[bytes]:
     """Return what matches JSON that has more lists, objects and keys than this; it looks no further than it must."""
     one = rb'[^"\[{:]*+(?:%b[^"\[{:]*+)*+[\[{:]' % STRING
     return re.compile(rb"(?:%b){%d}" % (one, containers + 1), re.DOTALL)
 
 
-_TOO_MANY = exceeding(CONTAINERS_MAX)
+_TOO_MANY = pattern_of_excess(CONTAINERS_MAX)
 
 
 def decode(text: bytes | str) -> dict[str, object]:
@@ -77,18 +77,18 @@ def read(data: object, cls: type[T]) -> T:
     try:
         return structure(data, cls)
     except Mistakes as error:
-        raise refusal(error.mistakes) from None
+        raise as_request_error(error.mistakes) from None
 
 
 def read_checked(data: object, cls: type[C]) -> C:
     """Return `data` as a `cls` that finds no mistakes in itself, or raise one error that lists them all."""
     result = read(data, cls)
     if mistakes := tuple(result.mistakes()):
-        raise refusal(mistakes)
+        raise as_request_error(mistakes)
     return result
 
 
-def refusal(mistakes: Sequence[Mistake]) -> RequestError:
+def as_request_error(mistakes: Sequence[Mistake]) -> RequestError:
     """Return the error that says all of these; its `param` is the first that is at fault."""
     said = [str(mistake) for mistake in mistakes[:LISTED_MAX]]
     if len(mistakes) > LISTED_MAX:

@@ -85,7 +85,7 @@ def tokenized(answer: Tokenized) -> AnswerBody:
     ids = answer.ids
     parts = [_encode(ids[at : at + IDS_A_STEP])[1:-1] for at in range(0, len(ids), IDS_A_STEP)]
     between = [part for each in parts for part in (b",", each)][1:]
-    return AnswerBody.of(
+    return AnswerBody.from_parts(
         [b'{"tokens":[', *between, b'],"count":%d,"max_model_len":%d}' % (len(ids), answer.context_max)]
     )
 
@@ -104,4 +104,4 @@ def detokenized(answer: Detokenized) -> AnswerBody:
     """Return the body that answers `POST /detokenize`: SGLang has the text by one name, vLLM by the other."""
     text, step = answer.text, CHARACTERS_A_STEP
     parts = [_encode(text[at : at + step])[1:-1] for at in range(0, len(text), step)]
-    return AnswerBody.of([b'{"text":"', *parts, b'","prompt":"', *parts, b'"}'])
+    return AnswerBody.from_parts([b'{"text":"', *parts, b'","prompt":"', *parts, b'"}'])

@@ -69,7 +69,7 @@ def document(
         described = _operation(operation, schemas, keys_wanted)
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     for event in (responses.Create, responses.CancelResponse):
-        schemas.of(event)
+        schemas.schema(event)
     if models:
         _name_models(schemas.named, models)
     return {
@@ -106,7 +106,7 @@ def _operation(operation: Operation, schemas: Schemas, keys_wanted: bool) -> Sch
     if operation.parameters:
         described["parameters"] = list(operation.parameters)
     if operation.request is not None:
-        content = {"schema": schemas.of(operation.request), "example": operation.example}
+        content = {"schema": schemas.schema(operation.request), "example": operation.example}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
     return described
 

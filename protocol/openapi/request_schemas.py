@@ -59,7 +59,7 @@ class Schemas:
     named: dict[str, Schema] = Factory(dict)
     _names: dict[type, str] = Factory(dict)
 
-    def of(self, kind: object) -> Schema:
+    def schema(self, kind: object) -> Schema:
         """Return the schema of a type, for a class a reference to it; raises `TypeError` if nobody can read it."""
         if isinstance(kind, type) and kind in _OWN:
             return _OWN[kind]
@@ -76,16 +76,16 @@ class Schemas:
             return {"type": "string", "enum": list(parts)}
         if origin is Annotated:
             inner, *checks = parts
-            schema = self.of(inner)
+            schema = self.schema(inner)
             for check in checks:
                 schema = {**schema, **_keywords(check, schema)}
             return schema
         if origin in (Union, types.UnionType):
-            return {"anyOf": [self.of(part) for part in parts]}
+            return {"anyOf": [self.schema(part) for part in parts]}
         if origin in (list, tuple):
-            return {"type": "array", "items": self.of(parts[0]), "maxItems": ITEMS_MAX}
+            return {"type": "array", "items": self.schema(parts[0]), "maxItems": ITEMS_MAX}
         if origin is dict:
-            keys, items = map(self.of, parts)
+            keys, items = map(self.schema, parts)
             return {"type": "object", "propertyNames": keys, "additionalProperties": items, "maxProperties": ITEMS_MAX}
         raise TypeError(f"{kind} has no schema")
 
@@ -103,7 +103,7 @@ class Schemas:
         attrs.resolve_types(cls, include_extras=True)
         fields = attrs.fields(cls)
         harmless: Harmless = getattr(cls, "harmless", {})
-        properties = {field.name: self.of(field.type) for field in fields}
+        properties = {field.name: self.schema(field.type) for field in fields}
         properties |= {name: _harmless(values) for name, values in harmless.items()}
         return {
             "type": "object",

@@ -18,7 +18,7 @@ class Within:
     at_most: float | None = None
     above: float | None = None
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say which bound a number breaks."""
         assert isinstance(value, int | float)
         fine = (
@@ -40,7 +40,7 @@ class Holds:
     at_least: int = 0
     at_most: int | None = None
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say that a string, list or object is too short or too long."""
         assert isinstance(value, str | list | tuple | dict)
         what = "characters" if isinstance(value, str) else "items"
@@ -57,7 +57,7 @@ class OneOf:
 
     allowed: Collection[str]
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say that a string is none of them."""
         return None if value in self.allowed else f"must be {' or '.join(self.allowed)}, got {describe(value)}"
 
@@ -69,7 +69,7 @@ class Matches:
     pattern: str
     words: str
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say that a string does not match."""
         assert isinstance(value, str)
         return None if re.fullmatch(self.pattern, value) else f"must be {self.words}, got {describe(value)}"

@@ -17,11 +17,11 @@ class Mistake:
     """One thing that is wrong: the path of its key, and a sentence about it."""
 
     path: str
-    said: str
+    message: str
     unsupported: bool = False  # a legal wish, which this server does not fulfil
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.said}" if self.path else self.said
+        return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class Mistakes(EspalierError):
@@ -32,9 +32,9 @@ class Mistakes(EspalierError):
         self.mistakes = mistakes
 
 
-def wrong(said: str, path: str = "", *, unsupported: bool = False) -> Mistakes:
+def wrong(message: str, path: str = "", *, unsupported: bool = False) -> Mistakes:
     """Return a single mistake, ready to be raised."""
-    return Mistakes((Mistake(path, said, unsupported),))
+    return Mistakes((Mistake(path, message, unsupported),))
 
 
 def join(path: str, rest: str) -> str:

@@ -55,7 +55,7 @@ _WORDS: dict[type, str] = {
 class Check(Protocol):
     """What `Annotated` may add to a type."""
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say what is wrong with a value that has the right type."""
 
 
@@ -222,7 +222,7 @@ def _checked(kind: object, converter: Converter) -> Hook:
     def hook(value: object, _: object) -> object:
         result: object = read(value, inner)
         for check in checks:
-            if complaint := check.complaint(result):
+            if complaint := check.mistake(result):
                 raise wrong(complaint)
         return result
 

@@ -17,8 +17,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.groups import leaves
-from protocol.cluster import OPERATOR_PREFIX, GetStatus, Reload, Status
-from protocol.cluster import check as check_state
+from protocol.cluster import OPERATOR_PREFIX, GetStatus, Reload, Status, check_state
 from protocol.errors import (
     ActorError,
     DeadlineExceeded,

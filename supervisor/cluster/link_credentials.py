@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 
-from protocol.greeting import names_node, shown
+from protocol.greeting import names_node, shown_names
 from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Misconfigured
 from supervisor.files import permissions, reading
 from supervisor.links.tls import LinkTls, load_link_tls
@@ -63,5 +63,5 @@ def check_certificate_names(cluster: Cluster, name: str, tls: LinkTls | None) ->
     """Raise `Misconfigured` if this node's certificate must name it, and does not: no other node would take it."""
     own = None if tls is None or not cluster.cluster.verifies_node_names else tls.names
     if own is not None and not names_node(own, name, cluster.cluster.name):
-        said = f'names {shown(own)}, and must name node {name} with tls_names = "nodes": DNS:{name}, say'
+        said = f'names {shown_names(own)}, and must name node {name} with tls_names = "nodes": DNS:{name}, say'
         raise Misconfigured("cluster.tls_certificate", f"{cluster.cluster.tls_certificate} {said}")

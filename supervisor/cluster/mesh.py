@@ -22,7 +22,7 @@ from typing import cast
 import trio
 from attrs import define, field
 
-from protocol.cluster import OPERATOR_PREFIX, TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check, check_loads
+from protocol.cluster import OPERATOR_PREFIX, TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check_loads, check_state
 from protocol.errors import ActorError, LinkReplaced, PeerLost, PeerRefused, PeerViolation, StartFailed
 from protocol.frames import Bye, encode
 from protocol.greeting import Greeter, Incarnation, Role
@@ -241,7 +241,7 @@ class Mesh:
 
         Raises `PeerLost`, `PeerViolation` and, for a name that no node has or that another process has, `PeerRefused`.
         """
-        check(NodeState(neighbours=(Neighbour(peer, None),)))
+        check_state(NodeState(neighbours=(Neighbour(peer, None),)))
         if not self.directory.has_room_for(peer):
             raise PeerRefused(f"node {peer} was refused: no more nodes can be known here")
         if (conflict := self._name_conflict(peer, incarnation)) is not None:
@@ -370,7 +370,7 @@ class Mesh:
             self.directory.merge_loads(peer, check_loads(message))
             return
         before = peer in self.directory.subscribers
-        self.directory.merge_state(peer, check(message))
+        self.directory.merge_state(peer, check_state(message))
         if before != (peer in self.directory.subscribers):
             self.announcer.add(peer, carried.link)
 

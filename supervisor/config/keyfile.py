@@ -27,7 +27,7 @@ NAME = Matches(
 class IsDigest:
     """A SHA-256 as `hash-key` prints it."""
 
-    def complaint(self, value: object) -> str | None:
+    def mistake(self, value: object) -> str | None:
         """Say that a string is none, but not what it is: somebody may have put the secret itself there."""
         assert isinstance(value, str)
         return (

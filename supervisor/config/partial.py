@@ -37,7 +37,7 @@ class Pruned:
 
 def _concerns(path: str, mistake: Mistake) -> bool:
     at = mistake.path
-    return at == path or at.startswith((f"{path}.", f"{path}[")) or path in mistake.said
+    return at == path or at.startswith((f"{path}.", f"{path}[")) or path in mistake.message
 
 
 def structure_what_can_be(data: Table, kinds: Kinds) -> Pruned:
@@ -62,7 +62,7 @@ def structure_what_can_be(data: Table, kinds: Kinds) -> Pruned:
 
 def _meant(mistake: Mistake) -> Iterator[str]:
     """Yield the path of the key that was meant by one that is none."""
-    if (found := MEANT.search(mistake.said)) is not None:
+    if (found := MEANT.search(mistake.message)) is not None:
         yield join(mistake.path.rpartition(".")[0], found[1])
 
 

@@ -27,7 +27,7 @@ from protocol.errors import (
     Overloaded,
     RequestError,
 )
-from protocol.grammars import complaint
+from protocol.grammars import find_mistake
 from protocol.kind import Message
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 from supervisor.cluster.directory import Directory
@@ -56,7 +56,7 @@ async def check(
     The same grammar goes to the same node as long as that can be asked, and else to another one.
     """
     # The cost is counted twice: rules that refer to each other are read more than once.
-    mistake = await Offload(aside, owner).run(2 * len(grammar.text), partial(complaint, grammar))
+    mistake = await Offload(aside, owner).run(2 * len(grammar.text), partial(find_mistake, grammar))
     if mistake is not None:
         raise BadRequest(mistake)
     failure: RequestError = NotReady("no engine of this model is up")

@@ -11,7 +11,7 @@ from actors.engines.port import Engine
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.text.model import TextModel
-from protocol.cost import work as cost
+from protocol.cost import generation_tokens
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.model_folder import Digest
 from supervisor.config.schema import EngineSection
@@ -23,7 +23,7 @@ RequestInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
 
 def request_inbox(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], RequestInbox]:
     """Return the address at which requests are asked, and the inbox in which at most `size` of them wait."""
-    return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, cost)
+    return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, generation_tokens)
 
 
 @frozen

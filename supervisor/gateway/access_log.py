@@ -16,7 +16,7 @@ import trio
 from attrs import define, field
 
 from protocol.errors import AskerLeft, Draining, NotReady, RequestError
-from protocol.trace import Trace, fields
+from protocol.trace import Trace, log_fields
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")
@@ -98,7 +98,7 @@ class AccessLog:
         if expected or self._passes(error, key):
             extra = {
                 "request_id": request_id,
-                **fields(trace),
+                **log_fields(trace),
                 "key": key,
                 "request": _short(request_line),
                 "status": status or error.http_status,
@@ -121,7 +121,7 @@ class AccessLog:
         """Log a request that was answered without a model."""
         extra = {
             "request_id": request_id,
-            **fields(trace),
+            **log_fields(trace),
             "key": key,
             "request": _short(request_line),
             "status": status,

@@ -23,7 +23,7 @@ from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.request_body import reading_work
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
-from protocol.grammars import kinds
+from protocol.grammars import grammar_kinds
 from protocol.messages import Grammar, GrammarKind
 from protocol.text_messages import Answered, Respond
 from protocol.trace import Trace
@@ -254,7 +254,7 @@ class Gateway:
         may = self.grammars if own is None else own
         tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # its text says which kinds it holds
         found = await Offload(self.run_in_thread, key.name).run(
-            reading_work(grammar.text) if tag else 0, partial(kinds, grammar)
+            reading_work(grammar.text) if tag else 0, partial(grammar_kinds, grammar)
         )
         if (kind := next((each for each in found if each not in may), None)) is None:
             return

@@ -257,7 +257,7 @@ def digest(secret: str) -> str:
 
 def key_file_lines(name: str, secret: str) -> str:
     """Return the lines that add a secret to a file of keys; raises `StartFailed` if they would not be read."""
-    if keyfile.NAME.complaint(name):
+    if keyfile.NAME.mistake(name):
         raise StartFailed(f"the name of a key is {keyfile.NAME.words}")
     bare = name if name.replace("-", "_").isidentifier() or name.isdecimal() else f'"{name}"'
     return f'[key.{bare}]\nsha256 = "{digest(secret)}"'
@@ -285,7 +285,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, KeySection]:
     for number, entry in enumerate(filter(None, entries), start=1):
         name, _, secret = entry.partition("=")
         where = f"{KEYS}: entry {number}"
-        if not secret.strip("=") or keyfile.NAME.complaint(name):  # a lone secret in base64 may end in `=`
+        if not secret.strip("=") or keyfile.NAME.mistake(name):  # a lone secret in base64 may end in `=`
             raise StartFailed(f"{where} is not name=secret with a name of {keyfile.NAME.words}")
         if name in found:
             raise StartFailed(f"{where} has the name of another one")

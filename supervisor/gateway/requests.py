@@ -30,7 +30,7 @@ from protocol.errors import (
 )
 from protocol.messages import FinishReason, Started, Usage
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Text
-from protocol.trace import Trace, fields
+from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
@@ -246,7 +246,7 @@ class RequestRunner:
         self.metrics.request_ended(record.model, record.api, outcome, ended.took_s, record.usage)
         line: dict[str, object] = {
             "request_id": record.request_id,
-            **fields(record.trace),
+            **log_fields(record.trace),
             "key": "-" if record.key is None else record.key.name,
             "api": record.api,
             "request": record.request_line,
@@ -268,9 +268,9 @@ class RequestRunner:
 def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:
     """Log an unexpected exception, and return the error for the client; a lack of memory is logged as that."""
     if isinstance(bug, MemoryError):
-        log.error("no memory was left for a request", extra={"request_id": request_id, **fields(trace)})
+        log.error("no memory was left for a request", extra={"request_id": request_id, **log_fields(trace)})
         return Overloaded(NO_MEMORY)
-    log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id, **fields(trace)})
+    log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id, **log_fields(trace)})
     return InternalError("the server made a mistake; its log has the details")
 
 

@@ -64,7 +64,7 @@ class FrameWriter:
         """Write until the transport breaks, which the link's reader notices as well."""
         while True:
             try:
-                while self.peer.ready and (data := self.peer.take(MESSAGE_BYTES_MAX)):
+                while self.peer.ready and (data := self.peer.data_to_send(MESSAGE_BYTES_MAX)):
                     await self.transport.send_all(data)
                     self.last_sent_at = trio.current_time()
                     self.traffic.sent(len(data))

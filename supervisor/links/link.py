@@ -212,7 +212,7 @@ class Link:
             self._liveness.received()
             self.traffic.received(len(data))
             handled = 0
-            for frame in self.peer.receive(data):
+            for frame in self.peer.receive_data(data):
                 if self._ended is not None:
                     return
                 handlers[type(frame)](frame)

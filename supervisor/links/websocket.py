@@ -231,8 +231,8 @@ async def greet(wire: WebSocketTransport, greeter: Greeter, within_s: float) -> 
         if refused is None and greeter.peer is not None:
             wire.stream.lift_limit()
             return greeter.peer
-        if greeter.last_words:
-            await _send(wire, [greeter.last_words])
+        if greeter.final_message:
+            await _send(wire, [greeter.final_message])
     raise refused or PeerLost(f"the other end did not say who it is within {within_s:g} s")
 
 

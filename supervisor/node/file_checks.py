@@ -67,7 +67,7 @@ def warnings(cluster: Cluster, now: float) -> Iterator[str]:
         with suppress(OSError):  # a file that is not there is a mistake already
             if (why := permissions.readable_by_others(cluster.folder / name)) is not None:
                 yield why
-    yield from (each.said for each in expired(cluster, now))
+    yield from (each.message for each in expired(cluster, now))
     for _, file in _certificates(cluster):
         if (ends_at := _ends_at(file)) is not None and now < ends_at < now + EXPIRES_SOON_S:
             yield f"the certificate {file} expires in {_days(ends_at - now)}"

@@ -50,10 +50,10 @@ class Pair:
 
     def to_far(self):
         """Carry one message to the far end, and return what it yields, with what was attached."""
-        return hear(self.far, self.near.take())
+        return hear(self.far, self.near.data_to_send())
 
     def to_near(self):
-        return hear(self.near, self.far.take())
+        return hear(self.near, self.far.data_to_send())
 
     def settle(self):
         """Carry everything, and return what either end yields in the end."""
@@ -86,7 +86,7 @@ def pair():
 
 
 def hear(peer, data):
-    return [(frame, bytes(peer.attached)) for frame in peer.receive(data)]
+    return [(frame, bytes(peer.attached)) for frame in peer.receive_data(data)]
 
 
 def frames(data):
@@ -97,7 +97,7 @@ def facing(*said, streams=4, **fields):
     """An end that serves, and has heard what a hand-written asker says."""
     peer = Peer("here", serves_max=streams, **fields)
     heard = hear(peer, b"".join(map(encode, (Hello(VERSION, "there", streams), *said))))[1:]
-    peer.take()
+    peer.data_to_send()
     return peer, heard
 
 
@@ -105,7 +105,7 @@ def asking(*said, **fields):
     """An end that has asked once, and has heard what a hand-written answerer says."""
     peer, _ = facing(**fields)
     peer.send(Open(1, b"", 9))
-    peer.take()
+    peer.data_to_send()
     return peer, hear(peer, b"".join(map(encode, said)))
 
 
@@ -133,7 +133,7 @@ def test_several_buffers_are_one_attachment(pair) -> None:
 
 def test_small_buffers_leave_together(pair) -> None:
     pair.near.send(Open(1, b"", 1, attached=3000), views(*[b"abc"] * 1000))
-    assert [type(frame) for frame in frames(pair.near.take())] == [Open, RequestData]
+    assert [type(frame) for frame in frames(pair.near.data_to_send())] == [Open, RequestData]
 
 
 def test_buffers_of_other_shapes_are_their_bytes(pair) -> None:
@@ -144,7 +144,7 @@ def test_buffers_of_other_shapes_are_their_bytes(pair) -> None:
 
 def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair) -> None:
     pair.ask(b"abc")
-    receiving = pair.far.receive(pair.near.take())
+    receiving = pair.far.receive_data(pair.near.data_to_send())
     next(receiving)
     assert bytes(pair.far.attached) == b"abc"
     assert pair.far.attached.readonly
@@ -157,9 +157,9 @@ def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair) -> None:
 
 def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
-    pair.near.take()
+    pair.near.data_to_send()
     pair.near.send(Announce(b"x"))
-    first, *rest = frames(pair.near.take())
+    first, *rest = frames(pair.near.data_to_send())
     assert first == Announce(b"x")
     assert [len(frame.data) for frame in rest] == [PIECE_BYTES]
 
@@ -167,23 +167,23 @@ def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair) -> None:
 def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_its_way(pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     sizes = []
-    while data := pair.near.take():
+    while data := pair.near.data_to_send():
         sizes.append(sum(len(frame.data) for frame in frames(data) if isinstance(frame, RequestData)))
     assert max(sizes) == PIECE_BYTES
     assert sum(sizes) == WINDOW_BYTES
     assert not pair.near.ready
     pair.near.send(Announce(b"x"))  # a window that is full stops nothing else
-    assert frames(pair.near.take()) == [Announce(b"x")]
+    assert frames(pair.near.data_to_send()) == [Announce(b"x")]
 
 
 def test_room_lets_as_much_more_leave_as_it_says(pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
-    while pair.near.take():
+    while pair.near.data_to_send():
         pass
-    list(pair.near.receive(encode(WindowUpdate(5))))
+    list(pair.near.receive_data(encode(WindowUpdate(5))))
     assert pair.near.ready
-    assert frames(pair.near.take()) == [RequestData(1, bytes(5))]
-    assert pair.near.take() == b""
+    assert frames(pair.near.data_to_send()) == [RequestData(1, bytes(5))]
+    assert pair.near.data_to_send() == b""
 
 
 def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair) -> None:
@@ -191,7 +191,7 @@ def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair) -> None:
     pair.to_far()
     pair.to_far()
     assert pair.far.ready
-    assert frames(pair.far.take()) == [WindowUpdate(2 * PIECE_BYTES)]
+    assert frames(pair.far.data_to_send()) == [WindowUpdate(2 * PIECE_BYTES)]
     assert not pair.far.ready
 
 
@@ -200,7 +200,7 @@ def test_streams_take_turns(pair) -> None:
         pair.ask(bytes_of(2 * PIECE_BYTES, seed))
     turns = []
     while pair.near.ready:
-        data = pair.near.take()
+        data = pair.near.data_to_send()
         turns += [frame.stream for frame in frames(data) if isinstance(frame, RequestData)]
         hear(pair.far, data)
         pair.to_near()
@@ -268,7 +268,7 @@ def test_frames_that_wait_are_counted_with_those_that_are_queued(pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
-    while pair.far.take():
+    while pair.far.data_to_send():
         pass
     pair.far.send(Item(1, b"x" * 1000, 1))
     assert pair.far.queued_bytes == 1000
@@ -312,7 +312,7 @@ def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair) -> None
 def test_a_request_that_is_left_before_anything_has_left(pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.near.send(Cancel(1, "left"))
-    data = pair.near.take()
+    data = pair.near.data_to_send()
     assert list(map(type, frames(data))) == [Open, Cancel]
     assert hear(pair.far, data) == []
     assert pair.settle() == ([(LEFT, b"")], [])
@@ -347,13 +347,13 @@ def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no
     pair.to_near()
     pair.near.send(Cancel(1, "left"))
     assert pair.near._incoming._bytes == 0
-    in_flight = pair.far.take()
+    in_flight = pair.far.data_to_send()
     assert pair.to_far() == [(Cancel(1, "left"), b"")]
     assert hear(pair.near, in_flight) == []
     pair.far.send(Item(1, b"more", 1))  # it does not know, and need not
     assert pair.far.served.credit(1) == 7
     pair.reply(b"and more")
-    assert pair.far.take() == b""
+    assert pair.far.data_to_send() == b""
     pair.far.send(Fail(1, "left", "it has let go"))
     assert pair.settle()[0] == [(Fail(1, "left", "it has let go"), b"")]
     assert pair.at_rest()
@@ -385,7 +385,7 @@ def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair) ->
     pair.settle()
     pair.reply(b"all of it")
     pair.far.send(End(1, b"whole"))
-    in_flight = pair.far.take()
+    in_flight = pair.far.data_to_send()
     pair.near.send(Cancel(1, "left"))
     assert pair.to_far() == [(Cancel(1, "left"), b"")]
     assert hear(pair.near, in_flight) == [(End(1, b"whole"), b"")]  # the reply was for nobody
@@ -447,7 +447,7 @@ def test_replies_that_wait_behind_others_count_too() -> None:
 def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data) -> None:
     with pytest.raises(LocalViolation, match="attached"):
         pair.near.send(frame, views(*data))
-    assert pair.near.take() == b""
+    assert pair.near.data_to_send() == b""
 
 
 # A peer that lies -------------------------------------------------------------------------
@@ -479,24 +479,24 @@ def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too() -> None:
     peer, _ = facing(Open(1, b"", 0))
     peer.send(Fail(1, "internal", "x"))
     with pytest.raises(PeerViolation, match="on their way"):
-        list(peer.receive(encode(RequestData(1, bytes(PIECE_BYTES))) * 5))
+        list(peer.receive_data(encode(RequestData(1, bytes(PIECE_BYTES))) * 5))
 
 
 @pytest.mark.parametrize("size", [0, -1, 3, 2**63])
 def test_no_more_room_is_given_than_was_taken(pair, size) -> None:
     pair.ask(b"ab")
-    pair.near.take()
+    pair.near.data_to_send()
     with pytest.raises(PeerViolation, match=f"room for {size} attached bytes, of 2 on their way"):
-        list(pair.near.receive(encode(WindowUpdate(size))))
+        list(pair.near.receive_data(encode(WindowUpdate(size))))
 
 
 def test_room_is_not_given_twice(pair) -> None:
     pair.ask(b"ab")
     pair.to_far()
-    room = pair.far.take()
-    list(pair.near.receive(room))
+    room = pair.far.data_to_send()
+    list(pair.near.receive_data(room))
     with pytest.raises(PeerViolation, match="of 0 on their way"):
-        list(pair.near.receive(room))
+        list(pair.near.receive_data(room))
 
 
 @pytest.mark.parametrize(
@@ -521,9 +521,9 @@ def test_pieces_that_do_not_fit_their_reply_are_a_violation(lie) -> None:
 
 def test_no_answer_comes_before_the_request_has_left(pair) -> None:
     pair.ask(bytes(2 * PIECE_BYTES))
-    pair.near.take()
+    pair.near.data_to_send()
     with pytest.raises(PeerViolation, match="before 65536 bytes that were to come first"):
-        list(pair.near.receive(encode(End(1, b""))))
+        list(pair.near.receive_data(encode(End(1, b""))))
 
 
 def test_replies_to_one_who_left_are_not_kept_however_long() -> None:
@@ -531,7 +531,7 @@ def test_replies_to_one_who_left_are_not_kept_however_long() -> None:
     peer.send(Cancel(1, "left"))
     assert hear(peer, encode(Item(1, b"", 1, 1 << 29)) + encode(ReplyData(1, b"ab"))) == []
     assert peer._incoming._bytes == 0
-    assert frames(peer.take())[-1] == WindowUpdate(2)
+    assert frames(peer.data_to_send())[-1] == WindowUpdate(2)
 
 
 def test_a_beat_is_heard_by_nobody() -> None:

@@ -14,7 +14,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generations_of, multiplying_field, work
+from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generation_tokens, generations_of, multiplying_field
 from protocol.errors import BadRequest, Overloaded
 from protocol.messages import Generate, Sampling
 from protocol.text_messages import Respond, Role, Turn
@@ -64,8 +64,8 @@ def test_only_what_is_kept_until_it_is_whole_takes_memory() -> None:
 
 
 def test_the_work_of_a_generation_is_its_prompt_and_its_answer() -> None:
-    assert work(Generate("0" * 32, [1, 2, 3], Sampling(7))) == 10
-    assert work(Generate("0" * 32, [1, 2, 3], Sampling(-7))) == 3
+    assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(7))) == 10
+    assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(-7))) == 3
 
 
 # The gate ------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from protocol.frames import (
 )
 from protocol.messages import FinishReason
 from protocol.peer import Peer
-from protocol.tensors import BYTES, Dtype, Tensor, check
+from protocol.tensors import BYTES, Dtype, Tensor, check_tensor
 from protocol.trace import Trace
 
 fast = settings(max_examples=60, deadline=None)
@@ -198,15 +198,15 @@ def hear(data, *, greeted=True) -> None:
     """Feed bytes to an end that waits for nothing; whatever they are, only PeerViolation may rise."""
     peer = Peer("here", serves_max=2, frame_bytes_max=4096)
     if greeted:
-        list(peer.receive(encode(Hello(VERSION, "there", 2))))
+        list(peer.receive_data(encode(Hello(VERSION, "there", 2))))
         peer.send(Open(1, b"x", 2))
         peer.send(Open(2, b"x", 2, attached=3), (memoryview(b"abc"),))
-        peer.take()
+        peer.data_to_send()
     with suppress(PeerViolation):
-        for frame in peer.receive(data):
+        for frame in peer.receive_data(data):
             if isinstance(frame, Open | Item | End):
                 codec.decode(frame.body, peer.attached)
-    peer.take()
+    peer.data_to_send()
 
 
 @fast
@@ -280,7 +280,7 @@ def test_bodies_that_once_broke_a_decoder_are_violations(kind, body) -> None:
 
 def greeted_peer():
     peer = Peer("here", serves_max=2)
-    list(peer.receive(encode(Hello(VERSION, "there", 2))))
+    list(peer.receive_data(encode(Hello(VERSION, "there", 2))))
     peer.send(Open(1, b"x", 2))
     return peer
 
@@ -320,12 +320,12 @@ def greeted_peer():
 )
 def test_each_lie_is_told_from_the_others(data, says) -> None:
     with pytest.raises(PeerViolation, match=says):
-        list(greeted_peer().receive(data))
+        list(greeted_peer().receive_data(data))
 
 
 def test_a_frame_cut_short_is_not_a_frame() -> None:
     data = encode(Fail(1, "internal", "x"))
-    assert list(greeted_peer().receive(data[:-1])) == []
+    assert list(greeted_peer().receive_data(data[:-1])) == []
 
 
 @pytest.mark.parametrize(
@@ -343,12 +343,12 @@ def test_a_frame_cut_short_is_not_a_frame() -> None:
 )
 def test_whoever_does_not_say_hello_first_is_not_heard(frame) -> None:
     with pytest.raises(PeerViolation, match=f"{type(frame).__name__} before Hello"):
-        list(Peer("here", serves_max=2).receive(encode(frame)))
+        list(Peer("here", serves_max=2).receive_data(encode(frame)))
 
 
 def test_another_version_is_refused_by_name() -> None:
     with pytest.raises(PeerViolation, match=f"speaks version {VERSION + 1} of the protocol, this one {VERSION}"):
-        list(Peer("here", serves_max=2).receive(encode(Hello(VERSION + 1, "there", 2))))
+        list(Peer("here", serves_max=2).receive_data(encode(Hello(VERSION + 1, "there", 2))))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", bytes((max(codec.KINDS) + 1,)), b"\xff\x80"])
@@ -367,22 +367,22 @@ def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape) -> None:
     for length in shape:
         size *= length
     tensor = Tensor(dtype, tuple(shape), bytes(size))
-    assert check(tensor) is tensor
+    assert check_tensor(tensor) is tensor
     with pytest.raises(PeerViolation, match="bytes, not"):
-        check(Tensor(dtype, tuple(shape), bytes(size + 1)))
+        check_tensor(Tensor(dtype, tuple(shape), bytes(size + 1)))
     if size:
         with pytest.raises(PeerViolation):
-            check(Tensor(dtype, tuple(shape), bytes(size - 1)))
+            check_tensor(Tensor(dtype, tuple(shape), bytes(size - 1)))
 
 
 def test_two_negative_sizes_do_not_make_a_positive_one() -> None:
     with pytest.raises(PeerViolation, match="negative"):
-        check(Tensor(Dtype.UINT8, (-2, -2), b"1234"))
+        check_tensor(Tensor(Dtype.UINT8, (-2, -2), b"1234"))
 
 
 def test_a_size_that_no_memory_holds_is_only_a_number() -> None:
     with pytest.raises(PeerViolation):
-        check(Tensor(Dtype.FLOAT32, (2**62, 2**62), b""))
+        check_tensor(Tensor(Dtype.FLOAT32, (2**62, 2**62), b""))
 
 
 def test_every_dtype_has_a_size() -> None:

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.grammars import COUNT_MAX, DEPTH_MAX, EMPTIES_MAX, complaint
+from protocol.grammars import COUNT_MAX, DEPTH_MAX, EMPTIES_MAX, find_mistake
 from protocol.messages import Grammar, GrammarKind
 from tests.rig.grammar_samples import ATTACKS, BENIGN
 
 
 def regex(text):
-    return complaint(Grammar(GrammarKind.REGEX, text))
+    return find_mistake(Grammar(GrammarKind.REGEX, text))
 
 
 def ebnf(text):
-    return complaint(Grammar(GrammarKind.EBNF, text))
+    return find_mistake(Grammar(GrammarKind.EBNF, text))
 
 
 @pytest.mark.parametrize("sample", BENIGN, ids=lambda sample: sample.name)
 def test_what_the_field_uses_every_day_passes(sample) -> None:
-    assert complaint(Grammar(GrammarKind(sample.kind), sample.text)) is None
+    assert find_mistake(Grammar(GrammarKind(sample.kind), sample.text)) is None
 
 
 @pytest.mark.parametrize(
@@ -82,19 +82,19 @@ def test_schemas_and_tags_are_read_for_the_patterns_that_they_hold() -> None:
     schema = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": bad}}}
     of_keys = {"type": "object", "patternProperties": {bad: {}}}
     for held in (schema, of_keys):
-        said = complaint(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(held)))
+        said = find_mistake(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(held)))
         assert said.startswith(
             "this JSON schema cannot be used because of a regular expression in it: it has 300 parts"
         )
     tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": 'root ::= s\ns ::= s s | ""'}}
-    assert "an EBNF grammar in it: its rule s" in complaint(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag)))
-    assert complaint(Grammar(GrammarKind.JSON_SCHEMA, "no JSON")) is None  # whoever compiles it says so
+    assert "an EBNF grammar in it: its rule s" in find_mistake(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag)))
+    assert find_mistake(Grammar(GrammarKind.JSON_SCHEMA, "no JSON")) is None  # whoever compiles it says so
 
 
 @given(st.text(alphabet="(a*)+?{1,9}|[]\\:=\"' \n#r", max_size=200))
 def test_no_text_is_too_strange_to_be_read(text) -> None:
     for kind in (GrammarKind.REGEX, GrammarKind.EBNF):
-        complaint(Grammar(kind, text))
+        find_mistake(Grammar(kind, text))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_reading_takes_time_in_proportion_to_the_length(text) -> None:
 
 
 def test_reading_alone_finds_most_of_what_hurts() -> None:
-    found = [sample for sample in ATTACKS if complaint(Grammar(GrammarKind(sample.kind), sample.text))]
+    found = [sample for sample in ATTACKS if find_mistake(Grammar(GrammarKind(sample.kind), sample.text))]
     assert len(ATTACKS) >= 40
     assert len(found) > len(ATTACKS) // 2

@@ -73,8 +73,8 @@ class Meeting:
             self._send(end, greeter.receive(self.inboxes[end].popleft()))
         except (PeerRefused, PeerViolation) as error:
             self.failed[end] = error
-            if greeter.last_words:
-                self._send(end, [greeter.last_words])
+            if greeter.final_message:
+                self._send(end, [greeter.final_message])
 
     def play(self, choices=()) -> Meeting:
         choices = deque(choices)
@@ -143,7 +143,7 @@ def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_co
     assert meeting.sentences == [None, None]
     assert meeting.peers == [nodes[1], nodes[0]]
     assert all(len(message) <= MESSAGE_BYTES_MAX for message in meeting.said)
-    assert [end.last_words for end in ends] == [b"", b""]
+    assert [end.final_message for end in ends] == [b"", b""]
 
 
 @given(st.lists(secrets, min_size=2, max_size=2, unique=True), choices)
@@ -167,7 +167,7 @@ def test_a_listener_proves_nothing_before_the_dialer_has() -> None:
     assert here.receive(hello("front")) == []
     assert here.peer is None
     refusal(here, encode(Proof(b"?" * 32)))
-    assert isinstance(decode(here.last_words), Refusal)
+    assert isinstance(decode(here.final_message), Refusal)
 
 
 def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
@@ -228,7 +228,7 @@ def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_hold
     here = dialer()
     theirs = raw(1, {"version": VERSION + 1, "cluster": ["demo"], "caste": 7})
     assert refusal(here, theirs) == f"the other end was refused: it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}"  # fmt: skip
-    assert decode(here.last_words) == Refusal("version", f"it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}")  # fmt: skip
+    assert decode(here.final_message) == Refusal("version", f"it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}")  # fmt: skip
 
 
 def test_two_versions_meet_and_each_end_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered()
         here = dialer()
         says = refusal(here, *heard, last)
         assert says == f"node front was refused by {whom}: node spare was expected in its place"
-        assert here.last_words == b""
+        assert here.final_message == b""
 
 
 # Enemies ----------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_nonce_that_is_sent_back_under_another_name_is_refused_before_anything
     assert refusal(here, hello(nonce=here.nonce)) == (
         "node back of cluster demo was refused: it sent back the nonce that it was sent"
     )
-    assert decode(here.last_words) == Refusal("reflected", "it sent back the nonce that it was sent")
+    assert decode(here.final_message) == Refusal("reflected", "it sent back the nonce that it was sent")
 
 
 def test_a_proof_that_is_sent_back_is_refused() -> None:
@@ -348,7 +348,7 @@ def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are
     sentence = refusal(here, *messages, kind=PeerViolation)
     assert says in sentence
     there.receive(here.start()[0])
-    assert refusal(there, here.last_words) == f"node back was refused by node front of cluster demo: {sentence}"
+    assert refusal(there, here.final_message) == f"node back was refused by node front of cluster demo: {sentence}"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines", "\u202egnp", "\x1b[2J", "nul\0"])
@@ -394,8 +394,8 @@ def test_the_longest_sentence_still_fits_into_a_message() -> None:
     wide = [letter * NAME_LENGTH_MAX for letter in "😀😁😂😃"]
     for here in (dialer(wide[0], wide[1], expects=wide[2]), dialer(wide[0], wide[3], expects=wide[2])):
         refusal(here, hello(wide[3], wide[1]))
-        assert len(here.last_words) <= MESSAGE_BYTES_MAX
-        assert isinstance(decode(here.last_words), Refusal)
+        assert len(here.final_message) <= MESSAGE_BYTES_MAX
+        assert isinstance(decode(here.final_message), Refusal)
 
 
 # Any bytes --------------------------------------------------------------------------------
@@ -433,8 +433,8 @@ def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_p
             for said in here.receive(message):
                 assert isinstance(decode(said), Proof)
         assert here.peer is None
-        if here.last_words:
-            refused = decode(here.last_words)
+        if here.final_message:
+            refused = decode(here.final_message)
             assert isinstance(refused, Refusal)
             assert len(refused.detail) <= DETAIL_LENGTH_MAX
 

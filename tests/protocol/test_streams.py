@@ -81,7 +81,7 @@ class TwoEnds(RuleBasedStateMachine):
     @rule(end=which)
     def writes(self, end) -> None:
         ready = self.ends[end].ready
-        data = self.ends[end].take()
+        data = self.ends[end].data_to_send()
         assert bool(data) == ready
         self.wires[end].extend(data)
 
@@ -164,7 +164,7 @@ class TwoEnds(RuleBasedStateMachine):
         data = bytes(self.wires[end][:size])
         del self.wires[end][:size]
         peer = self.ends[1 - end]
-        for frame in peer.receive(data):  # raises PeerViolation if it accuses
+        for frame in peer.receive_data(data):  # raises PeerViolation if it accuses
             self.hears(1 - end, frame, bytes(peer.attached))
         assert not peer.attached
 
@@ -465,6 +465,6 @@ def test_nothing_is_asked_before_the_other_end_has_said_how_much_it_serves() -> 
 
 def test_a_bye_is_legal_at_any_moment() -> None:
     left, right = Peer("left", serves_max=1), Peer("right", serves_max=1)
-    left.take()
+    left.data_to_send()
     left.send(Bye("start_failed", "no device"))
-    assert list(right.receive(left.take())) == [Bye("start_failed", "no device")]
+    assert list(right.receive_data(left.data_to_send())) == [Bye("start_failed", "no device")]

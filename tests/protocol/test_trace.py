@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol.errors import PeerViolation
 from protocol.messages import Generate, Sampling
-from protocol.trace import STATE_CHARACTERS_MAX, Trace, as_headers, child_span, fields, read
+from protocol.trace import STATE_CHARACTERS_MAX, Trace, as_headers, child_span, from_headers, log_fields
 
 ID, SPAN, DRAWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2
 PARENT = f"00-{ID}-{SPAN}-01"
@@ -26,24 +26,24 @@ def headers(parent, *states):
 
 
 def test_a_traceparent_names_the_span_of_whoever_asks() -> None:
-    assert read(headers(PARENT)) == ASKER
-    assert read(headers(PARENT[:-1] + "0")) == evolve(ASKER, sampled=False)
-    assert read([(b"host", b"oak"), *headers(PARENT)]) == ASKER
-    assert read([(b"host", b"oak")]) is None
+    assert from_headers(headers(PARENT)) == ASKER
+    assert from_headers(headers(PARENT[:-1] + "0")) == evolve(ASKER, sampled=False)
+    assert from_headers([(b"host", b"oak"), *headers(PARENT)]) == ASKER
+    assert from_headers([(b"host", b"oak")]) is None
 
 
 @pytest.mark.parametrize("flags", ["03", "ff", "81"])
 def test_flags_that_nobody_knows_mean_nothing(flags) -> None:
-    trace = read(headers(f"00-{ID}-{SPAN}-{flags}"))
+    trace = from_headers(headers(f"00-{ID}-{SPAN}-{flags}"))
     assert trace == ASKER
     assert as_headers(trace)["traceparent"] == PARENT
-    assert read(headers(f"00-{ID}-{SPAN}-fe")) == evolve(ASKER, sampled=False)
+    assert from_headers(headers(f"00-{ID}-{SPAN}-fe")) == evolve(ASKER, sampled=False)
 
 
 @pytest.mark.parametrize("more", ["", "-", "-what-the-future-will-be-like", "-é\x01"])
 @pytest.mark.parametrize("version", ["01", "cc", "fe"])
 def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_told(version, more) -> None:
-    trace = read(headers(f"{version}-{ID}-{SPAN}-01{more}"))
+    trace = from_headers(headers(f"{version}-{ID}-{SPAN}-01{more}"))
     assert trace == ASKER
     assert as_headers(trace) == {"traceparent": PARENT}
 
@@ -81,17 +81,17 @@ def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_
     ],
 )
 def test_what_is_no_traceparent_counts_as_not_said(parent) -> None:
-    assert read([(b"traceparent", parent.encode()), (b"tracestate", b"a=b")]) is None
+    assert from_headers([(b"traceparent", parent.encode()), (b"tracestate", b"a=b")]) is None
 
 
 def test_of_two_traceparents_none_counts() -> None:
-    assert read([*headers(PARENT), *headers(PARENT)]) is None
+    assert from_headers([*headers(PARENT), *headers(PARENT)]) is None
 
 
 @given(st.binary(max_size=80))
 def test_no_bytes_are_too_strange(data) -> None:
-    read([(b"traceparent", data), (b"tracestate", data)])
-    trace = read([*headers(PARENT), (b"tracestate", data)])
+    from_headers([(b"traceparent", data), (b"tracestate", data)])
+    trace = from_headers([*headers(PARENT), (b"tracestate", data)])
     assert trace is not None
     assert (trace.id, trace.span) == (ID, SPAN)
 
@@ -99,7 +99,7 @@ def test_no_bytes_are_too_strange(data) -> None:
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.sampled_from(["", "a=b,c@d=e f"]))
 def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state) -> None:
     trace = Trace(f"{number:032x}", f"{span:016x}", sampled=sampled, state=state)
-    assert read([(name.encode(), value.encode()) for name, value in as_headers(trace).items()]) == trace
+    assert from_headers([(name.encode(), value.encode()) for name, value in as_headers(trace).items()]) == trace
 
 
 # What other systems say of themselves -----------------------------------------------------
@@ -129,14 +129,14 @@ def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state) ->
     ],
 )
 def test_a_tracestate_is_carried_whole_or_counts_as_not_said(states, carried) -> None:
-    assert read(headers(PARENT, *states)) == evolve(ASKER, state=carried)
+    assert from_headers(headers(PARENT, *states)) == evolve(ASKER, state=carried)
 
 
 def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_the_last() -> None:
     long, short = "l=" + "x" * 200, [f"k{n}=" + "x" * 97 for n in range(6)]
-    assert read(headers(PARENT, ",".join([long, *short[:2]]))).state == ",".join([long, *short[:2]])
-    assert read(headers(PARENT, ",".join([long, *short[:4]]))).state == ",".join(short[:4])
-    kept = read(headers(PARENT, ",".join([long, *short]))).state
+    assert from_headers(headers(PARENT, ",".join([long, *short[:2]]))).state == ",".join([long, *short[:2]])
+    assert from_headers(headers(PARENT, ",".join([long, *short[:4]]))).state == ",".join(short[:4])
+    kept = from_headers(headers(PARENT, ",".join([long, *short]))).state
     assert kept == ",".join(short[:5])
     assert len(kept) <= STATE_CHARACTERS_MAX
 
@@ -157,9 +157,9 @@ def test_only_a_trace_that_a_client_keeps_is_followed() -> None:
 
 
 def test_a_log_line_names_the_trace_the_span_and_who_asked() -> None:
-    assert fields(None) == {}
-    assert fields(child_span(None, DRAWN)) == {"trace": DRAWN, "span": DRAWN[16:]}
-    assert fields(child_span(ASKER, DRAWN)) == {"trace": ID, "span": DRAWN[16:], "parent": SPAN}
+    assert log_fields(None) == {}
+    assert log_fields(child_span(None, DRAWN)) == {"trace": DRAWN, "span": DRAWN[16:]}
+    assert log_fields(child_span(ASKER, DRAWN)) == {"trace": ID, "span": DRAWN[16:], "parent": SPAN}
 
 
 # Over a link ------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class FakeHost:
                 nursery.start_soon(self._write, name="host.write")
                 nursery.start_soon(self.engine.run, name="host.engine")
                 while data := await self.transport.receive_some():
-                    for frame in self.peer.receive(data):
+                    for frame in self.peer.receive_data(data):
                         self._received(frame)
                 nursery.cancel_scope.cancel()
         finally:
@@ -130,7 +130,7 @@ class FakeHost:
 
     async def _write(self) -> None:
         while True:
-            while data := self.peer.take():
+            while data := self.peer.data_to_send():
                 try:
                     await self.transport.send_all(data)
                 except trio.BrokenResourceError:

@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
 from protocol.dialects.http import error_object, error_type
-from protocol.dialects.logprobs import listed, parted
+from protocol.dialects.logprobs import logprob_entries, split_text
 from protocol.errors import RequestError
 from protocol.messages import FinishReason, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Text
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # what is asked is read elsewhere, and only looked at here
     from protocol.dialects.formats import TextFormat
     from protocol.dialects.responses.requests import Create, CreateHttp
 
-    Asked: TypeAlias = Create | CreateHttp
+    AnyCreate: TypeAlias = Create | CreateHttp
 
 # Stock clients take frames of 1 MiB at most, so what is long is not said back, or not twice.
 INSTRUCTIONS_ECHOED_MAX = 1024
@@ -54,7 +54,7 @@ class Events:
     Each is the text of a WebSocket message or, with `sse`, a whole server-sent event.
     """
 
-    def __init__(self, create: Asked, *, request_id: str, created_at: int, sse: bool = False) -> None:
+    def __init__(self, create: AnyCreate, *, request_id: str, created_at: int, sse: bool = False) -> None:
         self.id = response_id(request_id)
         self._item_id = _item_id(request_id)
         self._stream = {} if create.stream_id is None else {"stream_id": create.stream_id}
@@ -100,7 +100,7 @@ class Events:
         """Say the next piece of text; one that was held back for long with its log probabilities, in several events."""
         if len(reply.logprobs) <= LOGPROBS_A_DELTA_MAX or self._create.logprobs is None:
             return (self.delta(reply),)
-        return tuple(map(self.delta, parted(reply, LOGPROBS_A_DELTA_MAX)))
+        return tuple(map(self.delta, split_text(reply, LOGPROBS_A_DELTA_MAX)))
 
     def delta(self, reply: Text) -> bytes:
         """Say the next piece of text in one event, however long it gets."""
@@ -111,7 +111,7 @@ class Events:
         self._encoded += text[1:-1]
         if self._plain:
             return b'%b%d,"delta":%b%b' % (self._delta_head, number, text, self._delta_tail)
-        logprobs = _encode(listed(reply.logprobs) if self._create.logprobs is not None else [])
+        logprobs = _encode(logprob_entries(reply.logprobs) if self._create.logprobs is not None else [])
         self._remember(logprobs[1:-1])
         ids = b',"token_ids":' + _encode(reply.ids) if self._create.return_token_ids else b""
         return b'%b%d,"delta":%b,"logprobs":%b%b%b' % (
@@ -200,9 +200,9 @@ class Completion(AnswerBuilder):
         super().__init__(1, ids=bool(create.return_token_ids), logprobs=create.logprobs is not None)
         self._create, self._request_id, self._created_at = create, request_id, created_at
 
-    def note(self, choice: Choice, text: Text) -> None:
+    def add_logprobs(self, choice: Choice, text: Text) -> None:
         """Take the log probabilities of the next piece of a choice."""
-        extend(choice.logprobs, listed(text.logprobs))
+        extend(choice.logprobs, logprob_entries(text.logprobs))
 
     def finish(self, answered: Answered) -> AnswerBody:
         """Return the body of the whole answer."""
@@ -221,7 +221,7 @@ class Completion(AnswerBuilder):
         parts += [b'","annotations":[],"logprobs":[', choice.logprobs]
         if self._ids:
             parts += [b'],"token_ids":[', choice.ids]
-        return AnswerBody.of([*parts, b"]}]", item_after, b"]", after])
+        return AnswerBody.from_parts([*parts, b"]}]", item_after, b"]", after])
 
 
 def _around(said: dict[str, object], name: str) -> tuple[bytes, bytes]:
@@ -234,7 +234,7 @@ def _around(said: dict[str, object], name: str) -> tuple[bytes, bytes]:
 
 
 def _response(
-    create: Asked, name: str, created_at: int, status: str, output: Sequence[object], usage: Usage | None
+    create: AnyCreate, name: str, created_at: int, status: str, output: Sequence[object], usage: Usage | None
 ) -> dict[str, object]:
     short = create.instructions is not None and len(create.instructions) <= INSTRUCTIONS_ECHOED_MAX
     return {

@@ -86,7 +86,7 @@ class TextConfig:
 
 
 @frozen(kw_only=True)
-class Asked(Options):
+class ResponseRequest(Options):
     """What can be asked over WebSocket and over HTTP alike."""
 
     harmless: ClassVar[Harmless] = {
@@ -138,7 +138,7 @@ class Asked(Options):
             return (Turn(Role.USER, self.input),)
         return tuple(item.turn() for item in self.input)
 
-    def formatted(self) -> tuple[str, Grammar] | None:
+    def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return the grammar that `text.format` asks for."""
         grammar = None if self.format is None else self.format.grammar()
         return None if grammar is None else ("text.format", grammar)
@@ -153,14 +153,14 @@ class Asked(Options):
             yield Mistake("top_logprobs", f"needs include to name {describe(LOGPROBS)}")
         if self.format is not None:
             yield from self.format.mistakes("text.format")
-        yield from self.disagreements(self.max_output_tokens, "max_output_tokens")
+        yield from self.cross_field_mistakes(self.max_output_tokens, "max_output_tokens")
 
 
 @frozen(kw_only=True)
-class Create(Asked):
+class Create(ResponseRequest):
     """`response.create`: answer this conversation."""
 
-    harmless: ClassVar[Harmless] = {**Asked.harmless, "stream": (bool,), "background": (bool,)}
+    harmless: ClassVar[Harmless] = {**ResponseRequest.harmless, "stream": (bool,), "background": (bool,)}
 
     type: Literal["response.create"]
     stream_id: StreamId | None = None
@@ -173,10 +173,10 @@ class Create(Asked):
 
 
 @frozen(kw_only=True)
-class CreateHttp(Asked):
+class CreateHttp(ResponseRequest):
     """The body of `POST /v1/responses`."""
 
-    harmless: ClassVar[Harmless] = {**Asked.harmless, "background": (False,), "generate": (True,)}
+    harmless: ClassVar[Harmless] = {**ResponseRequest.harmless, "background": (False,), "generate": (True,)}
 
     stream: bool | None = None
 

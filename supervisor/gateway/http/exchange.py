@@ -24,7 +24,7 @@ from protocol.dialects import http as shapes
 from protocol.dialects.request_body import reading_work
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.openapi.document import Operation
-from protocol.trace import Trace, child_span, read
+from protocol.trace import Trace, child_span, from_headers
 from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Key
@@ -76,7 +76,7 @@ class Exchange:
         )
         self.request_id = self._given_id() or self.gateway.new_id()
         if self.request is not None:
-            self.caller = read(self.headers)
+            self.caller = from_headers(self.headers)
             self.trace = child_span(self.caller, self.gateway.new_id())
 
     def set_key(self, key: Key) -> None:

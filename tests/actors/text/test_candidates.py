@@ -127,7 +127,7 @@ def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most) -> None
 
 @given(parts=st.lists(st.binary(max_size=250_000), max_size=5))
 def test_a_body_in_pieces_is_the_whole_of_it(parts) -> None:
-    body = AnswerBody.of(parts)
+    body = AnswerBody.from_parts(parts)
     pieces = list(body.pieces())
     assert b"".join(pieces) == b"".join(parts)
     assert body.size == sum(map(len, parts))

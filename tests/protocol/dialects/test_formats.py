@@ -97,7 +97,7 @@ def test_a_schema_stands_where_one_is_asked_for(cls, fields, paths) -> None:
 def test_what_is_missing_and_what_is_too_much_is_said() -> None:
     assert mistakes(TextFormat, type="json_schema", name="x") == [Mistake("f.schema", "is missing")]
     [mistake] = mistakes(TextFormat, type="text", name="x")
-    assert mistake.said == 'belongs to the type "json_schema", and the type is "text"'
+    assert mistake.message == 'belongs to the type "json_schema", and the type is "text"'
 
 
 @pytest.mark.parametrize(

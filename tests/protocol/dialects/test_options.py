@@ -248,7 +248,7 @@ def test_tools_are_refused_by_name(dialect) -> None:
 
 
 def test_bounds_are_told() -> None:
-    assert Within(at_least=1, at_most=2).complaint(3) == "must be at least 1 and at most 2, got 3"
+    assert Within(at_least=1, at_most=2).mistake(3) == "must be at least 1 and at most 2, got 3"
 
 
 @pytest.mark.parametrize(

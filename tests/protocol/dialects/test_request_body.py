@@ -65,7 +65,7 @@ def test_escapes_without_end_are_gone_through_once(end) -> None:
 def test_the_count_is_that_of_the_parts(value) -> None:
     raw = json.dumps(value).encode()
     for limit in {0, max(0, counted(raw) - 1), counted(raw)}:
-        assert (request_body.exceeding(limit).match(raw) is not None) == (counted(raw) > limit)
+        assert (request_body.pattern_of_excess(limit).match(raw) is not None) == (counted(raw) > limit)
 
 
 def test_long_prompts_and_conversations_are_taken() -> None:

@@ -45,7 +45,7 @@ class Cluster:
 def mistakes(data, cls=Cluster):
     with pytest.raises(Mistakes) as raised:
         structure(data, cls)
-    return [(each.path, each.said) for each in raised.value.mistakes]
+    return [(each.path, each.message) for each in raised.value.mistakes]
 
 
 def only(path, said, data, cls=Cluster) -> None:

@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.kit.calls import BugCounter
 from actors.kit.offload import run_inline
 from actors.kit.priority_inbox import priority_inbox
-from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check, check_loads
+from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check_loads, check_state
 from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
@@ -66,7 +66,7 @@ async def joined(front, back, step_s=0.1):
         if isinstance(message, LoadUpdate):
             directory.merge_loads(node, check_loads(message))
         else:
-            directory.merge_state(node, check(message))
+            directory.merge_state(node, check_state(message))
 
     services = {(name, Generate): GuardedWorker(here).for_node(front.name) for name, here in back.local.items()}
     ends = (
@@ -273,7 +273,7 @@ def test_loads_that_cannot_be_are_not_believed(lie) -> None:
 @pytest.mark.parametrize("tell_s", [-1.0, 1e9, float("nan")])
 def test_a_pace_that_cannot_be_is_not_believed(tell_s) -> None:
     with pytest.raises(PeerViolation):
-        check(NodeState(tell_s=tell_s))
+        check_state(NodeState(tell_s=tell_s))
 
 
 async def test_d1_what_a_gateway_hears_of_many_workers_is_bounded_in_steps_and_bytes(autojump_clock: MockClock) -> None:

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter, mailbox
 from actors.kit.priority_inbox import priority_inbox
-from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check
+from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check_state
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerLost, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
@@ -195,7 +195,7 @@ async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie) -> No
     directory, _ = await linked()
     directory.merge_state("far", NodeState((TWO,)))
     with pytest.raises(PeerViolation):
-        directory.merge_state("far", check(lie))
+        directory.merge_state("far", check_state(lie))
     assert directory.offers() == [TWO]
     assert set(directory.nodes) == {"far"}
 
@@ -246,7 +246,7 @@ async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node
         directory.merge_state("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
     assert len(directory.nodes) == 1 + RUMOURS_MAX < NODES_MAX
     assert directory.has_room_for("one more")
-    assert Neighbour("here", "h:1", routes=True) in check(directory.state()).neighbours
+    assert Neighbour("here", "h:1", routes=True) in check_state(directory.state()).neighbours
 
 
 async def test_a_node_tells_of_those_alone_that_it_has_a_link_to() -> None:
@@ -380,7 +380,7 @@ async def test_absurd_requests_leave_what_is_told_believable(autojump_clock: Moc
         for tokens_max in (2**62, 2**62):
             nursery.start_soon(ask, tokens_max)
         await trio.sleep(0.5)
-        assert check(far.state()).offers[0].tokens == COUNT_MAX
+        assert check_state(far.state()).offers[0].tokens == COUNT_MAX
         nursery.cancel_scope.cancel()
 
 

@@ -9,7 +9,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import NodeState, check
+from protocol.cluster import NodeState, check_state
 from protocol.errors import EngineDied, PeerViolation, StartFailed
 from supervisor.cluster import readiness
 from supervisor.engines.kinds import read_cluster
@@ -82,9 +82,9 @@ async def test_what_a_node_says_of_a_failure_has_a_limit(houses) -> None:
     _, house = houses(("a", "main"))
     fails(house, "a", error=EngineDied("x" * 10_000))
     state = house.directory.state()
-    assert len(check(state).offers[0].why) < 600
+    assert len(check_state(state).offers[0].why) < 600
     with pytest.raises(PeerViolation, match="says too much of itself"):
-        check(NodeState((evolve(state.offers[0], why="x" * 601),)))
+        check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
 async def test_b7_a_node_all_of_whose_engines_fail_their_first_start_says_so_and_no_sooner(houses) -> None:

@@ -23,7 +23,7 @@ from protocol.cluster import (
     Offer,
     Reload,
     Reloaded,
-    check,
+    check_state,
 )
 from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
 from protocol.messages import Done, EngineLoad, FlushCache
@@ -138,7 +138,7 @@ async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(
     with plug.publish(SimpleNamespace(info=INFO)):
         status = await ask(one, GetStatus("one"))
     assert status.state.offers[0].kv_used == (used > 0)
-    assert check(status.state) is status.state
+    assert check_state(status.state) is status.state
 
 
 async def test_drain_and_reload_reach_the_node_itself(autojump_clock: MockClock) -> None:
@@ -334,6 +334,6 @@ async def test_no_more_operators_are_answered_than_may_be(autojump_clock: MockCl
 
 def test_nobody_is_told_of_a_neighbour_with_an_operators_name() -> None:
     with pytest.raises(PeerViolation, match="operator"):
-        check(NodeState(neighbours=(Neighbour("operator-0a", "127.0.0.1:1"),)))
+        check_state(NodeState(neighbours=(Neighbour("operator-0a", "127.0.0.1:1"),)))
     fine = NodeState(neighbours=(Neighbour("operations", None),))
-    assert check(fine) is fine
+    assert check_state(fine) is fine

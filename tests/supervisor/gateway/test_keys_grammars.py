@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.grammars import kinds
+from protocol.grammars import grammar_kinds
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
 from supervisor.engines.kinds import read_cluster
@@ -62,7 +62,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
-        plain, aside, within = kinds, made.gateway.run_in_thread, list[bool]()
+        plain, aside, within = grammar_kinds, made.gateway.run_in_thread, list[bool]()
         now = False
 
         async def noted(function, **given):
@@ -81,7 +81,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(
             return plain(grammar)
 
         made.gateway.run_in_thread = noted
-        monkeypatch.setattr(gateway, "kinds", seen)
+        monkeypatch.setattr(gateway, "grammar_kinds", seen)
         client = await made.client()
         long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}
         for content, status in ((long, 403), ({"type": "any_text"}, 200)):

@@ -430,7 +430,7 @@ async def test_cancelling_a_link_fails_its_askers_at_once(autojump_clock: MockCl
                 await link.run()
 
         nursery.start_soon(carry)
-        await _far.send_all(far_peer.take())
+        await _far.send_all(far_peer.data_to_send())
         await link.wait_ready()
         _, answer = link.open(FlushCache(), 1)
         carrying.cancel()
@@ -449,10 +449,10 @@ async def test_a_bye_says_why(nursery: trio.Nursery, autojump_clock: MockClock) 
                 await link.run()
 
         inner.start_soon(carry)
-        await far.send_all(other.take())
+        await far.send_all(other.data_to_send())
         await link.wait_ready()
         other.send(Bye("shutdown", "the node stops it"))
-        await far.send_all(other.take())
+        await far.send_all(other.data_to_send())
         far.close()
     assert link.received_bye.detail == "the node stops it"
 
@@ -461,7 +461,7 @@ async def test_a_bye_has_no_say_in_what_else_the_log_says(nursery: trio.Nursery,
     near, far = sim_pair(room=4_000_000)
     link, other = Link(near, Peer("a", serves_max=0)), Peer("b", serves_max=0)
     other.send(Bye("x", "gone\n12:00:00 error: all is lost \x1b[2J" + 1_000_000 * "!"))
-    await far.send_all(other.take())
+    await far.send_all(other.data_to_send())
     far.close()
     with pytest.raises(PeerLost) as caught:
         await link.run()

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
-from protocol.greeting import Greeter, names_node, shown
+from protocol.greeting import Greeter, names_node, shown_names
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
 from supervisor.config.load import Misconfigured
@@ -154,10 +154,10 @@ def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_
     with pytest.raises(PeerRefused, match="its certificate must name it"):
         own.receive(hello)
     assert own.peer is None
-    refusal = greeting.decode(own.last_words)
+    refusal = greeting.decode(own.final_message)
     assert refusal.code == "node"
     with pytest.raises(PeerRefused, match=r"node oak was refused by the other end: its certificate must name it"):
-        other.receive(own.last_words)
+        other.receive(own.final_message)
 
 
 def test_d9_only_who_dials_is_an_operator() -> None:
@@ -169,8 +169,8 @@ def test_d9_only_who_dials_is_an_operator() -> None:
 def test_names_of_a_certificate_are_told_so_that_they_fit_a_refusal() -> None:
     names = frozenset({"URI:\n", "DNS:\u00e9", *(f"DNS:{number:03}" for number in range(200))})
     assert names_node(frozenset({"DNS:OAK.grove"}), "oak", "grove")
-    assert shown(names).startswith("DNS:000, DNS:001, ")
-    assert len(shown(names)) < greeting.DETAIL_LENGTH_MAX / 2
+    assert shown_names(names).startswith("DNS:000, DNS:001, ")
+    assert len(shown_names(names)) < greeting.DETAIL_LENGTH_MAX / 2
 
 
 # The file ------------------------------------------------------------------------------------------------

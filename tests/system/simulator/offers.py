@@ -8,7 +8,7 @@ from actors.decode import decode
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.prefill import prefill
 from protocol.cluster import Leg, Offer
-from protocol.cost import work as work_of
+from protocol.cost import generation_tokens
 from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
@@ -37,7 +37,7 @@ def plug(world: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[
     world.engines = [Registration(directory.notify) for _ in range(world.workers)]
     for number, each in enumerate(world.engines):
         offer = offer_of(f"{directory.name}-{number}", leg, world.costs)
-        address, inbox = priority_inbox(max(1, world.inbox_size), urgency, owner, work_of)
+        address, inbox = priority_inbox(max(1, world.inbox_size), urgency, owner, generation_tokens)
         inboxes.append(inbox)
         directory.local[offer.name] = LocalWorker(directory.name, offer, address, each, inbox, directory)
     return inboxes

@@ -19,8 +19,8 @@ from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import NodeState, check, check_loads
-from protocol.cost import work as work_of
+from protocol.cluster import NodeState, check_loads, check_state
+from protocol.cost import generation_tokens
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
@@ -128,7 +128,7 @@ class System(SmallSystem):
         SmallSystem.__attrs_post_init__(self)
         self._plug_workers()
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
-        address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, work_of)
+        address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens)
         self.routing = Routing(
             self.directory.pool("tiny"), least_loaded, self.route, partial(next, self.rooms), new_id, 0, NEVER_ENDS
         )
@@ -241,7 +241,7 @@ class System(SmallSystem):
 
     def _told(self, node: str, message: object) -> None:
         if isinstance(message, NodeState):
-            self.directory.merge_state(node, check(message))
+            self.directory.merge_state(node, check_state(message))
         else:
             self.directory.merge_loads(node, check_loads(message))
 

@@ -23,9 +23,9 @@ def serve_follower_rank(peer: Peer, link: socket.socket, watchdog: Watchdog) -> 
     """Run a rank other than 0: send Hello, wait for the node's Bye, and return its reason."""
     for sign in (signal.SIGTERM, signal.SIGQUIT):
         signal.signal(sign, lambda number, _: watchdog.end(signal.Signals(number).name))
-    link.sendall(peer.take())  # Hello: this rank has met the others
+    link.sendall(peer.data_to_send())  # Hello: this rank has met the others
     while data := link.recv(READ_BYTES):
-        for frame in peer.receive(data):
+        for frame in peer.receive_data(data):
             if isinstance(frame, Bye):
                 return frame.detail
     return watchdog.end("the link to the node is closed")

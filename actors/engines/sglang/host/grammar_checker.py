@@ -123,7 +123,7 @@ class CheckServer:
                 if not data:
                     return "the link to the node is closed"
                 try:
-                    for frame in self.peer.receive(data):
+                    for frame in self.peer.receive_data(data):
                         if isinstance(frame, Bye):
                             return frame.detail
                         self._received(frame)
@@ -179,7 +179,7 @@ class CheckServer:
         self._flush()
 
     def _flush(self) -> None:
-        if data := self.peer.take():
+        if data := self.peer.data_to_send():
             self.link.sendall(data)
 
 
@@ -309,7 +309,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     except Exception as error:  # noqa: BLE001  # of any kind: it is the reason why no grammar can be checked
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
-        link.sendall(peer.take())
+        link.sendall(peer.data_to_send())
         watchdog.end(f"grammars cannot be checked: {error!r}")
     peer = Peer(boot.name, serves_max=boot.checks.at_once + STREAMS_BESIDE)
     print_reason(CheckServer(backend, boot.checks, peer, link).serve())

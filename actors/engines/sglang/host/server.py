@@ -137,7 +137,7 @@ class Host:
     async def _read(self, reader: asyncio.StreamReader) -> str:
         while data := await reader.read(READ_BYTES):
             try:
-                for frame in self.peer.receive(data):
+                for frame in self.peer.receive_data(data):
                     if isinstance(frame, Bye):
                         return frame.detail
                     self._received(frame)
@@ -308,7 +308,7 @@ class Host:
         self._flush()
 
     def _flush(self) -> None:
-        while data := self.peer.take():
+        while data := self.peer.data_to_send():
             self.writer.write(data)
 
 
@@ -342,7 +342,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     except Exception as error:  # noqa: BLE001  # of any kind: it is the reason why this engine did not start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
-        link.sendall(peer.take())
+        link.sendall(peer.data_to_send())
         watchdog.end(f"the engine could not start: {error!r}")
     reason = serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.serve())
     print_reason(reason)

@@ -96,11 +96,11 @@ async def main():
     async def until(kind):
         before = len(seen)
         while not any(isinstance(each, kind) for each in seen[before:]):
-            seen.extend(node.receive(await reader.read(65536)))
+            seen.extend(node.receive_data(await reader.read(65536)))
     await until(Hello)
     for stream, name in enumerate(["good"] * 9 + [f"bad{at}" for at in range(6)], 1):
         node.send(Open(stream, codec.encode(Generate(name, [1], Sampling(4))), 4))
-        writer.write(node.take())
+        writer.write(node.data_to_send())
         await until(Fail)
         assert stream > 9 or not serving.done(), "a request that is refused is no failure of the engine"
     if not isinstance(seen[-1], Bye):
