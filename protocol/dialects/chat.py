@@ -18,7 +18,7 @@ from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read_checked
 from protocol.strict.mistakes import Mistake
-from protocol.strict.structure import Harmless, tag
+from protocol.strict.objects import Harmless, tag
 from protocol.text_messages import Respond, Role, Text, Turn
 
 

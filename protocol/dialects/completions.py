@@ -18,7 +18,7 @@ from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, N
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read_checked
 from protocol.strict.mistakes import Mistake
-from protocol.strict.structure import Harmless
+from protocol.strict.objects import Harmless
 from protocol.text_messages import Respond, Text
 
 KIND = "text_completion"  # of a chunk, too

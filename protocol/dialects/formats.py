@@ -15,7 +15,7 @@ from protocol.dialects.request_body import STRING
 from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, join, wrong
-from protocol.strict.structure import tag
+from protocol.strict.objects import tag
 
 JSON_BYTES_MAX = 128 * 1024  # about what OpenAI takes of a schema
 JSON_LEVELS_MAX = 100  # of three times as many an engine makes a grammar in half a second, of eight times in twelve

@@ -12,7 +12,7 @@ from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
 from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, describe
-from protocol.strict.structure import Harmless
+from protocol.strict.objects import Harmless
 from protocol.text_messages import Respond, Turn
 
 __all__ = ["Holds", "Matches", "Within"]

@@ -14,7 +14,7 @@ from protocol.dialects.options import Holds, Name
 from protocol.dialects.prompt import TokenIds
 from protocol.dialects.request_body import decode, read, read_checked
 from protocol.strict.mistakes import Mistake
-from protocol.strict.structure import Harmless
+from protocol.strict.objects import Harmless
 from protocol.text_messages import Detokenize, Detokenized, Tokenize, Tokenized
 
 # What is encoded in one step: a thread that encodes keeps Python from all others meanwhile.

@@ -15,7 +15,8 @@ from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, Top
 from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIds
 from protocol.dialects.responses.requests import TOOL_CHOICES, ToolChoice
 from protocol.strict.checks import Holds, Matches, Within
-from protocol.strict.structure import ITEMS_MAX, Harmless
+from protocol.strict.hooks import ITEMS_MAX
+from protocol.strict.objects import Harmless
 
 Schema: TypeAlias = dict[str, object]
 More: TypeAlias = Mapping[type, Callable[[Schema], Schema]]

@@ -1,4 +1,4 @@
-"""What `Annotated` adds to a type: bounds, lengths and patterns."""
+"""Conditions that `Annotated` adds to a type: bounds, lengths and patterns."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from protocol.strict.mistakes import describe
 
 @frozen
 class Within:
-    """A number's bounds; `above` excludes itself."""
+    """Bounds of a number; `above` itself is excluded."""
 
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
 
     def mistake(self, value: object) -> str | None:
-        """Say which bound a number breaks."""
+        """Return the bounds that a number breaks."""
         assert isinstance(value, int | float)
-        fine = (
+        inside = (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.at_most is None or value <= self.at_most)
         )
-        if fine:
+        if inside:
             return None
         bounds = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
         words = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
@@ -35,13 +35,13 @@ class Within:
 
 @frozen
 class Holds:
-    """How many characters or items something may hold."""
+    """Bounds of the length of a string (characters), a list or an object (items)."""
 
     at_least: int = 0
     at_most: int | None = None
 
     def mistake(self, value: object) -> str | None:
-        """Say that a string, list or object is too short or too long."""
+        """Return which bound a length breaks."""
         assert isinstance(value, str | list | tuple | dict)
         what = "characters" if isinstance(value, str) else "items"
         if len(value) < self.at_least:
@@ -53,23 +53,23 @@ class Holds:
 
 @frozen
 class OneOf:
-    """The strings that a value may be, where the program and not a type names them."""
+    """The strings that a value may be, where they are computed; a `Literal` names those that are constant."""
 
     allowed: Collection[str]
 
     def mistake(self, value: object) -> str | None:
-        """Say that a string is none of them."""
+        """Return the allowed strings if a string is none of them."""
         return None if value in self.allowed else f"must be {' or '.join(self.allowed)}, got {describe(value)}"
 
 
 @frozen
 class Matches:
-    """A pattern that a whole string must match, and the words for it."""
+    """A pattern that a whole string must match, and the words for it in a sentence."""
 
     pattern: str
     words: str
 
     def mistake(self, value: object) -> str | None:
-        """Say that a string does not match."""
+        """Return the words for the pattern if a string does not match it."""
         assert isinstance(value, str)
         return None if re.fullmatch(self.pattern, value) else f"must be {self.words}, got {describe(value)}"

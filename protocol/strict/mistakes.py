@@ -1,4 +1,4 @@
-"""What people got wrong: where, and what was expected there."""
+"""Mistakes in what somebody wrote: where each is, and what was expected there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Mistake:
 
     path: str
     message: str
-    unsupported: bool = False  # a legal wish, which this server does not fulfil
+    unsupported: bool = False  # legal elsewhere, but not implemented by this server
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class Mistakes(EspalierError):
-    """Everything that is wrong with what somebody wrote."""
+    """All mistakes in one document."""
 
     def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
         super().__init__("; ".join(map(str, mistakes)))
@@ -33,22 +33,22 @@ class Mistakes(EspalierError):
 
 
 def wrong(message: str, path: str = "", *, unsupported: bool = False) -> Mistakes:
-    """Return a single mistake, ready to be raised."""
+    """Return an error with one mistake, to be raised."""
     return Mistakes((Mistake(path, message, unsupported),))
 
 
 def join(path: str, rest: str) -> str:
-    """Return the path that leads along `path` and then `rest`."""
+    """Return the path of `rest` below `path`."""
     return f"{path}.{rest}" if path and rest and not rest.startswith("[") else path + rest
 
 
 def segment(key: str) -> str:
-    """Return a key as it stands in a path: bare where that is clear, else quoted and short."""
+    """Return a key as a segment of a path: bare if it is a plain word, else quoted and shortened."""
     return key if _BARE.fullmatch(key) else f"[{describe(key)}]"
 
 
 def describe(value: object) -> str:
-    """Return a few words for a value that somebody wrote, never longer than a line."""
+    """Return a few words for a value that somebody wrote, at most a line."""
     match value:
         case None | bool():
             text = json.dumps(value)

@@ -9,8 +9,9 @@ from typing import TypeAlias, cast
 
 from attrs import frozen
 
+from protocol.strict.hooks import Hook
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
-from protocol.strict.structure import Hook, structure
+from protocol.strict.structure import structure
 from supervisor.config.engine_sections import read_engine
 from supervisor.config.schema import EngineSection, Kinds, Tables
 

@@ -74,7 +74,12 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "protocol/openapi/request_schemas.py",
         "supervisor/gateway/http/routes/openapi.py",
     ),
-    "protocol/strict/test_structure.py": ("protocol/strict/mistakes.py",),
+    "protocol/strict/test_structure.py": (
+        "protocol/strict/expected.py",
+        "protocol/strict/hooks.py",
+        "protocol/strict/mistakes.py",
+        "protocol/strict/objects.py",
+    ),
     "protocol/test_frames.py": (
         "protocol/codec.py",
         "protocol/errors.py",

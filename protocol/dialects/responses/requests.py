@@ -20,7 +20,7 @@ from protocol.dialects.request_body import decode, read, read_checked
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar
 from protocol.strict.mistakes import Mistake, describe, wrong
-from protocol.strict.structure import Harmless, tag
+from protocol.strict.objects import Harmless, tag
 from protocol.text_messages import Respond, Role, Turn
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"

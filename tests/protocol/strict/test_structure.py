@@ -8,8 +8,10 @@ import pytest
 from attrs import Factory, frozen
 
 from protocol.dialects.options import Holds, Within
+from protocol.strict.hooks import ITEMS_MAX, MISTAKES_MAX
 from protocol.strict.mistakes import Mistake, Mistakes, wrong
-from protocol.strict.structure import ITEMS_MAX, MISTAKES_MAX, structure, tag
+from protocol.strict.objects import tag
+from protocol.strict.structure import structure
 
 
 class Colour(StrEnum):

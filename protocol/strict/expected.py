@@ -1,0 +1,86 @@
+"""The values that a type may be read from, and the words for them in a sentence about a wrong one.
+
+A JSON or TOML reader returns values of a few built-in types. For each type that a field may have, this file says which
+of them may stand for it. The members of a union must differ in them, since no value is tried against two members.
+"""
+
+from __future__ import annotations
+
+import types
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal, Protocol, Self, TypeGuard, Union, get_args, get_origin
+
+import attrs
+
+from protocol.strict.mistakes import describe
+
+WORDS: dict[type, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    types.NoneType: "null",
+}
+
+
+class ReadsItself(Protocol):
+    """A class whose values no list of fields describes, and which reads them itself."""
+
+    kinds: ClassVar[tuple[type, ...]]  # the types that a value may have as a JSON or TOML reader returns it
+
+    @classmethod
+    def structured(cls, value: object) -> Self:
+        """Return a value of one of the `kinds` as this class; raises `Mistakes`."""
+
+
+def reads_itself(kind: object) -> TypeGuard[type[ReadsItself]]:
+    """Return whether a kind is a class that reads its values itself."""
+    return isinstance(kind, type) and hasattr(kind, "structured")
+
+
+def allowed_values(kind: object) -> tuple[object, ...]:
+    """Return the values of an enumeration or a `Literal`; none for any other kind."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return tuple(str(member) for member in kind)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def expected(kind: object) -> str:
+    """Return the words for what a value of this kind may be."""
+    if allowed := allowed_values(kind):
+        return either([describe(value) for value in allowed])
+    if get_origin(kind) is Annotated:
+        return expected(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return either([expected(member) for member in get_args(kind) if member is not types.NoneType])
+    if reads_itself(kind):
+        return either([WORDS[member] for member in kind.kinds])
+    return WORDS[reader_types(kind)[0]]
+
+
+def either(words: list[str]) -> str:
+    """Return a list of alternatives: "a", "a or b", "a, b or c"."""
+    return " or ".join(([", ".join(words[:-1])] if words[1:] else []) + words[-1:])
+
+
+def reader_types(kind: object) -> tuple[type, ...]:
+    """Return the types that a value of this kind may have as a JSON or TOML reader returns it.
+
+    Raises `TypeError` for a kind that nothing reads.
+    """
+    if allowed := allowed_values(kind):
+        return tuple({type(value): None for value in allowed})
+    if reads_itself(kind):
+        return kind.kinds
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return reader_types(get_args(kind)[0])
+    if origin in (list, tuple):
+        return (list,)
+    if origin is dict or (isinstance(kind, type) and attrs.has(kind)):
+        return (dict,)
+    if isinstance(kind, type) and kind in (bool, int, float, str, types.NoneType):
+        return (float, int) if kind is float else (kind,)
+    raise TypeError(f"{kind} cannot be told apart in a union")

@@ -1,0 +1,181 @@
+"""How each type is read: one function from a raw value to a typed one, which raises `Mistakes` for a wrong value.
+
+cattrs calls these functions, its *hooks*, with a value and the type that is wanted. The hook of a list or a mapping
+reads all items before it raises, so that one error has every mistake, up to `MISTAKES_MAX`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol, get_args, get_origin
+
+from cattrs import Converter
+from cattrs.errors import CattrsError, IterableValidationError, IterableValidationNote
+
+from protocol.strict.expected import ReadsItself, allowed_values, expected, reader_types
+from protocol.strict.mistakes import Mistakes, describe, wrong
+
+Hook = Callable[[object, object], object]
+
+ITEMS_MAX = 16_384
+"""The longest list, and the most keys of an object, that are read: a larger one would delay all other requests."""
+MISTAKES_MAX = 16  # of one list, or unknown keys of one object: more do not help to find the cause
+
+
+class Check(Protocol):
+    """What `Annotated` may add to a type: a condition on values of the right type."""
+
+    def mistake(self, value: object) -> str | None:
+        """Return what is wrong with a value of the right type, None if nothing is."""
+
+
+def scalar_hook(kind: type) -> Hook:
+    """Return the hook of a built-in type, which accepts its own values alone: a `bool` is no `int`."""
+
+    def hook(value: object, wanted: object) -> object:
+        if wanted is not kind:
+            raise TypeError(f"{wanted} cannot be read: {kind} can, its subclasses cannot")
+        if type(value) is kind:
+            return value
+        raise wrong(f"expected {expected(kind)}, got {describe(value)}")
+
+    return hook
+
+
+def read_number(value: object, _: object) -> float:
+    """Return a finite number, from an integer too."""
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise wrong("is too large") from None
+    if type(value) is not float:
+        raise wrong(f"expected a number, got {describe(value)}")
+    if not math.isfinite(value):
+        raise wrong(f"expected a finite number, got {value}")
+    return value
+
+
+@cache
+def choice_hook(kind: object) -> Hook:
+    """Return the hook of an enumeration or a `Literal`."""
+    values = allowed_values(kind)
+    make: Callable[[object], object] = kind if isinstance(kind, type) else lambda value: value
+
+    def hook(value: object, _: object) -> object:
+        if any(type(value) is type(allowed) and value == allowed for allowed in values):
+            return make(value)
+        raise wrong(f"expected {expected(kind)}, got {describe(value)}")
+
+    return hook
+
+
+def checked_hook(kind: object, converter: Converter) -> Hook:
+    """Return the hook of an `Annotated` type: that of the type, then its checks in their order."""
+    inner, *checks = get_args(kind)
+    read = converter.get_structure_hook(inner)
+
+    def hook(value: object, _: object) -> object:
+        result: object = read(value, inner)
+        for check in checks:
+            if mistake := check.mistake(result):
+                raise wrong(mistake)
+        return result
+
+    return hook
+
+
+def sequence_hook(kind: object, converter: Converter) -> Hook:
+    """Return the hook of a list, or of a tuple of any length."""
+    make: Callable[[list[object]], object] = list if get_origin(kind) is list else tuple
+    item_kind = get_args(kind)[0]
+    if get_args(kind)[1:] not in ((), (...,)):
+        raise TypeError(f"{kind}: only lists of one kind can be read")
+    read = converter.get_structure_hook(item_kind)
+
+    def hook(value: object, _: object) -> object:
+        if not isinstance(value, list):
+            raise wrong(f"expected a list, got {describe(value)}")
+        if len(value) > ITEMS_MAX:
+            raise wrong(f"holds {len(value)} items; at most {ITEMS_MAX} are read")
+        result: list[object] = []
+        errors: list[Exception] = []
+        for index, item in enumerate(value):
+            try:
+                result.append(read(item, item_kind))
+            except (CattrsError, Mistakes) as error:
+                error.add_note(IterableValidationNote("", index, item_kind))
+                errors.append(error)
+                if len(errors) == MISTAKES_MAX:
+                    break
+        if errors:
+            raise IterableValidationError("a list", errors, list)
+        return make(result)
+
+    return hook
+
+
+def read_mapping(value: object) -> dict[str, object]:
+    """Return an object with at most `ITEMS_MAX` keys; raises `Mistakes` for anything else."""
+    if not isinstance(value, dict):
+        raise wrong(f"expected an object, got {describe(value)}")
+    if len(value) > ITEMS_MAX:
+        raise wrong(f"holds {len(value)} keys; at most {ITEMS_MAX} are read")
+    return value
+
+
+def mapping_hook(kind: object, converter: Converter) -> Hook:
+    """Return the hook of a dictionary whose keys and items have one type each."""
+    key_kind, item_kind = get_args(kind)
+    read_key, read = converter.get_structure_hook(key_kind), converter.get_structure_hook(item_kind)
+
+    def hook(value: object, _: object) -> object:
+        value = read_mapping(value)
+        result: dict[object, object] = {}
+        errors: list[Exception] = []
+        for key, item in value.items():
+            try:
+                result[read_key(key, key_kind)] = read(item, item_kind)
+            except (CattrsError, Mistakes) as error:
+                error.add_note(IterableValidationNote("", str(key), item_kind))
+                errors.append(error)
+                if len(errors) == MISTAKES_MAX:
+                    break
+        if errors:
+            raise IterableValidationError("a mapping", errors, dict)
+        return result
+
+    return hook
+
+
+def union_hook(kind: object, converter: Converter) -> Hook:
+    """Return the hook of a union, which chooses a member by the type of the value."""
+    members: dict[type, tuple[Hook, object]] = {}
+    # a float also takes integers, so it comes last and leaves them to an int beside it
+    for member in sorted(get_args(kind), key=lambda member: float in reader_types(member)):
+        hook = converter.get_structure_hook(member)
+        for reader_type in reader_types(member):
+            if reader_type in members and not (reader_type is int and float in reader_types(member)):
+                raise TypeError(f"{kind}: two members look alike")
+            members.setdefault(reader_type, (hook, member))
+
+    def choose(value: object, _: object) -> object:
+        if (found := members.get(type(value))) is None:
+            raise wrong(f"expected {expected(kind)}, got {describe(value)}")
+        hook, member = found
+        return hook(value, member)
+
+    return choose
+
+
+def own_hook(cls: type[ReadsItself]) -> Hook:
+    """Return the hook of a class that reads its values itself."""
+
+    def hook(value: object, _: object) -> object:
+        if type(value) not in cls.kinds:
+            raise wrong(f"expected {expected(cls)}, got {describe(value)}")
+        return cls.structured(value)
+
+    return hook

@@ -1,0 +1,85 @@
+"""How an object is read: by the fields of its attrs class, its tags, and the keys that are accepted without effect.
+
+Stock clients send fields that this server does not implement, mostly with the value that changes nothing. A class lists
+such values in `harmless`, so that these requests are served. Any other value of such a field is refused by name: what a
+client asks for is never ignored silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+from cattrs import Converter
+from cattrs.errors import ClassValidationError
+from cattrs.gen import make_dict_structure_fn
+
+from protocol.strict.expected import WORDS, allowed_values, either, expected
+from protocol.strict.hooks import Hook, read_mapping
+from protocol.strict.mistakes import Mistakes, describe, wrong
+
+Harmless = Mapping[str, tuple[object, ...]]
+"""Keys that are accepted while their value is null or one of these; a type stands for all values of that type."""
+
+_TAG = "espalier.tag"
+
+
+def tag() -> Mapping[str, bool]:
+    """Return the metadata of a field that selects the kind of its object, of which other kinds are not supported."""
+    return {_TAG: True}
+
+
+def object_hook(cls: type[attrs.AttrsInstance], converter: Converter) -> Hook:
+    """Return the hook of an attrs class."""
+    attrs.resolve_types(cls, include_extras=True)
+    read = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True)
+    tags = [(field.name, field.type) for field in attrs.fields(cls) if field.metadata.get(_TAG)]
+    harmless: Harmless = getattr(cls, "harmless", {})
+
+    def hook(value: object, _: object) -> object:
+        value = read_mapping(value)
+        for name, kind in tags:
+            chosen = value.get(name)
+            if isinstance(chosen, str) and chosen not in allowed_values(kind):  # its other keys belong to that kind
+                message = f"{describe(chosen)} is not supported here; only {expected(kind)} is"
+                raise wrong(message, name, unsupported=True)
+        if harmless.keys().isdisjoint(value):
+            return read(value, cls)
+        errors: list[Exception] = [*_harmful(value, harmless)]
+        try:
+            result = read({key: item for key, item in value.items() if key not in harmless}, cls)
+        except ClassValidationError as error:
+            raise ClassValidationError("an object", [*errors, *error.exceptions], cls) from None
+        if errors:
+            raise ClassValidationError("an object", errors, cls)
+        return result
+
+    return hook
+
+
+def _harmful(fields: Mapping[str, object], harmless: Harmless) -> Iterator[Mistakes]:
+    for key, accepted in harmless.items():
+        value = fields.get(key)
+        if value is None or any(_matches(value, pattern) for pattern in accepted):
+            continue
+        if accepted and all(isinstance(pattern, type) for pattern in accepted):
+            words = either([WORDS[pattern] for pattern in accepted if isinstance(pattern, type)])
+            yield wrong(f"expected {words}, got {describe(value)}", key)
+        else:
+            named = [describe(pattern) for pattern in accepted if isinstance(pattern, str | int)]
+            instead = f"only {either(named)} is" if named else "leave it out"
+            yield wrong(f"{describe(value)} is not supported here; {instead}", key, unsupported=True)
+
+
+def _matches(value: object, pattern: object) -> bool:
+    """Return whether a value is the accepted one, or of the accepted type; null is as good as a missing key."""
+    if isinstance(pattern, type):
+        return type(value) is pattern
+    if type(value) is not type(pattern):
+        return False  # in Python 0 equals False, and 1 True
+    if isinstance(value, dict) and isinstance(pattern, dict):
+        value = {key: item for key, item in value.items() if item is not None}
+        return value.keys() == pattern.keys() and all(_matches(value[key], pattern[key]) for key in pattern)
+    if isinstance(value, list) and isinstance(pattern, list):
+        return len(value) == len(pattern) and all(map(_matches, value, pattern))
+    return value == pattern
