@@ -1,7 +1,7 @@
 # One word per chore. `make help` lists them.
 PYTHON ?= python3
 VENV   := .venv
-HOST   := actors/engines/sglang/host/% actors/engines/sglang/cpu/% actors/engines/sglang/plugin/%
+HOST   := actors/engines/sglang/host/%
 BIN    := $(VENV)/bin
 # pip compiles what it installs unless told otherwise; without .pyc files the engine's import takes 18 s, not 7.
 unexport PYTHONDONTWRITEBYTECODE

@@ -16,7 +16,6 @@ FLOORS = (  # from the ground up: the rooms of a floor import those of lower flo
     ("protocol/openapi", "actors/text", "actors/routing", "supervisor/threads"),
     ("actors/engines/sglang", "actors/engines/simulated"),
     ("actors", "supervisor/processes", "supervisor/telemetry", "actors/engines/sglang/host"),
-    ("actors/engines/sglang/plugin", "actors/engines/sglang/cpu"),
     ("supervisor/config", "supervisor/observers.py", "supervisor/runtime.py"),
     ("supervisor/gateway", "supervisor/cluster"),
     ("supervisor/engines",),

@@ -31,8 +31,8 @@ from supervisor.processes.run_folder import RunFolder
 from supervisor.supervision.registration import Registration
 
 ROOT = Path(actors.__file__).parent.parent
-CPU_PATH = ROOT / "actors" / "engines" / "sglang" / "cpu"
-PLUGIN_PATH = ROOT / "actors" / "engines" / "sglang" / "plugin"
+HOST_FOLDER = ROOT / "actors" / "engines" / "sglang" / "host"
+CPU_PATH, PLUGIN_PATH = HOST_FOLDER / "cpu", HOST_FOLDER / "plugin"  # for the PYTHONPATH of hosts
 ZYGOTE_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host.zygote")
 HOST_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host")
 ANSWER_BYTES = 512
