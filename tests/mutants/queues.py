@@ -111,6 +111,11 @@ BUGS: Bugs = {
     "actors/kit/fair_queue.py": (
         Bug("an owner that is away counts no more", "            self._away += entry.owner in self._accounts\n", ""),
         Bug("an owner that comes back counts twice", "            self._away -= owner in self._accounts\n", ""),
+        Bug(
+            "an owner that has had its turn keeps its place before equals",
+            "turn = next(self._numbers) if amount > 0 else record.turn",
+            "turn = record.turn",
+        ),
     ),
     "supervisor/cluster/workers.py": (
         Bug(

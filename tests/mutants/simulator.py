@@ -36,13 +36,6 @@ BUGS: Bugs = {
             "return True",
         ),
     ),
-    "actors/kit/fair_queue.py": (
-        Bug(
-            "whoever has had its turn keeps its place before equals",
-            "turn = next(self._numbers) if amount > 0 else record.turn",
-            "turn = record.turn",
-        ),
-    ),
     "actors/kit/priority_inbox.py": (
         Bug(
             "what an owner is given is not put on its account",

@@ -94,6 +94,18 @@ def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priorit
     assert found is [each for each in lowest if each.owner == found.owner][-1]
 
 
+def test_owners_take_turns_though_each_account_is_empty_again_before_the_next_turn():
+    line, taken = FairQueue(), []
+    for owner in "aaabbb":
+        line.add(None, owner, 0)
+    while (entry := line.first()) is not None:
+        line.remove(entry)
+        line.charge(entry.owner, 1)
+        line.charge(entry.owner, -1)
+        taken.append(entry.owner)
+    assert taken == list("ababab")
+
+
 def call(owner, weight=1, name=None):
     return Call((owner, weight, name), Answer(0))
 
