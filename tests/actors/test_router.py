@@ -21,10 +21,10 @@ from actors.engines.slots import Deadlines
 from actors.kit.calls import Address, Answer, mailbox
 from actors.kit.priority_inbox import priority_inbox
 from actors.router import router
+from actors.routing.failover import resumes_exactly
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
-from actors.routing.routed_request import resumes_exactly
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.errors import (

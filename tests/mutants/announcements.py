@@ -36,11 +36,11 @@ BUGS: Bugs = {
         Bug("who is down goes on counting", "if offer.up and not state.draining and mismatch", "if mismatch"),
         Bug("who was refused once is not asked again", "            self._changed.add(model)\n", ""),
     ),
-    "actors/routing/routed_request.py": (
+    "actors/routing/failover.py": (
         Bug(
             "an answer goes on with other weights",
-            "if not (sent and self._weights not in {None, ",
-            "if not (False and self._weights not in {None, ",
+            "if not (sent and self.weights not in {None, ",
+            "if not (False and self.weights not in {None, ",
         ),
     ),
     "supervisor/cluster/mesh.py": (

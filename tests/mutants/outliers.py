@@ -18,16 +18,16 @@ BUGS: Bugs = {
         Bug("any number of requests tries a worker", "breaker.until or breaker.probed_by is not None", "breaker.until"),
         Bug("whoever ends lets others try", " is not None and breaker.probed_by is by:", " is not None:"),
     ),
-    "actors/routing/routed_request.py": (
+    "actors/routing/routed_request.py": (Bug("a request that moves is at both", "self._asking.cancel(", "str("),),
+    "actors/routing/failover.py": (
         Bug(
             "a prefill that has sent is well, whatever its decode got",
-            "            if worker is route.decode:\n                self._handed_over(route)\n                self.routing.answered(name)\n",
-            "            self.routing.answered(name)\n            if worker is route.decode:\n                self._handed_over(route)\n",
+            "        if worker is route.decode:\n            self.handed_over(route)\n            self.routing.answered(worker.load.name)\n",
+            "        self.routing.answered(worker.load.name)\n        if worker is route.decode:\n            self.handed_over(route)\n",
         ),
         Bug("a leg is blamed for how long the other lets it wait", " or unmet:", ":"),
         Bug("a drain uses up a resume", "self._losses += not (unready or planned)", "self._losses += not unready"),
         Bug("what an engine refuses counts against it at once", "if self._refusal is not None:", "if False:"),
-        Bug("a request that moves is at both", "self._asking.cancel(", "str("),
     ),
     "actors/routing/route.py": (
         Bug("a place that is let go wakes nobody", "        self._wake()\n", "        pass\n"),

@@ -53,26 +53,28 @@ BUGS: Bugs = {
             "if True:",
         ),
         Bug(
-            "what cannot be resumed exactly is resumed",
-            "if sent and not resumes_exactly(self.request.sampling):",
-            "if False:",
-        ),
-        Bug("a request is never lost too often", "if self._losses > limits.resumes_max or", "if False or"),
-        Bug("a request kills one engine after the other", "self._crashes += 1", "pass"),
-        Bug(
             "a place is kept for each request that failed",
             "        finally:\n            route.end()\n",
             "        finally:\n            pass\n",
         ),
         Bug(
-            "the worker that was lost is asked again at once",
-            "self._lost_names.add(worker.load.name)\n        if",
-            "if",
-        ),
-        Bug(
             "an answer whose end was lost is asked for once more",
             "if (ended := self._complete()) is not None:",
             "if (ended := None) is not None:",
+        ),
+    ),
+    "actors/routing/failover.py": (
+        Bug(
+            "what cannot be resumed exactly is resumed",
+            "if sent and not resumes_exactly(remaining.sampling):",
+            "if False:",
+        ),
+        Bug("a request is never lost too often", "if self._losses > limits.resumes_max or", "if False or"),
+        Bug("a request kills one engine after the other", "self._crashes += 1", "pass"),
+        Bug(
+            "the worker that was lost is asked again at once",
+            "self.lost_names.add(worker.load.name)\n        if",
+            "if",
         ),
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
     ),

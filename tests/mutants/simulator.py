@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
-    "actors/routing/routed_request.py": (
+    "actors/routing/failover.py": (
         Bug(
             "an engine that fails everything is not blamed for it",
             "elif late or isinstance(error, InternalError):",

@@ -48,7 +48,7 @@ SUITES = {  # the quickest first
     "router": [
         "tests/actors/test_router.py",
         "tests/actors/routing/test_routed_request_resumes.py",
-        "tests/actors/routing/test_routed_request_drains.py",
+        "tests/actors/routing/test_failover.py",
         "tests/actors/routing/test_outliers.py",
         "tests/actors/routing/test_rebalancing.py",
     ],

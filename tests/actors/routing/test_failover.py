@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from trio.testing import MockClock
 
+from actors.routing.failover import is_planned
 from actors.routing.route import FailoverLimits
-from actors.routing.routed_request import is_planned
 from protocol.errors import Draining, EngineLost, LinkLost, NotReady
 from tests.actors.test_router import Fake, Play, ask, check_whole, generate, routed
 

@@ -1,0 +1,176 @@
+"""What one request has learned of its workers, and whether and where it goes on when one is lost.
+
+`FAILOVER` names the errors that a worker, its node or the link may be to blame for; anything else is the request's own
+error. A request goes on within limits, which are counted by cause: a drain is nobody's fault and costs little, while a
+crash may be the request's own doing, and one that crashes engines must not be given to all of them. An engine that does
+not release a request that left it counts as crashed as well.
+
+The successes and failures that a request observes count for its workers in the pool's outlier detection. After a failed
+hand-off it is not known which leg is at fault, so it counts for the pair. No error is hidden: where the request cannot
+go on, the error is raised that its worker was lost with.
+"""
+
+from __future__ import annotations
+
+import trio
+from attrs import define, field
+
+from actors.kit.groups import leaves
+from actors.routing.ports import Replies, Worker
+from actors.routing.route import Route
+from actors.routing.routing import Routing
+from protocol.errors import (
+    ActorLost,
+    DeadlineExceeded,
+    Draining,
+    EngineLost,
+    EngineRefused,
+    HandOffFailed,
+    InternalError,
+    LinkLost,
+    NotReady,
+    Overloaded,
+    Preempted,
+    RequestError,
+)
+from protocol.messages import Generate, Sampling
+
+FAILOVER = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
+"""Errors after which a request goes on with another worker: that worker, its node or the link to it may be to blame."""
+
+
+@define(eq=False)
+class Failover:
+    """The losses of one request, the workers that it was lost by, and the choice of the next ones."""
+
+    routing: Routing
+    lost_names: set[str] = field(factory=set)  # workers that it was lost by
+    crashed_names: set[str] = field(factory=set)  # workers whose engine crashed under it: never asked again
+    left_legs: list[tuple[str, Replies]] = field(factory=list)  # by worker; not ended when they were left
+    weights: str | None = None  # of the workers of the first attempt that began to answer
+    _handed_route: Route | None = None  # the last one whose hand-off succeeded
+    _refusal: tuple[str, EngineRefused] | None = None  # by which worker
+    _second_opinions: int = 0
+    _losses: int = 0
+    _preemptions: int = 0
+    _drains: int = 0
+    _crashes: int = 0
+    _pause_s: float = 0.0  # before a worker that was lost may be asked again
+
+    # What is observed of a worker --------------------------------------------------------------
+
+    def handed_over(self, route: Route) -> None:
+        """Count a successful hand-off. Only the decode knows: a prefill knows no more than what it has sent."""
+        if route.prefill is not None and self._handed_route is not route:
+            self._handed_route = route
+            self.routing.answered(route.prefill.load.name)
+            self.routing.answered(route.name)
+
+    def ended(self, route: Route, worker: Worker) -> None:
+        """Count the success of a worker whose answer has ended; that of a prefill counts at the hand-off."""
+        if worker is route.decode:
+            self.handed_over(route)
+            self.routing.answered(worker.load.name)
+
+    def failed(self, route: Route, worker: Worker, error: RequestError) -> None:
+        """Count an error against the worker that it came from, or against the pair."""
+        # It is not known which leg has let the other wait until the deadline of either.
+        late = isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted)
+        unmet = late and route.prefill is not None and self._handed_route is not route
+        if isinstance(error, HandOffFailed) or unmet:
+            self.routing.failed(route.name, error)
+        elif late or isinstance(error, InternalError):
+            self.routing.failed(worker.load.name, error)
+        elif isinstance(error, EngineRefused) and self._refusal is None:
+            self._refusal = worker.load.name, error
+        if isinstance(error, EngineLost):
+            self.crashed_names.add(worker.load.name)
+        self.lost_names.add(worker.load.name)
+        if isinstance(error, HandOffFailed):  # it is not known which of the two is at fault
+            self.lost_names.update(route.names)
+
+    def blame_refusing(self) -> None:
+        """Count a refusal against the engine that refused this request, since another has begun to answer it."""
+        if self._refusal is not None:
+            self.routing.failed(*self._refusal)
+            self._refusal = None
+
+    # The next workers --------------------------------------------------------------------------
+
+    def second_opinion(self, route: Route, error: RequestError, remaining: Generate) -> Route | None:
+        """Return another route to ask at once if the error may be the worker's fault; None if it is not, or none is.
+
+        A refusal may be right, or the engine may be broken. The failure of a worker that is probed costs no request.
+        The caller has sent nothing yet.
+        """
+        probed = bool(route.probed) and isinstance(error, DeadlineExceeded | InternalError)
+        if self._second_opinions or not (probed or isinstance(error, EngineRefused)):
+            return None
+        other = self.routing.choose(remaining, {*self.lost_names, *self.crashed_names, *route.names})
+        if other is not None:
+            self._second_opinions += 1
+            self.routing.observer.call_resumed(error.code, 0)
+        return other
+
+    async def next_route(self, lost: RequestError, remaining: Generate, sent: int) -> Route:
+        """Wait for the route of the next attempt; raises `lost` past a limit, or if the rest might not be exact.
+
+        `sent` is the number of tokens that were sent, which are at the end of the remaining request's prompt.
+        """
+        limits = self.routing.limits
+        unready, planned = isinstance(lost, NotReady), is_planned(lost)
+        self._preemptions += isinstance(lost, Preempted)
+        self._drains += planned
+        self._losses += not (unready or planned)  # an unready worker has begun nothing, and will be back
+        self._pause_s = min(2 * self._pause_s, limits.pause_max_s) if unready and self._pause_s else limits.pause_s
+        if self._losses > limits.resumes_max or self._drains > limits.drains_max or sent > limits.resume_tokens_max:
+            raise lost
+        if self._preemptions > limits.preemptions_max:
+            raise lost
+        if sent and not resumes_exactly(remaining.sampling):
+            self.routing.observer.call_not_resumed(lost.code)
+            raise lost
+        self._crashes += isinstance(lost, EngineLost)
+        if self._losses > 1 and self._crashes + len(self.left_legs) > limits.crashes_max:
+            await self._count_stuck(limits.resume_s)
+        dead = self._crashes > limits.crashes_max or not self.routing.has_others(self.crashed_names)
+        if self._crashes and dead:
+            raise lost
+        with trio.move_on_after(limits.resume_s):
+            route = await self.routing.wait_for_other(remaining, self.lost_names, self.crashed_names, self._pause_s)
+            if not (sent and self.weights not in {None, self.routing.pool.weights()}):
+                return route
+            route.end()  # the rest would be by another model than what was sent
+        raise lost
+
+    async def _count_stuck(self, within_s: float) -> None:
+        """Count engines that this request was taken from, and that do not release it, as crashed."""
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(within_s):
+            async with trio.open_nursery() as waiting:
+                for _, replies in self.left_legs:
+                    waiting.start_soon(replies.over.wait)
+        for name, replies in self.left_legs:
+            if not replies.over.is_set() or isinstance(replies.failure, EngineLost):
+                self.crashed_names.add(name)
+                self._crashes += 1
+        self.left_legs.clear()
+
+
+def is_planned(lost: RequestError) -> bool:
+    """Whether a worker was lost without a failure: its node drains, or a newer link replaced the one to it."""
+    return isinstance(lost, Draining) or (isinstance(lost, LinkLost) and type(lost) is not LinkLost)
+
+
+def resumes_exactly(sampling: Sampling) -> bool:
+    """Whether the next token depends on the prompt and the tokens that were sent alone.
+
+    The state of a grammar is not known to another engine; what penalties count is, by `said`.
+    """
+    return sampling.grammar is None
+
+
+def cause(group: BaseExceptionGroup[RequestError]) -> RequestError:
+    """Return the error of two legs that caused the other: the one that says most of what went wrong."""
+    errors = [leaf for leaf in leaves(group) if isinstance(leaf, RequestError)]
+    return min(errors, key=lambda error: (isinstance(error, FAILOVER), isinstance(error, HandOffFailed)))
