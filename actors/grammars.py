@@ -45,10 +45,10 @@ class _Check:
 
 @define(eq=False)
 class GrammarChecks:
-    """Runs at most `at_once` checks, all but one of them for one owner at most, and keeps `verdicts_max` verdicts."""
+    """Runs at most `checks_max` checks, all but one of them for one owner at most, and keeps `verdicts_max` verdicts."""
 
     checker: Callable[[], Awaitable[Checker]]
-    at_once: int
+    checks_max: int
     waiting_max: int
     verdicts_max: int
     on_checked: CheckObserver
@@ -113,9 +113,9 @@ class GrammarChecks:
 
     def _next(self) -> _Check | None:
         """Return the check whose turn it is; None if none waits, or none may run."""
-        if sum(self._running.values()) >= self.at_once:
+        if sum(self._running.values()) >= self.checks_max:
             return None
-        most = max(1, self.at_once - 1)
+        most = max(1, self.checks_max - 1)
         owner = next((each for each in self._waiting if self._running.get(each, 0) < most), None)
         if owner is None:
             return None

@@ -60,11 +60,11 @@ class World:
 
 
 @asynccontextmanager
-async def running(at_once=2, waiting_max=64, verdicts_max=4, checker=None):
+async def running(checks_max=2, waiting_max=64, verdicts_max=4, checker=None):
     checker, heard = checker or Checker(), []
     address, inbox = mailbox(16)
     plug = Registration()
-    checks = GrammarChecks(plug.wait, at_once, waiting_max, verdicts_max, lambda *told: heard.append(told))
+    checks = GrammarChecks(plug.wait, checks_max, waiting_max, verdicts_max, lambda *told: heard.append(told))
     async with trio.open_nursery() as nursery:
         await nursery.start(grammars, inbox, checks)
         with plug.publish(checker):
@@ -122,7 +122,7 @@ async def test_o2_what_nobody_waits_for_is_not_checked_any_more(autojump_clock: 
 
 
 async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock: trio.testing.MockClock) -> None:
-    async with running(at_once=1) as world, trio.open_nursery() as nursery:
+    async with running(checks_max=1) as world, trio.open_nursery() as nursery:
         for text, owner in (("a0 1", "a"), ("a1 1", "a"), ("a2 1", "a"), ("b0 1", "b"), ("c0 1", "c"), ("b1 1", "b")):
             nursery.start_soon(world.check, text, owner)
             await trio.testing.wait_all_tasks_blocked()
@@ -155,7 +155,7 @@ async def test_requests_for_the_same_check_share_it_until_the_last_has_left(
 
 
 async def test_too_many_that_wait_are_refused_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    async with running(at_once=1, waiting_max=2) as world, trio.open_nursery() as nursery:
+    async with running(checks_max=1, waiting_max=2) as world, trio.open_nursery() as nursery:
         for number in range(3):
             nursery.start_soon(world.check, f"g{number} 5")
             await trio.testing.wait_all_tasks_blocked()
@@ -165,7 +165,7 @@ async def test_too_many_that_wait_are_refused_at_once(autojump_clock: trio.testi
 
 
 async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_clock: trio.testing.MockClock) -> None:
-    async with running(at_once=1, waiting_max=4) as world, trio.open_nursery() as nursery:
+    async with running(checks_max=1, waiting_max=4) as world, trio.open_nursery() as nursery:
         refused = []
 
         async def one(text, owner) -> None:

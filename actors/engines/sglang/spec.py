@@ -30,7 +30,7 @@ class GrammarLimits:
     bytes_max: Annotated[int, Within(at_least=2**20, at_most=2**40)] = (
         256 * 1024 * 1024
     )  # of compiling one, and of all that an engine keeps
-    at_once: Annotated[int, Within(at_least=1, at_most=64)] = 2  # each in a process of its own
+    checks_max: Annotated[int, Within(at_least=1, at_most=64)] = 2  # each in a process of its own
     waiting_max: Many = 64
     verdicts_max: Many = 1024  # that are kept
 

@@ -78,7 +78,7 @@ def _tree(
     checks = partial(
         GrammarChecks,
         partial(_checker, registration),
-        limits.at_once,
+        limits.checks_max,
         limits.waiting_max,
         limits.verdicts_max,
         partial(node_runtime.metrics.grammar_checked, section.model),
@@ -101,7 +101,7 @@ def _tree(
         run=_turns,
         args=(asked[1], checks),
         about="fair turns between keys",
-        limits=(("at once", limits.at_once), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
+        limits=(("checks", limits.checks_max), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
     )
     # A tree of its own, so that its restarts do not count against an engine.
     return asked[0], Tree(

@@ -311,7 +311,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.data_to_send())
         watchdog.end(f"grammars cannot be checked: {error!r}")
-    peer = Peer(boot.name, serves_max=boot.checks.at_once + STREAMS_BESIDE)
+    peer = Peer(boot.name, serves_max=boot.checks.checks_max + STREAMS_BESIDE)
     print_reason(CheckServer(backend, boot.checks, peer, link).serve())
     shared_memory.remove(Path(boot.folder))
     os.killpg(0, signal.SIGKILL)  # its forks with it
