@@ -45,7 +45,7 @@ class _Check:
 
 @define(eq=False)
 class GrammarChecks:
-    """Runs at most `checks_max` checks, all but one of them for one owner at most, and keeps `verdicts_max` verdicts."""
+    """Runs `checks_max` checks at a time, at most all but one of them for one owner; keeps `verdicts_max` verdicts."""
 
     checker: Callable[[], Awaitable[Checker]]
     checks_max: int

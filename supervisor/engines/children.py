@@ -26,7 +26,7 @@ from protocol.messages import CheckGrammar
 from protocol.model_folder import mismatch
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import EngineSection
-from supervisor.engines.grammar_checks import accept
+from supervisor.engines.grammar_checks import accept_grammar
 from supervisor.engines.kind import EngineChild, NodeContext, Retried
 from supervisor.engines.kinds import KINDS
 from supervisor.engines.work import LocalEngine, request_inbox
@@ -59,7 +59,7 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
     local_engines = [_local(context, name, texts) for name in context.cluster.engines_on(context.node)]
     workers = [worker(context, each, kinds[each.section.kind].engine(each)) for each in local_engines]
     engines = {each.name: each.registration for each in local_engines}
-    served: Services = {(name, CheckGrammar): Function(accept) for name in engines}
+    served: Services = {(name, CheckGrammar): Function(accept_grammar) for name in engines}
     for kind in kinds.values():
         served = {**served, **kind.served}
     published = {name: each for kind in kinds.values() for name, each in kind.published.items()}

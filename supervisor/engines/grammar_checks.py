@@ -7,7 +7,6 @@ No engine waits for a check, and no check may run on the node's event loop.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
@@ -32,47 +31,42 @@ from protocol.kind import Message
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
-from supervisor.links.serving import Services
-
-log = logging.getLogger(__name__)
 
 TRY_NEXT = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 
 
-async def accept(_: Message) -> Message:
+async def accept_grammar(_: Message) -> Message:
     """Accept every grammar: for an engine whose kind has no checker."""
     await trio.lowlevel.checkpoint()
     return GrammarChecked()
 
 
-# For a model ---------------------------------------------------------------------------
-
-
-async def check(
-    directory: Directory, own: Services, aside: RunInThread, model: str, grammar: Grammar, owner: str
+async def check_grammar(
+    directory: Directory, run_in_thread: RunInThread, model: str, grammar: Grammar, owner: str
 ) -> None:
-    """Have a grammar checked by an engine's node; raises `BadRequest` if it is refused.
+    """Have a grammar checked by the node of one of a model's engines; raises `BadRequest` if it is refused.
 
     The same grammar goes to the same node as long as that can be asked, and else to another one.
     """
     # The cost is counted twice: rules that refer to each other are read more than once.
-    mistake = await Offload(aside, owner).run(2 * len(grammar.text), partial(find_mistake, grammar))
+    mistake = await Offload(run_in_thread, owner).run(2 * len(grammar.text), partial(find_mistake, grammar))
     if mistake is not None:
         raise BadRequest(mistake)
     failure: RequestError = NotReady("no engine of this model is up")
-    for worker in _in_turn(directory, model, grammar_digest(grammar)):
+    for worker in _workers_from(directory, model, grammar_digest(grammar)):
         try:
-            found = await _ask(worker, own, CheckGrammar(grammar, owner))
+            verdict = await worker.call(CheckGrammar(grammar, owner))
         except TRY_NEXT as error:
             failure = error
             continue
-        if found.refusal:
-            raise BadRequest(found.refusal)
+        assert isinstance(verdict, GrammarChecked)
+        if verdict.refusal:
+            raise BadRequest(verdict.refusal)
         return
     raise failure
 
 
-def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[LocalWorker | RemoteWorker]:
+def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[LocalWorker | RemoteWorker]:
     """Yield a model's workers that are up, from one that the digest chooses among all of them, up or not."""
     workers = directory.derived(("by name", model), partial(_by_name, directory, model))
     begin = crc32(digest) % max(1, len(workers))
@@ -83,16 +77,3 @@ def _in_turn(directory: Directory, model: str, digest: bytes) -> Iterator[LocalW
 
 def _by_name(directory: Directory, model: str) -> list[LocalWorker | RemoteWorker]:
     return sorted((each for each in directory.all_workers() if each.model == model), key=lambda each: each.load.name)
-
-
-async def _ask(worker: LocalWorker | RemoteWorker, own: Services, request: CheckGrammar) -> GrammarChecked:
-    if isinstance(worker, LocalWorker):
-        context = own[worker.name, CheckGrammar].ask(request, 0)
-    elif worker.link is None:
-        raise LinkLost(f"there is no link to node {worker.node}")
-    else:
-        context = worker.link.ask(request, 0, worker.offer.name)
-    async with context as answer:
-        found = await answer.result()
-    assert isinstance(found, GrammarChecked)
-    return found

@@ -93,7 +93,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     reloadable = Reloadable(cluster.gateway.prompt_tokens_max)
     models, gateway = Models({}, ()), None
     if has_gateway:
-        models = model_children(cluster, texts, directory, runtime, reloadable, engines.served)
+        models = model_children(cluster, texts, directory, runtime, reloadable)
         gateway = make_gateway(cluster, models.served, directory, runtime, reloadable, credentials)
         gauges.add_gateway_gauges(registry, gateway)
         router_child.add_ejected_gauge(registry, reloadable.routings)

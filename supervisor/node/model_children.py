@@ -18,10 +18,9 @@ from actors.text.prompts import PromptLimits
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.config.load import Cluster
-from supervisor.engines import grammar_checks
+from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import request_inbox
 from supervisor.gateway.requests import ServedModel
-from supervisor.links.serving import Services
 from supervisor.node import router_child
 from supervisor.observers import RoutingMetrics
 from supervisor.runtime import Runtime
@@ -52,7 +51,6 @@ def model_children(
     directory: Directory,
     runtime: Runtime,
     reloadable: Reloadable,
-    checks: Services,
 ) -> Models:
     """Return the models of the cluster and their children; their routings are put into `reloadable`."""
     served: dict[str, ServedModel] = {}
@@ -68,7 +66,7 @@ def model_children(
             partial(models.request_tokens_max, directory, name),
         )
         limits = partial(_prompt_limits, directory, name, reloadable)
-        check = partial(grammar_checks.check, directory, checks, runtime.run_in_thread, name)
+        check = partial(check_grammar, directory, runtime.run_in_thread, name)
         limit = cluster.gateway.requests_max
         children += (
             router_child.child(name, cluster.model[name], work_inbox, routing),

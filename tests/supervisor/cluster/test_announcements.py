@@ -18,9 +18,9 @@ from protocol.messages import Finished, FinishReason, Generate, Grammar, Grammar
 from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import GuardedWorker, LocalWorker
+from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
 from supervisor.config.load import ClusterSection
-from supervisor.engines import grammar_checks
+from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
@@ -218,15 +218,15 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
     async with joined(front, back):
         grammar, asked = Grammar(GrammarKind.REGEX, "a*"), []
 
-        async def answers(worker, own, request):
+        async def answers(worker, request):
             asked.append(worker.offer.name)
             if worker.offer.name == asked[0] and len(asked) > 3:
                 raise LinkLost("it is gone")
             await trio.lowlevel.checkpoint()
             return GrammarChecked()
 
-        monkeypatch.setattr(grammar_checks, "_ask", answers)
-        check_one = partial(grammar_checks.check, front, {}, run_inline, "oak")
+        monkeypatch.setattr(RemoteWorker, "call", answers)
+        check_one = partial(check_grammar, front, run_inline, "oak")
         await check_one(grammar, "")
         monkeypatch.setattr(Directory, "all_workers", lambda _: pytest.fail("every worker is looked at"))
         await check_one(grammar, "")
