@@ -1,1 +1,1 @@
-"""The doors to the outside: one port for WebSocket and HTTP clients, and what stands around it."""
+"""The part of a node that clients connect to: HTTP and WebSocket on one port, keys, admission and limits."""

@@ -1,8 +1,8 @@
 """The access log: one structured line for each request, without a word of its prompt or its response.
 
-Every request is logged once: when it has ended, or when it was refused. A client that is refused may try again at once,
-as often as it likes, so of refusals only so many lines a second are written, for each error code and key, and then how
-many there were. Probes of monitors are logged at debug level.
+Every request is logged once: when it has ended, or when it was refused. A client that is refused may try again at once
+and as often as it likes, so for each error code and key only a few lines a second are written, and then the number of
+those that were dropped. Probes of monitors are logged at debug level.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind = tuple[str, str]  # an error's code, and a key's name
 
 @define
 class LineRateLimit:
-    """Lets `lines_max` lines of each kind pass in one second, and counts the others; the caller knows the time."""
+    """Lets `lines_max` lines of each kind pass in one second, and counts the others; the caller passes the time in."""
 
     lines_max: int
     _second: int = -1
@@ -48,7 +48,7 @@ class LineRateLimit:
         return False
 
     def take_dropped(self) -> Iterator[tuple[Kind, int]]:
-        """Yield how many lines of each kind were dropped since the last call."""
+        """Yield each kind of which lines were dropped since the last call, with their number."""
         counts, self._dropped = self._dropped, {}
         yield from counts.items()
 
@@ -60,7 +60,7 @@ class LineRateLimit:
 
 @define(eq=False)
 class AccessLog:
-    """Writes the lines, and counts refusals."""
+    """Writes the lines of the access log, and counts refusals."""
 
     metrics: Metrics
     _limit: LineRateLimit = field(factory=lambda: LineRateLimit(LINES_PER_S))
@@ -68,11 +68,11 @@ class AccessLog:
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def mark_logged(self, error: RequestError) -> None:
-        """Note that the line of a request that has ended says this error, so that it is not logged again."""
+        """Mark an error as logged with the end of its request, so that `log_refused` does not log it again."""
         self._logged.add(error)
 
     def log_ended(self, line: dict[str, object], error: RequestError | None, *, admitted: bool) -> None:
-        """Log how a request ended; one that was not admitted counts as refused, and its line may be dropped."""
+        """Log the end of a request; one that was not admitted counts as refused, and its line may be dropped."""
         if error is not None and not admitted and not self._passes(error, str(line["key"])):
             return
         log.info("request ended", extra=line)
@@ -92,7 +92,7 @@ class AccessLog:
         if error in self._logged:
             return
         self._logged.add(error)
-        expected = probe and isinstance(error, NotReady | Draining)  # it is what the probe asks about
+        expected = probe and isinstance(error, NotReady | Draining)  # the very thing that a probe is sent to learn
         if expected:
             self.metrics.refused(error.code)
         if expected or self._passes(error, key):
@@ -131,7 +131,7 @@ class AccessLog:
         log.log(logging.DEBUG if probe else logging.INFO, "request ended", extra=extra)
 
     async def run(self) -> None:
-        """Log once a second how many lines were dropped, if any were."""
+        """Log once a second how many lines were dropped, if any were; runs until cancelled."""
         while True:
             if not self._limit.has_dropped:
                 await self._changed.park()
@@ -148,11 +148,9 @@ class AccessLog:
         return passes
 
 
-def _short(what: str) -> str:
-    """Return what a client wrote as text that is safe to print, and not longer than a line."""
-    printable = what if what.isprintable() else ascii(what)[1:-1]
-    return (
-        printable
-        if len(printable) <= REQUEST_LINE_CHARACTERS_MAX
-        else printable[: REQUEST_LINE_CHARACTERS_MAX - 1] + "…"
-    )
+def _short(text: str) -> str:
+    """Return a client's text in printable characters, and at most `REQUEST_LINE_CHARACTERS_MAX` of them."""
+    printable = text if text.isprintable() else ascii(text)[1:-1]
+    if len(printable) <= REQUEST_LINE_CHARACTERS_MAX:
+        return printable
+    return printable[: REQUEST_LINE_CHARACTERS_MAX - 1] + "…"

@@ -1,10 +1,10 @@
-"""Admission control: whether a request may begin, and when to come back if it may not.
+"""Admission control: the one queue in which requests wait before anything is computed for them.
 
 Engines compute a bounded number of generations at once, and a request that waits inside one of them takes memory there
 and hides how busy it is. So requests wait here, in one fair queue, before any work is done for them. A request takes as
 many places as it has generations. The places are shared between owners (clients' keys): among requests of equal
-priority the owner that has the fewest places goes first, so that nobody waits behind another key's crowd. A place is
-given in the very turn in which it becomes free, so none is ever empty while a request waits that fits.
+priority the owner that has the fewest places goes first, so that nobody waits behind another key's many requests. A
+place is passed on in the very turn in which it becomes free, so none is ever empty while a request waits that fits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from protocol.errors import BadRequest, Draining, NotReady, Overloaded
 
 @define(order=False, eq=False)
 class _Waiter:
-    """One request that waits; one that leaves the queue early leaves no hole in it."""
+    """One request that waits for places, or has them."""
 
     priority: int
     owner: str
     weight: int
-    at_most: float  # places that its owner may have
+    owner_max: float  # places that its owner may have
     woken: trio.Event = field(factory=trio.Event)
     has_place: bool = False
     overtaken_by: int = 0  # generations behind it that were admitted while it did not fit
@@ -37,11 +37,11 @@ class _Waiter:
 
 @frozen
 class AdmissionStatistics:
-    """How full a gate is."""
+    """The places that are taken at a gate, and the requests that wait."""
 
     inside: int  # generations
     waiting: int  # requests
-    by_owner: Mapping[str, float]  # the generations of each owner inside
+    by_owner: Mapping[str, float]  # generations inside
 
 
 @define(eq=False)
@@ -52,14 +52,14 @@ class AdmissionGate:
     then the one whose owner's turn was longest ago. A request that does not fit yet lets others overtake it, except
     that the places which its owner is entitled to (an equal share of all) are kept for the first such request; once it
     has been overtaken by as many generations as it weighs, everything that is free is kept for it. When `waiting_max`
-    requests wait, one more displaces the last of those with a lower priority, or of the owner that has more of them
+    requests wait, one more displaces the last request of a lower priority, or of an owner that has more of them
     waiting; otherwise it is refused itself.
     """
 
     requests_max: int
     admit_s: float
     waiting_max: int
-    unready: Callable[[], str | None]  # why nothing can be served yet, None if it can
+    unready: Callable[[], str | None]  # why nothing can be served now, None if it can
     draining: bool = False
     inside: int = 0  # generations
     _queue: FairQueue[_Waiter] = field(factory=FairQueue)  # an owner's account is what it has inside
@@ -67,22 +67,22 @@ class AdmissionGate:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """The number of requests that wait."""
         return len(self._queue)
 
     def statistics(self) -> AdmissionStatistics:
-        """Return how many are inside, how many wait, and whose places are taken."""
+        """Return how many generations are inside, in all and by owner, and how many requests wait."""
         return AdmissionStatistics(self.inside, self.waiting, self._queue.accounts())
 
     def state(self) -> GateState:
-        """Return how full the gate is, as operators see it."""
+        """Return the state of the gate and its limits, for operators."""
         return GateState(self.inside, self.requests_max, self.waiting, self.waiting_max)
 
     @asynccontextmanager
     async def admitted(
-        self, priority: int = 0, *, owner: str = "", weight: int = 1, at_most: float = inf, param: str | None = None
+        self, priority: int = 0, *, owner: str = "", weight: int = 1, owner_max: float = inf, param: str | None = None
     ) -> AsyncIterator[None]:
-        """Hold `weight` places while the body runs; an owner that would have more than `at_most` waits for its own.
+        """Hold `weight` places while the body runs; an owner that has `owner_max` waits for one of its own.
 
         Raises `Draining`, `NotReady` or `Overloaded`, or `BadRequest`, which names `param`, for a weight that could
         never fit.
@@ -92,7 +92,7 @@ class AdmissionGate:
                 f"{weight} answers are asked for at once, and this server computes {self.requests_max} (requests_max)",
                 param=param,
             )
-        waiter = _Waiter(priority, owner, weight, at_most)
+        waiter = _Waiter(priority, owner, weight, owner_max)
         await self._enter(waiter)
         try:
             yield
@@ -100,12 +100,12 @@ class AdmissionGate:
             self._leave(waiter)
 
     def change(self, requests_max: int, admit_s: float, waiting_max: int) -> None:
-        """Set other limits; requests that are inside or wait stay where they are."""
+        """Set other limits; requests that have places keep them, and those that wait go on waiting."""
         self.requests_max, self.admit_s, self.waiting_max = requests_max, admit_s, waiting_max
         self._admit()
 
     def drain(self) -> None:
-        """Admit nothing from now on, and refuse those that wait."""
+        """Admit nothing from now on, and refuse the requests that wait."""
         self.draining = True
         for waiter in self._queue:
             waiter.woken.set()
@@ -120,7 +120,7 @@ class AdmissionGate:
         await trio.lowlevel.checkpoint()
         self._check()
         entry = self._queue.add(waiter, waiter.owner, waiter.priority)
-        self._admit()  # in this very turn, so that the queue is never longer than it may be
+        self._admit()  # in this very turn, so that the queue never exceeds its limit
         if waiter.has_place:
             return
         if len(self._queue) > self.waiting_max:
@@ -128,10 +128,10 @@ class AdmissionGate:
         await self._wait(waiter, entry)
 
     def _displace(self, newest: Entry[_Waiter]) -> None:
-        """Make the queue as short as it must be; raises `Overloaded` if it is the newest that must go.
+        """Remove one request of a full queue; raises `Overloaded` if that is the newest.
 
-        Of the lowest priority that waits the owner with the most requests loses its last one, or the newest request is
-        refused if its own owner has as many.
+        Of the lowest priority in the queue, the owner with the most requests loses its last one, or the newest request
+        is refused if its own owner has as many.
         """
         last = self._queue.last_of_largest()
         assert last is not None  # the newest is in the queue
@@ -155,8 +155,9 @@ class AdmissionGate:
             if waiter.displaced_by:
                 raise Overloaded(f"as many requests wait as may, and {waiter.displaced_by} displaced this one")
             if not waiter.has_place:
-                taken, most = self._queue.account(waiter.owner), waiter.at_most
-                own = f" of the {most:g} that its key may have at once" if taken + waiter.weight > most else ""
+                taken, owner_max = self._queue.account(waiter.owner), waiter.owner_max
+                own_limit = taken + waiter.weight > owner_max
+                own = f" of the {owner_max:g} that its key may have at once" if own_limit else ""
                 raise Overloaded(f"no place{own} was free within {self.admit_s} s")
             admitted = True
         finally:
@@ -164,10 +165,10 @@ class AdmissionGate:
                 self._leave(waiter)
             elif not (waiter.has_place or waiter.displaced_by):
                 self._queue.remove(entry)
-                self._admit()  # what was kept for it is free
+                self._admit()  # places may have been kept for it
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Give the places to the next request in this very turn, so that none comes between."""
+        """Give the places to the next requests in this very turn, so that no newer one can take them."""
         self.inside -= waiter.weight
         self._queue.charge(waiter.owner, -waiter.weight)
         self._admit()
@@ -177,15 +178,15 @@ class AdmissionGate:
     def _admit(self) -> None:
         """Give places to all requests that may have them now, in one pass along the queue."""
         position, kept = 0, 0
-        overtaken: list[tuple[_Waiter, int]] = []  # with what was inside then
+        overtaken: list[tuple[_Waiter, int]] = []  # with the generations that were inside then
         while self.inside < self.requests_max and (entry := self._queue.head(position)) is not None:
             waiter, taken = entry.item, self._queue.account(entry.owner)
             free = self.requests_max - self.inside
-            if taken and taken + waiter.weight > waiter.at_most:
-                position += 1  # it waits for its owner's own
+            if taken and taken + waiter.weight > waiter.owner_max:
+                position += 1  # it waits for a place of its own owner
                 continue
             if waiter.weight <= free - kept:
-                self._let_in(entry)  # its owner's next request has its position further back
+                self._give_places(entry)  # which moves its owner's next request further back
                 continue
             if waiter.weight <= min(waiter.overtaken_by, self.requests_max):
                 break
@@ -198,7 +199,7 @@ class AdmissionGate:
         for waiter, inside in overtaken:
             waiter.overtaken_by += self.inside - inside
 
-    def _let_in(self, entry: Entry[_Waiter]) -> None:
+    def _give_places(self, entry: Entry[_Waiter]) -> None:
         waiter = entry.item
         self._queue.remove(entry)
         self._queue.charge(waiter.owner, waiter.weight)

@@ -1,4 +1,9 @@
-"""The keys that a configuration names: those of clients, and those that may read metrics."""
+"""The keys that a configuration refers to, and whether they suffice for the addresses that a node listens on.
+
+A server that other machines or foreign web pages can reach must not be open by mistake. So a node does not start if its
+gateway could be used without a key from anywhere but this machine, if its metrics could be read so, or if keys are
+wanted and there is none. Each check is a function of its own, because `preview` runs them for all nodes at once.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +16,53 @@ from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
 
 
 def client_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
-    """Return the keys of clients; raises `StartFailed` if they cannot be read, or if there must be some and are not."""
-    known = read_keys(cluster, environment)
-    check_client_keys(cluster, known)
-    return known
+    """Return the keys of a gateway; raises `StartFailed` if they cannot be read or do not suffice."""
+    keys = read_keys(cluster, environment)
+    check_client_keys(cluster, keys)
+    return keys
 
 
-def check_client_keys(cluster: Cluster, known: Keys) -> None:
-    """Raise `StartFailed` if everybody could come in from other hosts or pages, or nobody at all."""
+def check_client_keys(cluster: Cluster, keys: Keys) -> None:
+    """Raise `StartFailed` if other hosts or pages could use the gateway without a key, or nobody could use it."""
     section = cluster.gateway
-    where = f"name a file of them as gateway.keys, or set {KEYS}"
-    if not known.wanted:
+    remedy = f"name a file of them as gateway.keys, or set {KEYS}"
+    if not keys.wanted:
         if section.host not in LOOPBACK_HOSTS:
             raise Misconfigured(
-                "gateway.host", f"gateway.host {section.host} is not loopback, so clients need keys: {where}"
+                "gateway.host", f"gateway.host {section.host} is not loopback, so clients need keys: {remedy}"
             )
-        for key in ("allowed_hosts", "allowed_origins"):
-            if WILDCARD in getattr(section, key):
-                said = f'gateway.{key} = ["{WILDCARD}"] opens this server to every web page without keys: {where}'
-                raise Misconfigured(f"gateway.{key}", said)
-    elif not known.names(admin=False) and not known.names(admin=True):
-        raise Misconfigured("gateway.keys", f"there is no key, so nobody could come in: {where}")
+        for field in ("allowed_hosts", "allowed_origins"):
+            if WILDCARD in getattr(section, field):
+                mistake = f'gateway.{field} = ["{WILDCARD}"] opens this server to every web page without keys: {remedy}'
+                raise Misconfigured(f"gateway.{field}", mistake)
+    elif not keys.count:
+        raise Misconfigured("gateway.keys", f"there is no key, so nobody could use this server: {remedy}")
 
 
 def metrics_keys(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Keys:
-    """Return the keys of who may read a node's numbers; raises `StartFailed` if other hosts could without one."""
-    known = read_keys(cluster, environment)
-    check_metrics_keys(cluster, name, known)
-    return known
+    """Return the keys of a node's metrics; raises `StartFailed` if other hosts could read them without a key."""
+    keys = read_keys(cluster, environment)
+    check_metrics_keys(cluster, name, keys)
+    return keys
 
 
-def check_metrics_keys(cluster: Cluster, name: str, known: Keys) -> None:
-    """Raise `StartFailed` if other hosts could read a node's numbers without a key."""
-    at = cluster.node[name].metrics
-    if at is not None and at.host not in LOOPBACK_HOSTS and not known.names(admin=True):
+def check_metrics_keys(cluster: Cluster, name: str, keys: Keys) -> None:
+    """Raise `StartFailed` if other hosts could read a node's metrics without a key."""
+    endpoint = cluster.node[name].metrics
+    if endpoint is not None and endpoint.host not in LOOPBACK_HOSTS and not keys.names(admin=True):
         raise Misconfigured(
             f"node.{name}.metrics",
-            f"node.{name}.metrics {at} is not loopback, so whoever reads /metrics needs an admin's key: set {ADMIN},"
-            " or say admin = true of a key in the file gateway.keys",
+            f"node.{name}.metrics {endpoint} is not loopback, so reading /metrics takes an admin key: set {ADMIN},"
+            " or admin = true for a key in the file gateway.keys",
         )
 
 
 def read_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
-    """Return the keys of a file and of the environment; raises `StartFailed` if they cannot be read."""
-    known = Keys(KeySources(cluster.keys, {name: environment[name] for name in (KEYS, ADMIN) if name in environment}))
+    """Return the keys of a cluster's file and of the environment; raises `StartFailed` if they cannot be read."""
+    variables = {name: environment[name] for name in (KEYS, ADMIN) if name in environment}
+    keys = Keys(KeySources(cluster.keys, variables))
     try:
-        known.load()
+        keys.load()
     except StartFailed as error:
         raise Misconfigured("gateway.keys", str(error)) from error
-    return known
+    return keys

@@ -1,7 +1,7 @@
-"""The open connections of a gateway: how many there may be, in whose name each is counted, and waiting for their end.
+"""The open connections of a gateway: how many there may be, by which key each is counted, and waiting for their end.
 
-A connection is counted from its first byte to its last, whatever it speaks by then. Until one of its requests has been
-let in it is closed to make room for others: a client with a key must not be kept out by clients that have none.
+A connection is counted from its start to its end, as HTTP and as WebSocket. Until one of its requests has been
+authorized it may be closed to make room for others: a client with a key must not be kept out by clients without one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from supervisor.telemetry.metrics import Metrics
 
 
 class Connection(Protocol):
-    """What speaks with one client, by HTTP or by WebSocket."""
+    """The HTTP or WebSocket side of one client's connection."""
 
     @property
     def busy(self) -> bool:
@@ -30,18 +30,18 @@ class Connection(Protocol):
         """End as soon as nothing is being answered."""
 
     def refuse_partial(self) -> None:
-        """Refuse a request that has come in part."""
+        """Refuse a request of which a part has been received."""
 
 
 @define(eq=False)
 class Connections:
-    """Every connection by the outbox of its client."""
+    """All open connections, by the outbox of their client."""
 
     limits: Callable[[], GatewayLimits]
     metrics: Metrics
     _open: dict[Outbox, Connection] = field(factory=dict)
     _unauthenticated: UnauthenticatedConnections[Outbox] = field(factory=UnauthenticatedConnections)
-    _keys: dict[Outbox, Key] = field(factory=dict)  # in whose name a connection is counted
+    _keys: dict[Outbox, Key] = field(factory=dict)  # by which authenticated connections are counted
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def __len__(self) -> int:
@@ -55,26 +55,26 @@ class Connections:
     def make_room(self, address: str) -> bool:
         """Return whether one more may come from an address, if need be in place of one that is not authenticated."""
         limits, closed = self.limits(), None
-        if address and self._unauthenticated.of(address) >= limits.address_connections_max:
+        if address and self._unauthenticated.count_from(address) >= limits.address_connections_max:
             closed = self._unauthenticated.close_oldest(address)
         elif len(self) >= limits.connections_max and (closed := self._unauthenticated.close_oldest()) is None:
             return False
         if closed is not None:
             self.remove(closed)
-            self.metrics.client_dropped("stranger")
+            self.metrics.client_dropped("unauthenticated")
         return len(self) < limits.connections_max
 
     def add(self, outbox: Outbox, connection: Connection, address: str, scope: trio.CancelScope) -> None:
-        """Count a connection that has come; to cancel its scope ends it."""
+        """Count a new connection; cancelling its scope ends it."""
         self._open[outbox] = connection
         self._unauthenticated.add(outbox, address, scope)
 
     def upgrade(self, outbox: Outbox, connection: Connection) -> None:
-        """Put in place of an HTTP connection the WebSocket that it has become."""
+        """Replace an HTTP connection by the WebSocket session that it has become."""
         self._open[outbox] = connection
 
     def authenticated(self, outbox: Outbox, key: Key | None) -> None:
-        """Count a connection in the name of a key from now on, or of nobody where no key is wanted.
+        """Count a connection as authenticated, and by its key unless no key is wanted.
 
         Raises `ConcurrencyLimited` if the key has as many connections as it may.
         """
@@ -88,7 +88,7 @@ class Connections:
         self._keys[outbox] = key
 
     def remove(self, outbox: Outbox) -> None:
-        """Count a connection no more: it has ended, or will as soon as its task runs."""
+        """Stop counting a connection: it has ended, or will as soon as its task runs."""
         self._open.pop(outbox, None)
         self._unauthenticated.remove(outbox)
         if (key := self._keys.pop(outbox, None)) is not None:
@@ -96,17 +96,17 @@ class Connections:
         self._changed.unpark_all()
 
     def drain(self) -> None:
-        """Let each end as soon as nothing is being answered over it."""
+        """Have every connection end as soon as nothing is being answered over it."""
         for connection in tuple(self._open.values()):
             connection.drain()
 
     def refuse_partial(self) -> None:
-        """Refuse every request that has come in part."""
+        """Refuse every request of which a part has been received."""
         for connection in tuple(self._open.values()):
             connection.refuse_partial()
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is being answered and no backlog is left: in a drain a connection ends with its answer."""
+        """Wait until nothing is being answered and no backlog is left; only in a drain, which ends idle connections."""
         await trio.lowlevel.checkpoint()
         while any(connection.busy or outbox.backlog_bytes for outbox, connection in self._open.items()):
             await self._changed.park()

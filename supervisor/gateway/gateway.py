@@ -1,9 +1,11 @@
 """What all connections of a gateway share: limits, keys, memory, admission, and the drain.
 
-The gateway is the only place where clients come in, so it is the only one that must expect any number of them, at any
-speed, with any intent. Everything that a client can make it keep or wait for is therefore bounded twice: for each
-connection, and for all together. What decides about requests (admission, keys, origins, budgets) is held here and knows
-nothing of HTTP or WebSocket; what speaks to clients holds a `Gateway` and decides nothing.
+The gateway is the only part of a node that unknown clients can reach: any number of them, at any speed, with any
+intent. Whatever a client can make it store or wait for is therefore bounded twice: for each connection, and for all
+together. Three rules follow. What exceeds a limit of memory is refused or dropped, and never waits for memory. A body
+is parsed only after its key and its origin have been checked. And the parts that decide (admission, keys, origins,
+budgets) are held here and know nothing of HTTP or WebSocket, while `http` and `websocket` hold a `Gateway` and decide
+nothing, so that all protocols have the same limits.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from supervisor.files.reading import FileReader
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections
 from supervisor.gateway.keys import Headers, Key, Keys
-from supervisor.gateway.memory_budgets import MemoryBudget
+from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget
 from supervisor.gateway.origins import Origins
-from supervisor.gateway.outbox import Backlogs, Outbox
+from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
 from supervisor.gateway.websocket.history import ResponseHistories
 from supervisor.sockets.descriptor_reserve import Reserve
@@ -44,11 +46,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ENDING_A_TURN = 4  # connections that may end in one turn: hundreds that end together must not delay others' tokens
+ENDING_A_TURN = 4  # connections that may end in one turn: hundreds that end together must not delay other tokens
 
 
-def _unknown() -> dict[str, object]:
-    raise NotFound("this server does not tell about itself")
+def _no_server_info() -> dict[str, object]:
+    raise NotFound("this server gives no information about itself")
 
 
 async def _nothing_to_flush() -> None:
@@ -58,12 +60,12 @@ async def _nothing_to_flush() -> None:
 
 @frozen
 class GatewayStatistics:
-    """What a gateway has open, and what it holds of the limits that all clients share; all 0 when nobody is there."""
+    """What a gateway has open, and uses of the limits that all clients share; all 0 when no client is connected."""
 
     connections: int
-    requests: int  # that are being answered, or wait to be
+    requests: int  # that are being answered, or wait for admission
     inside: int  # generations that have been admitted
-    waiting: int  # requests that wait for that
+    waiting: int  # requests that wait for admission
     bodies_bytes: int
     answers_bytes: int
     histories_bytes: int
@@ -85,9 +87,9 @@ class Gateway:
     keys: Keys
     certificate: Certificate | None  # None: plain HTTP
     tls: ssl.SSLContext | None  # made from `certificate`
-    server_info: Callable[[], dict[str, object]] = _unknown
+    server_info: Callable[[], dict[str, object]] = _no_server_info
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
-    run_in_thread: RunInThread = run_inline  # runs the parsing of long bodies
+    run_in_thread: RunInThread = run_inline  # for long texts: to parse one would block the event loop
     grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own
     port: int | None = None  # once the gateway listens
     reserve: Reserve = field(factory=Reserve)  # file descriptors that no connection may take
@@ -97,9 +99,7 @@ class Gateway:
     histories: ResponseHistories = field(init=False)
     backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
-    reading: trio.Semaphore = field(
-        factory=lambda: trio.Semaphore(1)
-    )  # held while many small pieces of one client are read
+    reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # held while many small pieces are read
 
     def __attrs_post_init__(self) -> None:
         answers, share = "answers in one piece (answers_bytes_max)", lambda: self.limits.key_share_max
@@ -112,13 +112,16 @@ class Gateway:
     # Who may call ------------------------------------------------------------------------
 
     def admit_without_key(self, outbox: Outbox, headers: Headers) -> None:
-        """Admit a request that needs no key; raises `Forbidden`. Where keys are wanted, its client stays unknown."""
-        self.origins.check(headers)
+        """Check the origin of a request that needs no key; raises `Forbidden`.
+
+        Where keys are wanted, its connection goes on counting as unauthenticated.
+        """
+        self.origins.check_headers(headers)
         if not self.keys.wanted:
             self.connections.authenticated(outbox, None)
 
     def authenticate(self, headers: Headers, *, admin: bool = False) -> Key:
-        """Return the key of a request; raises `Unauthorized`, or `Forbidden` where only an admin's key will do."""
+        """Return the key of a request; raises `Unauthorized`, or `Forbidden` where an admin key is needed."""
         return self.keys.find(headers, admin=admin)
 
     def authorize(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> Key:
@@ -126,13 +129,13 @@ class Gateway:
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
         """
-        self.origins.check(headers)
+        self.origins.check_headers(headers)
         key = self.authenticate(headers, admin=admin)
         self.connections.authenticated(outbox, None if key is self.keys.anonymous else key)
         return key
 
     def statistics(self) -> GatewayStatistics:
-        """Return what the gateway has open and holds of its limits."""
+        """Return what the gateway has open, and uses of its limits."""
         return GatewayStatistics(
             connections=len(self.connections),
             requests=self.runner.running,
@@ -157,7 +160,7 @@ class Gateway:
         trace: Trace | None = None,
         probe: bool = False,
     ) -> None:
-        """Log and count an error that a client is answered with, unless `answer` raised and logged it."""
+        """Log and count an error response, unless `answer` raised that error and has logged it."""
         name = "-" if key is None else key.name
         self.runner.access.log_refused(
             error, request_id=request_id, request_line=request_line, key=name, status=status, trace=trace, probe=probe
@@ -182,9 +185,9 @@ class Gateway:
     # Reload and drain --------------------------------------------------------------------
 
     async def reload(self, read: FileReader) -> list[str]:
-        """Read keys and certificate again, for requests from now on; what cannot be read stays as it was.
+        """Read keys and certificate again, for new requests; what cannot be read stays as it was.
 
-        Returns a sentence for each that could not be read.
+        Returns one sentence for each of the two that could not be read.
         """
         unchanged: list[str] = []
         try:
@@ -207,13 +210,13 @@ class Gateway:
         self.connections.drain()
 
     def cut_reason(self, outbox: Outbox) -> str:
-        """Return why a client got a part of a response: it read too slowly or left, or a drain's time was over."""
+        """Return why a client got only part of a response: `backlog`, `stalled`, `left` or `drain`."""
         return outbox.drop_reason or ("drain" if self.gate.draining and outbox.closed_here else "left")
 
     def abort(self) -> int:
         """End every response that still runs with a retryable error, and return how many there were.
 
-        Requests that have come in part are refused: the rest of them would be, too.
+        Requests of which a part has been received are refused at once: they would be refused as a whole, too.
         """
         self.connections.refuse_partial()
         return self.runner.abort_all(Draining("the server is shutting down"))
@@ -223,12 +226,12 @@ class Gateway:
         request: Respond,
         served: ServedModel,
         record: RequestRecord,
-        into: Callable[[TextReply], None],
+        on_reply: Callable[[TextReply], None],
         finish: Callable[[Answered], T],
     ) -> T:
-        """Admit one request, pass each reply to `into`, and return what `finish` makes of the complete answer.
+        """Admit one request, call `on_reply` with each reply, and return what `finish` makes of the complete answer.
 
-        Raises the `RequestError` that ended it; a bug in `into` or `finish` ends it with `InternalError`.
+        Raises the `RequestError` that ended it; a bug in `on_reply` or `finish` ends it with `InternalError`.
         """
         key = record.key or self.keys.anonymous
         priority = key.clamp_priority(request.priority)
@@ -236,27 +239,27 @@ class Gateway:
         with self.runner.recording(record), key.generating(weight, param):
             if request.grammar is not None:
                 await self._check_grammar(request, request.grammar, key)
-            # Engines come and go while a request waits, so its limit is looked up once, for all that depends on it.
+            # Engines come and go while a request waits, so its limit is read once, for everything that depends on it.
             request = evolve(request, total_max=served.total_max())
             gathered_bytes = self._gathered_bytes(request, record)
-            at_most = self.concurrency_of(key)
-            async with self.gate.admitted(priority, owner=key.name, weight=weight, at_most=at_most, param=param):
+            owner_max = self.concurrency_of(key)
+            async with self.gate.admitted(priority, owner=key.name, weight=weight, owner_max=owner_max, param=param):
                 record.admitted_at = trio.current_time()
-                if record.memory is not None:  # which it keeps until the client has the response
+                if record.memory is not None:  # reserved until the client has the response
                     record.memory.grow(gathered_bytes)
                 request = evolve(request, priority=priority, trace=record.trace, owner=key.name)
-                answered = await self.runner.answer(request, served, record, into)
-            return finish(answered)  # in here: a response that cannot be built must not count as complete
+                answered = await self.runner.answer(request, served, record, on_reply)
+            return finish(answered)  # while it is recorded: a response that cannot be built must not count as complete
 
     async def _check_grammar(self, request: Respond, grammar: Grammar, key: Key) -> None:
-        """Raise `Forbidden`, which names the field as the client does, for a kind of grammar that a key may not use."""
+        """Raise `Forbidden`, with the client's name of the field, for a kind of grammar that a key may not use."""
         own = key.section.grammars
         may = self.grammars if own is None else own
-        tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # its text says which kinds it holds
+        tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # a text that contains grammars of other kinds
         found = await Offload(self.run_in_thread, key.name).run(
             reading_work(grammar.text) if tag else 0, partial(grammar_kinds, grammar)
         )
-        if (kind := next((each for each in found if each not in may), None)) is None:
+        if (kind := next((kind for kind in found if kind not in may), None)) is None:
             return
         within = "" if kind is grammar.kind else f" in a {grammar.kind}"
         who = "requests here" if key is self.keys.anonymous else f"the key {key.name!r}"
@@ -266,12 +269,12 @@ class Gateway:
         )
 
     def _gathered_bytes(self, request: Respond, record: RequestRecord) -> int:
-        """Return the bytes that a response kept until it is complete may take; raises `BadRequest` if it never fits."""
+        """Return the bytes that a response may take if it is sent whole; raises `BadRequest` if it never fits."""
         needed = cost(request, gathered=record.memory is not None)
-        if needed.gathered_bytes > (most := self.limits.answers_bytes_max):
+        if needed.gathered_bytes > (bytes_max := self.limits.answers_bytes_max):
             raise BadRequest(
                 f"an answer of {needed.tokens} tokens in one piece may take {needed.gathered_bytes} bytes of memory,"
-                f" and there are {most} (answers_bytes_max): ask for less, or stream it",
+                f" and there are {bytes_max} (answers_bytes_max): ask for less, or stream it",
                 param=request.params.get("tokens_max", "max_tokens"),
             )
         return needed.gathered_bytes
@@ -285,9 +288,9 @@ class Gateway:
         return inf if key is self.keys.anonymous else key.section.concurrency_max or self.limits.key_requests_max
 
     async def wait_read_turn(self) -> None:
-        """Wait until no other client's many small pieces are read in this turn of the event loop.
+        """Wait for a turn of the event loop in which no other client's many small pieces are read.
 
-        However many clients send small pieces, all others wait for one of them at a time.
+        However many clients send small pieces, the tokens of all others wait for one of those clients at a time.
         """
         async with self.reading:
             await trio.lowlevel.checkpoint()

@@ -1,9 +1,9 @@
 """API keys: hashed at rest, compared in constant time, and counted against limits of their own.
 
-A secret is never kept and never logged: the moment a client presents one it becomes its SHA-256. A presented secret is
-compared with every key, so that the time tells nothing about how near a guess was. Keys can be replaced while requests
-run; one that is taken away ends nothing that runs, and lets nothing new begin. Once keys are wanted they stay wanted:
-to remove the last one must let nobody in, instead of everybody.
+A secret is never stored and never logged: what a client presents is hashed at once, and only its SHA-256 is compared.
+It is compared with every key, so that the time of a refusal reveals nothing about how close a guess was. Keys can be
+replaced while requests run: a key that is removed ends nothing that runs, and admits nothing new. Once keys are wanted
+they stay wanted until the process ends: removing the last key must lock everybody out, and not let everybody in.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SECRET_BYTES_MAX = 1024
 SECRET_CHARACTERS_GOOD = 20  # a shorter secret is accepted, and warned about
 FILE_BYTES_MAX = 1024 * 1024
 WANTED = "this server wants a key; send it as `Authorization: Bearer KEY`"
-NOBODY = KeySection(sha256="0" * 64, priority=None)
-"""The section of callers without a key. Its digest is that of no known secret, and nothing is compared with it."""
+ANONYMOUS = KeySection(sha256="0" * 64, priority=None)
+"""The limits of callers without a key. Its digest is that of no known secret, and nothing is compared with it."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -47,7 +47,7 @@ class Key:
     """One key, and what is open in its name: generations, connections, and its rate limit."""
 
     name: str = "-"
-    section: KeySection = NOBODY
+    section: KeySection = ANONYMOUS
     revoked: bool = False
     running: int = 0  # generations
     connections: int = 0
@@ -60,7 +60,7 @@ class Key:
         Raises `Unauthorized`, `ConcurrencyLimited`, or `BadRequest`, which names `param`, for a weight that could never
         fit.
         """
-        self.check()
+        self.raise_if_revoked()
         limit = self.section.concurrency_max
         if limit is not None and weight > limit:
             raise BadRequest(
@@ -78,22 +78,22 @@ class Key:
         finally:
             self.running -= weight
 
-    def check(self) -> None:
+    def raise_if_revoked(self) -> None:
         """Raise `Unauthorized` if the key has been revoked since it was presented."""
-        if self.revoked and self.section is NOBODY:
+        if self.revoked and self.section is ANONYMOUS:
             raise Unauthorized(WANTED)
         if self.revoked:
             raise Unauthorized(f"the key {self.name!r} is not valid any more")
 
     def add_connection(self, default_max: int) -> None:
-        """Count one connection more, which the caller takes off again; raises `ConcurrencyLimited`."""
+        """Count one connection more; raises `ConcurrencyLimited`. Its end is counted by the caller."""
         limit = self.section.connections_max or default_max
         if self.connections >= limit:
             raise ConcurrencyLimited(f"the key {self.name!r} has {self.connections} connections, as many as it may")
         self.connections += 1
 
     def change(self, section: KeySection) -> None:
-        """Set other limits; what is open stays open, and the rate limit goes on from where it is."""
+        """Set other limits; what is open stays open, and what is left of the rate limit is kept."""
         old, self.section = self.section, section
         if section.rate_per_s is None:
             self._bucket = None
@@ -101,8 +101,8 @@ class Key:
             self._bucket.change(section.rate_per_s, section.burst_max, trio.current_time())
 
     def charge(self) -> None:
-        """Charge the rate limit for one request, whatever becomes of it; raises `Unauthorized` or `RateLimited`."""
-        self.check()
+        """Charge the rate limit for one request, successful or not; raises `Unauthorized` or `RateLimited`."""
+        self.raise_if_revoked()
         rate = self.section.rate_per_s
         if rate is None:
             return
@@ -136,10 +136,10 @@ class KeyStatistics:
 
 @frozen
 class KeySources:
-    """Where keys come from: a file, and a node's environment."""
+    """The places that keys are read from: a file, and a node's environment."""
 
     file: Path | None = None
-    environment: Mapping[str, str] = field(factory=dict, repr=False)  # its secrets belong in no log
+    environment: Mapping[str, str] = field(factory=dict, repr=False)  # its secrets must not be logged
 
     def read(self) -> dict[str, KeySection]:
         """Return every key by name; raises `StartFailed`, which quotes no secret."""
@@ -162,10 +162,10 @@ class KeySources:
 
 @define(eq=False)
 class Keys:
-    """Every key of a gateway; where none are wanted, everybody may do everything."""
+    """All keys of a gateway; where none are wanted, everybody may do everything."""
 
     sources: KeySources = KeySources()
-    anonymous: Key = field(factory=Key)  # in whose name requests run that need no key
+    anonymous: Key = field(factory=Key)  # the owner of requests that need no key
     _keys: dict[str, Key] = field(factory=dict)
     _wanted: bool = False
     _admin_wanted: bool = False
@@ -175,7 +175,7 @@ class Keys:
         self.replace(self.sources.read())
 
     def replace(self, sections: Mapping[str, KeySection]) -> None:
-        """Use these keys from now on; one with the same secret under the same name keeps what it has used up."""
+        """Use these keys from now on; one with the same name and secret keeps its counts and its rate limit."""
         old, self._keys = self._keys, {}
         for name, section in sections.items():
             key = old.get(name)
@@ -209,7 +209,7 @@ class Keys:
         return sorted(name for name, key in self._keys.items() if key.section.admin is admin)
 
     def grammars(self) -> dict[str, tuple[str, ...] | None]:
-        """Return the kinds of grammars that each key may use, None for a key whose section does not say."""
+        """Return the kinds of grammars that each key may use, None for a key without such a setting."""
         return {name: key.section.grammars for name, key in sorted(self._keys.items())}
 
     def find(self, headers: Headers, *, admin: bool = False) -> Key:
@@ -229,7 +229,7 @@ class Keys:
         return key
 
     def _match(self, secret: bytes) -> Key | None:
-        """Compare with every key, without stopping at the first that matches."""
+        """Return the key of a secret; compares with every key, without stopping at the first that matches."""
         digest = hashlib.sha256(secret).hexdigest()
         found = None
         for key in self._keys.values():
@@ -239,7 +239,7 @@ class Keys:
 
 
 def presented_secret(headers: Headers) -> bytes | None:
-    """Return the secret in the headers of a request: a bearer token, or one of the headers that clients use instead."""
+    """Return the secret of a request: its bearer token, or else the value of `api-key` or `x-api-key`."""
     by_name = dict(headers)
     scheme, _, secret = by_name.get(b"authorization", b"").strip().partition(b" ")
     if scheme.lower() != b"bearer":
@@ -249,18 +249,18 @@ def presented_secret(headers: Headers) -> bytes | None:
 
 
 def digest(secret: str) -> str:
-    """Return the SHA-256 of a secret as a file of keys holds it; raises `StartFailed` if no header could carry it."""
+    """Return the SHA-256 of a secret as hexadecimal digits; raises `StartFailed` if no header could carry it."""
     if not 0 < len(secret) <= SECRET_BYTES_MAX or not all(33 <= ord(character) < 127 for character in secret):
         raise StartFailed(f"a key is 1 to {SECRET_BYTES_MAX} visible ASCII characters without spaces")
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def key_file_lines(name: str, secret: str) -> str:
-    """Return the lines that add a secret to a file of keys; raises `StartFailed` if they would not be read."""
+    """Return the lines of a file of keys for one secret; raises `StartFailed` if such a file would be refused."""
     if keyfile.NAME.mistake(name):
         raise StartFailed(f"the name of a key is {keyfile.NAME.words}")
-    bare = name if name.replace("-", "_").isidentifier() or name.isdecimal() else f'"{name}"'
-    return f'[key.{bare}]\nsha256 = "{digest(secret)}"'
+    quoted = name if name.replace("-", "_").isidentifier() or name.isdecimal() else f'"{name}"'
+    return f'[key.{quoted}]\nsha256 = "{digest(secret)}"'
 
 
 def _from_file(path: Path) -> dict[str, KeySection]:
@@ -279,7 +279,7 @@ def _from_file(path: Path) -> dict[str, KeySection]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, KeySection]:
-    """Read `name=secret,name2=secret` and the admin's secret; errors say which entry is wrong, and quote nothing."""
+    """Read `name=secret,name2=secret` and the admin's secret; errors number the wrong entry, and quote nothing."""
     found: dict[str, KeySection] = {}
     entries = [entry.strip() for entry in environment.get(KEYS, "").split(",")]
     for number, entry in enumerate(filter(None, entries), start=1):

@@ -1,9 +1,9 @@
-"""Memory that all clients share, whatever limits each connection has by itself.
+"""Budgets of memory that all clients share, beside the limits of each connection.
 
-Limits of one connection bound nothing when there are a thousand of them. So what the gateway keeps for clients is
+Limits of one connection bound nothing when there are a thousand of them. So what the gateway stores for clients is
 reserved in a budget that all share: as the bytes come, because a `content-length` is only a promise, and never by
 waiting, because two requests that each hold a part and wait for the rest would wait for ever. One key can reserve at
-most a share of a budget, or one reservation that is larger than that.
+most a share of a budget; only its first reservation may be larger than that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from attrs import define, field, frozen
 
 from protocol.errors import Overloaded
+
+UNBOUNDED = 2**63  # for a client that shares with no other
 
 
 @frozen
@@ -26,7 +28,7 @@ class BudgetStatistics:
 
 @define(eq=False)
 class MemoryBudget:
-    """Bytes of one kind: `bytes_max` in all, of which one owner may reserve the fraction `share_max`.
+    """Memory for one purpose: `bytes_max` in all, of which one owner may reserve the fraction `share_max`.
 
     Both are functions, so that a reload of the configuration changes them.
     """
@@ -42,7 +44,7 @@ class MemoryBudget:
         return BudgetStatistics(self.reserved_bytes, dict(self._by_owner))
 
     def reserve(self, owner: str | None, free_bytes: int = 0) -> MemoryReservation:
-        """Return a reservation of nothing yet; None is no owner, and no share bounds it.
+        """Return a reservation of no bytes yet; one without an owner is bounded by no share.
 
         The first `free_bytes` are not counted, so that small requests are read when the budget is used up.
         """
@@ -50,7 +52,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserving(self, owner: str | None, free_bytes: int = 0) -> Iterator[MemoryReservation]:
-        """Give the body a reservation, and release it at the end of the body."""
+        """Open a reservation for the body of a `with` statement, and release it at the end."""
         reservation = self.reserve(owner, free_bytes)
         try:
             yield reservation
@@ -58,7 +60,7 @@ class MemoryBudget:
             reservation.release()
 
     def take(self, owner: str | None, size: int) -> None:
-        """Take so many bytes, or raise `Overloaded` and take none."""
+        """Take `size` bytes; raises `Overloaded`, and then none are taken."""
         bytes_max = self.bytes_max()
         if self.reserved_bytes + size > bytes_max:
             raise Overloaded(f"{self.reserved_bytes} of {bytes_max} bytes of {self.name} are in use")
@@ -73,7 +75,7 @@ class MemoryBudget:
         self.reserved_bytes += size
 
     def give(self, owner: str | None, size: int) -> None:
-        """Give back what was taken."""
+        """Give back `size` bytes that were taken."""
         self.reserved_bytes -= size
         if owner is not None:
             self._by_owner[owner] -= size
@@ -83,7 +85,7 @@ class MemoryBudget:
 
 @define(eq=False)
 class MemoryReservation:
-    """What one request, or one connection, has reserved of a budget."""
+    """The part of a budget that one request, or one connection, has reserved."""
 
     budget: MemoryBudget
     owner: str | None
@@ -91,13 +93,13 @@ class MemoryReservation:
     size_bytes: int = 0  # in all, the free bytes included
 
     def grow(self, size: int) -> None:
-        """Reserve so many bytes more; raises `Overloaded`, and then nothing has changed."""
+        """Reserve `size` bytes more; raises `Overloaded`, and then nothing has changed."""
         if (more := self._counted(self.size_bytes + size) - self._counted(self.size_bytes)) > 0:
             self.budget.take(self.owner, more)
         self.size_bytes += size
 
     def shrink(self, size: int) -> None:
-        """Give back so many bytes of what is reserved."""
+        """Give back `size` bytes of what is reserved."""
         if (less := self._counted(self.size_bytes) - self._counted(self.size_bytes - size)) > 0:
             self.budget.give(self.owner, less)
         self.size_bytes -= size
@@ -110,3 +112,20 @@ class MemoryReservation:
 
     def _counted(self, size: int) -> int:
         return max(0, size - self.free_bytes)
+
+
+@define(eq=False)
+class Backlogs:
+    """The backlogs of all clients: beyond half of `bytes_max` each client may have its share of the other half.
+
+    So a client with a short backlog is served even when other clients have used up the first half.
+    """
+
+    bytes_max: Callable[[], int]
+    size_bytes: int = 0
+    count: int = 0  # clients that have a backlog
+
+    def allows(self, own: int, more: int) -> bool:
+        """Whether a client with a backlog of `own` bytes may have `more` on top of them."""
+        half = self.bytes_max() // 2
+        return self.size_bytes + more <= half or own + more <= half // max(1, self.count)

@@ -1,9 +1,9 @@
-"""Which hosts this server answers to, and which web pages may use it: `Host`, `Origin` and CORS.
+"""The hosts that this server answers to, and the web pages that may use it: `Host`, `Origin` and CORS.
 
-Any web page can make the browser of somebody near this server send it requests, to localhost too. A browser tells of
-which page a request is and by which name it found the server, and both are checked on every request, whether keys are
-wanted or not: a name that is not ours may have been made to lead here by somebody else's DNS (rebinding). What a page
-may read of an answer is told by the headers of CORS. They never allow credentials: a page sends a key as a header.
+Any web page can make a browser that can reach this server send requests to it, to localhost too. The browser adds the
+origin of the page and the host name that it looked up, and both are checked on every request, whether keys are wanted
+or not: a foreign host name means that somebody else's DNS was made to point here (DNS rebinding). The headers of CORS
+tell the browser what the page may read of a response. They never allow credentials: a page sends its key as a header.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from supervisor.gateway.keys import Headers
 Header = tuple[bytes, bytes]
 
 METHODS = b"GET, HEAD, POST, OPTIONS"
-EXPOSED = b"x-request-id, retry-after, x-should-retry"  # what a page may read beside the few headers that it always may
+EXPOSED = b"x-request-id, retry-after, x-should-retry"  # headers that a page may read beside those of the CORS standard
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
-PREFLIGHT_S = 600  # for which a browser may keep the answer to a preflight
-CHARACTERS_MAX = 256  # of a client's own in an error
+PREFLIGHT_S = 600  # for which a browser may cache the response to a preflight
+CHARACTERS_MAX = 256  # of a client's text that an error quotes
 
 
 @frozen
 class Origins:
-    """The names of a server, and the origins of foreign pages that may use it; `*` is any, in both."""
+    """The host names of a server, and the origins of foreign pages that may use it; in both, `*` is any."""
 
     hosts: frozenset[str]  # without the port
     origins: frozenset[str] = frozenset()
 
-    def check(self, headers: Headers) -> None:
+    def check_headers(self, headers: Headers) -> None:
         """Raise `Forbidden` for a request to another host, or by a page of an origin that is not allowed."""
-        given = dict(headers)  # of what must not stand twice nothing does
+        given = dict(headers)  # the headers that are read here stand at most once: see `head_checks`
         host = given.get(b"host", b"").decode("latin-1")
-        named = authority(host)
-        if named is None or not (WILDCARD in self.hosts or named.host in self.hosts):
+        target = authority(host)
+        if target is None or not (WILDCARD in self.hosts or target.host in self.hosts):
             raise Forbidden(f"this server does not answer to the host {host[:CHARACTERS_MAX]!r}")
         if b"origin" not in given:
-            if given.get(b"sec-fetch-site") == b"cross-site":  # an image, say, comes without an `Origin`
+            if given.get(b"sec-fetch-site") == b"cross-site":  # the GET of an image, for example, has no `Origin`
                 raise Forbidden("other sites' pages may not use this server")
             return
         origin = given[b"origin"].decode("latin-1")
-        if not (self._is_own(origin, named) or self._allows(origin)):
+        if not (self._is_own(origin, target) or self._allows(origin)):
             raise Forbidden(f"pages of {origin[:CHARACTERS_MAX]!r} may not use this server")
 
     def cors_headers(self, headers: Headers) -> list[Header]:
@@ -80,5 +80,5 @@ class Origins:
         return bool(origin) and (WILDCARD in self.origins or origin.lower() in self.origins)
 
     def _is_own(self, origin: str, host: Authority) -> bool:
-        """Whether a page came from the very host and port that it asks now, by a name that is really ours."""
+        """Whether a page came from the very host and port that it calls now, by a host name of this server."""
         return host.host in self.hosts and same_origin(origin, host)

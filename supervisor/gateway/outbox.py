@@ -3,8 +3,8 @@
 Tokens of many clients come in one turn of the event loop, and none of them may wait for a client that does not read. So
 `put` never waits: it writes to the socket directly, and what the socket does not take goes into the client's backlog,
 which one task drains. A client whose backlog is full, or that reads nothing for a while, is dropped. Frames, pongs,
-closes and HTTP bodies all enter whole and synchronously, so nothing is written into the middle of something else. TLS
-has no send that does not block; there everything goes through the backlog.
+close frames and HTTP bodies all enter whole and synchronously, so nothing is written into the middle of something else.
+TLS has no send that does not block; there everything goes through the backlog.
 """
 
 from __future__ import annotations
@@ -15,40 +15,27 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 import trio
 from attrs import define, field, frozen
 
 from protocol.errors import SlowClient
+from supervisor.gateway.memory_budgets import UNBOUNDED, Backlogs
 
 READ_BYTES = 64 * 1024
 FRAMES_A_WRITE = 64  # of one `writev`
-UNBOUNDED = 2**63  # for a client that shares with no other
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, with a reset
+RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: close at once, with a reset
 TLS_BYTES_A_WRITE = 16 * 1024  # the longest record: a client that cannot take one in `stall_s` does not read
-
-
-@define(eq=False)
-class Backlogs:
-    """The backlogs of all clients: beyond half of `bytes_max` each client may have its share of the other half."""
-
-    bytes_max: Callable[[], int]
-    size_bytes: int = 0
-    count: int = 0  # clients that have a backlog
-
-    def allows(self, own: int, more: int) -> bool:
-        """Whether a client with a backlog of `own` bytes may have `more` on top of them."""
-        half = self.bytes_max() // 2
-        return self.size_bytes + more <= half or own + more <= half // max(1, self.count)
 
 
 @frozen
 class OutboxStatistics:
-    """What a client has not been sent yet."""
+    """The backlog of one client, and what became of all bytes that were accepted for it."""
 
     backlog_bytes: int
     backlog_frames: int
-    begun_frames: int  # of those, which the socket may have taken in part, so that they must go out whole
+    begun_frames: int  # of those; the socket may have part of them, so they must go out whole
     sent_bytes: int
     lost_bytes: int
 
@@ -64,15 +51,15 @@ class Outbox(trio.abc.Stream):
     backlog_bytes: int = 0
     accepted_bytes: int = 0  # of all calls of `put` that did not raise
     client_gone: bool = False
-    closed_here: bool = False  # it was closed by this end while its client was there
+    closed_here: bool = False  # this server closed it, not the client
     drop_reason: str | None = None  # "backlog" or "stalled", once the client was too slow
     on_backlog: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
     lost_bytes: int = 0  # that were accepted and will never be sent
     _closed: bool = False
     _lost_frames: bool = False  # the connection ended with a backlog
-    _frames: list[bytes] = field(factory=list)  # the backlog; of the first one a part may have been sent
-    _begun_frames: int = 1  # the first so many must go out whole, since the socket may have part of them
-    _callbacks: deque[tuple[int, Callable[[bool], None]]] = field(factory=deque)  # and the bytes that each waits for
+    _frames: list[bytes] = field(factory=list)  # the backlog; part of the first one may have been sent
+    _begun_frames: int = 1  # the number of first frames that must go out whole: the socket may have part of them
+    _callbacks: deque[tuple[int, Callable[[bool], None]]] = field(factory=deque)  # with the bytes that each waits for
     _more: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _progress: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -81,7 +68,7 @@ class Outbox(trio.abc.Stream):
         """Write `data`, now or later, whole and in order.
 
         Raises `SlowClient` if the backlog has no room for it, `trio.BrokenResourceError` if the client is gone. Without
-        a backlog it is accepted whatever its size: the client has not been slow yet, and part of it has been written.
+        a backlog data of any size is accepted: the client has not been slow yet, and part of it has been written.
         """
         if self.client_gone:
             raise trio.BrokenResourceError("the client is gone")
@@ -101,7 +88,7 @@ class Outbox(trio.abc.Stream):
         return self.accepted_bytes - self.backlog_bytes - self.lost_bytes
 
     def statistics(self) -> OutboxStatistics:
-        """Return what waits, what has left, and what never will."""
+        """Return the backlog, and the bytes that were sent or lost."""
         backlog_bytes, frames = sum(map(len, self._frames)), len(self._frames)
         return OutboxStatistics(
             backlog_bytes, frames, min(self._begun_frames, frames), self.sent_bytes, self.lost_bytes
@@ -115,7 +102,7 @@ class Outbox(trio.abc.Stream):
             callback(not self.lost_bytes)
 
     def put_last(self, data: bytes) -> None:
-        """Write the last bytes of this connection, in place of every frame that the client has not begun to get."""
+        """Write the last bytes of this connection, in place of every frame that the socket has nothing of yet."""
         if not self.client_gone:
             del self._frames[self._begun_frames :]
             kept_bytes = sum(map(len, self._frames))
@@ -144,7 +131,7 @@ class Outbox(trio.abc.Stream):
     async def wait_room(self, size: int) -> None:
         """Wait until the backlog is empty, or half of it has room for `size` bytes, or the client is gone.
 
-        A long answer is written piece by piece with this wait in between, so that it does not fill the backlog itself.
+        A long response is written piece by piece with this wait between them, so that it does not fill the backlog.
         """
         await trio.lowlevel.checkpoint()
         while self._frames and not self.client_gone and self.backlog_bytes + size > self.backlog_bytes_max // 2:
@@ -162,14 +149,12 @@ class Outbox(trio.abc.Stream):
         A socket that is closed with unread input resets the connection, which destroys what the client has not read.
         """
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if isinstance(
-                self.stream, trio.SocketStream
-            ):  # under TLS the client knows the end from the head and the frames
+            if isinstance(self.stream, trio.SocketStream):  # TLS has no half-close: head and frames show the end
                 await self.stream.send_eof()
             while await self.stream.receive_some(READ_BYTES):
                 pass
 
-    # What trio-websocket calls of a stream -----------------------------------------------
+    # The stream as trio-websocket uses it ---------------------------------------------------
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data` through the outbox."""
@@ -180,18 +165,18 @@ class Outbox(trio.abc.Stream):
             raise trio.BrokenResourceError(str(error)) from error
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait for the backlog to empty."""
+        """Wait until the backlog is empty or the client is gone."""
         await self.wait_flushed()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Return what comes from the client."""
+        """Return the next bytes from the client, none at the end."""
         return await self.stream.receive_some(max_bytes or READ_BYTES)
 
     def close(self) -> bool:
-        """Close the socket if that takes no time; return whether it is closed.
+        """Close the socket unless that needs a wait, as an orderly end of TLS does; return whether it is closed.
 
-        If a backlog is lost by that, the connection is reset: an orderly end would make a body look whole that ends
-        where its connection does (HTTP/1.0).
+        If a backlog is lost by that, the connection is reset: after an orderly end, a body that ends with its
+        connection (HTTP/1.0) would look complete.
         """
         self._closed, self.closed_here = True, self.closed_here or not self.client_gone
         lost = bool(self._frames) or self._lost_frames
@@ -254,10 +239,10 @@ class Outbox(trio.abc.Stream):
         with trio.move_on_after(self.stall_s) as deadline:
             await trio.lowlevel.wait_writable(stream.socket)
         if deadline.cancelled_caught:
-            self._stalled()
+            self._drop_stalled()
 
     async def _send_some(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
-        """Send the first frames, or a piece of the first one; they leave the backlog once the socket has them."""
+        """Send some first frames, or a piece of one; they are taken off the backlog once the socket has them."""
         self._begun_frames, size = 1, len(self._frames[0])
         while (
             self._begun_frames < len(self._frames) and size + len(self._frames[self._begun_frames]) <= TLS_BYTES_A_WRITE
@@ -272,10 +257,10 @@ class Outbox(trio.abc.Stream):
             self._discard()
             return
         if deadline.cancelled_caught:
-            self._stalled()
+            self._drop_stalled()
         self._taken(len(data))
 
-    def _stalled(self) -> None:
+    def _drop_stalled(self) -> NoReturn:
         self.drop_reason = "stalled"
         self._discard()
         raise SlowClient(f"the client has read nothing for {self.stall_s} s")
@@ -293,8 +278,8 @@ class Outbox(trio.abc.Stream):
         self._taken(taken)
 
     def _taken(self, taken: int) -> None:
-        """Take so many bytes off the backlog."""
-        if not self._frames:  # it was closed while it was being sent
+        """Take `taken` bytes off the backlog."""
+        if not self._frames:  # the outbox was closed during the write
             return
         self._resize(self.backlog_bytes - taken)
         whole = 0
@@ -310,7 +295,7 @@ class Outbox(trio.abc.Stream):
             self._call_back(whole=True)
 
     def _call_back(self, *, whole: bool) -> None:
-        """Call those whose bytes have been sent, or, if no more will be (not `whole`), all of them."""
+        """Call the callbacks whose bytes have been sent; if no more will be (not `whole`), all of them."""
         sent_bytes = self.sent_bytes
         while self._callbacks and (not whole or self._callbacks[0][0] <= sent_bytes):
             awaited_bytes, callback = self._callbacks.popleft()

@@ -1,8 +1,9 @@
-"""What becomes of a valid request, by whichever API it came: the model's processor answers it, and it is accounted.
+"""The answering and accounting of valid requests, whichever API they came by.
 
-Each request has one record, from its arrival to the last byte that its client gets. The record is what the access log,
-the metrics and the usage in the response are made of, so that they cannot disagree. A request can end in two ways at
-once: complete here, and incomplete for a client that did not read. So it is logged when its bytes have left, or cannot.
+Each request has one record, from its arrival to the last byte that its client gets. The access log, the metrics and the
+usage in the response are made from that record, so that they cannot disagree. A request can end in two ways at once:
+complete here, and incomplete for a client that did not read. So it is logged once the socket has taken its last bytes,
+or it is certain that it never will.
 """
 
 from __future__ import annotations
@@ -54,22 +55,22 @@ class ServedModel:
 
 @frozen
 class Ended:
-    """How a response ended here, whatever the client got of it."""
+    """The end of a response on this side, however much of it the client got."""
 
     outcome: str
     error: RequestError | None
-    took_s: float
+    duration_s: float
 
 
 @define(eq=False)
 class RequestRecord:
-    """One request: when what happened, and how many tokens it took. Times are those of `trio.current_time`."""
+    """One request: its times, by `trio.current_time`, its tokens, and how it ended."""
 
     request_id: str
     model: str
     api: str
     received_at: float
-    key: Key | None = None  # None: no key was presented
+    key: Key | None = None  # None: the request needs none
     request_line: str = ""  # the method and the path, or the type of a WebSocket event
     trace: Trace | None = None
     admitted_at: float | None = None
@@ -80,15 +81,15 @@ class RequestRecord:
     last_at: float | None = None
     reason: FinishReason | None = None  # of the choice that ended last
     aborted_by: RequestError | None = None
-    settles: bool = True  # it is logged as soon as it has ended; else when the client has it, by `settle`
+    settles: bool = True  # it is logged as soon as it has ended; otherwise by the caller of `settle`
     ended: Ended | None = None  # once it has ended
-    sent_bytes: int = 0  # of its answer
+    sent_bytes: int = 0  # of its response
     memory: MemoryReservation | None = None  # of a response that is kept until it is complete
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     @property
     def usage(self) -> Usage:
-        """The tokens so far."""
+        """The tokens that have been counted so far."""
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
     def raise_if_aborted(self) -> None:
@@ -103,12 +104,12 @@ class RequestRecord:
 
 @define(eq=False)
 class RequestRunner:
-    """Has requests answered by the processors of models, within the deadlines of all requests."""
+    """Runs requests through the processors of their models, within the deadlines that hold for all requests."""
 
     served: Mapping[str, ServedModel]
     metrics: Metrics
-    first_token_s: float  # from the arrival of a request, whatever it waits for
-    total_s: float  # the same
+    first_token_s: float  # from the arrival of a request, all waits included
+    total_s: float  # from the arrival, too
     access: AccessLog = field()
     _running: set[RequestRecord] = field(factory=set)
 
@@ -118,7 +119,7 @@ class RequestRunner:
 
     @property
     def running(self) -> int:
-        """The number of requests that are being answered, or wait to be."""
+        """The number of requests that are being answered, or wait for admission."""
         return len(self._running)
 
     def find(self, model: str) -> ServedModel:
@@ -137,9 +138,9 @@ class RequestRunner:
 
     @contextmanager
     def recording(self, record: RequestRecord) -> Iterator[None]:
-        """Record how the request ends that the body answers; while the body runs, `abort` can end it.
+        """Record how a request ends, while the body of the `with` statement answers it; `abort` can end it early.
 
-        A bug in the body ends it with `InternalError`.
+        A bug in the body becomes an `InternalError`.
         """
         outcome, error = AskerLeft.code, None
         self._running.add(record)
@@ -163,35 +164,35 @@ class RequestRunner:
             self._ended(record, outcome, error)
 
     async def answer(
-        self, request: Respond, served: ServedModel, record: RequestRecord, into: Callable[[TextReply], None]
+        self, request: Respond, served: ServedModel, record: RequestRecord, on_reply: Callable[[TextReply], None]
     ) -> Answered:
-        """Have one request answered; `into` is called with each reply, in the turn in which the reply comes.
+        """Return the result of one request; `on_reply` is called with each reply, in the turn in which it comes.
 
-        A response has at most the `total_max` tokens of its request, whatever engines come and go meanwhile. Raises
-        the `RequestError` that ended it, or what `into` raised.
+        A response has at most the `total_max` tokens of its request, whichever engines come and go meanwhile. Raises
+        the `RequestError` that ended it, or what `on_reply` raised.
         """
 
-        def on_reply(reply: TextReply) -> None:
+        def count_and_pass_on(reply: TextReply) -> None:
             self._count(record, reply)
-            into(reply)
+            on_reply(reply)
 
         def deadline() -> float:
             return record.received_at + self.first_token_s if record.first_at is None else inf
 
         with trio.move_on_at(record.received_at + self.total_s) as total:
             async with served.ask.ask(request, (request.total_max or 0) * request.choices) as answer:
-                answered = await answer.relay(on_reply, deadline)
+                answered = await answer.relay(count_and_pass_on, deadline)
         if total.cancelled_caught:
             raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")
         if answered is None:
             raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
         assert isinstance(answered, Answered)  # nothing else answers a Respond
         record.completion_tokens = answered.usage.completion_tokens
-        record.cached_tokens = answered.usage.cached_tokens  # `Started` has those of the first prompt alone
+        record.cached_tokens = answered.usage.cached_tokens  # `Started` counts those of the first choice's prompt alone
         return answered
 
     def abort(self, record: RequestRecord, why: RequestError) -> None:
-        """End one request early; the body of its `recording` ends with `why`."""
+        """End one request early; its `recording` raises `why`."""
         if record.aborted_by is None:
             record.aborted_by = why
             record.scope.cancel(reason=why.code)
@@ -231,9 +232,9 @@ class RequestRunner:
             self.settle(record)
 
     def settle(self, record: RequestRecord, cut: str | None = None) -> None:
-        """Log and count a request that has ended, once its client has all of the response that it will get.
+        """Log and count a request that has ended, once its client has as much of the response as it will get.
 
-        `cut` is the reason why it did not get all; that is logged only if the response was complete here.
+        `cut` is the reason why that is not all of it, which is logged only if the response was complete here.
         """
         if (ended := record.ended) is None:
             return
@@ -243,7 +244,7 @@ class RequestRunner:
             self.metrics.response_incomplete(record.api, cut)
         elif outcome == AskerLeft.code and cut in DROPPED:  # this server ended the connection, not the client
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
-        self.metrics.request_ended(record.model, record.api, outcome, ended.took_s, record.usage)
+        self.metrics.request_ended(record.model, record.api, outcome, ended.duration_s, record.usage)
         line: dict[str, object] = {
             "request_id": record.request_id,
             **log_fields(record.trace),
@@ -255,7 +256,7 @@ class RequestRunner:
             "outcome": outcome,
             **({"cut": cut} if outcome == CUT else {}),
             "response_bytes": record.sent_bytes,
-            "duration_s": round(ended.took_s, 4),
+            "duration_s": round(ended.duration_s, 4),
             "waited_s": record.seconds_to(record.admitted_at),
             "first_token_s": record.seconds_to(record.first_at),
             "prompt_tokens": record.prompt_tokens,
@@ -266,7 +267,7 @@ class RequestRunner:
 
 
 def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:
-    """Log an unexpected exception, and return the error for the client; a lack of memory is logged as that."""
+    """Log an unexpected exception, and return the error for the client, which is `Overloaded` if memory ran out."""
     if isinstance(bug, MemoryError):
         log.error("no memory was left for a request", extra={"request_id": request_id, **log_fields(trace)})
         return Overloaded(NO_MEMORY)

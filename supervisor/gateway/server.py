@@ -1,8 +1,9 @@
 """The gateway's port: accepts clients, and serves each in a task of its own until its connection ends.
 
-Whatever happens to one client, by its own fault or by a bug of ours, must end with its connection. A client for which
-there is no room is told so, unless telling would cost more than serving. A connection ends in an order that loses
-nothing: the last response is flushed, then the client has its time to read and close, and only then the socket closes.
+Whatever happens to one client, by its own fault or by a bug of ours, must end with its connection and reach no other. A
+client for which there is no room gets an error, unless sending it would cost more than serving. A connection ends in an
+order that loses nothing: the last response is flushed, then the client has time to read it and close, and only then is
+the socket closed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ async def serve(
 ) -> None:
     """Serve clients on one port until cancelled; `started(port)` means that it listens.
 
-    Raises `StartFailed` if the port cannot be had.
+    Raises `StartFailed` if it cannot listen there.
     """
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
@@ -70,13 +71,13 @@ def _guarded(gateway: Gateway, listener: trio.SocketListener) -> GuardedListener
 async def serve_stream(
     gateway: Gateway, routes: RouteTable, refusing: trio.CapacityLimiter, stream: trio.SocketStream
 ) -> None:
-    """Serve one client, or refuse it if there are too many, with an answer if that is cheap."""
+    """Serve one client, or refuse it if there are too many, with an error response if that is cheap."""
     if gateway.connections.make_room(address := address_of(stream)):
         await _connection(gateway, routes, stream, address, full=False)
     elif gateway.tls is None and refusing.available_tokens:
         async with refusing:
             await _connection(gateway, routes, stream, address, full=True)
-    else:  # a TLS handshake for a refusal costs more than to serve
+    else:  # a TLS handshake costs more than a request
         gateway.runner.metrics.refused(Overloaded.code)
 
 
@@ -110,7 +111,7 @@ async def _connection(
 
 
 async def _shake_hands(secure: trio.SSLStream[trio.SocketStream], within_s: float) -> bool:
-    """Return whether the TLS handshake succeeded in time; clients that try something else are not worth a warning."""
+    """Return whether the TLS handshake succeeded in time; a failure is the client's, so it is logged at debug level."""
     with trio.move_on_after(within_s):
         try:
             await secure.do_handshake()
@@ -130,7 +131,7 @@ async def _run_connection(gateway: Gateway, outbox: Outbox, connection: HttpConn
             await connection.run()
         async with gateway.ending:
             pass  # only so many connections end in one turn
-        # This ends when the client has read everything, or nothing for `stall_s`; a dropped one has `close_s`.
+        # This ends when the client has read everything, or nothing for `stall_s`; a dropped client has `close_s`.
         with trio.move_on_after(inf if outbox.drop_reason is None else gateway.limits.close_s):
             await outbox.wait_flushed()
         if connection.unread and not outbox.client_gone:

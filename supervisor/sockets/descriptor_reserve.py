@@ -1,9 +1,9 @@
 """A reserve of file descriptors, and listeners that refuse connections instead of using it.
 
-Anybody can open connections, and everything else a node does needs descriptors too: restarting an engine, writing a
-log, reading a key file again. So a few descriptors are held open for nothing. When the process has no others left,
-they are lent to a task that must not fail, and new connections are refused until the reserve is full again: running out
-of descriptors costs new connections, and nothing that is already running.
+Anybody can open connections, and everything else that a node does needs descriptors too: restarting an engine, writing
+a log, reading a key file again. So a few descriptors are held open without a use. When the process has no others left,
+they are closed while a task runs that must not fail, and new connections are refused until the reserve is full again.
+Running out of descriptors therefore costs new connections, and nothing that is already running.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 @define(eq=False)
 class Reserve:
-    """Descriptors held open for nothing, to be lent when the process has no others left."""
+    """Descriptors that are held open without a use, to be lent when the process has no others left."""
 
     size: int = RESERVE
     _borrowers: int = 0  # loans overlap, and end in any order
@@ -37,7 +37,7 @@ class Reserve:
 
     @property
     def lending(self) -> bool:
-        """Whether it is lent to anybody now."""
+        """Whether the reserve is lent to any task now."""
         return self._borrowers > 0
 
     def fill(self) -> bool:
@@ -49,7 +49,7 @@ class Reserve:
 
     @contextmanager
     def lend(self) -> Iterator[None]:
-        """Close the descriptors while the body runs, so that it finds some; fill the reserve after the last loan."""
+        """Close the descriptors while the body runs, so that it can open some; fill the reserve after the last loan."""
         self._borrowers += 1
         self.empty()
         try:

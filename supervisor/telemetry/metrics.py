@@ -110,7 +110,7 @@ class Metrics:
         self._refusals[code,] += 1
 
     def client_dropped(self, reason: str) -> None:
-        """Count a disconnected client: its `backlog` was full, it `stalled`, or it made room as a `stranger`."""
+        """Count a dropped client: its `backlog` was full, it `stalled`, or it was `unauthenticated` and made room."""
         self._dropped[reason,] += 1
 
     def response_incomplete(self, api: str, reason: str) -> None:

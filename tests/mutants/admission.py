@@ -31,7 +31,7 @@ BUGS: Bugs = {
         Bug("a request weighs one, whatever it asks for", "self.inside += waiter.weight", "self.inside += 1"),
         Bug("what an owner holds inside is not counted", "self._queue.charge(waiter.owner, waiter.weight)", "pass"),
         Bug("a large request is passed for ever", "                kept = min(", "                min("),
-        Bug("an owner may hold everything", "if taken and taken + waiter.weight > waiter.at_most:", "if False:"),
+        Bug("an owner may hold everything", "if taken and taken + waiter.weight > waiter.owner_max:", "if False:"),
     ),
     "supervisor/gateway/connections.py": (
         Bug(

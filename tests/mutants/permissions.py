@@ -41,7 +41,7 @@ BUGS: Bugs = {
             "wire.certificate_names() if self.section.verifies_node_names else None",
             "None",
         ),
-        Bug("the oldest stranger goes, wherever it is from", ".close_oldest_of_busiest_address())", ".end_oldest())"),
+        Bug("the oldest stranger goes, wherever it is from", ".close_oldest_of_busiest_address())", ".close_oldest())"),
     ),
     "supervisor/sockets/unauthenticated.py": (
         Bug(

@@ -104,7 +104,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "who gives up is waited for",
-            "                self._admit()  # what was kept for it is free",
+            "                self._admit()  # places may have been kept for it",
             "                pass",
         ),
     ),

@@ -21,7 +21,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "all clients' requests that come ahead are read in one turn",
-            "        if self._ahead > AHEAD_FREE:\n",
+            "        if self._pipelined > PIPELINED_FREE:\n",
             "        if False:\n",
         ),
         Bug(
@@ -31,8 +31,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "whoever sends few requests ahead waits for those who send many",
-            "        if self._ahead > AHEAD_FREE:\n",
-            "        if self._ahead:\n",
+            "        if self._pipelined > PIPELINED_FREE:\n",
+            "        if self._pipelined:\n",
         ),
     ),
     "supervisor/gateway/http/exchange.py": (

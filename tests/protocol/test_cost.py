@@ -141,17 +141,17 @@ async def test_an_owner_holds_no_more_than_it_may_and_the_rest_is_for_others(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     made, log = gate(4), []
-    mine = {"owner": "a", "at_most": 3}
-    waiters = [*((f"a{n}", 5, mine) for n in range(4)), ("b", 5, {"owner": "b", "at_most": 3})]
+    mine = {"owner": "a", "owner_max": 3}
+    waiters = [*((f"a{n}", 5, mine) for n in range(4)), ("b", 5, {"owner": "b", "owner_max": 3})]
     await line_up(made, log, *waiters)
     assert sorted(log) == [(0, "a0"), (0, "a1"), (0, "a2"), (0, "b"), (5, "a3")]
 
 
 async def test_whoever_waits_for_its_owners_own_in_vain_is_told_so(autojump_clock: trio.testing.MockClock) -> None:
     made = gate(4, admit_s=3)
-    async with made.admitted(owner="a", weight=2, at_most=2):
+    async with made.admitted(owner="a", weight=2, owner_max=2):
         with pytest.raises(Overloaded, match=r"^no place of the 2 that its key may have at once was free within 3 s$"):
-            async with made.admitted(owner="a", at_most=2):
+            async with made.admitted(owner="a", owner_max=2):
                 pass
 
 
@@ -159,7 +159,7 @@ async def test_one_request_that_is_more_than_its_owner_may_hold_goes_alone(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     made, log = gate(8), []
-    mine = {"owner": "a", "at_most": 3}
+    mine = {"owner": "a", "owner_max": 3}
     await line_up(made, log, ("small", 5, mine), ("large", 5, {**mine, "weight": 6}), ("small too", 5, mine))
     assert log == [(0, "small"), (5, "large"), (10, "small too")]
 
@@ -334,7 +334,7 @@ def test_whatever_comes_the_places_are_never_too_few_or_too_many(requests_max, w
         async def stay(owner, weight, priority, scope) -> None:
             with scope:
                 try:
-                    async with made.admitted(priority, owner=owner, weight=weight, at_most=4):
+                    async with made.admitted(priority, owner=owner, weight=weight, owner_max=4):
                         await trio.sleep_forever()
                 except Overloaded:
                     pass

@@ -1,1 +1,1 @@
-"""HTTP clients of the gateway: connections, exchanges, and the routes that answer them."""
+"""HTTP clients of the gateway: their connections, and the routes that answer their requests."""

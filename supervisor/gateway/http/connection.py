@@ -1,8 +1,9 @@
 """One HTTP connection: its requests one after the other, until it closes or becomes a WebSocket.
 
-A request goes through the same steps whatever its route: its head is read, its caller is let in, its body is read, its
-route answers. Meanwhile the socket is read on, for one reason: a client that leaves must not be answered to the end.
-Whatever is refused gets an answer in full, and keeps its connection if the next request can be told from the rest.
+A request goes through the same steps whatever its route: its head is read, its caller is authorized, its body is read,
+its route answers. During the answer the socket is read on, for one reason: when the client leaves, its request must be
+cancelled. A refused request gets a complete error response, and keeps its connection if the start of the next request
+can be found.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class HttpConnection:
     gateway: Gateway
     routes: RouteTable
     upgrade: Upgrade
-    busy: bool = False  # a whole request has come, and its answer has not ended
+    busy: bool = False  # a whole request has been read, and its response has not ended
     _reader: RequestReader = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -45,25 +46,25 @@ class HttpConnection:
 
     @property
     def unread(self) -> bool:
-        """Whether the client may have more to say than was read."""
+        """Whether the client may have sent more than was read."""
         return self._reader.unread
 
     def drain(self) -> None:
-        """Let go of a connection that waits for its next request."""
+        """End the connection if it waits for its next request."""
         self._reader.drain()
 
     def refuse_partial(self) -> None:
-        """Refuse a request that has come in part: the rest would be refused, too."""
+        """Refuse a request of which a part has been received: it would be refused as a whole, too."""
         self._reader.refuse_partial()
 
     def refuse(self, error: RequestError) -> None:
-        """Refuse a connection before it has asked anything."""
+        """Refuse a connection before its first request."""
         self._reader.more_unread = True
         with suppress(trio.BrokenResourceError):  # it is gone already
             self._fail_last(self._exchange(), error)
 
     async def run(self) -> None:
-        """Serve requests until the client has had enough, or must close."""
+        """Serve requests until the client leaves or the connection must close."""
         try:
             while (request := await self._reader.head()) is not None:
                 exchange = self._exchange(request)
@@ -74,7 +75,7 @@ class HttpConnection:
                     await self._respond(exchange)
                 finally:
                     exchange.release()
-                self._reader.more_unread = exchange.closes  # what comes too early must not destroy what was answered
+                self._reader.more_unread = exchange.closes  # unread bytes would reset the connection, and the response
                 syntax = self._reader.syntax
                 if syntax.our_state is not h11.DONE or syntax.their_state is not h11.DONE:
                     return
@@ -96,14 +97,14 @@ class HttpConnection:
         exchange.closes = True
         exchange.fail(error, status)
 
-    def _starved(self, error: MemoryError, exchange: Exchange) -> None:
-        """Answer what there was no memory for, once what had been read of it is let go of; the connection ends."""
-        error.__traceback__ = None  # its frames hold what was read
+    def _fail_without_memory(self, error: MemoryError, exchange: Exchange) -> None:
+        """Free what was read of a request for which memory ran out, and answer it; the connection ends."""
+        error.__traceback__ = None  # its frames refer to what was read
         exchange.release()
         self._fail_last(exchange, internal_error(error, exchange.request_id, exchange.trace))
 
     async def _upgraded(self, exchange: Exchange) -> bool:
-        """Hand a WebSocket client over; return whether there was one."""
+        """Serve a client that asks for a WebSocket; return whether it did."""
         if not wants_websocket(exchange):
             return False
         resource = self.routes.find(exchange.path)
@@ -116,7 +117,7 @@ class HttpConnection:
             if not is_handshake(exchange):
                 raise BadRequest("this is no WebSocket handshake of version 13")
         except RequestError as error:
-            self._fail_last(exchange, error)  # whoever asked to speak otherwise from here on may do so already
+            self._fail_last(exchange, error)  # WebSocket frames may follow, so no next request can be found
         else:
             self._reader.more_unread = True
             raw = handshake_bytes(exchange) + self._reader.trailing_bytes
@@ -125,15 +126,15 @@ class HttpConnection:
 
     async def _respond(self, exchange: Exchange) -> None:
         if _has_two_lengths(exchange):
-            exchange.closes = True  # whoever stands before us may count the body otherwise
+            exchange.closes = True  # a proxy in front may have read the body by the other length
         try:
-            if self._preflown(exchange):
+            if self._answered_preflight(exchange):
                 return
             resource = self.routes.find(exchange.path)
             self._admit(exchange, resource)
             handler, reads = _handler(exchange, resource)
             if reads:
-                (exchange.key or self.gateway.keys.anonymous).charge()  # what is refused below counts too
+                (exchange.key or self.gateway.keys.anonymous).charge()  # before refusals, which count, too
                 exchange.check_media()
             body = await self._reader.body(exchange)
             if reads:
@@ -143,7 +144,7 @@ class HttpConnection:
         except Unreadable as unreadable:
             exchange.fail(unreadable.error, unreadable.status)
         except MemoryError as error:
-            self._starved(error, exchange)
+            self._fail_without_memory(error, exchange)
         else:
             self.busy = True
             async with trio.open_nursery() as nursery:
@@ -153,7 +154,7 @@ class HttpConnection:
         if self.outbox.client_gone:
             raise ClientLeft
 
-    def _preflown(self, exchange: Exchange) -> bool:
+    def _answered_preflight(self, exchange: Exchange) -> bool:
         """Answer a CORS preflight, which carries no key; return whether it was one."""
         if exchange.method != "OPTIONS":
             return False
@@ -163,9 +164,9 @@ class HttpConnection:
         return True
 
     def _admit(self, exchange: Exchange, resource: Resource | None) -> None:
-        """Raise the `RequestError` by which this caller may not ask here; who may is counted.
+        """Authorize the caller, and count its connection by its key; raises the `RequestError` that refuses it.
 
-        Strangers are refused before they can tell which paths exist.
+        A caller without a key is refused before it can find out which paths exist.
         """
         access = Access.KEY if resource is None else resource.access
         if access is Access.OPEN:
@@ -184,18 +185,18 @@ class HttpConnection:
             except trio.BrokenResourceError:
                 raise
             except MemoryError as error:
-                self._starved(error, exchange)
-            except Exception as bug:  # noqa: BLE001  # it is logged there
+                self._fail_without_memory(error, exchange)
+            except Exception as bug:  # noqa: BLE001  # `internal_error` logs it
                 exchange.fail(internal_error(bug, exchange.request_id, exchange.trace))
         except (trio.BrokenResourceError, SlowClient):
-            self._reader.syntax.send_failed()  # nobody listens any more
+            self._reader.syntax.send_failed()  # the client is gone
             exchange.settle(lost=True)
         finally:
             exchange.settle()
 
 
 def _handler(exchange: Exchange, resource: Resource | None) -> tuple[Handler, bool]:
-    """Return what answers, and whether it takes a body of JSON; raises `NotFound` or `MethodNotAllowed`."""
+    """Return the handler of a request, and whether it reads a JSON body; raises `NotFound` or `MethodNotAllowed`."""
     if resource is None:
         raise NotFound(f"there is nothing at {exchange.path[:200]}")
     exchange.allow = resource.allow

@@ -1,7 +1,7 @@
 """One HTTP request and its response, as a route sees them.
 
-A response is written through h11 into the client's outbox, synchronously, so that a token is on its way in the turn in
-which it comes. A response that has begun cannot turn into an error: if it fails then, its body is left without its end,
+A response is written through h11 into the client's outbox, synchronously, so that a token is sent in the turn in which
+it comes. A response that has begun cannot become an error response: if it fails then, its body is left without its end,
 so that no client takes it for complete.
 """
 
@@ -38,10 +38,10 @@ T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # what is safe in any log and any shell
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # safe in any log and any shell
 QUERY_FIELDS_MAX = 32
-UNREAD_PIECES_MAX = 64  # of a body that is not needed, read to keep its connection: a piece can be a single byte
-BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read whatever else is kept
+UNREAD_PIECES_MAX = 64  # of a body that is read only to keep its connection: a piece can be a single byte
+BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read when the budget is used up
 
 
 @define(eq=False)
@@ -52,14 +52,14 @@ class Exchange:
     outbox: Outbox
     syntax: h11.Connection
     request: h11.Request | None = None  # None: it could not be parsed, or did not come
-    operations: tuple[Operation, ...] = ()  # of all routes of this server, for the one that describes them
-    key: Key | None = None  # once the caller is known
+    operations: tuple[Operation, ...] = ()  # of all routes of this server, for the OpenAPI document
+    key: Key | None = None  # once the caller is authorized
     allow: bytes = b""  # the methods of its path, once that is found
-    probe: bool = False  # monitors ask this route every few seconds
+    probe: bool = False  # its route is called by monitors every few seconds
     closes: bool = False  # the connection closes after this response
     request_id: str = ""
     received_at: float = 0.0
-    caller: Trace | None = None  # where the client says that it stands in a trace
+    caller: Trace | None = None  # the span of the client, from its headers
     trace: Trace | None = None
     _begins_at: int = 0  # the place of the response among all bytes of the outbox
     body_memory: MemoryReservation = field(init=False)
@@ -70,17 +70,15 @@ class Exchange:
     def __attrs_post_init__(self) -> None:
         self.received_at = trio.current_time()
         self._begins_at = self.outbox.accepted_bytes
-        self.body_memory, self.answer_memory = (
-            self.gateway.bodies.reserve(None, BODY_BYTES_FREE),
-            self.gateway.answers.reserve(None),
-        )
-        self.request_id = self._given_id() or self.gateway.new_id()
+        self.body_memory = self.gateway.bodies.reserve(None, BODY_BYTES_FREE)
+        self.answer_memory = self.gateway.answers.reserve(None)
+        self.request_id = self._client_request_id() or self.gateway.new_id()
         if self.request is not None:
             self.caller = from_headers(self.headers)
             self.trace = child_span(self.caller, self.gateway.new_id())
 
     def set_key(self, key: Key) -> None:
-        """Set the caller's key, in whose name memory is reserved."""
+        """Set the caller's key, by which memory is reserved from now on."""
         self.key = key
         self.body_memory.owner = self.answer_memory.owner = self.gateway.memory_owner(key)
 
@@ -98,7 +96,7 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes:
         """Return the values of a header, joined as HTTP joins them; empty if it is not there."""
-        return b", ".join(value for key, value in self.headers if key == name)
+        return b", ".join(value for header, value in self.headers if header == name)
 
     @property
     def method(self) -> str:
@@ -111,7 +109,7 @@ class Exchange:
         target = b"" if self.request is None else self.request.target
         if not target.startswith((b"http://", b"https://")):
             return target.decode("latin-1").partition("?")[0]
-        try:  # a client that takes this server for a proxy sends a whole URL
+        try:  # a client that uses this server as a proxy sends a whole URL
             return urlsplit(target.decode("latin-1")).path or "/"
         except ValueError:
             return ""
@@ -145,9 +143,9 @@ class Exchange:
         return self._record
 
     def settle(self, *, lost: bool = False) -> None:
-        """Log and count the response as what the client gets of it, once the socket has taken it or cannot.
+        """Log and count the response once the socket has taken its last byte, or never will.
 
-        `lost` is whether its end could not be written; calls after the first do nothing.
+        `lost` means that its end could not be written; calls after the first do nothing.
         """
         record, self._record = self._record, None
         if record is None:
@@ -163,26 +161,26 @@ class Exchange:
         outbox.on_sent(on_sent)
 
     async def read(self, parse: Callable[[bytes], T], body: bytes) -> T:
-        """Return the parsed body, from a thread if it is long; raises the `RequestError` that lists its mistakes."""
-        return await self.run_aside(reading_work(body), partial(parse, body))
+        """Return the parsed body; raises the `RequestError` that lists its mistakes."""
+        return await self.offload(reading_work(body), partial(parse, body))
 
-    async def run_aside(self, size: int, function: Callable[[], T]) -> T:
-        """Return what the function returns, from a thread if `size` is large; keys take turns in using the threads."""
+    async def offload(self, size: int, function: Callable[[], T]) -> T:
+        """Return the result of `function`, run in a thread if `size` is large; keys take turns in using the threads."""
         key = self.key or self.gateway.keys.anonymous
         return await Offload(self.gateway.run_in_thread, key.name).run(size, function)
 
     def check_media(self) -> None:
         """Raise `UnsupportedMediaType` if the headers say that the body is encoded, or is not JSON."""
         if (coding := self.header(b"content-encoding").strip().lower()) not in {b"", b"identity"}:
-            raise UnsupportedMediaType(f"the body is encoded as {_short(coding)}; send it as it is")
-        kind = self._media()
-        fine = kind in {b"", b"application/json", b"text/json", b"application/x-www-form-urlencoded"}
-        if not fine and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
-            raise UnsupportedMediaType(f"the body is {_short(kind)}; send application/json")
+            raise UnsupportedMediaType(f"the body is encoded as {_short(coding)}; send it unencoded")
+        media = self._media_type()
+        accepted = media in {b"", b"application/json", b"text/json", b"application/x-www-form-urlencoded"}
+        if not accepted and not (media.startswith(b"application/") and media.endswith(b"+json")):
+            raise UnsupportedMediaType(f"the body is {_short(media)}; send application/json")
 
     def check_form(self, body: bytes) -> None:
-        """Raise `UnsupportedMediaType` for a form; many clients send JSON under the media type of forms by default."""
-        if self._media() == b"application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):
+        """Raise `UnsupportedMediaType` for a form, unless it is JSON: many clients label that as a form by default."""
+        if self._media_type() == b"application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):
             raise UnsupportedMediaType("the body is a form; send application/json")
 
     # The response ----------------------------------------------------------------------------
@@ -193,7 +191,7 @@ class Exchange:
         return self.syntax.our_state not in {h11.IDLE, h11.SEND_RESPONSE}
 
     def reply(self, status: int, headers: list[Header], body: bytes) -> None:
-        """Write a complete response; one to a HEAD, or with status 204, has no body."""
+        """Write a complete response, without a body if the method is HEAD or the status 204."""
         if status != 204:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         head_only = self.method == "HEAD"
@@ -225,15 +223,15 @@ class Exchange:
         self.outbox.put(head + self._data(events) + self._end())
 
     def abort_stream(self, events: bytes, error: RequestError) -> None:
-        """Write the event that says why a response ends early, and leave its body without an end."""
+        """Write the error event of a response that ends early, and leave its body without an end."""
         if not isinstance(error, SlowClient):
             self.outbox.put(self._data(events))
-        elif self.outbox.sent_bytes >= self._begins_at:  # else it would stand in the middle of an earlier response
+        elif self.outbox.sent_bytes >= self._begins_at:  # or it would cut off an earlier response
             self.outbox.put_last(self._data(events))
         self.syntax.send_failed()
 
     def fail(self, error: RequestError, status: int | None = None) -> None:
-        """Write an error response, or if the response has begun, leave its body without an end."""
+        """Write an error response; if the response has begun, leave its body without an end instead."""
         status = status or error.http_status
         self.gateway.log_refused(
             error,
@@ -257,7 +255,7 @@ class Exchange:
         self.reply(status, headers, shapes.error_body(error))
 
     def all_read(self) -> bool:
-        """Whether the next request can be found behind the rest of this one; reads a little of what has come."""
+        """Whether the next request can be found behind the rest of this one; reads a little of what was received."""
         try:
             for _ in range(UNREAD_PIECES_MAX):
                 if self.syntax.their_state is not h11.SEND_BODY:
@@ -292,12 +290,12 @@ class Exchange:
     def _end(self) -> bytes:
         return self.syntax.send(h11.EndOfMessage()) or b""
 
-    def _given_id(self) -> str | None:
-        """Return the id that the client gave its request, None if it gave none that is fit for a log."""
-        given = self.header(b"x-request-id")
-        return given.decode() if REQUEST_ID.fullmatch(given) is not None else None
+    def _client_request_id(self) -> str | None:
+        """Return the request id that the client sent, None if it sent none that is safe in a log."""
+        request_id = self.header(b"x-request-id")
+        return request_id.decode() if REQUEST_ID.fullmatch(request_id) is not None else None
 
-    def _media(self) -> bytes:
+    def _media_type(self) -> bytes:
         return self.header(b"content-type").partition(b";")[0].strip().lower()
 
 

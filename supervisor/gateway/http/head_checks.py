@@ -1,8 +1,8 @@
-"""Strict checks of a request's head, where h11 or the standard library would let something pass.
+"""Strict checks of a request's head, where h11 or the standard library accepts too much.
 
-Two servers that read one request differently are how requests are smuggled past the first of them. So whatever a proxy
-in front of this server may read in another way is refused. Two oddities cannot be refused here, because h11 alone sees
-them: long chunk extensions, and a bare line feed in the lines between chunks.
+If two servers read one request differently, a second request can be smuggled past the first of them. So whatever a
+proxy in front of this server may read in another way is refused. Two oddities cannot be refused here, because only h11
+sees them: long chunk extensions, and a bare line feed in the lines between chunks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import frozen
 
 from protocol.errors import BadRequest
 
-HEADERS_MAX = 512  # proxies add a few dozen; each costs time here, however short it is
+HEADERS_MAX = 512  # proxies add a few dozen; each costs time here, however short
 VERSIONS = frozenset({b"1.0", b"1.1"})
 SINGLE = (b"host", b"origin", b"authorization", b"api-key", b"x-api-key")  # of two, a proxy may read the other one
 FOLDED = re.compile(rb"\n[ \t]")
@@ -35,10 +35,10 @@ class Authority:
 
 def authority(text: str) -> Authority | None:
     """Return the host and port of a `Host` header, None if it is neither a host nor a host with a port."""
-    found = AUTHORITY.fullmatch(text)
-    if found is None:
+    match = AUTHORITY.fullmatch(text)
+    if match is None:
         return None
-    host, port = found[1].strip("[]").lower(), found[2]
+    host, port = match[1].strip("[]").lower(), match[2]
     if port and int(port) > PORT_MAX:
         return None
     return Authority(host, int(port) if port else None)
@@ -46,15 +46,15 @@ def authority(text: str) -> Authority | None:
 
 def same_origin(origin: str, host: Authority) -> bool:
     """Whether a page of this origin came from the very host and port that it calls now."""
-    found = ORIGIN.fullmatch(origin)
-    if found is None or (page := authority(found[2])) is None:
+    match = ORIGIN.fullmatch(origin)
+    if match is None or (page := authority(match[2])) is None:
         return False
-    default = DEFAULT_PORTS[found[1].lower()]
+    default = DEFAULT_PORTS[match[1].lower()]
     return page.host == host.host and (page.port or default) == (host.port or default)
 
 
 def check_head(raw: bytes, request: h11.Request) -> None:
-    """Raise `BadRequest` for a head that a proxy may read otherwise; `raw` is the head as it came."""
+    """Raise `BadRequest` for a head that a proxy may read otherwise; `raw` holds its bytes as they were received."""
     if request.http_version not in VERSIONS:
         raise BadRequest("this server speaks HTTP/1.1 and HTTP/1.0")
     if BARE_LINE_FEED.search(raw) is not None:

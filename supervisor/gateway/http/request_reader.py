@@ -1,9 +1,9 @@
-"""Reads the requests of one HTTP connection: heads, bodies, and what comes ahead of its turn.
+"""The reading side of one HTTP connection: heads, bodies, and pipelined requests.
 
-h11 knows the syntax; what it would let pass and another reader may understand otherwise, `heads` refuses. All that a
-client can make this server wait for or keep has a limit: a head and a body have a time and a size, an idle connection a
-time, and what comes while a request is answered a size. The client chooses how small its pieces are, and each of them
-costs time here, so clients that send very many take turns.
+h11 parses the syntax; what h11 accepts and another server may read otherwise, `head_checks` refuses. Whatever a client
+can make this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a
+time, and requests that come while another is being answered (pipelined ones) have a size. The client chooses how small
+its pieces are, and each of them costs time here, so clients that send very many take turns.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.head_checks import HEADERS_MAX, VERSIONS, check_head
 from supervisor.gateway.outbox import Outbox
 
-AHEAD_BYTES_MAX = 64 * 1024  # of further requests, that are kept while one is being answered
-AHEAD_FREE = 4  # requests in a row that came before the answer to the one before them, and wait for nobody
+PIPELINED_BYTES_MAX = 64 * 1024  # of further requests, that are stored while one is being answered
+PIPELINED_FREE = 4  # pipelined requests in a row that are read without waiting for other clients
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
-PIECES_FREE = 4  # that are read without waiting for those who send many
+PIECES_FREE = 4  # that are read without waiting for other clients that send many
 SYNTAX_CHARACTERS_MAX = 200
 SHUTS_DOWN = "the server is shutting down"
 VERSION_NOT_SUPPORTED, HEAD_TOO_LARGE = 505, 431
 
 
 class ClientLeft(Exception):
-    """The client has closed its sending side, which is leaving."""
+    """The client has closed its sending side, which is taken for leaving."""
 
 
 class Unreadable(Exception):
-    """What came is no request that this server reads; `error` is the answer to it."""
+    """The received bytes are no request that this server accepts; `error` is the answer to them."""
 
     def __init__(self, error: RequestError, status: int | None = None, request: h11.Request | None = None) -> None:
         super().__init__(error.detail)
@@ -46,35 +46,35 @@ class RequestReader:
     outbox: Outbox
     gateway: Gateway
     syntax: h11.Connection = field(init=False)
-    overrun: bool = False  # more came ahead than is kept: one more is answered, with the word that it is the last
-    more_unread: bool = False  # the client may have sent what nobody will read
-    _head: bytearray | None = field(factory=bytearray)  # what has come of this head as it came; None: it is whole
+    overrun: bool = False  # too much was pipelined: the next response is the last, and says so
+    more_unread: bool = False  # the client may have sent bytes that will never be read
+    _head: bytearray | None = field(factory=bytearray)  # the received bytes of the head; None once it is whole
     _idle: trio.CancelScope | None = None
-    _deadline: trio.CancelScope | None = None  # of the head or the body that comes now
+    _deadline: trio.CancelScope | None = None  # of the head or the body that is being read
     _refusing: bool = False
-    _requests: int = 0  # that have been answered
-    _ahead: int = 0  # requests in a row that have come before the answer to the one before them
+    _answered: int = 0  # requests of this connection
+    _pipelined: int = 0  # requests in a row that came before the response to the one before them
 
     def __attrs_post_init__(self) -> None:
         self.syntax = h11.Connection(h11.SERVER, max_incomplete_event_size=self.gateway.limits.head_bytes_max)
 
     @property
     def unread(self) -> bool:
-        """Whether the client may have more to say than was read."""
+        """Whether the client may have sent more than was read."""
         return self.more_unread or self.syntax.their_state in {h11.SEND_BODY, h11.ERROR}
 
     @property
     def trailing_bytes(self) -> bytes:
-        """What has come behind the request that was read last."""
+        """The bytes that were received behind the request that was read last."""
         return bytes(self.syntax.trailing_data[0])
 
     def drain(self) -> None:
-        """Wait no longer for a request of which nothing has come."""
+        """Stop waiting for a request of which nothing has been received."""
         if self._idle is not None:
             self._idle.cancel(reason="drain")
 
     def refuse_partial(self) -> None:
-        """Wait no longer for the rest of a request."""
+        """Stop waiting for the rest of a request."""
         self._refusing = True
         if self._deadline is not None:
             self._deadline.cancel(reason="drain")
@@ -82,26 +82,26 @@ class RequestReader:
     async def head(self) -> h11.Request | None:
         """Return the next request's head, None if there will be none; raises `Unreadable` or `ClientLeft`."""
         limits = self.gateway.limits
-        begun = bool(self._head)  # it was sent ahead, behind what has been answered
-        with trio.move_on_after(limits.idle_s if self._requests and not begun else limits.head_s) as deadline:
+        begun = bool(self._head)  # it was pipelined behind the request before it
+        with trio.move_on_after(limits.idle_s if self._answered and not begun else limits.head_s) as deadline:
             self._idle, self._deadline = None if begun else deadline, deadline
             event = await self._event()
             if not isinstance(event, h11.Request):
                 return None
             try:
-                self._check(event)
+                self._check_head(event)
             except Unreadable:
                 self.more_unread = True
                 raise
             return event
-        if self._head:  # half a head has come; who has asked nothing needs no answer
+        if self._head:  # a client that has sent nothing needs no response
             raise Unreadable(self._overdue("head", limits.head_s))
         return None
 
-    def _check(self, request: h11.Request) -> None:
+    def _check_head(self, request: h11.Request) -> None:
         """Raise `Unreadable` for a head that is too long, or that a proxy in front may read otherwise.
 
-        h11 itself looks only at the size of a head that has not come as a whole.
+        h11 itself checks only the size of a head that has not been received as a whole.
         """
         raw = bytes(self._head or b"")
         raw = raw[: len(raw) - len(self.trailing_bytes)]
@@ -138,29 +138,29 @@ class RequestReader:
                         raise TooLarge(f"the body is longer than {limit} bytes")
                     if pieces % PIECES_A_TURN == PIECES_FREE:
                         await self.gateway.wait_read_turn()
-                elif isinstance(event, h11.EndOfMessage):  # with trailers perhaps, which mean nothing here
+                elif isinstance(event, h11.EndOfMessage):  # its trailers, if any, are ignored
                     return bytes(body)
                 else:
                     raise ClientLeft
         raise self._overdue("body", self.gateway.limits.body_s)
 
     async def next_request(self) -> None:
-        """Let others run before a request that was sent ahead; whoever sends many of those waits for others who do.
+        """Let other clients run before the next request; a client that pipelines many waits for others that do.
 
-        A head is short, and may be refused in the turn in which it is read: thousands come in one piece.
+        A head is short, and may be refused in the turn in which it is read: thousands can come in one piece.
         """
-        self._requests += 1
+        self._answered += 1
         self.syntax.start_next_cycle()
         self._head = bytearray(self.trailing_bytes)
-        self._ahead = self._ahead + 1 if self._head else 0
-        if self._ahead > AHEAD_FREE:
+        self._pipelined = self._pipelined + 1 if self._head else 0
+        if self._pipelined > PIPELINED_FREE:
             await self.gateway.wait_read_turn()
         else:
             await trio.lowlevel.checkpoint()
 
     async def watch(self, exchange: Exchange, answering: trio.CancelScope) -> None:
-        """Notice that the client leaves while it is being answered; keep what it sends ahead, if it is not too much."""
-        ahead = len(self.trailing_bytes)
+        """Cancel `answering` when the client leaves; store the requests that it pipelines, up to a limit."""
+        pipelined_bytes = len(self.trailing_bytes)
         while True:
             try:
                 data = await self.outbox.receive_some()
@@ -168,10 +168,10 @@ class RequestReader:
                 break
             if not data:
                 break
-            ahead += len(data)
-            if ahead > AHEAD_BYTES_MAX or self.overrun:  # read on: else it is not noticed that the client leaves
+            pipelined_bytes += len(data)
+            if pipelined_bytes > PIPELINED_BYTES_MAX or self.overrun:  # read on, to notice when the client leaves
                 self.overrun = True
-                exchange.closes = exchange.closes or not exchange.begun  # one that has begun cannot say so any more
+                exchange.closes = exchange.closes or not exchange.begun  # a head that was sent did not announce it
             else:
                 self.syntax.receive_data(bytes(data))
         self.outbox.client_gone = True
@@ -181,8 +181,8 @@ class RequestReader:
         try:
             while (event := self.syntax.next_event()) is h11.NEED_DATA:
                 if self.syntax.they_are_waiting_for_100_continue:
-                    go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-                    self.outbox.put(self.syntax.send(go_on) or b"")
+                    proceed = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+                    self.outbox.put(self.syntax.send(proceed) or b"")
                 await self._read()
         except h11.RemoteProtocolError as error:
             raise _unreadable(error) from error
@@ -190,7 +190,7 @@ class RequestReader:
 
     async def _read(self) -> None:
         if self.overrun:
-            raise ClientLeft  # what follows does not follow what was kept
+            raise ClientLeft  # bytes before these were discarded
         data = await self.outbox.receive_some()
         if self._idle is not None:  # from its first byte on a request is no longer idle
             self._idle.deadline = min(self._idle.deadline, trio.current_time() + self.gateway.limits.head_s)
@@ -200,14 +200,14 @@ class RequestReader:
         self.syntax.receive_data(bytes(data))
 
     def _overdue(self, part: str, within_s: float) -> RequestError:
-        """Return why a request that has come in part is waited for no longer."""
+        """Return the error for a request of which only a part was received in time, or before the server shut down."""
         if self._refusing:
             return Draining(SHUTS_DOWN)
         return SlowClient(f"the {part} did not come within {within_s} s")
 
 
 def _unreadable(error: h11.RemoteProtocolError) -> Unreadable:
-    """Return the answer to what is no HTTP; h11 knows which status says why."""
+    """Return the error for bytes that are no HTTP, with the status that h11 suggests."""
     sized = TooLarge if error.error_status_hint == HEAD_TOO_LARGE else BadRequest
-    why = str(error)[:SYNTAX_CHARACTERS_MAX]  # h11's sentence holds all of an illegal line
+    why = str(error)[:SYNTAX_CHARACTERS_MAX]  # h11 quotes an illegal line as a whole
     return Unreadable(sized(f"not HTTP as this server reads it: {why}"), error.error_status_hint)

@@ -8,17 +8,17 @@ HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-ve
 
 
 def wants_websocket(exchange: Exchange) -> bool:
-    """Whether a request asks to go on as a WebSocket, rightly or not."""
+    """Whether a request asks for a WebSocket, in a valid handshake or not."""
     return exchange.header(b"upgrade").lower() == b"websocket" and exchange.method == "GET"
 
 
 def is_handshake(exchange: Exchange) -> bool:
-    """Whether a request is a WebSocket handshake, and can be read in one way only."""
+    """Whether a request is a valid WebSocket handshake, without headers that could be read in two ways."""
     if exchange.request is None:
         return False
     names = [name for name, _ in exchange.request.headers]
     if any(names.count(name) != 1 for name in HANDSHAKE):
-        return False  # of two the library would take the last, and we both
+        return False  # of two the library reads the last, and `Exchange.header` joins both
     tokens = {token.strip().lower() for token in exchange.header(b"connection").split(b",")}
     return (
         exchange.request.http_version >= b"1.1"
@@ -31,7 +31,7 @@ def is_handshake(exchange: Exchange) -> bool:
 
 
 def handshake_bytes(exchange: Exchange) -> bytes:
-    """Return the handshake as the WebSocket library reads it, which stumbles over bytes that mean nothing here."""
+    """Return a handshake with only what the WebSocket library needs: it fails on odd bytes in other headers."""
     lines = (
         b"GET %b HTTP/1.1" % (b"" if exchange.request is None else exchange.request.target),
         b"host: localhost",  # the client's own has been checked

@@ -1,1 +1,1 @@
-"""WebSocket clients of the gateway, in the Responses mode: sessions, lanes, and the history of each lane."""
+"""WebSocket clients of the gateway, with the events of the Responses API: sessions, lanes, and their history."""

@@ -1,8 +1,8 @@
 """Counting of a WebSocket's frames and messages before the library reads them (RFC 6455, section 5).
 
-An empty frame costs as much to read as a long one, so what a turn may read is bounded by frames, not by bytes. And a
-message is kept by the library until it is whole and by this server until it is read, so its bytes must be accounted as
-they come. Neither can be learnt from the library, which has read everything by the time it says anything.
+An empty frame costs as much to read as a long one, so what may be read in a turn is bounded by frames, not by bytes.
+And a message is stored by the library until it is whole and by this server until it is parsed, so its bytes must be
+counted as they come. The library offers neither count: by the time it returns a message it has read everything.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from attrs import define, field
 HEAD_BYTES = 2
 MASK_BYTES = 4
 FINAL, OPCODE = 0x80, 0x0F  # of the first byte of a head
-CONTROL = 0x08  # opcodes from here on are control frames: pings, say
-LONGER = {126: 2, 127: 8}  # how many bytes a longer length takes behind the head
+CONTROL = 0x08  # opcodes from here on are control frames, such as pings
+LONGER = {126: 2, 127: 8}  # bytes of a longer length behind the first two of a head
 
 
 @define(eq=False)
 class FrameCounter:
     """Counts a client's frames, and the bytes of its messages, in a byte stream that comes in pieces of any size."""
 
-    kept_bytes: int = 0  # of messages that have come, in part or as a whole, and were not taken
+    kept_bytes: int = 0  # of messages that have been received, in part or as a whole, and not been taken
 
-    _head: bytearray = field(factory=bytearray)  # of a frame whose head has come in part
-    _left_bytes: int = 0  # of the payload of the frame that comes now
-    _first_byte: int = 0  # of its head
-    _partial_bytes: int = 0  # of the message that has come in part
-    _whole: deque[int] = field(factory=deque)  # the size of each whole message that was not taken
+    _head: bytearray = field(factory=bytearray)  # the received part of the head of the next frame
+    _left_bytes: int = 0  # of the payload of the current frame
+    _first_byte: int = 0  # of the head of the current frame
+    _partial_bytes: int = 0  # of the message of which a part has been received
+    _whole: deque[int] = field(factory=deque)  # the size of each whole message that has not been taken
 
     def feed(self, data: bytes | bytearray, frames_max: int) -> tuple[int, int]:
         """Return how many bytes of `data` may be read, and how many frames begin in them, at most `frames_max`."""
@@ -62,7 +62,7 @@ class FrameCounter:
         return size
 
     def _count(self, payload_bytes: int) -> None:
-        """Count so many more bytes of the frame that comes now, and its message if that ends there."""
+        """Count `payload_bytes` more of the current frame, and its message if that ends there."""
         if self._first_byte & OPCODE >= CONTROL:
             return
         self._partial_bytes += payload_bytes
@@ -72,7 +72,7 @@ class FrameCounter:
             self._partial_bytes = 0
 
     def _head_bytes(self) -> int:
-        """Return how long the head is, as far as its bytes so far say."""
+        """Return the length of the head, as far as the received bytes of it show."""
         if len(self._head) < HEAD_BYTES:
             return HEAD_BYTES
         masked = self._head[1] & 0x80

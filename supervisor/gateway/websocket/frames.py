@@ -1,4 +1,4 @@
-"""Whole WebSocket frames, as a server sends them (RFC 6455, section 5)."""
+"""Encoding of WebSocket frames, as a server sends them (RFC 6455, section 5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NORMAL, BUG, RESTARTING, TRY_AGAIN = 1000, 1011, 1012, 1013  # close codes
 
 
 def text_frame(payload: bytes) -> bytes:
-    """Return a whole, unmasked WebSocket text frame, as a server sends it (RFC 6455, section 5.2)."""
+    """Return a whole, unmasked WebSocket text frame (RFC 6455, section 5.2)."""
     size = len(payload)
     if size < 126:
         return bytes((0x81, size)) + payload

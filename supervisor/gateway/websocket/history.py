@@ -1,25 +1,25 @@
 """The history of one WebSocket: the latest response of each of its lanes, so that a later request can continue it.
 
-Histories are kept in memory alone, and end with their connection. Each is bounded, and all of them together are, too;
-when that total is reached, the owner (a client's key) whose connections keep most loses its oldest conversations first,
-so that one client cannot push out another's.
+Histories exist in memory only, and end with their connection. Each of them is bounded, and so are all together: when
+that total is reached, the owner (a client's key) whose connections keep most loses its oldest conversations first, so
+that no client can push out the conversations of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from attrs import define, field, frozen
 
 from protocol.text_messages import Turn
+from supervisor.gateway.memory_budgets import UNBOUNDED
 
 TURN_BYTES = 200  # of a turn, beside its text
-UNBOUNDED = 2**63  # for a connection that shares with no other
 
 
 @frozen
 class Conversation:
-    """A conversation up to and including one response; `size_bytes` is what it takes in memory, about."""
+    """A conversation up to and including one response; `size_bytes` estimates the memory that it takes."""
 
     id: str  # of the response
     turns: tuple[Turn, ...]
@@ -36,7 +36,7 @@ class Conversation:
 
 @frozen
 class HistoryStatistics:
-    """What all histories take, in bytes."""
+    """The memory that all histories take, in bytes."""
 
     size_bytes: int
     by_owner: Mapping[str, int]
@@ -48,15 +48,15 @@ class ResponseHistories:
 
     bytes_max: Callable[[], int]
     size_bytes: int = 0
-    _by_owner: dict[str, dict[ResponseHistory, None]] = field(factory=dict)  # those that hold anything
+    _by_owner: dict[str, dict[ResponseHistory, None]] = field(factory=dict)  # those that are not empty
 
     def statistics(self) -> HistoryStatistics:
-        """Return how much is kept, in all and by owner."""
-        by_owner = {owner: sum(each.size_bytes for each in histories) for owner, histories in self._by_owner.items()}
+        """Return the memory in use, in all and by owner."""
+        by_owner = {owner: _total_bytes(histories) for owner, histories in self._by_owner.items()}
         return HistoryStatistics(self.size_bytes, by_owner)
 
     def resized(self, history: ResponseHistory, by: int) -> None:
-        """Account that a history has grown by so many bytes, or shrunk, and make room if it has grown."""
+        """Count a history that has grown by `by` bytes, or shrunk, and make room if it has grown."""
         histories = self._by_owner.setdefault(history.owner, {})
         histories[history] = None
         self.size_bytes += by
@@ -68,20 +68,24 @@ class ResponseHistories:
             self._halve(self._largest())
 
     def _halve(self, history: ResponseHistory) -> None:
-        """Shrink one until there is room, or half of it is left: to find the largest takes a look at all of them."""
+        """Shrink a history until there is room or half of it is left: finding the largest one scans all of them."""
         kept_bytes = history.size_bytes // 2
         while history.size_bytes > kept_bytes and self.size_bytes > self.bytes_max():
             history.forget_oldest()
 
     def _largest(self) -> ResponseHistory:
-        """Return the largest history of the owner that has most."""
-        most = max(self._by_owner.values(), key=lambda histories: sum(each.size_bytes for each in histories))
+        """Return the largest history of the owner whose histories take most."""
+        most = max(self._by_owner.values(), key=_total_bytes)
         return max(most, key=lambda history: history.size_bytes)
+
+
+def _total_bytes(histories: Iterable[ResponseHistory]) -> int:
+    return sum(history.size_bytes for history in histories)
 
 
 @define(eq=False)
 class ResponseHistory:
-    """The latest conversation of each lane, `None` being the lane without a name; when it is full the oldest goes."""
+    """The latest conversation of each lane; when it is full, the oldest is forgotten. The unnamed lane is None."""
 
     bytes_max: int
     shared: ResponseHistories = field(factory=lambda: ResponseHistories(lambda: UNBOUNDED))
@@ -100,7 +104,7 @@ class ResponseHistory:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:
-        """Forget the conversation that was kept longest ago."""
+        """Forget the conversation that was added longest ago."""
         self._forget(next(iter(self._latest)))
 
     def clear(self) -> None:
@@ -110,7 +114,7 @@ class ResponseHistory:
 
     def find(self, response_id: str) -> Conversation | None:
         """Return the conversation that ends with this response, whichever lane it is the latest of."""
-        return next((each for each in self._latest.values() if each.id == response_id), None)
+        return next((latest for latest in self._latest.values() if latest.id == response_id), None)
 
     def find_in(self, lane: str | None, response_id: str) -> Conversation | None:
         """Return the conversation that ends with this response if it is the latest of this lane."""

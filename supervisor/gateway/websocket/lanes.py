@@ -1,6 +1,6 @@
-"""The responses of one WebSocket: in order within a lane, side by side between lanes, continuing earlier ones.
+"""The responses of one WebSocket: one after the other in a lane, at the same time in several, continuing earlier ones.
 
-A lane is a name that the client chooses, and exists while something of it runs, waits or is kept in the history. Only a
+A lane is a name that the client chooses. It exists while a response of it runs, waits or is kept in the history. Only a
 response that runs is a task; one that waits is an entry in a list, in the order in which the requests came. Events are
 sent in the turn in which their text comes, so a response has no queue of its own, and what a slow client has not read
 is in the outbox alone.
@@ -36,16 +36,16 @@ from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, internal_error
 from supervisor.gateway.websocket.history import Conversation, ResponseHistory
 
-CREATE = "response.create"  # what the access log calls a request of a WebSocket
+CREATE = "response.create"  # a WebSocket request in the access log
 API = "responses"
-REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are kept whatever else is
+REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are accepted when the budget is used up
 
 
 class SendEvents(Protocol):
     """Writes events to the client."""
 
     def __call__(self, *events: bytes) -> int:
-        """Write them, whole and in order, and return how many bytes those were.
+        """Write events, whole and in order, and return their size in bytes.
 
         Raises `SlowClient` or `trio.BrokenResourceError`.
         """
@@ -59,10 +59,10 @@ class _Running:
     id: str  # of the request to the processor
     events: responses.Events
     record: RequestRecord
-    previous: Conversation | None  # what it continues
-    memory: MemoryReservation  # of the request
-    begun: bool = False  # its client knows its id
-    choice: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # how it ended, once it has; a warm-up has no choice
+    previous: Conversation | None  # that it continues
+    memory: MemoryReservation  # for the request
+    begun: bool = False  # its first event has been sent
+    choice: ChoiceEnded = ChoiceEnded(FinishReason.STOP)  # how it ended; a warm-up has no choice, and keeps this
 
 
 @define(eq=False)
@@ -71,8 +71,8 @@ class _Waiting:
 
     request: responses.Create
     memory: MemoryReservation
-    previous: Conversation | None = None  # what it forks from, which may be forgotten before its turn comes
-    parent: _Running | None = None  # what it forks from, until that has ended
+    previous: Conversation | None = None  # that it forks from, which may be forgotten before its turn comes
+    parent: _Running | None = None  # the response that it forks from, until that has ended
 
 
 @define(eq=False)
@@ -85,8 +85,8 @@ class Lanes:
     caller: Trace | None  # where the client stood in a trace when it connected
     expires_at: float
     send: SendEvents
-    on_lost: Callable[[Exception], None]  # with the reason why `send` failed
-    on_idle: Callable[[], None]  # when nothing runs or waits any more
+    on_lost: Callable[[Exception], None]  # called with the exception of `send`
+    on_idle: Callable[[], None]  # called when nothing runs or waits any more
     tasks: trio.Nursery
     outbox: Outbox  # which `send` writes to
     _history: ResponseHistory = field(init=False)
@@ -99,24 +99,25 @@ class Lanes:
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits."""
+        """Whether any response runs or waits."""
         return bool(self._running or self._waiting)
 
-    # What the client asks for ---------------------------------------------------------------
+    # Requests of the client -----------------------------------------------------------------
 
     def create(self, request: responses.Create, size_bytes: int) -> None:
-        """Answer a request of so many bytes when its turn comes; raises `StreamLimitReached` or `Overloaded`."""
-        limits, lane, wanted = self.gateway.limits, request.stream_id, request.previous_response_id
-        lanes = {*self._running, *(each.request.stream_id for each in self._waiting), *self._history.lanes} - {None}
+        """Answer a request of `size_bytes` when its turn comes; raises `StreamLimitReached` or `Overloaded`."""
+        limits, lane, continued = self.gateway.limits, request.stream_id, request.previous_response_id
+        waiting_lanes = (waiting.request.stream_id for waiting in self._waiting)
+        lanes = {*self._running, *waiting_lanes, *self._history.lanes} - {None}
         if lane is not None and lane not in lanes and len(lanes) >= limits.websocket_lanes_max:
             raise StreamLimitReached(f"this connection has {len(lanes)} lanes, as many as it may", param="stream_id")
         memory = self.gateway.bodies.reserve(self.gateway.memory_owner(self.key), REQUEST_BYTES_FREE)
         memory.grow(size_bytes)
         waiting = _Waiting(request, memory)
-        if wanted is not None and self._history.find_in(lane, wanted) is None:
-            waiting.previous = self._history.find(wanted)
-            others = (each for each in self._running.values() if each.request.stream_id != lane)
-            waiting.parent = next((each for each in others if each.events.id == wanted), None)
+        if continued is not None and self._history.find_in(lane, continued) is None:
+            waiting.previous = self._history.find(continued)
+            others = (running for running in self._running.values() if running.request.stream_id != lane)
+            waiting.parent = next((running for running in others if running.events.id == continued), None)
         self._waiting.append(waiting)
         self._start_waiting()
         if len(self._waiting) > limits.websocket_queue_max and self._waiting[-1] is waiting:
@@ -125,15 +126,15 @@ class Lanes:
             raise Overloaded(f"{len(self._waiting)} responses wait for their turn on this connection")
 
     def cancel(self, event: responses.CancelResponse) -> None:
-        """End the response that the event names; to cancel one that has ended is no mistake.
+        """End the response that the event names; cancelling one that has ended does nothing.
 
-        Without an id it is whatever runs in that lane, or else waits there first.
+        Without an id it is the one that runs in that lane, or else the first that waits there.
         """
         if (running := self._named(event)) is not None:
             self.gateway.runner.abort(running.record, AskerLeft("the client sent response.cancel"))
             return
         if event.response_id is None:  # one that waits has no id yet
-            waiting = (each for each in self._waiting if each.request.stream_id == event.stream_id)
+            waiting = (waiting for waiting in self._waiting if waiting.request.stream_id == event.stream_id)
             if (first := next(waiting, None)) is not None:
                 self._drop(first)
 
@@ -142,11 +143,11 @@ class Lanes:
         return isinstance(event, responses.CancelResponse) and self._named(event) is not None
 
     def forget(self, lane: str | None, response_id: str | None) -> None:
-        """Forget a response that was to be continued in its own lane by something that failed."""
+        """Forget a response that a failed request of the same lane was to continue, as OpenAI's server does."""
         self._history.evict(lane, response_id)
 
     def close(self) -> None:
-        """Give back all memory: the connection has ended."""
+        """Give back all memory, at the end of the connection."""
         for memory in (*(each.memory for each in self._waiting), *(each.memory for each in self._running.values())):
             memory.release()
         self._history.clear()
@@ -174,10 +175,10 @@ class Lanes:
         self._start_waiting()
         self._check_idle()
 
-    # Whose turn it is -------------------------------------------------------------------------
+    # Turns of the lanes -----------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
-        """Start every request that can run now, in the order in which they came."""
+        """Start every request that can run now, the oldest first."""
         taken = set(self._running)
         for waiting in tuple(self._waiting):
             if len(self._running) >= self.gateway.limits.websocket_running_max:
@@ -212,7 +213,7 @@ class Lanes:
         return responses.Events(request, request_id=response_id, created_at=int(self.gateway.now()))
 
     async def _run(self, running: _Running) -> None:
-        """Answer one request, and start those that waited for it, unless the connection has ended."""
+        """Answer one request, and start those that waited for it, unless the client is gone."""
         complete = False
         try:
             await self._answer(running)
@@ -224,11 +225,11 @@ class Lanes:
             self._log_when_sent(running.record, complete=complete)
 
     def _log_when_sent(self, record: RequestRecord, *, complete: bool) -> None:
-        """Log and count a response as what the client gets of it, once the socket has taken it or cannot."""
+        """Log and count a response once the socket has taken its last byte, or never will."""
         outbox, gateway = self.outbox, self.gateway
 
         def on_sent(whole: bool) -> None:
-            if not whole:  # other lanes' events may be among what was lost, so this is the least that was sent
+            if not whole:  # other lanes' events may be among the lost bytes, so this is a lower bound
                 record.sent_bytes = max(0, record.sent_bytes - outbox.lost_bytes)
             gateway.runner.settle(record, None if whole and complete else gateway.cut_reason(outbox))
 
@@ -250,7 +251,7 @@ class Lanes:
     # Answering --------------------------------------------------------------------------------
 
     async def _answer(self, running: _Running) -> None:
-        """Send one response from its beginning to its end, and keep it in the history if it can be continued."""
+        """Send one response from its first event to its last, and keep it in the history if it can be continued."""
         request, events, record = running.request, running.events, running.record
 
         def finish(answered: Answered) -> tuple[bytes, ...]:
@@ -271,12 +272,12 @@ class Lanes:
         except RequestError as error:
             self._fail(running, error)
             return
-        except Exception as bug:  # noqa: BLE001  # it is logged there
+        except Exception as bug:  # noqa: BLE001  # `internal_error` logs it
             self._fail(running, internal_error(bug, record.request_id, record.trace))
             return
         else:
             with self.gateway.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
-                with suppress(Overloaded):  # then it goes into the backlog at once, as every other event does
+                with suppress(Overloaded):  # then they go into the backlog at once, as every other event does
                     memory.grow(size := sum(map(len, last)))
                     await self.outbox.wait_room(size)  # they repeat the text several times
                 record.sent_bytes += self.send(*last)
@@ -305,18 +306,18 @@ class Lanes:
         """Return the conversation that a request continues; raises `PreviousResponseNotFound`."""
         if trio.current_time() >= self.expires_at:
             raise ConnectionExpired("create a new connection to continue")
-        wanted = running.request.previous_response_id
-        if wanted is None:
+        continued = running.request.previous_response_id
+        if continued is None:
             return None
-        if running.previous is None and (found := self._history.find(wanted)) is not None:
-            running.previous = found
         if running.previous is None:
-            why = f"Previous response with id '{wanted}' not found."
+            running.previous = self._history.find(continued)
+        if running.previous is None:
+            why = f"Previous response with id '{continued}' not found."
             raise PreviousResponseNotFound(why, param="previous_response_id")
         return running.previous
 
     def _fail(self, running: _Running, error: RequestError) -> None:
-        """Send why a response failed, and forget what it continued in its own lane, as OpenAI's server does."""
+        """Send the error by which a response failed, and forget the response that it continued in its own lane."""
         request, record = running.request, running.record
         self.forget(request.stream_id, request.previous_response_id)
         if running.begun:

@@ -1,8 +1,8 @@
 """Parsing of the messages of one WebSocket, in their order, while its socket is read on.
 
-A long message is parsed in a thread, and all threads may be busy with other clients' texts. If the socket waited for
-that, pings behind the message would get no answer and a cancel would have no effect. So what comes meanwhile waits
-here, up to a limit, and what comes beyond that is refused. A cancel of a response that runs overtakes what waits.
+A long message is parsed in a thread, and all threads may be busy with other clients' texts. If reading waited for that,
+pings behind the message would get no pong and a cancel would have no effect. So messages that come meanwhile wait here,
+up to a limit, and those beyond it are refused. A cancel of a response that runs overtakes the messages that wait.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Event: TypeAlias = "responses.Create | responses.CancelResponse"
 Fields: TypeAlias = dict[str, object]
 """The fields of a message's JSON object."""
 
-MESSAGE_BYTES_FREE = 1024  # of each message that waits, so that small ones are kept whatever else is
+MESSAGE_BYTES_FREE = 1024  # of each message, so that small ones are accepted when the budget is used up
 
 
 @define(eq=False)
 class MessageReader:
-    """Parses messages, and passes each on as an event, or as the error that it is answered with."""
+    """Parses messages, and passes each on as an event, or as the error with which it is answered."""
 
     gateway: Gateway
     key: Key | None
-    default_model: str | None  # what a request asks for that names none
+    default_model: str | None  # of requests that name none
     while_open: Callable[[], AbstractContextManager[None]]  # cancels its body when the client leaves
-    on_event: Callable[[Event | RequestError, Fields, int], None]  # with the fields, and the size in bytes
+    on_event: Callable[[Event | RequestError, Fields, int], None]  # called with the fields, and the size in bytes
     is_urgent: Callable[[Event], bool]  # whether an event may overtake messages that wait
-    on_lost: Callable[[Exception], None]  # with the reason why the client could not be sent something
-    on_idle: Callable[[], None]  # when no message waits any more
+    on_lost: Callable[[Exception], None]  # called with the exception of a write to the client
+    on_idle: Callable[[], None]  # called when no message waits any more
     tasks: trio.Nursery
     _waiting: deque[tuple[str, MemoryReservation]] = field(factory=deque)
 
@@ -52,7 +52,7 @@ class MessageReader:
         return bool(self._waiting)
 
     def receive(self, message: str) -> None:
-        """Pass a message on in the turn in which it came, or behind others if it, or one of those, is long."""
+        """Pass a message on in the turn in which it came, or later if it is long or others wait."""
         short, fields = reading_work(message) < OFFLOAD_SIZE_MIN, Fields()
         event = self._parse(message, fields) if short else None
         passes = not self._waiting or (not isinstance(event, RequestError | None) and self.is_urgent(event))
@@ -74,7 +74,7 @@ class MessageReader:
             self.tasks.start_soon(self._parse_waiting)
 
     def _parse(self, message: str, fields: Fields) -> Event | RequestError:
-        """Return the event of a message, or the error that it is answered with; puts what it holds into `fields`."""
+        """Return the event of a message, or the error with which it is answered; adds its JSON fields to `fields`."""
         try:
             fields.update(decode(message))
             return responses.read_event(fields, default_model=self.default_model)
@@ -84,7 +84,7 @@ class MessageReader:
             return Overloaded(NO_MEMORY)
 
     async def _parse_waiting(self) -> None:
-        """Pass on what waits, in its order; a message counts as waiting until it has been parsed."""
+        """Pass on the messages that wait, in their order; each counts as waiting until it has been parsed."""
         try:
             while self._waiting:
                 message, memory = self._waiting[0]
@@ -103,7 +103,7 @@ class MessageReader:
             self.on_idle()
 
     async def _parse_long(self, message: str, fields: Fields) -> Event | RequestError | None:
-        """Return what `_parse` does, from a thread if the message is long; None if the client has left meanwhile."""
+        """Return the result of `_parse`, in a thread if the message is long; None if the client has left meanwhile."""
         await trio.lowlevel.checkpoint()
         if (size := reading_work(message)) < OFFLOAD_SIZE_MIN:
             return self._parse(message, fields)
@@ -111,6 +111,6 @@ class MessageReader:
         try:
             with self.while_open():
                 event = await self.gateway.run_in_thread(lambda: self._parse(message, fields), owner=owner, size=size)
-        except RequestError as error:  # too much waits for the threads
+        except RequestError as error:  # too many texts wait for the threads
             return error
         return event

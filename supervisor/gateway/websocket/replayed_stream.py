@@ -1,8 +1,8 @@
 """The stream between a client's socket and the WebSocket library: a handshake that was read before, and what follows.
 
-The library reads whatever comes in one go, and keeps every message until it is taken. So this stream gives it few
-frames in a turn of the event loop, waits for other clients that send many, and reserves memory for messages as they
-come.
+The library parses all bytes that it reads in one turn, and stores every message until it is taken. So this stream gives
+it a few frames in a turn of the event loop, takes turns with other clients that send many, and reserves memory for
+messages as they come.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ FRAMES_FREE = 4  # that are read without waiting for other clients that send man
 
 @define(eq=False)
 class ReplayedStream(trio.abc.HalfCloseableStream):
-    """A stream whose first bytes had been read already: the handshake, and what the client sent right behind it.
+    """A stream whose first bytes have been read already: the handshake, and what the client sent right behind it.
 
-    To close it ends reading and writing; the socket itself is closed by the server, after the client has had its time
-    to read.
+    Closing it ends reading and writing; the socket itself is closed by the server, after the client has had time to
+    read.
     """
 
     outbox: Outbox
     handshake: bytes
-    _unread: bytes | bytearray  # what has come, and is more than a turn may read
-    memory: MemoryReservation  # of messages that have come, in part or as a whole, and were not taken
-    wait_read_turn: Callable[[], Awaitable[None]]  # before many frames are read
+    _unread: bytes | bytearray  # received, and not given to the library yet
+    memory: MemoryReservation  # for messages that have been received, in part or as a whole, and not been taken
+    wait_read_turn: Callable[[], Awaitable[None]]  # called before many frames are read
     accepted: trio.Event = field(factory=trio.Event)  # before it, the library would drop what follows the handshake
     closed: bool = False
     close_sent: bool = False  # a close frame of ours, after which nothing may follow
-    received_at: float = 0.0  # when the last byte came: a client that pings is there
+    received_at: float = 0.0  # when the last byte came, of a ping for example
     ended: bool = False  # nothing more comes
     _frames: FrameCounter = field(factory=FrameCounter)
-    _needed_by: trio.CancelScope | None = None
+    _while_open: trio.CancelScope | None = None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """Return the handshake, then what follows it, a few frames at a time."""
@@ -74,7 +74,7 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
         return data
 
     def _reserve(self) -> None:
-        """Reserve memory for what has come of messages, or close with 1013 if there is none."""
+        """Reserve memory for the received parts of messages, or close with 1013 if there is none."""
         try:
             self.memory.grow(self._frames.kept_bytes - self.memory.size_bytes)
         except Overloaded as error:
@@ -83,7 +83,7 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
             raise trio.BrokenResourceError(error.detail) from error
 
     def message_taken(self) -> None:
-        """Give back the memory of the oldest message: whoever has taken it accounts it from here on."""
+        """Give back the memory of the oldest message, which its new owner accounts from here on."""
         self.memory.shrink(self._frames.message_taken())
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -93,7 +93,7 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
         await self.outbox.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait for the client's backlog to empty."""
+        """Wait until the client's backlog is empty."""
         await self.outbox.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
@@ -108,15 +108,15 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
 
     def _end(self) -> None:
         self.ended = True
-        if self._needed_by is not None:
-            self._needed_by.cancel(reason="the client left")
+        if self._while_open is not None:
+            self._while_open.cancel(reason="the client left")
 
     @contextmanager
     def while_open(self) -> Iterator[None]:
         """Cancel the body as soon as the client has left."""
-        with trio.CancelScope() as self._needed_by:
+        with trio.CancelScope() as self._while_open:
             if self.ended:
-                self._needed_by.cancel(reason="the client left")
+                self._while_open.cancel(reason="the client left")
             yield
 
     def _check_open(self) -> None:

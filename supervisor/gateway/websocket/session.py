@@ -1,9 +1,9 @@
-"""One WebSocket client: OpenAI's Responses API as events, both ways.
+"""One WebSocket client: the events of OpenAI's Responses API in both directions.
 
-The library (trio-websocket) keeps the protocol: handshake, masks, fragments, pings, closes. It writes through the
-client's outbox, and so do events, as whole frames, in the turn in which their text comes: no task of this connection
-runs for a token. What the client sends is taken at once, because the reader of a socket must never wait for answers,
-and is parsed and answered behind it, within limits.
+The library (trio-websocket) implements the protocol: handshake, masks, fragments, pings, close frames. It writes
+through the client's outbox. Events do so directly, as whole frames, in the turn in which their text comes: no task of
+this connection runs for a token. Messages are read as soon as they come, because pings and the client's end are found
+only behind them, and are parsed and answered by other tasks, within limits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 
 log = logging.getLogger(__name__)
 
-VIOLATIONS = {1002, 1003, 1007}  # close codes for what the client did wrong, as the library notices it
+VIOLATIONS = {1002, 1003, 1007}  # close codes with which the library reports a mistake of the client
 
 
 async def serve(
     outbox: Outbox, gateway: Gateway, raw: bytes, request_id: str, key: Key | None = None, caller: Trace | None = None
 ) -> None:
-    """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end; `caller` asked for it."""
+    """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end; `caller` is its trace."""
     try:
         with gateway.bodies.reserving(gateway.memory_owner(key), READ_BYTES) as memory:
             await _serve(outbox, gateway, raw, request_id, key, caller, memory)
@@ -68,7 +68,7 @@ async def _serve(
             head, blank, rest = raw.lstrip().partition(b"\r\n\r\n")
             now = trio.current_time()
             stream = ReplayedStream(outbox, head + blank, rest, memory, gateway.wait_read_turn, received_at=now)
-            # A handshake that this server accepts and the library does not would be waited for without end.
+            # For a handshake that this server accepts and the library does not, it would wait without end.
             with trio.move_on_after(gateway.limits.head_s) as deadline:
                 proposal = await wrap_server_stream(nursery, stream, max_message_size=gateway.limits.body_bytes_max)
                 socket = await proposal.accept(extra_headers=[(b"x-request-id", request_id.encode())])
@@ -92,7 +92,7 @@ async def _serve(
 
 @define(eq=False)
 class Session:
-    """One WebSocket client: its messages are taken at once, and answered in lanes."""
+    """One WebSocket client: its messages are read at once, and answered in lanes."""
 
     socket: WebSocketConnection
     outbox: Outbox
@@ -101,7 +101,7 @@ class Session:
     request_id: str
     key: Key | None
     caller: Trace | None  # where the client stood in a trace when it connected
-    default_model: str | None  # what a request asks for that names none
+    default_model: str | None  # of requests that name none
     _draining: bool
     _expires_at: float = 0.0
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -117,15 +117,15 @@ class Session:
         return any(part is not None and part.busy for part in (self._lanes, self._messages))
 
     def drain(self) -> None:
-        """End when the last response has ended."""
+        """End once the last response has ended."""
         self._draining = True
         self._wake()
 
     def refuse_partial(self) -> None:
-        """Do nothing: what waits for the rest of a message has been closed by the drain."""
+        """Do nothing: a session that waits for the rest of a message has been closed by the drain."""
 
     async def run(self) -> None:
-        """Read and answer until the client leaves, is too slow, or is sent away."""
+        """Read and answer messages until the client leaves or is dropped, or a limit or a drain ends the session."""
         try:
             await self._run()
         finally:
@@ -179,7 +179,7 @@ class Session:
             if not busy and now >= self._expires_at:
                 return self._expired()
             if not busy and now >= idle_at:
-                return NORMAL, f"nothing was said for {limits.websocket_idle_s} s"
+                return NORMAL, f"nothing was received for {limits.websocket_idle_s} s"
             with trio.move_on_at(inf if busy else min(self._expires_at, idle_at)):
                 await self._changed.park()
 
@@ -195,12 +195,12 @@ class Session:
             self._send(responses.error_event(ConnectionExpired("create a new connection to continue")))
         except (SlowClient, trio.BrokenResourceError) as error:
             self._on_lost(error)
-        return NORMAL, "the connection has reached its longest time"
+        return NORMAL, "the connection has reached its age limit"
 
-    # What the client sends ---------------------------------------------------------------
+    # Messages of the client --------------------------------------------------------------
 
     async def _read(self, messages: MessageReader) -> None:
-        """Take every message as it comes, whatever waits to be answered."""
+        """Read every message as it comes, however many wait to be answered."""
         try:
             while True:
                 message = await self.socket.get_message()
@@ -223,15 +223,15 @@ class Session:
                 self.outbox.put_last(close_frame(error.reason.code, error.reason.reason or ""))
 
     def _on_event(self, event: Event | RequestError, fields: Fields, size_bytes: int) -> None:
-        """Do what a message asks for, unless our close frame has been sent."""
+        """Act on a message, unless this server is closing."""
         lanes = self._lanes
         if self._closing or lanes is None:
             return
         try:
-            if fields.get("type") != "response.cancel":  # what cannot be parsed is charged, too
+            if fields.get("type") != "response.cancel":  # what cannot be parsed is charged as well
                 (self.key or self.gateway.keys.anonymous).charge()
             if isinstance(event, RequestError):
-                raise event  # it is answered as an exceeded limit of the key is
+                raise event  # to be answered in the same way as an exceeded limit of the key
         except RequestError as error:
             self._refuse_unparsed(error, fields, lanes)
             return
@@ -251,7 +251,7 @@ class Session:
             self._refuse(error, event.stream_id)
 
     def _refuse_unparsed(self, error: RequestError, fields: Mapping[str, object], lanes: Lanes) -> None:
-        """Refuse a message that is no event; its lane forgets what it continued, as after any other failure."""
+        """Refuse a message that is no event; its lane forgets the response that it was to continue."""
         if isinstance(error, BadRequest) and error.param == "stream_id":
             self._refuse(InvalidStreamId(error.detail, param=error.param), None)
         else:
@@ -265,7 +265,7 @@ class Session:
         self._send(responses.error_event(error, lane))
 
     def _on_lost(self, error: Exception) -> None:
-        """End everything that is being answered: nobody reads it."""
+        """End every response, since the client is gone or was dropped."""
         if isinstance(error, SlowClient):
             self._too_slow = error
         if self._scope is not None:

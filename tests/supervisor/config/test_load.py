@@ -396,7 +396,11 @@ def test_everybodys_pages_may_come_only_where_there_are_keys(key, written) -> No
 
 @pytest.mark.parametrize(
     ("keys", "said"),
-    [("", "there is no key, so nobody could come in"), ("[key.a]\n", "key.a.sha256: is missing"), ("x", "is not TOML")],
+    [
+        ("", "there is no key, so nobody could use this server"),
+        ("[key.a]\n", "key.a.sha256: is missing"),
+        ("x", "is not TOML"),
+    ],
 )
 def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys, said, written) -> None:
     with pytest.raises(StartFailed, match=said) as caught:

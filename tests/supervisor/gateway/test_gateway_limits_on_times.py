@@ -225,7 +225,7 @@ async def test_a_websocket_on_which_nothing_is_said(said, rather_slow: trio.test
             await trio.sleep(50 - JUST)
             await client.send(said)
         before = trio.current_time()
-        assert await farewell(client) == (1000, "nothing was said for 50 s")
+        assert await farewell(client) == (1000, "nothing was received for 50 s")
         assert trio.current_time() == at(before + 50)
 
 
@@ -251,7 +251,7 @@ async def test_the_longest_time_of_a_websocket(rather_slow: trio.testing.MockClo
         assert (error["type"], error["status"]) == ("error", 400)
         assert error["error"]["code"] == "websocket_connection_limit_reached"
         assert error["error"]["message"] == "create a new connection to continue"
-        assert await farewell(client) == (1000, "the connection has reached its longest time")
+        assert await farewell(client) == (1000, "the connection has reached its age limit")
 
 
 async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slow: trio.testing.MockClock) -> None:

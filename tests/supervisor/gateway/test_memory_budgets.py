@@ -15,8 +15,8 @@ from protocol.errors import Overloaded
 from protocol.text_messages import Role, Turn
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.keys import KEYS, Keys, KeySources
-from supervisor.gateway.memory_budgets import BudgetStatistics, MemoryBudget
-from supervisor.gateway.outbox import READ_BYTES, Backlogs
+from supervisor.gateway.memory_budgets import Backlogs, BudgetStatistics, MemoryBudget
+from supervisor.gateway.outbox import READ_BYTES
 from supervisor.gateway.websocket.history import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
 from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole

@@ -25,14 +25,14 @@ def preflight(**more):
 
 def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask() -> None:
     made = origins(["https://app.example"])
-    made.check(page())
+    made.check_headers(page())
     cors = dict(made.cors_headers(page()))
     assert cors[b"access-control-allow-origin"] == APP
     assert cors[b"vary"] == b"origin"
     assert b"access-control-allow-credentials" not in cors
     for foreign in (b"https://evil.example", b"http://app.example", b"https://app.example:444", b"null", b""):
         with pytest.raises(Forbidden, match="may not use this server"):
-            made.check(page(foreign))
+            made.check_headers(page(foreign))
         assert made.cors_headers(page(foreign)) == [(b"vary", b"origin")]
         assert made.preflight_headers(page(foreign, access_control_request_method=b"POST")) is None
     assert made.cors_headers([(b"host", b"localhost")]) == [(b"vary", b"origin")]
@@ -57,10 +57,10 @@ def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its
 def test_what_a_foreign_page_embeds_is_refused_though_no_origin_is_named() -> None:
     made = origins(["https://app.example"])
     with pytest.raises(Forbidden):
-        made.check([(b"host", b"localhost"), (b"sec-fetch-site", b"cross-site")])
+        made.check_headers([(b"host", b"localhost"), (b"sec-fetch-site", b"cross-site")])
     for site in (b"same-origin", b"none"):
-        made.check([(b"host", b"localhost"), (b"sec-fetch-site", site)])
-    made.check(page(sec_fetch_site=b"cross-site"))
+        made.check_headers([(b"host", b"localhost"), (b"sec-fetch-site", site)])
+    made.check_headers(page(sec_fetch_site=b"cross-site"))
 
 
 def test_without_origins_there_is_no_cors() -> None:
@@ -68,18 +68,18 @@ def test_without_origins_there_is_no_cors() -> None:
     assert made.cors_headers(page()) == []
     assert made.preflight_headers(preflight()) is None
     with pytest.raises(Forbidden):
-        made.check(page())
-    made.check(page(b"http://localhost:8000"))
+        made.check_headers(page())
+    made.check_headers(page(b"http://localhost:8000"))
 
 
 def test_every_page_and_every_name_can_be_welcome() -> None:
     made = origins(["*"], hosts=["*"])
-    made.check(page(b"https://any.example", b"any.name:443"))
+    made.check_headers(page(b"https://any.example", b"any.name:443"))
     assert dict(made.cors_headers(page(b"null")))[b"access-control-allow-origin"] == b"null"
     named = origins(hosts=["*"])
-    named.check([(b"host", b"any.name")])
+    named.check_headers([(b"host", b"any.name")])
     for origin in (b"https://any.name", b"http://*"):
         with pytest.raises(Forbidden):  # any name is no name that a page could be told apart by
-            named.check(page(origin, b"any.name"))
+            named.check_headers(page(origin, b"any.name"))
     with pytest.raises(Forbidden):
-        named.check([(b"host", b"")])
+        named.check_headers([(b"host", b"")])

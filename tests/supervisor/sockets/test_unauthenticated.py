@@ -53,7 +53,7 @@ async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_sl
             assert len(made.gateway.connections) <= 20
             nursery.cancel_scope.cancel()
         assert answered == 15
-        assert b'espalier_clients_dropped_total{reason="stranger"}' in made.metrics.render({})
+        assert b'espalier_clients_dropped_total{reason="unauthenticated"}' in made.metrics.render({})
 
 
 async def test_the_oldest_stranger_makes_room_and_nobody_who_has_shown_a_key(
@@ -161,7 +161,7 @@ def test_strangers_are_those_who_came_in_their_order(steps) -> None:
             if oldest is not None:
                 all_.remove(oldest)
                 assert scopes[oldest[0]].cancel_called
-        assert all(made.of(each) == sum(own == each for _, own in all_) for each in "ab")
+        assert all(made.count_from(each) == sum(own == each for _, own in all_) for each in "ab")
     assert list(made) == [number for number, _ in all_]
 
 

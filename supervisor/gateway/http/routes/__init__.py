@@ -1,4 +1,4 @@
-"""The routes of the gateway: what can be asked for by HTTP, one row each."""
+"""The HTTP routes of the gateway, one row each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONVERSATION = [{"role": "user", "content": "Tell me about the oak."}]
 ROUTES = RouteTable(
     (
         Route(
-            Operation("GET", "/health", "Whether the process lives.", PLAIN_TEXT, access=Access.OPEN),
+            Operation("GET", "/health", "Whether the process is alive.", PLAIN_TEXT, access=Access.OPEN),
             health.health,
             probe=True,
         ),
@@ -27,12 +27,12 @@ ROUTES = RouteTable(
             probe=True,
         ),
         Route(
-            Operation("GET", "/metrics", "Numbers for Prometheus.", PLAIN_TEXT, access=Access.ADMIN),
+            Operation("GET", "/metrics", "Metrics for Prometheus.", PLAIN_TEXT, access=Access.ADMIN),
             health.metrics,
             probe=True,
         ),
         Route(Operation("GET", "/openapi.json", "This document.", json_body({"type": "object"})), openapi.openapi),
-        Route(Operation("GET", "/v1/models", "Every model that is served.", json_body("Models")), models.listed),
+        Route(Operation("GET", "/v1/models", "The models that are served.", json_body("Models")), models.listed),
         Route(
             Operation(
                 "GET",
@@ -60,7 +60,7 @@ ROUTES = RouteTable(
             Operation(
                 "POST",
                 "/v1/completions",
-                "Go on with a text.",
+                "Complete a text.",
                 {**json_body("Completion"), **EVENT_STREAM},
                 completions_dialect.CompletionRequest,
                 {"model": "tiny", "prompt": "The oak"},
@@ -72,7 +72,7 @@ ROUTES = RouteTable(
             Operation(
                 "GET",
                 "/v1/responses",
-                "Open a WebSocket, on which the events of `x-websocket` are said.",
+                "Open a WebSocket for the events that `x-websocket` names.",
                 {},
                 errors=(426,),
                 extensions={"x-websocket": {"client": ["Create", "CancelResponse"]}},
@@ -84,7 +84,7 @@ ROUTES = RouteTable(
             Operation(
                 "POST",
                 "/v1/responses",
-                "Answer a conversation, in the shape of Responses.",
+                "Answer a conversation, as a response of the Responses API.",
                 {**json_body("Response"), **EVENT_STREAM},
                 responses_dialect.CreateHttp,
                 {"model": "tiny", "input": "Tell me about the oak."},
@@ -131,7 +131,7 @@ ROUTES = RouteTable(
             Operation(
                 "GET",
                 "/model_info",
-                "About one model.",
+                "Information about one model.",
                 json_body("ModelInfo"),
                 errors=(404,),
                 parameters=(models.QUERY_PARAMETER,),
@@ -144,7 +144,7 @@ ROUTES = RouteTable(
                 Operation(
                     method,
                     "/flush_cache",
-                    "Forget every engine's prefix cache.",
+                    "Flush the prefix cache of every engine.",
                     PLAIN_TEXT,
                     errors=(404,),
                     access=Access.ADMIN,

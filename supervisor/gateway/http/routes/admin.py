@@ -1,4 +1,4 @@
-"""Routes for operators: the server's state, its models, and flushing of prefix caches."""
+"""Routes about the server: its state, its models, and flushing of prefix caches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def server_info(exchange: Exchange, _: bytes) -> None:
 
 
 async def model_info(exchange: Exchange, _: bytes) -> None:
-    """Answer with the only model, or with that of `?model=`; raises `ModelNotFound` or `BadRequest`."""
+    """Answer with the model that the query names, or the only one; raises `ModelNotFound` or `BadRequest`."""
     await trio.lowlevel.checkpoint()
     model = exchange.gateway.runner.find_or_only(exchange.query("model") or None).model()
     info = {
@@ -39,7 +39,7 @@ async def model_info(exchange: Exchange, _: bytes) -> None:
 async def flush_cache(exchange: Exchange, _: bytes) -> None:
     """Flush the prefix cache of every engine; raises `Forbidden` for a page of another site."""
     if exchange.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
-        raise Forbidden("a page of another site may not do this")  # a browser sends no origin with a picture's GET
+        raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image
     await trio.lowlevel.checkpoint()
     if exchange.method != "HEAD":
         await exchange.gateway.flush_cache()

@@ -1,7 +1,7 @@
-"""Responses with a model's text, which several APIs share: in one piece, or as server-sent events.
+"""Responses with a model's text, for several APIs: in one piece, or as server-sent events.
 
 An event is written in the turn in which its text comes, and no task runs for it. Echoed prompts are the exception: they
-are long at once, and are written at the pace at which the client reads.
+are long from the start, and are written at the pace at which the client reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def reply_whole(exchange: Exchange, record: RequestRecord, respond: Respon
 
 
 async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
-    """Write the response as its text comes; raises a `RequestError` that ended it before it began."""
+    """Write the response as its text comes; raises the `RequestError` by which it failed before it began."""
     try:
         if respond.echo:
             await _stream_as_read(exchange, record, respond, chunks)
@@ -42,7 +42,7 @@ async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Res
 
 
 async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
-    """Write every event in the turn in which it comes; a client that reads slower than that is dropped in the end."""
+    """Write every event in the turn in which it comes; a client that reads more slowly is dropped in the end."""
 
     def on_reply(reply: TextReply) -> None:
         if events := _events(reply, chunks):
@@ -55,12 +55,12 @@ async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Re
 async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
     """Write each event once the client has read most of those before it.
 
-    A response that echoes its prompt is long at once, for each of its choices, and no client reads megabytes in a turn.
-    The events that wait are accounted like a response in one piece, or by their own size where that is more: an event
-    is longer than its token.
+    A response that echoes its prompt is long from the start, for each of its choices, and no client reads megabytes in
+    a turn. The memory of events that wait is reserved like that of a response in one piece, or by their own size where
+    that is more: an event is longer than its token.
     """
     record.memory = memory = exchange.answer_memory
-    served, failed, waiting_bytes = _served(exchange, record), list[Exception](), 0
+    served, errors, waiting_bytes = _served(exchange, record), list[Exception](), 0
     send, receive = trio.open_memory_channel[bytes](inf)  # at most what `memory` has reserved
 
     def on_reply(reply: TextReply) -> None:
@@ -78,7 +78,7 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
                 exchange.stream(events)
                 waiting_bytes -= len(events)
         except (SlowClient, trio.BrokenResourceError) as error:
-            failed.append(error)
+            errors.append(error)
             nursery.cancel_scope.cancel(reason="the client is gone")
 
     async with trio.open_nursery() as nursery:
@@ -86,11 +86,11 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
         try:
             last = await exchange.gateway.answer(respond, served, record, on_reply, chunks.finish)
         except RequestError as error:
-            failed.append(error)
+            errors.append(error)
             nursery.cancel_scope.cancel(reason="the answer has failed")
         send.close()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
     exchange.finish(last)
 
 

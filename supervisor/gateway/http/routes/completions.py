@@ -1,4 +1,4 @@
-"""Chat completions and completions: two dialects with the same steps."""
+"""Chat completions and completions: two dialects that are answered in the same steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dialect(Protocol[Request]):
 
 
 async def _answer(dialect: Dialect[Request], api: str, exchange: Exchange, body: bytes) -> None:
-    """Answer one request; raises a `RequestError` that ended the response before it began."""
+    """Answer one request; raises the `RequestError` by which it failed before its response began."""
     request = await exchange.read(dialect.parse, body)
     response_id, created = exchange.gateway.new_id(), int(exchange.gateway.now())
     record = exchange.start_record(request.model, api)

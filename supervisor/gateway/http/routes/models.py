@@ -1,4 +1,4 @@
-"""The served models, in OpenAI's shape."""
+"""The list of served models, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PATH_PARAMETER: Schema = {
     "required": True,
     "in": "path",
     "schema": {"type": "string", "minLength": 1},
-    "description": "The model's name, as the list of models has it.",
+    "description": "The id of a model in the list of models.",
 }
 QUERY_PARAMETER: Schema = {
     "name": "model",
     "in": "query",
     "schema": {"type": "string"},
-    "description": "Needed where several are served; empty is as if it were not there.",
+    "description": "The name of a model; required if several are served. An empty value counts as none.",
 }
 
 

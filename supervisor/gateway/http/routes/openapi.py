@@ -1,4 +1,4 @@
-"""The OpenAPI document of the routes that are served."""
+"""The route of the OpenAPI document, which describes all routes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supervisor.version import version
 
 
 async def openapi(exchange: Exchange, _: bytes) -> None:
-    """Answer with the document."""
+    """Answer with the OpenAPI document."""
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
     models = tuple(sorted(gateway.runner.served))

@@ -1,4 +1,4 @@
-"""Responses over HTTP, streamed or not; none is kept, so none can be continued."""
+"""The Responses API over HTTP, streamed or not; no response is stored, so none can be continued."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ API = "responses"
 
 
 async def upgrade(_: Exchange, __: bytes) -> None:
-    """Refuse a GET that asks for no WebSocket."""
+    """Refuse a GET that is no WebSocket handshake."""
     await trio.lowlevel.checkpoint()
-    raise UpgradeRequired("a GET here opens a WebSocket; to ask by HTTP, send a POST")
+    raise UpgradeRequired("a GET here opens a WebSocket; to use HTTP, send a POST")
 
 
 async def answer(exchange: Exchange, body: bytes) -> None:
-    """Answer one request; raises a `RequestError` that ended the response before it began."""
+    """Answer one request; raises the `RequestError` by which it failed before its response began."""
     request = await exchange.read(responses.parse_http, body)
     if request.stream:
         await _streamed(exchange, request)
@@ -62,7 +62,7 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         if isinstance(error, SlowClient):
             exchange.abort_stream(failed, error)
         else:
-            exchange.finish(failed)  # its last event says that it failed, so the body may end
+            exchange.finish(failed)  # its last event reports the failure, so the body may end
     else:
         await exchange.outbox.wait_room(len(last))  # they repeat the text several times
         exchange.finish(last)

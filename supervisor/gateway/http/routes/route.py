@@ -1,8 +1,8 @@
-"""The table of HTTP routes: one row a method of a path, and what else reads the rows.
+"""The table of HTTP routes: one row for each method of a path.
 
-A row is all that the rest of the gateway knows of a route, so a new one takes its handler's file, its dialect in
-`protocol`, and its row. The connection reads there who may call and whether there is a body, OpenAPI what to describe,
-the fuzzer what to attack, and the access log whether it is a probe. No path stands in a second table.
+A row is all that the rest of the gateway knows about a route, so a new one takes its handler's file, its dialect in
+`protocol`, and its row. The connection takes from it who may call and whether there is a body, the OpenAPI document
+what to describe, the fuzzer what to attack, and the access log whether it is a probe. No path stands in a second table.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from protocol.openapi.document import Access, Operation
 from supervisor.gateway.http.exchange import Exchange
 
 Handler = Callable[[Exchange, bytes], Awaitable[None]]
-"""Answers a request whose whole body is there; raises the `RequestError` that is its answer otherwise."""
+"""Answers a request with its whole body, or raises the `RequestError` with which it is answered."""
 
 ASTERISK = "*"  # the server as a whole, in the request line of an OPTIONS (RFC 9112, section 3.2.4)
 
 
 @frozen(eq=False)
 class Route:
-    """One row: a method of a path, and what answers it."""
+    """One row: a method of a path, and its handler."""
 
     operation: Operation
     handler: Handler
-    probe: bool = False  # monitors ask it every few seconds: the access log tells of it at debug level only
+    probe: bool = False  # called by monitors every few seconds, so it is logged at debug level only
     websocket: bool = False  # it can be upgraded to a WebSocket of Responses events
     aliases: tuple[str, ...] = ()  # other paths of the same operation
 
@@ -51,7 +51,7 @@ class RouteTable:
     """Every route of a server, found by the path of a request.
 
     A path is matched exactly, or up to its parameter if its last segment is one. Raises `ValueError` if two routes of
-    one path differ in who may call them: strangers are turned away before it is told which methods there are.
+    one path differ in who may call them: callers are authorized before their method is looked up.
     """
 
     routes: tuple[Route, ...] = field(converter=tuple[Route, ...])
@@ -87,7 +87,7 @@ class RouteTable:
         return self._resources.get(path)
 
     def probes(self) -> RouteTable:
-        """Return the table of those routes alone that monitors ask."""
+        """Return a table of the routes for monitors only."""
         return RouteTable([route for route in self.routes if route.probe], server_wide=False)
 
 
@@ -112,7 +112,7 @@ async def options(exchange: Exchange, _: bytes) -> None:
 
 
 def log_answered(exchange: Exchange) -> None:
-    """Log a request that no model was asked for."""
+    """Log a request that was answered without a model."""
     exchange.gateway.log_answered(
         exchange.request_id,
         exchange.request_line,

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer of a served model."""
+"""Conversion of text to token ids and back, by the tokenizer of a served model."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ async def detokenize(exchange: Exchange, body: bytes) -> None:
 
 
 async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], AnswerBody]) -> None:
-    """Write a response in one piece: from the memory of such responses, as fast as the client reads.
+    """Write a response in one piece, as fast as the client reads: the text of a few tokens can have megabytes.
 
-    The text of a few tokens can have megabytes. Raises `BadRequest` for a text that never fits, else
-    `Overloaded`.
+    Raises `BadRequest` if it could never fit into the memory for responses, `Overloaded` if it does not fit now.
     """
-    body = await exchange.run_aside(size_bytes // BYTES_A_CHARACTER, build)
-    if body.size > (most := exchange.gateway.limits.answers_bytes_max):
-        raise BadRequest(f"the answer takes {body.size} bytes, and there are {most} (answers_bytes_max): ask for less")
+    body = await exchange.offload(size_bytes // BYTES_A_CHARACTER, build)
+    if body.size > (bytes_max := exchange.gateway.limits.answers_bytes_max):
+        raise BadRequest(
+            f"the answer takes {body.size} bytes, and there are {bytes_max} (answers_bytes_max): ask for less"
+        )
     exchange.answer_memory.grow(body.size)
     await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
     log_answered(exchange)
@@ -53,11 +54,11 @@ async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> T
     """Return the result of a model's processor, within the limits that hold for responses."""
     gateway = exchange.gateway
     key, limit_s = exchange.key or gateway.keys.anonymous, gateway.runner.first_token_s
-    asks = gateway.runner.find_or_only(model).ask
+    processor = gateway.runner.find_or_only(model).ask
     with key.generating(), trio.move_on_after(limit_s):
         owned = evolve(request, owner=key.name)
         priority = key.clamp_priority(None)
-        admitted = gateway.gate.admitted(priority, owner=key.name, at_most=gateway.concurrency_of(key))
-        async with admitted, asks.ask(owned, 0) as answer:
+        admitted = gateway.gate.admitted(priority, owner=key.name, owner_max=gateway.concurrency_of(key))
+        async with admitted, processor.ask(owned, 0) as answer:
             return await answer.result()
     raise DeadlineExceeded(f"there was no answer within {limit_s} s")

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from supervisor.gateway.http.request_reader import AHEAD_BYTES_MAX
+from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
 from tests.rig.gateway import at_rest, chat, frame, head, post, rig
 
 CHAT = "/v1/chat/completions"
@@ -273,7 +273,7 @@ async def test_too_much_sent_ahead_is_not_answered_but_what_came_first_is(rather
             client = await made.client()
             await client.send(post(chat("n=3 s=1", stream=stream)))
             await trio.sleep(0.1)
-            await client.send(head() * (2 * AHEAD_BYTES_MAX // len(head())))
+            await client.send(head() * (2 * PIPELINED_BYTES_MAX // len(head())))
             reply = await client.reply()
             assert (reply.status, reply.whole) == (200, True)
             assert reply.headers["connection"] == "close"
@@ -285,7 +285,7 @@ async def test_too_much_sent_ahead_is_not_answered_but_what_came_first_is(rather
 async def test_as_much_as_may_be_sent_ahead_is_answered(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
-        many = AHEAD_BYTES_MAX // len(head()) - 1
+        many = PIPELINED_BYTES_MAX // len(head()) - 1
         await client.send(post(chat("n=3 s=1")) + head() * many)
         assert (await client.reply()).json["usage"]["completion_tokens"] == 3
         for _ in range(many):
@@ -296,7 +296,7 @@ async def test_as_much_as_may_be_sent_ahead_is_answered(rather_slow: trio.testin
 async def test_what_was_sent_ahead_before_counts_too(rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
-        most = head() * (AHEAD_BYTES_MAX // len(head()) - 20)
+        most = head() * (PIPELINED_BYTES_MAX // len(head()) - 20)
         await client.send(post(chat("n=3 s=1")) * 2 + most)
         assert "connection" not in (await client.reply()).headers
         await client.send(most)
@@ -310,7 +310,7 @@ async def test_leaving_is_noticed_behind_what_was_sent_ahead(rather_slow: trio.t
         client = await made.client()
         await client.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
-        await client.send(head() * (2 * AHEAD_BYTES_MAX // len(head())))
+        await client.send(head() * (2 * PIPELINED_BYTES_MAX // len(head())))
         await client.stream.aclose()
         await at_rest(made)
         assert trio.current_time() < 2

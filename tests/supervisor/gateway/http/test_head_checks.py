@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
-from supervisor.gateway.http.request_reader import AHEAD_BYTES_MAX
+from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
 from tests.rig.gateway import at_rest, head, rig
 
 
@@ -132,7 +132,7 @@ async def test_o14_whoever_asks_too_far_ahead_hears_which_answer_is_the_last(rat
     one = head(x="y" * 40)
     async with rig(close_s=0.1) as made:
         client = await made.client()
-        await client.send(one * (2 * AHEAD_BYTES_MAX // len(one)))
+        await client.send(one * (2 * PIPELINED_BYTES_MAX // len(one)))
         last = None
         while last != "close":
             reply = await client.reply()
