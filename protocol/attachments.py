@@ -1,7 +1,7 @@
 """Attachments of requests and replies: long bodies that are sent in pieces, so that they do not delay short frames.
 
 Pieces of several streams take turns, and the number of bytes in flight is limited: nothing can overtake what has been
-sent, and a token behind a megabyte in a socket's buffer is late.
+sent, so that a token would have to wait for every byte of attachments in a socket's buffer.
 
 The receiver never holds more than the sender counts: the sender counts an attachment until its last piece has been
 sent or its stream has been cancelled; the receiver until that piece has arrived or it has sent the cancellation. So a
@@ -29,13 +29,13 @@ Views: TypeAlias = tuple[memoryview, ...]
 
 
 @define(eq=False)
-class _Line:
+class _Unsent:
     """The unsent attachment of one stream, and the frames of the stream that wait behind it."""
 
     buffers: deque[memoryview]
     size: int  # of the attachment of the frame that has been sent
-    behind: deque[tuple[Item | End, Views]] = Factory(deque)
-    ended: bool = False  # an `End` is among them
+    behind: deque[tuple[Item | End, Views]] = Factory(deque)  # frames that wait, with their attachments
+    ended: bool = False  # whether an `End` is among them
 
     def cut(self, size_max: int) -> bytes:
         """Remove and return at most `size_max` bytes."""
@@ -48,7 +48,7 @@ class _Line:
             size_max -= len(cut[-1])
         return b"".join(cut)
 
-    def step_up(self) -> list[Item | End]:
+    def next_frames(self) -> list[Item | End]:
         """Return the frames that may be sent after the last byte: up to the next one with an attachment of its own."""
         frames: list[Item | End] = []
         while self.behind and not self.buffers:
@@ -65,23 +65,23 @@ class Outgoing:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0  # of all attachments whose last piece has not been sent
-        self._on_way = 0
-        self._lines: OrderedDict[Key, _Line] = OrderedDict()  # in the order of their turns
+        self._in_flight_bytes = 0
+        self._unsent: OrderedDict[Key, _Unsent] = OrderedDict()  # in the order of their turns
         self.behind_bytes = 0
         """Bytes of frames that wait behind attachments."""
 
     def __len__(self) -> int:
         """Return the number of streams with unsent attachments."""
-        return len(self._lines)
+        return len(self._unsent)
 
     def __contains__(self, key: Key) -> bool:
         """Return whether a stream has unsent bytes."""
-        return key in self._lines
+        return key in self._unsent
 
     @property
     def ready(self) -> bool:
         """Whether a piece may be sent now."""
-        return bool(self._lines) and self._on_way < WINDOW_BYTES
+        return bool(self._unsent) and self._in_flight_bytes < WINDOW_BYTES
 
     def fit(self, size: int, attached: Views) -> Views:
         """Check an attachment and return it as flat, non-empty buffers; changes nothing.
@@ -100,48 +100,48 @@ class Outgoing:
 
     def put(self, key: Key, views: Views) -> None:
         """Queue the attachment of a frame that has just been sent."""
-        line = self._lines[key] = _Line(deque(views), _size(views))
-        self._bytes += line.size
+        unsent = self._unsent[key] = _Unsent(deque(views), _size(views))
+        self._bytes += unsent.size
 
-    def behind(self, key: Key, frame: Item | End, views: Views) -> None:
+    def put_behind(self, key: Key, frame: Item | End, views: Views) -> None:
         """Keep a frame until the attachment before it has been sent."""
-        line = self._lines[key]
-        line.behind.append((frame, views))
-        line.ended = isinstance(frame, End)
+        unsent = self._unsent[key]
+        unsent.behind.append((frame, views))
+        unsent.ended = isinstance(frame, End)
         self._bytes += _size(views)
         self.behind_bytes += len(frame.body)
 
     def ended(self, key: Key) -> bool:
         """Return whether the stream's `End` waits here."""
-        return key in self._lines and self._lines[key].ended
+        return key in self._unsent and self._unsent[key].ended
 
     def drop(self, key: Key) -> None:
         """Discard the attachments and frames of a stream that ended early."""
-        if (line := self._lines.pop(key, None)) is not None:
-            self._bytes -= line.size + sum(_size(views) for _, views in line.behind)
-            self.behind_bytes -= sum(len(frame.body) for frame, _ in line.behind)
+        if (unsent := self._unsent.pop(key, None)) is not None:
+            self._bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)
+            self.behind_bytes -= sum(len(frame.body) for frame, _ in unsent.behind)
 
-    def piece(self, size_max: int) -> tuple[Key, bytes, list[Item | End]]:
-        """Return the stream whose turn it is, its next bytes, and the frames that may follow them at once."""
-        key, line = next(iter(self._lines.items()))
-        data = line.cut(min(size_max, WINDOW_BYTES - self._on_way))
-        self._on_way += len(data)
+    def next_piece(self, size_max: int) -> tuple[Key, bytes, list[Item | End]]:
+        """Remove and return the next bytes of the stream whose turn it is, with the frames that may follow them."""
+        key, unsent = next(iter(self._unsent.items()))
+        data = unsent.cut(min(size_max, WINDOW_BYTES - self._in_flight_bytes))
+        self._in_flight_bytes += len(data)
         frames: list[Item | End] = []
-        if not line.buffers:
-            self._bytes -= line.size
-            frames = line.step_up()
+        if not unsent.buffers:
+            self._bytes -= unsent.size
+            frames = unsent.next_frames()
             self.behind_bytes -= sum(len(frame.body) for frame in frames)
-        if line.buffers:
-            self._lines.move_to_end(key)
+        if unsent.buffers:
+            self._unsent.move_to_end(key)
         else:
-            del self._lines[key]
+            del self._unsent[key]
         return key, data, frames
 
-    def taken(self, size: int) -> None:
-        """Note that the other end has received `size` bytes."""
-        if not 0 < size <= self._on_way:
-            raise PeerViolation(f"room for {size} attached bytes, of {self._on_way} on their way")
-        self._on_way -= size
+    def acknowledge(self, size: int) -> None:
+        """Reopen the window by `size` bytes, which the other end has received."""
+        if not 0 < size <= self._in_flight_bytes:
+            raise PeerViolation(f"room for {size} attached bytes, of {self._in_flight_bytes} on their way")
+        self._in_flight_bytes -= size
 
 
 class Incoming:
@@ -150,8 +150,10 @@ class Incoming:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._coming: dict[Key, tuple[Open | Item, bytearray]] = {}  # a frame, and the bytes of its attachment so far
-        self.taken = 0
+        self._incomplete: dict[
+            Key, tuple[Open | Item, bytearray]
+        ] = {}  # a frame, and the bytes of its attachment so far
+        self.unacknowledged_bytes = 0
         """Bytes received since the last `WindowUpdate`."""
 
     def expect(self, key: Key, frame: Open | Item) -> None:
@@ -160,19 +162,19 @@ class Incoming:
         if self._bytes + size > self._bytes_max:
             raise PeerViolation(f"{size} attached bytes, and {self._bytes} of others; the limit is {self._bytes_max}")
         self._bytes += size
-        self._coming[key] = frame, bytearray()  # grows as bytes come: to announce a size costs a liar nothing
+        self._incomplete[key] = frame, bytearray()  # no larger than what came, whatever size was announced
 
-    def piece(self, key: Key, data: bytes) -> tuple[Open | Item, memoryview] | None:
+    def add_piece(self, key: Key, data: bytes) -> tuple[Open | Item, memoryview] | None:
         """Add a stream's next bytes, which its state allows; return the frame that they complete, if they do.
 
         Raises `PeerViolation` for bytes beyond the window.
         """
-        self.taken += len(data)
-        if self.taken > WINDOW_BYTES:
-            raise PeerViolation(f"{self.taken} attached bytes on their way; the limit is {WINDOW_BYTES}")
-        if key not in self._coming:  # its stream was cancelled
+        self.unacknowledged_bytes += len(data)
+        if self.unacknowledged_bytes > WINDOW_BYTES:
+            raise PeerViolation(f"{self.unacknowledged_bytes} attached bytes on their way; the limit is {WINDOW_BYTES}")
+        if key not in self._incomplete:  # its stream was cancelled
             return None
-        frame, buffer = self._coming[key]
+        frame, buffer = self._incomplete[key]
         buffer += data
         if len(buffer) < frame.attached:
             return None
@@ -181,19 +183,19 @@ class Incoming:
 
     def grant(self, key: Key, units: int) -> bool:
         """Add credit to a request that is incomplete; return whether there was one."""
-        if key not in self._coming:
+        if key not in self._incomplete:
             return False
-        frame, buffer = self._coming[key]
+        frame, buffer = self._incomplete[key]
         assert isinstance(frame, Open)
-        self._coming[key] = evolve(frame, credit=frame.credit + units), buffer
+        self._incomplete[key] = evolve(frame, credit=frame.credit + units), buffer
         return True
 
     def drop(self, key: Key) -> bool:
         """Discard an attachment that is complete or was cancelled; return whether there was one."""
-        coming = self._coming.pop(key, None)
-        if coming is not None:
-            self._bytes -= coming[0].attached
-        return coming is not None
+        incomplete = self._incomplete.pop(key, None)
+        if incomplete is not None:
+            self._bytes -= incomplete[0].attached
+        return incomplete is not None
 
 
 def _size(views: Views) -> int:

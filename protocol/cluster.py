@@ -33,10 +33,10 @@ class Leg(StrEnum):
 class Offer:
     """One worker of a node: an engine and its load.
 
-    `engine` is None until the engine has been ready once; `up` is whether it can be asked now, and `why` the reason if
-    not, as the end of a sentence that begins with its name. `running` and `waiting` count requests, `tokens` the prompt
-    and answer tokens that those may still hold, `kv_used` is from 0 to 1. Of prompts that have not begun it accepts
-    `pending_prefill_tokens_max` tokens at a time, 0 for any number.
+    `engine` is None until the engine has been ready once; `up` is whether it accepts requests now, and `why` the reason
+    if not, as the end of a sentence that begins with its name. `running` and `waiting` count requests, `tokens` the
+    prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1. It accepts prompts of
+    `pending_prefill_tokens_max` tokens together that have not begun, of any number if that is 0.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Neighbour:
 
 @frozen
 class NodeState(Message):
-    """The state of a node; a node that drains must not be asked anything new.
+    """The state of a node; a node that drains accepts no new requests.
 
     A node that `routes` receives the offers of others, and their loads again after `tell_s` at the earliest; other
     nodes receive none. The load in an offer leaves out the receiver's own requests, which it counts itself.
@@ -101,11 +101,11 @@ NEIGHBOURS_MAX = 4096
 TELL_S_MAX = 3600.0
 PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
-_AT = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
 
 
 def check_state(state: NodeState) -> NodeState:
-    """Return the announced state of a node if it can be true, else raise `PeerViolation`."""
+    """Return the announced state of a node; raises `PeerViolation` if it cannot be true."""
     if max(len(state.offers), len(state.elsewhere)) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
         raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")
     if not 0 <= state.tell_s <= TELL_S_MAX:
@@ -128,14 +128,15 @@ def check_state(state: NodeState) -> NodeState:
 
 def _check_neighbours(neighbours: tuple[Neighbour, ...]) -> None:
     for neighbour in neighbours:
-        if not _NAME.fullmatch(neighbour.name) or not (neighbour.address is None or _AT.fullmatch(neighbour.address)):
+        has_address = neighbour.address is None or _ADDRESS.fullmatch(neighbour.address)
+        if not (_NAME.fullmatch(neighbour.name) and has_address):
             raise PeerViolation("a neighbour without a proper name or address")
         if neighbour.name.startswith(OPERATOR_PREFIX):
             raise PeerViolation("a neighbour with the name of an operator")
 
 
 def check_loads(loads: LoadUpdate) -> LoadUpdate:
-    """Return loads that can be true, else raise `PeerViolation`."""
+    """Return announced loads; raises `PeerViolation` if they cannot be true."""
     if len(loads.loads) > OFFERS_MAX:
         raise PeerViolation(f"{len(loads.loads)} loads of one node")
     for load in loads.loads:
@@ -146,7 +147,7 @@ def check_loads(loads: LoadUpdate) -> LoadUpdate:
 
 @frozen
 class GetStatus(Message):
-    """Ask for the tree of a node, and for its view of the cluster; the result is `Status`.
+    """Ask for the supervision tree of a node and its view of the cluster; the result is `Status`.
 
     `node` names it; empty: the node that receives this. A request about another node is forwarded over its link.
     """
@@ -156,7 +157,7 @@ class GetStatus(Message):
 
 @frozen
 class ChildState:
-    """One child of a tree: its path, its state and for how long it has had it, and how often it was restarted.
+    """One child of a tree: its path, its state and how long it has been in it, and how often it was restarted.
 
     `why` is its last failure, empty if there was none.
     """
@@ -180,12 +181,12 @@ class LinkState:
     messages_sent: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    stalled: bool = False  # the other node's process stands still
+    stalled: bool = False  # the other node's process does not run
 
 
 @frozen
 class GateState:
-    """The requests of clients that a gateway answers and that wait, with the limits of both."""
+    """The numbers of clients' requests that a gateway answers and that wait for admission, with their limits."""
 
     running: int
     running_max: int
@@ -195,7 +196,7 @@ class GateState:
 
 @frozen
 class EjectionState:
-    """A worker, or a pair of them, that a router has ejected because it keeps failing, and for how many seconds."""
+    """A worker, or a pair of them, that a router has ejected for failing repeatedly, and for how many more seconds."""
 
     model: str
     worker: str
@@ -207,7 +208,7 @@ class EjectionState:
 class Status(Message):
     """A node's tree and its view of the cluster; no other run of the node has the same `run`.
 
-    `gate` is None on a node without a gateway; `refused` has a sentence for each worker of others that is not asked.
+    `gate` is None on a node without a gateway; `refused` has a sentence for each worker of others that is not used.
     """
 
     node: str
@@ -224,7 +225,7 @@ class Status(Message):
 
 @frozen
 class Drain(Message):
-    """Tell a node to finish what runs, to admit nothing new and to end; the result, `Done`, comes at once.
+    """Tell a node to admit nothing new, to finish what runs and to exit; the result, `Done`, is sent at once.
 
     `node` names it as in `GetStatus`.
     """
@@ -234,16 +235,16 @@ class Drain(Message):
 
 @frozen
 class Reload(Message):
-    """Tell a node to read its file again; the result is `Reloaded`. `node` names it as in `GetStatus`."""
+    """Tell a node to read its configuration again; the result is `Reloaded`. `node` names it as in `GetStatus`."""
 
     node: str = ""
 
 
 @frozen
 class Reloaded(Message):
-    """What a node changed without a restart, what takes one, and what it refused as wrong; one sentence each.
+    """The changes that a node made, those that need a restart, and those that it refused as wrong; one sentence each.
 
-    `starts` names nodes of the same host that cannot be reached, which its launcher may be starting.
+    `starts` names nodes of the same machine that cannot be reached, which its launcher may be starting.
     """
 
     changed: tuple[str, ...] = ()

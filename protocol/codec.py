@@ -1,7 +1,8 @@
 """Encoding of messages inside frames: a kind byte that selects the decoder, and a body in msgpack.
 
-The rows of `messages`, `text_messages` and `cluster` are the only source of kinds: what has no row has no encoding. The
-bytes of tensors are not in the body but attached to it, so that they are sent in pieces and never copied whole.
+The rows of `messages`, `text_messages` and `cluster` are the only source of kinds: a message without a row has no
+encoding. The bytes of tensors are not in the body but attached to it, so that they are sent in pieces and never copied
+whole.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from protocol.text_messages import (
 )
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The errors of msgspec for invalid bytes: the last two for text that is not UTF-8, and for endless nesting."""
+"""The errors of msgspec for invalid bytes; the last two are for text that is not UTF-8 and for deep nesting."""
 
 NOTHING = memoryview(b"")
 
 ROWS = by_message((*messages.KINDS, *text_messages.KINDS, *cluster.KINDS))
-"""Every message that may cross a link, with what may answer it; without a row, nothing is encoded."""
+"""Every message that may cross a link, with the messages that may answer it."""
 
 KINDS: dict[int, type[Message]] = {row.number: message for message, row in ROWS.items()}
 _KIND_OF = {message: bytes((number,)) for number, message in KINDS.items()}
@@ -34,7 +35,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as its kind byte and its msgpack body, without what `attached` returns.
+    """Return the message as its kind byte and its msgpack body, without its attachment.
 
     Raises `TypeError` for a message without a row.
     """
@@ -55,7 +56,7 @@ def attached(message: Message) -> tuple[memoryview, ...]:
 
 
 def decode(data: bytes, attached: memoryview = NOTHING) -> Message:
-    """Return the message in `data` and its attachment; raises `PeerViolation` if they hold none."""
+    """Return the message that `data` and its attachment encode; raises `PeerViolation` if they encode none."""
     if not data or (decoder := _DECODERS.get(data[0])) is None:
         raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
     try:
@@ -70,7 +71,7 @@ def decode(data: bytes, attached: memoryview = NOTHING) -> Message:
 
 
 def request_row(request: Message) -> Kind:
-    """Return the row of a request, which says what may answer it; raises `TypeError` for what is no request."""
+    """Return the row of a request, which names its replies; raises `TypeError` for a message that is no request."""
     row = ROWS.get(type(request))
     if row is None or row.result is None:
         raise TypeError(f"a {type(request).__name__} has no row with a result, so nobody is asked it over a link")
@@ -78,7 +79,7 @@ def request_row(request: Message) -> Kind:
 
 
 def units_of(reply: Message) -> int:
-    """Return the units of credit of a reply: one a token, none for a milestone, one for any other reply."""
+    """Return the units of credit of a reply: one for each token, none for a milestone, one for any other reply."""
     match reply:
         case Tokens():
             return len(reply.ids)

@@ -1,7 +1,10 @@
-"""Errors: what can go wrong, whose fault it is, and what of it may cross a link or reach a client.
+"""Errors: what can go wrong, whose fault it is, and which of them may cross a link or reach a client.
 
 The taxonomy is closed: a `RequestError` is about one request and crosses links as its code and a sentence; an
-`ActorError` is about an actor and ends in a supervisor. Anything else that is raised is a bug.
+`ActorError` is about an actor and ends in a supervisor. Any other exception is a bug.
+
+The docstring of a `RequestError` is the row of its code in `docs/protocol.md`: what happened, then what to do. Its
+`code`, `http_status` and `close_code` are what clients' programs go by, so they stay when sentences change.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class RequestError(EspalierError):
     fault: ClassVar[Fault] = "server"
     http_status: ClassVar[int] = 500
     close_code: ClassVar[int | None] = None  # set where the error ends a WebSocket connection
-    retry_after_s: int | None = None  # None: asking again as it was will not help; one error may know its own
+    retry_after_s: int | None = None  # None: the same request would fail again; an instance may have its own
 
     def __init__(self, detail: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(detail)
@@ -41,13 +44,13 @@ class RequestError(EspalierError):
 
 
 class InternalError(RequestError):
-    """A bug of ours, logged where it rose; report it with the request's id."""
+    """A bug of this server, logged where it occurred; report it with the request's id."""
 
     close_code = 1011
 
 
 class BadRequest(RequestError):
-    """The request itself is wrong; mend the field named by `param`."""
+    """The request itself is wrong; correct the field named by `param`."""
 
     code = "invalid_request"
     fault = "client"
@@ -73,19 +76,19 @@ class PreviousResponseNotFound(BadRequest):
 
 
 class StreamLimitReached(BadRequest):
-    """The connection has as many lanes as it may; use one of those that are there, or connect once more."""
+    """The connection has as many lanes as it may; use one of them, or open another connection."""
 
     code = "websocket_stream_limit_reached"
 
 
 class InvalidStreamId(BadRequest):
-    """The name of a lane is none; send 1 to 256 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
+    """The `stream_id` is not a valid name of a lane; send 1 to 256 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
 
     code = "invalid_stream_id"
 
 
 class ConnectionExpired(BadRequest):
-    """The connection has reached its longest time; open a new one."""
+    """The connection has reached its maximum age; open a new one."""
 
     code = "websocket_connection_limit_reached"
     close_code = 1000
@@ -98,7 +101,7 @@ class EngineRefused(BadRequest):
 
 
 class Unauthorized(RequestError):
-    """The request carries no key that is known here; send `Authorization: Bearer KEY`."""
+    """The request has no key that this server accepts; send `Authorization: Bearer KEY`."""
 
     code = "invalid_api_key"
     fault = "client"
@@ -147,7 +150,7 @@ class TooLarge(RequestError):
 
 
 class UpgradeRequired(RequestError):
-    """The path speaks WebSocket only."""
+    """The path serves WebSocket connections only."""
 
     code = "upgrade_required"
     fault = "client"
@@ -155,7 +158,7 @@ class UpgradeRequired(RequestError):
 
 
 class SlowClient(RequestError):
-    """The client's own backlog is full because it does not read; read faster, or ask for less at once."""
+    """The client reads too slowly, and its backlog is full; read faster, or request less at once."""
 
     code = "slow_client"
     fault = "client"
@@ -164,7 +167,7 @@ class SlowClient(RequestError):
 
 
 class RateLimited(RequestError):
-    """The key has asked more often than it may; come back when there is room again."""
+    """The key has made more requests than its rate allows; try again later."""
 
     code = "rate_limit_exceeded"
     fault = "client"
@@ -173,7 +176,7 @@ class RateLimited(RequestError):
 
 
 class ConcurrencyLimited(RequestError):
-    """The key has as many requests or connections open as it may; end one, or wait until one has ended."""
+    """The key has as many open requests or connections as it may; end one, or wait until one has ended."""
 
     code = "concurrency_limit_exceeded"
     fault = "client"
@@ -182,7 +185,7 @@ class ConcurrencyLimited(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """The body is not JSON, or it is compressed; send `content-type: application/json` as it is."""
+    """The body is not JSON, or it is compressed; send uncompressed `content-type: application/json`."""
 
     code = "unsupported_media_type"
     fault = "client"
@@ -190,7 +193,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class Overloaded(RequestError):
-    """Everything that could serve the request is busy; come back later."""
+    """Everything that could serve the request is busy; try again later."""
 
     code = "overloaded"
     http_status = 503
@@ -198,7 +201,7 @@ class Overloaded(RequestError):
 
 
 class NotReady(RequestError):
-    """The server is still starting; come back later."""
+    """The server is still starting; try again later."""
 
     code = "not_ready"
     http_status = 503
@@ -215,7 +218,7 @@ class Draining(RequestError):
 
 
 class LinkLost(RequestError):
-    """The link to whoever was answering was lost; ask again."""
+    """The link to the node that was answering was lost; try again."""
 
     code = "link_lost"
     http_status = 503
@@ -223,13 +226,13 @@ class LinkLost(RequestError):
 
 
 class LinkReplaced(LinkLost):
-    """A newer link to whoever was answering took the place of the one that carried the answer; ask again."""
+    """A newer link to the node that was answering replaced the one that carried the answer; try again."""
 
     code = "link_replaced"
 
 
 class EngineLost(RequestError):
-    """The engine that was answering died; ask again."""
+    """The engine that was answering died; try again."""
 
     code = "engine_lost"
     http_status = 503
@@ -237,7 +240,7 @@ class EngineLost(RequestError):
 
 
 class ActorLost(RequestError):
-    """The actor that was answering ended; ask again."""
+    """The actor that was answering ended; try again."""
 
     code = "actor_lost"
     http_status = 503
@@ -245,7 +248,7 @@ class ActorLost(RequestError):
 
 
 class HandOffFailed(RequestError):
-    """The KV cache did not get from the prefill to the decode; ask again."""
+    """The KV cache did not get from the prefill to the decode; try again."""
 
     code = "hand_off_failed"
     http_status = 503
@@ -253,7 +256,7 @@ class HandOffFailed(RequestError):
 
 
 class DeadlineExceeded(RequestError):
-    """The answer, its first token or its next one did not come in time; ask again."""
+    """The answer, its first token or its next one did not come in time; try again."""
 
     code = "deadline_exceeded"
     http_status = 503
@@ -261,13 +264,13 @@ class DeadlineExceeded(RequestError):
 
 
 class Preempted(DeadlineExceeded):
-    """The engine went on with others and not with this answer, for want of memory; ask again."""
+    """The engine ran out of memory and continued other answers in place of this one; try again."""
 
     code = "preempted"
 
 
 class AskerLeft(RequestError):
-    """The asker left, so the answer was ended; nobody is there to read this."""
+    """The client left, so the answer was ended; nobody reads this error."""
 
     code = "left"
     fault = "client"
@@ -279,7 +282,7 @@ class ActorError(EspalierError):
 
 
 class EngineStuck(ActorError):
-    """The engine did not give a slot back within its deadline."""
+    """The engine did not release a slot within its deadline."""
 
 
 class EngineDied(ActorError):
@@ -299,15 +302,15 @@ class LocalViolation(ActorError):
 
 
 class PeerRefused(ActorError):
-    """The other end of a link is not one that this node talks to."""
+    """This end of a link refuses the other end, or the other way round."""
 
 
 class TooManyInternalErrors(ActorError):
-    """An actor failed more requests by bugs of its own than it may."""
+    """An actor failed more requests by bugs of its own than its limit allows."""
 
 
 class StartFailed(ActorError):
-    """A child could not start; the sentence says what its operator can do about it."""
+    """A child could not start; the sentence tells what its operator can do."""
 
 
 def _subclasses(cls: type[RequestError]) -> list[type[RequestError]]:
@@ -320,5 +323,5 @@ ERRORS_BY_CODE: dict[str, type[RequestError]] = {
 
 
 def from_code(code: str, detail: str, param: str | None = None) -> RequestError:
-    """Rebuild the error that crossed a link; a code that is unknown here becomes `InternalError`."""
+    """Return the error that crossed a link as its code; an unknown code becomes an `InternalError`."""
     return ERRORS_BY_CODE.get(code, InternalError)(detail, param=param)

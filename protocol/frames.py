@@ -34,7 +34,7 @@ class Open:
     """Send a request: `body` is the encoded message; the asker has buffer space for `credit` units of replies.
 
     `to` names the actor that is asked, where one end serves several. The asker waits for `within_ms` from now on: a
-    duration, because clocks of two hosts disagree. `attached` bytes of the request follow in `RequestData` frames.
+    duration, because the clocks of two machines differ. `attached` bytes of the request follow in `RequestData` frames.
     """
 
     stream: int
@@ -47,7 +47,7 @@ class Open:
 
 @frozen
 class Credit:
-    """The asker has buffer space for `units` more."""
+    """The asker has buffer space for `units` more units of replies."""
 
     stream: int
     units: int
@@ -89,19 +89,19 @@ class ReplyData:
 
 @frozen
 class WindowUpdate:
-    """The receiver has received `size` attached bytes: as many more may be in flight to it."""
+    """The sender has received `size` attached bytes: as many more may be in flight to it."""
 
     size: int
 
 
 @frozen
 class KeepAlive:
-    """The sender is alive, and has sent nothing else for a while."""
+    """The sender is alive, and has had nothing else to send for a while."""
 
 
 @frozen
 class Announce:
-    """An encoded message about the sender that was not asked for; the latest of its kind replaces those before it."""
+    """An encoded message about the sender, sent unasked; the latest of its kind replaces those before it."""
 
     body: bytes
 
@@ -143,10 +143,10 @@ class Step:
 
     def pieces(self) -> Iterator[tuple[int, list[int]]]:
         """Yield each stream with its token ids."""
-        at = 0
+        offset = 0
         for stream, count in zip(self.streams, self.counts, strict=True):
-            yield stream, self.tokens[at : at + count]
-            at += count
+            yield stream, self.tokens[offset : offset + count]
+            offset += count
 
 
 @frozen
@@ -169,7 +169,7 @@ class Fail:
 
 @frozen
 class Bye:
-    """The sender ends the link, and why; an engine's host that receives it closes the link, else the sender does."""
+    """The sender ends the link, with the reason; the end that is an engine host closes it, else the sender does."""
 
     code: str
     detail: str
@@ -221,7 +221,7 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Splits a stream of bytes into frames; raises `PeerViolation` for bytes that are none."""
+    """Splits a stream of bytes into frames; raises `PeerViolation` for invalid ones."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max

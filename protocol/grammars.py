@@ -1,7 +1,9 @@
-"""What can be said of a grammar by reading it: the cheap part of keeping one from holding an engine.
+"""Static check of a grammar: the cheap one of two checks that keep a grammar from blocking an engine.
 
-It looks for the few shapes that are always dear, wherever in a grammar they stand, and takes time in proportion to the
-grammar's length. What it lets pass is compiled and walked before an engine sees it.
+An engine compiles the grammar of a request and follows it at every step of the whole batch, so that one costly grammar
+delays all other requests. This file finds the few shapes that are always costly, wherever in a grammar they are, in
+time proportional to its length. It never proves that a grammar is cheap: one that passes is compiled and walked in a
+process of its own before an engine gets it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ WORDS = {
     GrammarKind.STRUCTURAL_TAG: "this structural tag",
 }
 WITHIN = {GrammarKind.REGEX: "a regular expression", GrammarKind.EBNF: "an EBNF grammar"}
-FORMATS = {"regex": GrammarKind.REGEX, "grammar": GrammarKind.EBNF}  # the types of them in a structural tag
-EMPTIES_MAX = 200  # parts in a row that may each be empty: a step costs their square
-COUNT_MAX = 100_000  # of repetitions, those of repetitions multiplied
+FORMATS = {"regex": GrammarKind.REGEX, "grammar": GrammarKind.EBNF}  # by their `type` in a structural tag
+EMPTIES_MAX = 200  # consecutive parts that may each be empty: a step costs their square
+COUNT_MAX = 100_000  # of repetitions; nested ones multiply
 DEPTH_MAX = 200  # of groups
-PASSES_MAX = 8  # over rules, to find those that may be empty because those that they are made of may
+PASSES_MAX = 8  # over the rules, to find those that may be empty because all their parts may
 
 _COUNT = r"[*+?]|\{\d+(?:,\d*)?\}|\{,\d+\}"
 _IN_REGEX = re.compile(
@@ -39,12 +41,12 @@ _IN_EBNF = re.compile(
     re.DOTALL,
 )
 
-_FORMATS = re.compile(rf'"(?:{"|".join(FORMATS)})"')  # one without them need not be parsed
+_FORMATS = re.compile(rf'"(?:{"|".join(FORMATS)})"')  # a structural tag without any need not be parsed
 
 
 @define
 class _Part:
-    """Something that stands in a row: whether it may be empty, how many such it is made of, how often it repeats."""
+    """One part of a sequence: whether it may be empty, how many consecutive such it has, how often it repeats."""
 
     empty: bool
     empties: int = 0
@@ -53,41 +55,41 @@ class _Part:
 
 @define(eq=False)
 class _Group:
-    """What is between two parentheses, or a rule's body, as far as it has been read."""
+    """The text between two parentheses, or the body of a rule, as far as it has been read."""
 
-    empty: bool = False  # one of its choices may be
+    empty: bool = False  # whether one of its alternatives may be
     empties: int = 0
     count: int = 1
-    _row_empty: bool = True
-    _row: int = 0
+    _sequence_empty: bool = True  # whether every part of the alternative so far may be empty
+    _consecutive: int = 0  # parts at its end that may each be empty
     _last: _Part | None = None
 
     def add(self, part: _Part) -> None:
-        """Take the next part of the row."""
+        """Add the next part of the sequence."""
         self._settle()
         self._last = part
 
     def repeat(self, least: int, most: int | None) -> None:
-        """Repeat the last part; `most` None: without end."""
+        """Repeat the last part; `most` is None if there is no limit."""
         if (part := self._last) is None:
             return
         times = least if most is None else most
-        if part.empty:  # each of the repetitions may be
+        if part.empty:  # then each of its repetitions may be
             part.empties = min(max(1, part.empties) * max(1, times), COUNT_MAX)
         part.count *= max(1, times)
         part.empty = part.empty or least == 0
         if part.empty:
             part.empties = max(1, part.empties)
 
-    def next_choice(self) -> None:
-        """Begin another choice."""
+    def next_alternative(self) -> None:
+        """Begin another alternative."""
         self._settle()
-        self.empty = self.empty or self._row_empty
-        self._row, self._row_empty = 0, True
+        self.empty = self.empty or self._sequence_empty
+        self._consecutive, self._sequence_empty = 0, True
 
     def ended(self) -> _Part:
-        """Return the whole as one part."""
-        self.next_choice()
+        """Return the group as one part."""
+        self.next_alternative()
         return _Part(self.empty, self.empties, self.count)
 
     def _settle(self) -> None:
@@ -95,30 +97,30 @@ class _Group:
         if part is None:
             return
         self.count = max(self.count, part.count)
-        self._row_empty = self._row_empty and part.empty
-        self._row = self._row + max(1, part.empties) if part.empty else 0
-        self.empties = max(self.empties, self._row, part.empties)
+        self._sequence_empty = self._sequence_empty and part.empty
+        self._consecutive = self._consecutive + max(1, part.empties) if part.empty else 0
+        self.empties = max(self.empties, self._consecutive, part.empties)
 
 
 def grammar_kinds(grammar: Grammar) -> list[GrammarKind]:
-    """Return the kind of a grammar, and before it those of regular expressions and EBNF grammars in a structural tag.
+    """Return the kind of a grammar, after the kinds of regular expressions and EBNF grammars in a structural tag.
 
-    Patterns in a JSON schema are the schema's own.
+    Patterns in a JSON schema count as part of the schema.
     """
     if grammar.kind is not GrammarKind.STRUCTURAL_TAG or not _FORMATS.search(grammar.text):
         return [grammar.kind]
     named = (value.get("type") for value in _objects(grammar.text))
-    found = dict.fromkeys(FORMATS[name] for name in named if isinstance(name, str) and name in FORMATS)
-    return [*found, grammar.kind]
+    inner = dict.fromkeys(FORMATS[name] for name in named if isinstance(name, str) and name in FORMATS)
+    return [*inner, grammar.kind]
 
 
 def find_mistake(grammar: Grammar) -> str | None:
-    """Return what is wrong with a grammar as a sentence for its author, None if nothing can be seen."""
+    """Return what is wrong with a grammar as a sentence for its author, None if it has none of the costly shapes."""
     for kind, text in _texts(grammar):
-        said = _of_ebnf(text) if kind is GrammarKind.EBNF else _of_regex(text)
-        if said is not None:
+        mistake = _ebnf_mistake(text) if kind is GrammarKind.EBNF else _regex_mistake(text)
+        if mistake is not None:
             within = "" if kind is grammar.kind else f" because of {WITHIN[kind]} in it"
-            return f"{WORDS[grammar.kind]} cannot be used{within}: {said}"
+            return f"{WORDS[grammar.kind]} cannot be used{within}: {mistake}"
     return None
 
 
@@ -133,11 +135,11 @@ def _texts(grammar: Grammar) -> Iterator[tuple[GrammarKind, str]]:
         if isinstance(rules := value.get("grammar"), str) and value.get("type") == "grammar":
             yield GrammarKind.EBNF, rules
         if isinstance(patterns := value.get("patternProperties"), dict):
-            yield from ((GrammarKind.REGEX, str(each)) for each in patterns)
+            yield from ((GrammarKind.REGEX, str(pattern)) for pattern in patterns)
 
 
 def _objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield every object in a JSON text; none of a text that is no JSON, which whoever compiles it says better."""
+    """Yield every object in a JSON text; none of invalid JSON, for which the compiler has a better error."""
     try:
         waiting: list[object] = [json.loads(text)]
     except (ValueError, RecursionError):
@@ -151,94 +153,94 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
             yield value
 
 
-def _of_regex(text: str) -> str | None:
+def _regex_mistake(text: str) -> str | None:
     groups = [_Group()]
     for token in _IN_REGEX.finditer(text):
         if token.lastgroup == "edge":
             continue
-        if not _read(groups, str(token.lastgroup), token[0]):
+        if not _read_token(groups, str(token.lastgroup), token[0]):
             return f"its groups are nested more than {DEPTH_MAX} deep"
-    while len(groups) > 1:  # one that is not closed is somebody else's to refuse
+    while len(groups) > 1:  # an unclosed one: the compiler refuses it
         _close(groups)
-    return _dear(groups[0].ended())
+    return _limit_exceeded(groups[0].ended())
 
 
-def _of_ebnf(text: str) -> str | None:
+def _ebnf_mistake(text: str) -> str | None:
     empty: set[str] = set()
     for _ in range(PASSES_MAX):
-        known = len(empty)
-        if (said := _Rules(empty).read(text)) is not None or len(empty) == known:
-            return said
+        before = len(empty)
+        if (mistake := _Rules(empty).read(text)) is not None or len(empty) == before:
+            return mistake
     return None
 
 
 @define(eq=False)
 class _Rules:
-    """The rules of one EBNF grammar, read once; those that may be empty are added to `empty`."""
+    """One pass over the rules of an EBNF grammar; the names of those that may be empty are added to `empty`."""
 
     empty: set[str]
     _name: str = ""  # of the rule that is being read
     _groups: list[_Group] = field(factory=lambda: [_Group()])
-    _choice: list[str] = Factory(list)  # the rules in it, and "" for each text that is not empty
-    _beside_itself: bool = False
+    _alternative: list[str] = Factory(list)  # the rules in it, and "" for each text that is not empty
+    _repeats_itself: bool = False  # an alternative has the rule twice, and otherwise only what may be empty
 
     def read(self, text: str) -> str | None:
-        """Return what is wrong with the first rule that is dear."""
+        """Return what is wrong with the first costly rule, None if there is none."""
         for token in _IN_EBNF.finditer(text):
             kind = token.lastgroup
             if kind == "rule":
-                if (said := self._end()) is not None:
-                    return said
+                if (mistake := self._end()) is not None:
+                    return mistake
                 self._name = token["rule"]
-            elif kind is not None and not self._take(kind, token[0]):
+            elif kind is not None and not self._read_token(kind, token[0]):
                 return f"its groups are nested more than {DEPTH_MAX} deep"
         return self._end()
 
-    def _take(self, kind: str, text: str) -> bool:
+    def _read_token(self, kind: str, text: str) -> bool:
         if kind == "name":
             self._groups[-1].add(_Part(text in self.empty, int(text in self.empty)))
-        elif not _read(self._groups, kind, text):
+        elif not _read_token(self._groups, kind, text):
             return False
         if kind == "or" and len(self._groups) == 1:
-            self._end_choice()
+            self._end_alternative()
         elif kind in {"name", "atom"}:
-            self._choice.append(text if kind == "name" else "")
+            self._alternative.append(text if kind == "name" else "")
         return True
 
-    def _end_choice(self) -> None:
-        name, choice = self._name, self._choice
-        if choice.count(name) > 1 and all(each in self.empty or each == name for each in choice):
-            self._beside_itself = True
-        self._choice = []
+    def _end_alternative(self) -> None:
+        name, rules = self._name, self._alternative
+        if rules.count(name) > 1 and all(rule in self.empty or rule == name for rule in rules):
+            self._repeats_itself = True
+        self._alternative = []
 
     def _end(self) -> str | None:
         """End the rule that is being read."""
         while len(self._groups) > 1:
             _close(self._groups)
-        self._end_choice()
-        whole, beside_itself, name = self._groups[0].ended(), self._beside_itself, self._name
-        self._groups, self._beside_itself = [_Group()], False
+        self._end_alternative()
+        whole, repeats_itself, name = self._groups[0].ended(), self._repeats_itself, self._name
+        self._groups, self._repeats_itself = [_Group()], False
         if whole.empty and name:
             self.empty.add(name)
-        if beside_itself and name in self.empty:
+        if repeats_itself and name in self.empty:
             return f"its rule {name} may be empty, and stands beside itself, so there is no end of ways to read a text"
-        return _dear(whole)
+        return _limit_exceeded(whole)
 
 
-def _read(groups: list[_Group], kind: str, text: str) -> bool:
-    """Take one token; return whether the nesting is still within its limit."""
+def _read_token(groups: list[_Group], kind: str, text: str) -> bool:
+    """Apply one token; return whether the nesting is still within its limit."""
     match kind:
         case "open":
             groups.append(_Group())
         case "close":
             _close(groups)
         case "or":
-            groups[-1].next_choice()
+            groups[-1].next_alternative()
         case "count":
             groups[-1].repeat(*_bounds(text))
         case _:
             groups[-1].add(_Part(kind == "empty"))
-    return len(groups) <= DEPTH_MAX + 1  # the first is the whole
+    return len(groups) <= DEPTH_MAX + 1  # the first group is the whole text
 
 
 def _close(groups: list[_Group]) -> None:
@@ -255,7 +257,7 @@ def _bounds(count: str) -> tuple[int, int | None]:
     return low, (int(most[:9]) if most else None) if comma else low
 
 
-def _dear(whole: _Part) -> str | None:
+def _limit_exceeded(whole: _Part) -> str | None:
     if whole.empties > EMPTIES_MAX:
         return f"it has {whole.empties:,} parts in a row that may each be empty, and {EMPTIES_MAX} are allowed"
     if whole.count > COUNT_MAX:

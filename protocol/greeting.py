@@ -1,9 +1,9 @@
 """The mutual authentication of two nodes before the first frame of their link, as a state machine without I/O.
 
 Both ends send a `Greeting` at once. The dialer then proves that it has the cluster's secret, and only after that proof
-was checked does the listener prove the same: a stranger who dials learns nothing that depends on the secret. The
-secret itself is never sent. A stranger who listens can test guesses against the dialer's proof offline, so a secret
-must be too long to guess; the frames that follow are protected by TLS alone.
+was checked does the listener prove the same: an unauthenticated dialer gets nothing that depends on the secret. The
+secret itself is never sent. A foreign listener can test guesses against the dialer's proof offline, so a secret must be
+too long to guess; the frames that follow are protected by TLS alone.
 
 On the wire a message is a kind byte and a body in msgpack, and one message of the transport.
 """
@@ -40,7 +40,7 @@ CODES = ("version", "cluster", "node", "secret", "reflected", "violation")
 class Incarnation:
     """One process that runs under a node's name: no other has its `run`; `started_at` is in seconds since 1970.
 
-    Raises `ValueError` for a run that is too long or not printable, and for a time that is none.
+    Raises `ValueError` for a run that is too long or not printable, and for an impossible time.
     """
 
     run: str = ""
@@ -69,7 +69,7 @@ class Greeting:
 
     def __attrs_post_init__(self) -> None:
         for what, name in (("cluster", self.cluster), ("node", self.node)):
-            # A name stands in logs before anything is proved: it must not be able to begin a line there.
+            # A name is logged before anything is proved: it must not be able to forge a line of the log.
             if not (0 < len(name) <= NAME_LENGTH_MAX and name.isprintable()):
                 raise ValueError(f"the name of a {what} is 1 to {NAME_LENGTH_MAX} printable characters")
         if len(self.nonce) != NONCE_BYTES:
@@ -92,9 +92,9 @@ class Proof:
 
 @frozen
 class Refusal:
-    """The last message: why the sender refuses the other end, which `detail` calls `it`."""
+    """The last message: the reason why the sender refuses the other end, which `detail` calls "it"."""
 
-    code: str  # a `Code`; as a Literal, msgspec's sentence about a wrong one would quote it
+    code: str  # a `Code`; with a `Literal`, msgspec's error for a wrong one would quote what the other end sent
     detail: str
 
     def __attrs_post_init__(self) -> None:
@@ -126,7 +126,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message | OtherVersion:
-    """Return the message that `data` holds; raise `PeerViolation` if it holds none, or more than one."""
+    """Return the message that `data` encodes; raises `PeerViolation` if it is not exactly one."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise PeerViolation(f"a message of {len(data)} bytes in a greeting; the limit is {MESSAGE_BYTES_MAX}")
     if not data or (decoder := _DECODERS.get(data[0])) is None:
@@ -138,40 +138,40 @@ def decode(data: bytes) -> Message | OtherVersion:
         message = decoder.decode(body)
     except DECODE_ERRORS as error:
         raise PeerViolation(f"a {kind.__name__} that cannot be read: {error}") from error
-    if encode(message) != data:  # a field too many, or twice, would be passed over by one reader and not by another
+    if encode(message) != data:  # one decoder ignores an extra or repeated field, another does not
         raise PeerViolation(f"a {kind.__name__} that is not written as this node would write it")
     return message
 
 
 def names_node(names: frozenset[str], node: str, cluster: str) -> bool:
-    """Return whether one of a certificate's names is a node's; a name with a `*` is no node's."""
+    """Return whether one of a certificate's names is that of a node; wildcards name no node."""
     wanted = {f"DNS:{node}", f"DNS:{node}.{cluster}", f"URI:espalier:{node}"}
     return any((f"DNS:{name[4:].lower()}" if name.startswith("DNS:") else name) in wanted for name in names)
 
 
 def shown_names(names: frozenset[str]) -> str:
-    """Return the first names of a certificate, to be shown in a sentence."""
+    """Return the first names of a certificate, for a sentence."""
     listed = ", ".join(name for name in sorted(names) if name.isascii() and name.isprintable()) or "nobody"
     return listed if len(listed) <= SHOWN_LENGTH_MAX else f"{listed[:SHOWN_LENGTH_MAX]}..."
 
 
 @define(eq=False)
 class Greeter:
-    """One end of a greeting: the messages that it sends, and its verdict on those that it receives.
+    """One end of a greeting: sends its messages, checks those of the other end, and accepts or refuses it.
 
     Args:
         role: Which end this is; of two ends one dials and one listens.
         cluster: The cluster that both must be of.
         node: This node's name.
-        secret: The secret of the cluster; empty: there is none, and only an end that has none either is accepted.
-        nonce: 32 bytes that no other greeting has or had, and that nobody could have guessed.
+        secret: The secret of the cluster; if it is empty, only an end without one is accepted.
+        nonce: 32 random bytes, unpredictable and never used for another greeting.
         expects: The only node that is accepted; None: any but this one.
-        incarnation: Which process this one is, of all that ever had its name.
-        certified: The names in the certificate that the other end has shown; None: nobody asks for its name there.
+        incarnation: This process, of all that ever had its name.
+        certified: The names in the certificate of the other end; None if they are not required to name it.
 
     `peer` is the other end's name once it has proved that it has the secret, and None until then; `peer_incarnation` is
-    which process it is. It shows that the other end is of the cluster; any node of the cluster could take any other's
-    name, unless it must be `certified`. An operator, who is no node, takes nobody's name.
+    its process. The proof shows that the other end belongs to the cluster; any node of the cluster could use another's
+    name, unless names must be `certified`. An operator is no node, and its name is that of none.
     """
 
     role: Role
@@ -193,14 +193,14 @@ class Greeter:
         self._own = Greeting(VERSION, self.cluster, self.node, self.nonce, self.incarnation)
 
     def start(self) -> list[bytes]:
-        """Return the messages to send first, before anything is received."""
+        """Return the first messages to send, before anything is received."""
         return [encode(self._own)]
 
     def receive(self, message: bytes) -> list[bytes]:
         """Return the messages to send next, in answer to one from the other end.
 
-        Raises `PeerRefused` if either end does not talk to the other, and `PeerViolation` for a message that is wrong
-        in itself. Then `final_message`, unless empty, is a message for the other end, to be sent before closing.
+        Raises `PeerRefused` if either end refuses the other, and `PeerViolation` for a message that is wrong in itself.
+        Then `final_message`, unless empty, must be sent to the other end before closing.
         """
         try:
             return self._answer(decode(message))
@@ -215,7 +215,7 @@ class Greeter:
         match message:
             case Refusal():
                 self._over = True
-                raise PeerRefused(f"node {self.node} was refused by {self._whom()}: {message.detail}")
+                raise PeerRefused(f"node {self.node} was refused by {self._other_name()}: {message.detail}")
             case Greeting() | OtherVersion() if self._other is not None:
                 raise PeerViolation("a second Greeting")
             case OtherVersion():
@@ -238,8 +238,8 @@ class Greeter:
             raise self._refused("node", "the node that it talks to has the same name")
         if self.expects not in {None, other.node}:
             raise self._refused("node", f"node {self.expects} was expected in its place")
-        visits = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)
-        if self.certified is not None and not visits and not names_node(self.certified, other.node, self.cluster):
+        by_operator = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)
+        if self.certified is not None and not by_operator and not names_node(self.certified, other.node, self.cluster):
             reason = f"its certificate must name it, as DNS:{other.node}, and names {shown_names(self.certified)}"
             raise self._refused("node", f"{reason} (tls_names)")
         return [self._proof(other)] if self.role == "dials" else []
@@ -258,23 +258,23 @@ class Greeter:
         return encode(Proof(self._mac(self.role, other)))
 
     def _mac(self, prover: Role, other: Greeting) -> bytes:
-        # Both ends' words are in it, in one order: a proof fits no other greeting, pair of nodes or direction. msgpack
-        # writes each one's length before it, so no two greetings make the same bytes.
+        # Both greetings are in it, in one order: a proof is valid for no other greeting, pair of nodes or direction.
+        # msgpack writes the length of each value before it, so that no two greetings make the same bytes.
         dials, listens = (self._own, other) if self.role == "dials" else (other, self._own)
         names = (dials.node, listens.node, self.cluster)
         lives = (dials.incarnation, listens.incarnation)
-        said = _encode((LABEL, VERSION, prover, dials.nonce, listens.nonce, *names, *lives))
-        # HMAC takes a short key and the same with zeros behind it for one, and a long key and its hash.
+        data = _encode((LABEL, VERSION, prover, dials.nonce, listens.nonce, *names, *lives))
+        # HMAC pads short keys with zeros and hashes long ones, so that different secrets could act as the same key.
         key = hashlib.sha256(self.secret).digest()
-        return hmac.digest(key, said, "sha256")
+        return hmac.digest(key, data, "sha256")
 
-    def _whom(self) -> str:
+    def _other_name(self) -> str:
         other = self._other
         return "the other end" if other is None else f"node {other.node} of cluster {other.cluster}"
 
     def _refused(self, code: Code, reason: str) -> PeerRefused:
         self._end(code, reason)
-        return PeerRefused(f"{self._whom()} was refused: {reason}")
+        return PeerRefused(f"{self._other_name()} was refused: {reason}")
 
     def _end(self, code: Code, reason: str) -> None:
         self._over = True

@@ -1,9 +1,9 @@
-"""Messages and their rows: what may cross a link, under which number, and what may answer it.
+"""The table of messages: which may cross a link, under which number, and which may answer it.
 
-Every message between nodes is one row `Kind(number, message, replies, result)`, below the class that it describes: in
-`messages` (what engines are asked), `text_messages` (processors) or `cluster` (nodes). The codec reads nothing else, so
-a message without a row cannot be encoded, and a reply that no row allows is refused where it arrives. A number, once
-given, is never given to another message: two versions of the program may be linked while one replaces the other.
+Every message between nodes has one row `Kind(number, message, replies, result)`, at the end of the file of its class:
+`messages` (requests to engines), `text_messages` (to processors) or `cluster` (to nodes). The codec reads nothing else,
+so that a message without a row cannot be encoded, and a reply that no row allows is refused where it arrives. A number
+is never used again for another message: two versions of the program are linked during a rolling upgrade.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from attrs import frozen
 
 
 class Message:
-    """Base of every message; to cross a link it needs a row as well."""
+    """Base of every message; to cross a link it needs a row in addition."""
 
     __slots__ = ()
 
 
 @frozen
 class Kind:
-    """One message between nodes: its number on the wire, and what answers it if it is a request.
+    """One message between nodes: its number on the wire and, for a request, the messages that answer it.
 
-    A request is answered by any number of `replies`, in whatever order, and one `result`. None: it is no request.
+    A request is answered by any number of `replies`, in any order, and one `result`. It is None if this is no request.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Requests to an engine and its replies, one frozen type each; what a processor is asked is in `text_messages`.
+"""Requests to an engine and its replies, one frozen type each; those to a processor are in `text_messages`.
 
 A request is answered by a stream of replies that ends in one result or in a `RequestError`.
 """
@@ -15,11 +15,11 @@ from protocol.tensors import Tensor
 from protocol.trace import Trace
 
 REQUEST_ID_LENGTH = 32
-"""Every request id has this many hexadecimal digits: SGLang aborts by prefix, so no id may be another's prefix."""
+"""The hexadecimal digits of every request id: SGLang aborts by prefix, so no id may be a prefix of another."""
 
 
 class FinishReason(StrEnum):
-    """How an answer that is whole ended; anything else ends in an error."""
+    """The reason why a whole answer ended; any other answer ends in an error."""
 
     STOP = "stop"  # the model, a stop string or a stop token ended it
     LENGTH = "length"  # it reached the number of tokens asked for
@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
 
 @frozen
 class Usage:
-    """What a request cost, in tokens; `cached_tokens` of the prompt came from the prefix cache."""
+    """The tokens of a request; `cached_tokens` of the prompt came from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -35,7 +35,7 @@ class Usage:
 
 
 class GrammarKind(StrEnum):
-    """In which language a grammar is written."""
+    """The language of a grammar."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -45,7 +45,7 @@ class GrammarKind(StrEnum):
 
 @frozen
 class Grammar:
-    """What an answer must look like; `text` is JSON for schemas and structural tags."""
+    """A constraint on the text of an answer; `text` is JSON for schemas and structural tags."""
 
     kind: GrammarKind
     text: str
@@ -53,7 +53,7 @@ class Grammar:
 
 @frozen
 class Sampling:
-    """How tokens are chosen and when the engine stops by itself; defaults leave the model's distribution alone."""
+    """Sampling and stop conditions; the defaults do not change the model's distribution."""
 
     tokens_max: int
     tokens_min: int = 0
@@ -72,16 +72,16 @@ class Sampling:
 
     @property
     def penalised(self) -> bool:
-        """Whether the tokens of an answer change how likely they are to be said again."""
+        """Whether tokens of the answer become less or more likely by having been sampled."""
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
-# Asked of an engine's worker ----------------------------------------------------------
+# Requests to an engine ----------------------------------------------------------------
 
 
 @frozen
 class Rendezvous:
-    """Where a prefill hands its KV cache to a decode: both name the same room of the prefill's own server."""
+    """Where a prefill hands its KV cache to a decode: both name the same room of the prefill's bootstrap server."""
 
     room: int  # from 0 to 2**63 - 1, of this request alone
     host: str
@@ -92,10 +92,10 @@ class Rendezvous:
 class Generate(Message):
     """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`.
 
-    `logprobs` asks for each token's log probability and those of as many of the likeliest; None asks for none. Requests
-    with different `cache_salt` share no prefix cache. Of those that wait for a slot, the higher `priority` goes first.
-    With a `rendezvous` a prefill and a decode are asked for the same tokens, each its part of the work. Queues take
-    turns between `owner`s, the names of clients' keys.
+    `logprobs` asks for the log probability of each token and those of that many of the likeliest; None asks for none.
+    Requests with different `cache_salt` share no prefix cache. Of those that wait for a slot, the one with the highest
+    `priority` is first. With a `rendezvous`, a prefill and a decode get the same tokens, and each does its part of the
+    work. Queues are fair between `owner`s, the names of clients' keys.
     """
 
     id: str
@@ -105,21 +105,21 @@ class Generate(Message):
     cache_salt: str | None = None
     priority: int = 0
     rendezvous: Rendezvous | None = None
-    said: int = 0  # so many of the last tokens are the answer's own, from a worker that was lost
+    said: int = 0  # how many of the last tokens are part of the answer, computed by a worker that was lost
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
 
 
 @frozen
 class Started(Message):
-    """The first token is there; `cached_tokens` of the prompt needed no computing."""
+    """The first token has been computed; `cached_tokens` of the prompt came from the prefix cache."""
 
     cached_tokens: int = 0
 
 
 @frozen
 class Logprob:
-    """The natural logarithm of a token's probability where it stands, and the likeliest ids there with theirs."""
+    """The natural logarithm of a token's probability in its place, and the likeliest token ids there with theirs."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -127,7 +127,7 @@ class Logprob:
 
 @frozen
 class Tokens(Message):
-    """The next token ids of one answer, as many as one engine step gave it; one `Logprob` each if asked for."""
+    """The next token ids of one answer, as many as one engine step gave; with one `Logprob` each if requested."""
 
     ids: list[int]
     logprobs: tuple[Logprob, ...] = ()
@@ -144,11 +144,11 @@ class Finished(Message):
 
 @frozen
 class GetInfo(Message):
-    """Ask an engine what it is; the result is `EngineInfo`."""
+    """Ask an engine for its properties and limits; the result is `EngineInfo`."""
 
 
 class HandOff(StrEnum):
-    """How a prefill gives its work to a decode."""
+    """The way in which a prefill hands its KV cache to a decode."""
 
     NONE = "none"
     RENDEZVOUS = "rendezvous"
@@ -157,37 +157,37 @@ class HandOff(StrEnum):
 
 @frozen
 class EngineInfo(Message):
-    """What an engine is and what it can hold; lengths in tokens."""
+    """The properties and limits of an engine; lengths are in tokens."""
 
     kind: str
     version: str
     vocabulary_size: int
     context_max: int  # prompt and answer together
-    kv_tokens_max: int  # what all requests that run at once can hold together
-    request_tokens_max: int  # what one request can hold, prompt and answer together
+    kv_tokens_max: int  # of all running requests together
+    request_tokens_max: int  # of one request, prompt and answer together
     running_max: int
     page_size: int
     honours_seed: bool
-    grammars: tuple[GrammarKind, ...] = ()  # that it can keep answers to
+    grammars: tuple[GrammarKind, ...] = ()  # that it can constrain answers to
     hand_off: HandOff = HandOff.NONE
-    bootstrap: tuple[str, int] | None = None  # host and port where a prefill's rendezvous is
+    bootstrap: tuple[str, int] | None = None  # host and port of a prefill's bootstrap server
     ranks: int = 1
-    digest: Digest = ()  # of its model's folder, as far as somebody has looked
+    digest: Digest = ()  # of its model's folder; empty if it has not been read
 
 
 @frozen
 class Ping(Message):
-    """Ask whether an engine lives; what computes in it answers `Done` by itself, or not at all."""
+    """Ask whether an engine is alive; its scheduler itself answers `Done`, or nothing does."""
 
 
 @frozen
 class GetLoad(Message):
-    """Ask an engine how busy it is by its own count; the result is `EngineLoad`."""
+    """Ask an engine for its own count of its load; the result is `EngineLoad`."""
 
 
 @frozen
 class EngineLoad(Message):
-    """An engine's own count of its requests and of the KV memory they hold, in tokens."""
+    """An engine's own count of its requests and of the KV memory that they hold, in tokens."""
 
     running: int
     waiting: int
@@ -206,9 +206,9 @@ class Done(Message):
 
 @frozen
 class CheckGrammar(Message):
-    """Compile a grammar and walk it, at an engine's grammar checker; the result is `GrammarChecked`.
+    """Compile a grammar and walk it, in a grammar checker of an engine; the result is `GrammarChecked`.
 
-    Checks take turns between `owner`s, the names of clients' keys.
+    Checks are fair between `owner`s, the names of clients' keys.
     """
 
     grammar: Grammar
@@ -217,7 +217,7 @@ class CheckGrammar(Message):
 
 @frozen
 class GrammarChecked(Message):
-    """What a check found; times are of a processor."""
+    """The result of a check of a grammar; times are CPU times."""
 
     refusal: str = ""  # a sentence for the client; empty: the grammar may be used
     compile_s: float = 0.0
@@ -227,23 +227,23 @@ class GrammarChecked(Message):
 
 @frozen
 class RunRank(Message):
-    """Run one rank of an engine that spans nodes, for as long as the asker stays; answered by one `RankStarted`.
+    """Run one rank of an engine that spans nodes, until the asker cancels or leaves; answered by one `RankStarted`.
 
-    `agreed` is what all of its nodes must have in their files, as JSON by key: each runs what its own file says.
+    `agreed` is what must be equal in the configuration of all of its nodes, as JSON by key: each runs by its own file.
     """
 
     agreed: dict[str, str]
-    bootstrap_port: int | None = None  # where this life of a prefill is met, one of those that the files give it
+    bootstrap_port: int | None = None  # of this life of a prefill, one of those that the configuration gives it
 
 
 @frozen
 class RankStarted(Message):
-    """The rank is being started, and nothing is left here of an earlier one."""
+    """The rank is being started, and every process of an earlier one has ended."""
 
 
 @frozen
 class Embedded(Message):
-    """Tensors, such as the embeddings of an image; their bytes travel in pieces, beside everything else."""
+    """Tensors, such as the embeddings of an image; their bytes are an attachment, sent in pieces."""
 
     tensors: tuple[Tensor, ...]
 

@@ -1,6 +1,6 @@
-"""Identity of a model's folder: a digest of each file that decides what the model answers, compared by name.
+"""Identity of a model's folder: a digest of each file that determines what the model answers, compared by name.
 
-A node without engines need not have the weights, so they are compared only where both ends have some.
+A node without engines need not have the weights, so they are compared only if both ends have some.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from hashlib import blake2b
 from typing import TypeAlias
 
 Digest: TypeAlias = tuple[tuple[str, str], ...]
-"""Names of files with the digests of what they hold; empty where nobody has looked."""
+"""Names of files with digests of their content; empty if the folder has not been read."""
 
 FILES = ("tokenizer.json", "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
-"""The files of a model beside its weights, as far as there are any."""
+"""The files of a model besides its weights; each may be missing."""
 
 WEIGHTS = "weights"
 DIGEST_BYTES = 8
@@ -22,12 +22,12 @@ WORD_MAX = 64  # characters of a name or a digest
 
 
 def digest(files: Mapping[str, bytes]) -> Digest:
-    """Return the digests of files, or of what stands for them, by their names."""
+    """Return the digests of files by their names; the content may be something that stands for it, such as sizes."""
     return tuple((name, blake2b(files[name], digest_size=DIGEST_BYTES).hexdigest()) for name in sorted(files))
 
 
 def mismatch(own: Digest, other: Digest) -> str | None:
-    """Return in which files two folders differ, None if they are of one model as far as both ends know."""
+    """Return a sentence that names the files in which two folders differ, None if they are not known to differ."""
     if not own or not other:
         return None
     ours, theirs = dict(own), dict(other)

@@ -1,8 +1,11 @@
 """One end of a link without I/O: the legality and the bytes of the frames that it sends and receives.
 
 A link in Trio and an engine's host in asyncio drive the same `Peer`: they feed it what they read, act on the frames
-that it yields, and write what it has queued. So the protocol is tested without a network, and two programs cannot
-differ in it. Attachments are sent in pieces between the frames; callers see whole ones only.
+that it yields, and write what it has queued, as with h2 or wsproto. So the protocol is tested without a network, and
+two programs cannot differ in it. Attachments are sent in pieces between the frames; callers see whole ones only.
+
+A `Peer` never waits, reads no clock and sets no limit on queued frames: its owner decides when to write, and watches
+`queued_bytes`.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class Peer:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         attached_bytes_max: int = ATTACHED_BYTES_MAX,
     ) -> None:
-        self.hello: Hello | None = None  # the other end's, once it has come
+        self.hello: Hello | None = None  # the other end's, once it has arrived
         self.asked = Streams(0)
         self.served = Streams(serves_max)
         self.attached: memoryview = NOTHING  # to the frame that `receive_data` has just yielded
@@ -84,7 +87,7 @@ class Peer:
     @property
     def ready(self) -> bool:
         """Whether `data_to_send` has anything to return; receiving may change that, without anything being sent."""
-        return bool(self._queued or self._incoming.taken) or self._outgoing.ready
+        return bool(self._queued or self._incoming.unacknowledged_bytes) or self._outgoing.ready
 
     def send(self, frame: Frame, attached: Views = ()) -> None:
         """Queue a frame, if it is legal now, and after it the attachment whose size is its `attached`.
@@ -100,7 +103,7 @@ class Peer:
                 return
             self._apply(frame, sent=True)
             self._enqueue(frame)
-            if isinstance(frame, ENDS_EARLY):  # whoever was to get the rest does not want it, or will not get it
+            if isinstance(frame, ENDS_EARLY):  # the rest of the attachment is not wanted, or will not be sent
                 self._forget(_key(frame, sent=True))
             elif size and isinstance(frame, WITH_ATTACHED):
                 self._outgoing.put(_key(frame, sent=True), attached)
@@ -112,9 +115,9 @@ class Peer:
 
         It has at most `bytes_max` bytes, and may end within a frame. It is empty while `ready` is false.
         """
-        if self._incoming.taken:
-            self._enqueue(WindowUpdate(self._incoming.taken))
-            self._incoming.taken = 0
+        if self._incoming.unacknowledged_bytes:
+            self._enqueue(WindowUpdate(self._incoming.unacknowledged_bytes))
+            self._incoming.unacknowledged_bytes = 0
         if self._outgoing.ready:
             try:
                 self._enqueue_attached(bytes_max)
@@ -138,7 +141,7 @@ class Peer:
             elif self.hello is None and not isinstance(frame, Bye):
                 raise PeerViolation(f"{type(frame).__name__} before Hello")
             elif type(frame) is KeepAlive:
-                continue  # its arrival is its meaning
+                continue  # the caller has noted that bytes came, which is all it says
             else:
                 self._apply(frame, sent=False)
             if type(frame) in PASSES or (isinstance(frame, WITH_ATTACHED) and not frame.attached):
@@ -149,15 +152,15 @@ class Peer:
     # Attachments --------------------------------------------------------------------------
 
     def _enqueue_attached(self, bytes_max: int) -> None:
-        """Queue the next pieces of what is attached, and the frames that waited behind a last piece."""
+        """Queue the next pieces of attachments, and the frames that waited behind a last piece."""
         size = PIECE_BYTES
         while size and self._outgoing.ready and self._queued_bytes < bytes_max:
-            (asked, stream), piece, frames = self._outgoing.piece(size)
+            (asked, stream), piece, frames = self._outgoing.next_piece(size)
             size -= len(piece)
             part = RequestData(stream, piece) if asked else ReplyData(stream, piece)
             self._apply(part, sent=True)
             self._enqueue(part)
-            for frame in frames:  # an `Item` that waited has spent its credit
+            for frame in frames:  # an `Item` that waited has spent its credit already
                 self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)
                 self._enqueue(frame)
 
@@ -173,18 +176,18 @@ class Peer:
         if isinstance(frame, Item):
             self.served.spend(frame.stream, frame.units)
         if key in self._outgoing:
-            self._outgoing.behind(key, frame, views)
-        elif isinstance(frame, End):  # cancelled: neither the attachment nor what was to follow it is sent
-            self._left(frame.stream)
+            self._outgoing.put_behind(key, frame, views)
+        elif isinstance(frame, End):  # cancelled: neither the attachment nor the frames behind it are sent
+            self._end_cancelled(frame.stream)
         return True
 
     def _attached(self, frame: Frame) -> Iterator[Frame]:
-        """Yield the frame that is complete by this one: itself, the one whose last piece it is, or none."""
+        """Yield the frame that this one completes: itself, the one whose last piece it is, or none."""
         match frame:
             case Credit() if not self._incoming.grant((False, frame.stream), frame.units):
                 yield frame
             case RequestData() | ReplyData():
-                if (whole := self._incoming.piece(_key(frame, sent=False), frame.data)) is not None:
+                if (whole := self._incoming.add_piece(_key(frame, sent=False), frame.data)) is not None:
                     whole_frame, self.attached = whole
                     try:
                         yield whole_frame
@@ -195,13 +198,13 @@ class Peer:
             case Open() | Item():
                 self._incoming.expect(_key(frame, sent=False), frame)
             case WindowUpdate():
-                self._outgoing.taken(frame.size)
+                self._outgoing.acknowledge(frame.size)
             case Cancel():
                 yield from self._cancelled(frame)
             case Fail():
                 self._forget((True, frame.stream))
                 yield frame
-            case _:  # Credit that a request has now which is not whole yet
+            case _:  # `Credit`, which has been added to a request that is incomplete
                 pass
 
     def _cancelled(self, frame: Cancel) -> Iterator[Frame]:
@@ -212,12 +215,12 @@ class Peer:
         """
         key = _key(frame, sent=False)
         if self._incoming.drop(key) or self._outgoing.ended(key):
-            self._left(frame.stream)
+            self._end_cancelled(frame.stream)
         else:
             self._outgoing.drop(key)
             yield frame
 
-    def _left(self, stream: int) -> None:
+    def _end_cancelled(self, stream: int) -> None:
         """End a cancelled stream for an answerer that has nothing more to do with it."""
         self._outgoing.drop((False, stream))
         self.send(Fail(stream, AskerLeft.code, "the asker left"))

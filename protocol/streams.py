@@ -1,18 +1,18 @@
 """The state machine of a link's streams: which frame is legal when. No I/O, no clock, no tasks.
 
-Rule 1: everything that decides whether a frame is legal lives here.
-Rule 2: this file does not know which end it is; both ends run the same table.
+Everything that decides whether a frame is legal stands here, and both ends run the same table: this file does not know
+which end it serves. A second place for a rule would let the two ends of a link disagree about it.
 
-A stream is opened by its *asker* and answered by the other end. Frames about it cross in flight, so each end may still
-receive, after it has moved on, what the other sent before it knew:
+A stream is opened by its *asker* and answered by the other end, the *answerer*. Frames cross in flight, so each end may
+still receive what the other sent before it knew that the state had changed:
 
-* the asker may see replies after its own `Cancel`; they are legal, spend credit, and are dropped;
-* the answerer may see `Credit`, `Cancel` and `RequestData` after its own `End` or `Fail`; they are legal and mean
-  nothing.
+* the asker may receive replies after its own `Cancel`; they are legal, spend credit, and are dropped;
+* the answerer may receive `Credit`, `Cancel` and `RequestData` after its own `End` or `Fail`; they are legal and have
+  no effect.
 
-What is attached to a request or a reply follows it piece by piece. Until all of it is there the answerer may send only
-`Fail`, and nothing in a `Step`; the asker may give `Credit`, and `Cancel`. After `Fail` or `Cancel` its sender sends no
-more of it.
+The attachment of a request or a reply follows it in pieces. Until all of it has arrived the answerer may send only
+`Fail`, and nothing in a `Step`; the asker may send `Credit` and `Cancel`. After `Fail` or `Cancel` its sender sends no
+more pieces.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Streams:
         self._replying: dict[int, int] = {}  # bytes of a reply that are still to come
 
     def __len__(self) -> int:
-        """How many streams are not closed."""
+        """Return the number of streams that are not closed."""
         return len(self._credit)
 
     def state(self, stream: int) -> str:
@@ -69,7 +69,7 @@ class Streams:
         return bool(self._asking or self._replying)
 
     def owed(self, stream: int) -> tuple[int, int]:
-        """Return how many bytes are still to come of what is attached to the request, and to the latest reply."""
+        """Return the bytes that are still to come of the attachments of the request and of the latest reply."""
         return self._asking.get(stream, 0), self._replying.get(stream, 0)
 
     def step(self, frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail) -> str:
@@ -107,8 +107,8 @@ class Streams:
         if self.owing:
             for stream in (
                 *frame.streams,
-                *(each.stream for each in frame.begun),
-                *(each.stream for each in frame.ended),
+                *(begun.stream for begun in frame.begun),
+                *(ended.stream for ended in frame.ended),
             ):
                 self._whole(stream)
         for begun in frame.begun:
@@ -122,7 +122,7 @@ class Streams:
             self._close(ended.stream)
 
     def spend(self, stream: int, units: int) -> None:
-        """Take units of a stream's credit, for a reply that leaves now or is certain to be the next to leave."""
+        """Spend units of a stream's credit, for a reply that is sent now or is certain to be sent next."""
         left = self._credit.get(stream)
         if left is None:
             raise PeerViolation(f"a reply on stream {stream}, which is {self.state(stream)}")
@@ -145,7 +145,7 @@ class Streams:
         self._credit[stream] += units
 
     def _reply(self, item: Item) -> None:
-        if self._asking or self._replying:  # seldom
+        if self._asking or self._replying:  # rare
             self._whole(item.stream)
         self.spend(item.stream, item.units)
         if item.attached:

@@ -1,4 +1,4 @@
-"""Tensors as raw bytes with a description that is checked and never executed."""
+"""Tensors as raw bytes with a checked description; unlike those of pickle, they cannot run code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.errors import PeerViolation
 
 
 class Dtype(StrEnum):
-    """Element types that may travel; the bytes are little-endian."""
+    """Element types of tensors in messages; the bytes are little-endian."""
 
     BOOL = "bool"
     UINT8 = "uint8"
@@ -46,7 +46,7 @@ class Tensor:
 
 
 def size_bytes(tensor: Tensor) -> int:
-    """Return how many bytes a tensor has by its dtype and shape; raise `PeerViolation` for a shape that cannot be."""
+    """Return the bytes of a tensor by its dtype and shape; raises `PeerViolation` for an impossible shape."""
     if len(tensor.shape) > DIMENSIONS_MAX:  # a product of so many numbers could take a minute
         raise PeerViolation(f"a tensor of {len(tensor.shape)} dimensions; the limit is {DIMENSIONS_MAX}")
     if any(size < 0 for size in tensor.shape):
@@ -55,7 +55,7 @@ def size_bytes(tensor: Tensor) -> int:
 
 
 def check_tensor(tensor: Tensor) -> Tensor:
-    """Return the tensor if its bytes are as many as its dtype and shape say, else raise `PeerViolation`."""
+    """Return the tensor; raises `PeerViolation` unless it has as many bytes as its dtype and shape give."""
     expected = size_bytes(tensor)
     if len(tensor.data) != expected:
         raise PeerViolation(

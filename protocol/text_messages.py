@@ -36,8 +36,8 @@ class Respond(Message):
     """Continue prompts in text; answered by `Accepted`, `Started`, then `Text` and `ChoiceEnded`, and `Answered`.
 
     The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`. Every prompt gets `n`
-    choices, numbered from 0 through all prompts. `tokens_max` None asks for as many as the model's limits leave.
-    `params` says how the client spelled a field, so that an error names the client's own.
+    choices, numbered from 0 through all prompts. `tokens_max` None asks for as many as the model's limits allow.
+    `params` maps fields to the names that the client's dialect has for them, for the `param` of errors.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Respond(Message):
     texts: tuple[str, ...] = ()
     token_lists: tuple[tuple[int, ...], ...] = ()
     n: int = 1
-    best_of: int | None = None  # so many are computed, and the `n` likeliest answered
+    best_of: int | None = None  # how many choices are computed, of which the `n` likeliest are answered
     tokens_max: int | None = None
     tokens_min: int = 0
     temperature: float | None = None  # None: the model's own default
@@ -63,33 +63,33 @@ class Respond(Message):
     logit_bias: dict[int, float] = Factory(dict)
     grammar: Grammar | None = None
     logprobs: int | None = None  # how many of the likeliest tokens beside the chosen one; None: no log probabilities
-    token_ids: bool = False  # `Text` tells its token ids too
+    token_ids: bool = False  # whether `Text` has its token ids
     echo: bool = False  # each choice begins with its prompt
-    truncate: bool = False  # of a conversation that is too long, leave out the oldest turns
+    truncate: bool = False  # leave out the oldest turns of a conversation that is too long
     warm_up: bool = False  # compute the prompt, and end each choice before its first text
-    priority: int | None = None  # of those who wait, the higher goes first; None leaves it to whoever admits
+    priority: int | None = None  # of waiting requests the highest is first; None: the default of the client's key
     cache_salt: str | None = None
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
-    total_max: int | None = None  # tokens of a prompt and an answer as it was admitted with; 0: nothing was ready yet
+    total_max: int | None = None  # tokens of prompt and answer, as it was admitted; 0: no engine was ready then
 
     @property
     def choices(self) -> int:
-        """How many choices there will be."""
+        """The number of choices of the answer."""
         return max(1, len(self.texts), len(self.token_lists)) * self.n
 
 
 @frozen
 class Accepted(Message):
-    """The request is valid and on its way to an engine; `prompt_tokens` of all prompts together."""
+    """The request is valid and on its way to an engine; `prompt_tokens` counts all prompts together."""
 
     prompt_tokens: int
 
 
 @frozen
 class TokenText:
-    """One token as text: what it adds to an answer is its `data`, which may be part of a character."""
+    """One token as text; `data` are the bytes that it adds to the answer, which may be a part of a character."""
 
     text: str
     data: bytes
@@ -99,9 +99,9 @@ class TokenText:
 
 @frozen
 class Text(Message):
-    """The next piece of one choice, and how many tokens it stands for.
+    """The next piece of one choice, and the number of its tokens.
 
-    `logprobs` has one entry a token that ends in this piece, and `ids` one a token, if they were asked for.
+    `logprobs` has one entry for each token that ends in this piece, and `ids` one for each token, if requested.
     """
 
     text: str
@@ -122,7 +122,7 @@ class ChoiceEnded(Message):
 
 @frozen
 class Answered(Message):
-    """Every choice is whole; `usage` counts each prompt once, and the tokens of everything that was computed."""
+    """Every choice is whole; `usage` counts each prompt once, and all tokens that were computed."""
 
     usage: Usage
 
@@ -133,13 +133,13 @@ class Tokenize(Message):
 
     turns: tuple[Turn, ...] = ()
     text: str = ""
-    special: bool = True  # add what the tokenizer puts around a text
+    special: bool = True  # add the special tokens that the tokenizer puts around a text
     owner: str = ""  # the name of the client's key
 
 
 @frozen
 class Tokenized(Message):
-    """Token ids, and how many of them one request may have."""
+    """Token ids, and the most tokens that one request may have."""
 
     ids: list[int]
     context_max: int
@@ -155,7 +155,7 @@ class Detokenize(Message):
 
 @frozen
 class Detokenized(Message):
-    """What token ids read as."""
+    """The text of token ids."""
 
     text: str
 

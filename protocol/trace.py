@@ -1,6 +1,6 @@
 """W3C Trace Context of a request: read from HTTP headers, carried in messages, and passed on.
 
-Nothing here is random: a new id is an argument, 32 random hexadecimal digits.
+A new id is an argument, 32 random hexadecimal digits: nothing here draws one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from attrs import evolve, frozen
 
 STATE_CHARACTERS_MAX = 512
-MEMBER_CHARACTERS_MAX = 128  # where there is too much `tracestate`, longer members go first
+MEMBER_CHARACTERS_MAX = 128  # longer members of `tracestate` are dropped first if it is too long
 SAMPLED = 0b1
 _PARENT = re.compile(
     rb"(?!ff)(?P<version>[0-9a-f]{2})-(?P<id>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
@@ -23,16 +23,16 @@ _STATE = re.compile(f"({_MEMBER}(,{_MEMBER}){{0,31}})?")
 
 @frozen
 class Trace:
-    """One span of a trace; a trace that cannot be raises `ValueError`, so that none arrives over a link.
+    """One span of a trace; raises `ValueError` if it is invalid, so that no invalid one arrives over a link.
 
-    `parent` is the span that asked for this one, None where the trace begins. `state` is what other systems put into
-    the trace for themselves.
+    `parent` is the span that caused this one, None where the trace begins. `state` is data of other tracing systems,
+    which is passed on.
     """
 
     id: str
     span: str
     parent: str | None = None
-    sampled: bool = True  # False: whoever asked keeps no spans of it
+    sampled: bool = True  # False: the caller records no spans of it
     state: str = ""
 
     def __attrs_post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Trace:
 
     @property
     def followed(self) -> bool:
-        """Whether a client keeps spans of this trace, so that every worker's part is told too."""
+        """Whether a client records spans of this trace, so that the part of every worker is logged too."""
         return self.sampled and self.parent is not None
 
 
@@ -55,9 +55,9 @@ def child_span(before: Trace | None, drawn: str) -> Trace:
 
 
 def from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
-    """Return the sender's span from the headers of an HTTP request, None if they name no valid one.
+    """Return the sender's span from the headers of an HTTP request, None if they have no valid one.
 
-    The names of headers are in lower case. Of a later version, the part that every version has is read.
+    The names of headers are in lower case. Of a later version of the format, the part that all versions share is read.
     """
     parents = [value for name, value in headers if name == b"traceparent"]
     found = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
@@ -72,13 +72,13 @@ def from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def as_headers(trace: Trace) -> dict[str, str]:
-    """Return the HTTP headers that pass a span on to another system."""
+    """Return the HTTP headers that propagate a span to another system."""
     headers = {"traceparent": f"00-{trace.id}-{trace.span}-{trace.sampled:02x}"}
     return {**headers, "tracestate": trace.state} if trace.state else headers
 
 
 def log_fields(trace: Trace | None) -> dict[str, str]:
-    """Return the log fields of a span, by which log lines are joined to traces."""
+    """Return the log fields of a span, by which log lines are matched with traces."""
     if trace is None:
         return {}
     named = {"trace": trace.id, "span": trace.span}
@@ -86,7 +86,7 @@ def log_fields(trace: Trace | None) -> dict[str, str]:
 
 
 def _state(values: Iterable[str]) -> str:
-    """Return `tracestate` headers as one, as much of them as is carried; nothing if they are not valid."""
+    """Return the `tracestate` headers as one, without what is too long to carry; empty if they are invalid."""
     members = [stripped for value in values for member in value.split(",") if (stripped := member.strip(" \t"))]
     keys = {member.partition("=")[0] for member in members}
     if len(keys) < len(members) or _STATE.fullmatch(",".join(members)) is None:

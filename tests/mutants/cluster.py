@@ -110,20 +110,20 @@ BUGS: Bugs = {
         Bug("any node may stand in another's place", "if self.expects not in {None, other.node}:", "if False:"),
     ),
     "protocol/attachments.py": (
-        Bug("the window for attached bytes is never given back", "self._on_way -= size", "pass"),
+        Bug("the window for attached bytes is never given back", "self._in_flight_bytes -= size", "pass"),
         Bug(
             "what was attached for one who left counts for ever",
-            "self._bytes -= line.size + sum(_size(views) for _, views in line.behind)",
+            "self._bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)",
             "pass",
         ),
         Bug(
             "bytes that nobody waits for are not given back",
-            """        self.taken += len(data)
-        if self.taken > WINDOW_BYTES:""",
-            """        self.taken += len(data) * (key in self._coming)
-        if self.taken > WINDOW_BYTES:""",
+            """        self.unacknowledged_bytes += len(data)
+        if self.unacknowledged_bytes > WINDOW_BYTES:""",
+            """        self.unacknowledged_bytes += len(data) * (key in self._incomplete)
+        if self.unacknowledged_bytes > WINDOW_BYTES:""",
         ),
-        Bug("one stream's bytes hold up all others'", "self._lines.move_to_end(key)", "pass"),
+        Bug("one stream's bytes hold up all others'", "self._unsent.move_to_end(key)", "pass"),
     ),
     "protocol/peer.py": (
         Bug(

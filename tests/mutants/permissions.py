@@ -21,13 +21,13 @@ BUGS: Bugs = {
     "protocol/greeting.py": (
         Bug(
             "a node needs no certificate of its name where it dials",
-            'visits = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)',
-            'visits = self.role == "listens"',
+            'by_operator = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)',
+            'by_operator = self.role == "listens"',
         ),
         Bug(
             "a node may listen as an operator",
-            'visits = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)',
-            "visits = other.node.startswith(OPERATOR_PREFIX)",
+            'by_operator = self.role == "listens" and other.node.startswith(OPERATOR_PREFIX)',
+            "by_operator = other.node.startswith(OPERATOR_PREFIX)",
         ),
         Bug(
             "a name that only begins like a node's is enough",

@@ -456,7 +456,7 @@ def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data) -> None
 def test_to_announce_a_size_costs_the_receiver_nothing() -> None:
     peer, heard = facing(Open(1, b"", 0, attached=attachments.ATTACHED_BYTES_MAX))
     assert heard == []
-    ((_, buffer),) = peer._incoming._coming.values()
+    ((_, buffer),) = peer._incoming._incomplete.values()
     assert len(buffer) == 0
 
 

@@ -247,8 +247,14 @@ class TwoEnds(RuleBasedStateMachine):
 
 def keeps_nothing(peer) -> None:
     """Nothing of what was attached, ever, is left in an end that is quiet."""
-    assert len(peer._outgoing) == peer._outgoing._bytes == peer._outgoing._on_way == peer._outgoing.behind_bytes == 0
-    assert len(peer._incoming._coming) == peer._incoming._bytes == peer._incoming.taken == 0
+    assert (
+        len(peer._outgoing)
+        == peer._outgoing._bytes
+        == peer._outgoing._in_flight_bytes
+        == peer._outgoing.behind_bytes
+        == 0
+    )
+    assert len(peer._incoming._incomplete) == peer._incoming._bytes == peer._incoming.unacknowledged_bytes == 0
     assert peer.queued_bytes == 0
     assert not peer.attached
 

@@ -68,17 +68,17 @@ Version {frames.VERSION}; a frame's body is at most {frames.FRAME_BYTES_MAX:,} b
 ## A stream's states
 
 {first_sentence(streams)} A frame that its row does not name ends the link: `PeerViolation`. A `Step` is an `Item` for each
-of its streams and an `End` for each that ended. `Open`, `Body`, `Credit` and `Cancel` come from the asker, the others from
-whoever answers.
+of its streams and an `End` for each that ended. `Open`, `RequestData`, `Credit` and `Cancel` come from the asker, the
+others from the answerer.
 
 {table("state | " + " | ".join(f"`{frame.__name__}`" for frame in of_streams), state_rows)}
 
-Each end may receive, after it has moved on, what the other sent before it knew: replies after a `Cancel` spend credit and
-are dropped; `Credit`, `Cancel` and `Body` after an end mean nothing.
+Each end may still receive what the other sent before it knew that the state had changed: replies after a `Cancel` spend
+credit and are dropped; `Credit`, `Cancel` and `RequestData` after an end have no effect.
 
 {paragraph(streams, -1)}
 
-## What is attached
+## Attachments
 
 {paragraph(attachments, 0)}
 
@@ -86,9 +86,9 @@ are dropped; `Credit`, `Cancel` and `Body` after an end mean nothing.
 
 {paragraph(attachments, 2)}
 
-A piece is at most {attachments.PIECE_BYTES:,} bytes, and {attachments.WINDOW_BYTES:,} are on their way at once in each direction;
-each `Room` gives back what has come, wanted or not. Up to {attachments.ATTACHED_BYTES_MAX:,} may be attached at a time in each
-direction: a sender refuses more as `too_large` or `overloaded` before it says anything.
+A piece is at most {attachments.PIECE_BYTES:,} bytes, and {attachments.WINDOW_BYTES:,} may be in flight in each direction; each
+`WindowUpdate` gives back what has been received, needed or not. Up to {attachments.ATTACHED_BYTES_MAX:,} bytes may be attached at a
+time in each direction: a sender refuses more as `too_large` or `overloaded` before it sends anything.
 
 ## Messages
 
