@@ -1,4 +1,8 @@
-"""TLS of the gateway: a certificate and its key from files, read anew on demand."""
+"""The certificate of the gateway: its files, the TLS context made from them, and when it expires.
+
+Files are read again at each call, so that a reload takes a renewed certificate. The date is read from the DER encoding
+here, since Python's `ssl` parses a certificate only where a peer presents it.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,21 @@ from protocol.errors import StartFailed
 from supervisor.files import permissions, reading
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2; its suites of CBC mode can be attacked by timing. TLS 1.3 has none."""
+"""Of TLS 1.2, without CBC, which timing attacks can break; TLS 1.3 has no such suites."""
 
-_VALIDITY = 4  # the place of a certificate's validity, counted from its version on (RFC 5280, section 4.1)
+_VALIDITY = 4  # the position of a certificate's validity, its optional version not counted (RFC 5280, section 4.1)
 _VERSION_TAG, _UTC_TIME = 0xA0, 0x17
 
 
 @frozen
 class Certificate:
-    """The two files, in PEM."""
+    """The PEM files of a certificate and its private key."""
 
     certificate: Path
     key: Path
 
     def context(self) -> ssl.SSLContext:
-        """Return what connections are wrapped with; raises `StartFailed` if the files are of no use."""
+        """Return the TLS context of the server; raises `StartFailed` if the files cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
@@ -35,7 +39,7 @@ class Certificate:
             if (why := permissions.writable_by_others(self.key)) is not None:
                 raise StartFailed(why)
             reading.require_regular_files(self.certificate, self.key)
-            # Without a password a locked key would ask the terminal for one, and stop everything meanwhile.
+            # Without a password here, OpenSSL would ask the terminal for that of an encrypted key, and block.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:  # an SSLError is one
             why = getattr(error, "reason", None) or error.strerror
@@ -46,7 +50,7 @@ class Certificate:
 
 
 def expires_at(pem: str) -> float:
-    """Return when a PEM text's first certificate ends, in seconds since 1970; raises `ValueError` if it holds none."""
+    """Return when the first certificate of a PEM text expires, in seconds since 1970; raises `ValueError`."""
     begin = pem.index(ssl.PEM_HEADER)
     end = pem.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
     der = memoryview(ssl.PEM_cert_to_DER_cert(pem[begin:end]))
@@ -70,7 +74,7 @@ def expires_at(pem: str) -> float:
 
 
 def _element(der: memoryview) -> tuple[int, memoryview, memoryview]:
-    """Return tag and contents of the first DER element, and what follows it; raises `IndexError` if it is cut."""
+    """Return the tag and contents of the first DER element, and the rest; raises `IndexError` if it is truncated."""
     tag, size, start = der[0], der[1], 2
     if size & 0x80:
         start += size & 0x7F

@@ -1,4 +1,9 @@
-"""What is wrong in `cluster.toml` between keys that are each right by themselves."""
+"""Validation of `cluster.toml` across keys: contradictions between values that are each valid by themselves.
+
+Each function yields mistakes and raises nothing, so that one mistake hides no other: an operator sees them all at once.
+Values of the right types are given, since `structure` has checked those. Nothing here opens a file or a socket; whether
+a file exists is all that is asked of a disk. What a file holds is checked by `supervisor/node/file_checks.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +29,13 @@ from supervisor.config.schema import (
 
 TREE_NAMES = ("gateway", "links", "metrics")
 TREE_PREFIXES = ("processor-", "router-")
-BEAT_S_MIN = 0.01
+HEARTBEAT_S_MIN = 0.01
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
 
 
 def is_host(text: str) -> bool:
-    """Whether a text is a host's name, or an address without brackets or port."""
+    """Whether a text is a host name, or an IP address without brackets and port."""
     try:
         return HOST.fullmatch(text) is not None or bool(ip_address(text.partition("%")[0]))
     except ValueError:
@@ -42,23 +47,23 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
     for name, model in cluster.model.items():
-        at = join("model", segment(name))
+        path = join("model", segment(name))
         if all(engine.model != name for engine in cluster.engine.values()):
-            yield Mistake(at, "no engine serves it")
+            yield Mistake(path, "no engine serves it")
         if any(name.replace("/", ":") == other.replace("/", ":") for other in cluster.model if other != name):
-            yield Mistake(at, "differs from another model's name by nothing but / and :")
-        yield from _folder_is_missing(cluster, name, at)
+            yield Mistake(path, "differs from another model's name by nothing but / and :")
+        yield from _missing_folder(cluster, name, path)
         if model.template is not None:
-            yield from _file_is_missing(cluster, model.template, f"{at}.template")
-    yield from _nodes_disagree(cluster)
+            yield from _missing_file(cluster, model.template, f"{path}.template")
+    yield from _node_mistakes(cluster)
     yield from listener_checks.collisions(cluster)
     yield from time_checks.mistakes(cluster)
-    yield from _gateway_disagrees(cluster)
+    yield from _gateway_mistakes(cluster)
     for name, engine in cluster.engine.items():
-        at = join("engine", segment(name))
+        path = join("engine", segment(name))
         if _is_reserved(name, kinds):
-            yield Mistake(at, "is the name of another part of the tree")
-        yield from _engine_disagrees(cluster, engine, at)
+            yield Mistake(path, "is the name of another part of the tree")
+        yield from _engine_mistakes(cluster, engine, path)
 
 
 def _is_reserved(name: str, kinds: Kinds) -> bool:
@@ -67,24 +72,24 @@ def _is_reserved(name: str, kinds: Kinds) -> bool:
     return in_every_tree or any(section.reserves(name) for section in kinds.values())
 
 
-def _folder_is_missing(cluster: Cluster, name: str, at: str) -> Iterator[Mistake]:
+def _missing_folder(cluster: Cluster, name: str, path: str) -> Iterator[Mistake]:
     try:
         folder = cluster.model_path(name)
         if not folder.is_dir():
-            yield Mistake(f"{at}.path", f"there is no folder {folder}")
+            yield Mistake(f"{path}.path", f"there is no folder {folder}")
     except (OSError, RuntimeError) as error:  # a user that does not exist, a link to itself
-        yield Mistake(f"{at}.path", f"is no folder: {error}")
+        yield Mistake(f"{path}.path", f"is no folder: {error}")
 
 
-def _file_is_missing(cluster: Cluster, name: str, at: str) -> Iterator[Mistake]:
+def _missing_file(cluster: Cluster, name: str, path: str) -> Iterator[Mistake]:
     file = cluster.folder / name
     if not file.exists():
-        yield Mistake(at, f"there is no file {file}")
+        yield Mistake(path, f"there is no file {file}")
     elif not file.is_file():
-        yield Mistake(at, f"{file} is a {'folder' if file.is_dir() else 'device'}, not a file")
+        yield Mistake(path, f"{file} is a {'folder' if file.is_dir() else 'device'}, not a file")
 
 
-def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
+def _gateway_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     gateway = cluster.gateway
     for index, name in enumerate(gateway.allowed_hosts):
         if name != WILDCARD and not is_host(name):
@@ -98,7 +103,7 @@ def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake("gateway.allowed_hosts", f"is missing: {every}, so say what clients call this server")
     for key in ("keys", "tls_certificate", "tls_key"):
         if (file := getattr(gateway, key)) is not None:
-            yield from _file_is_missing(cluster, file, f"gateway.{key}")
+            yield from _missing_file(cluster, file, f"gateway.{key}")
     if (gateway.tls_certificate is None) != (gateway.tls_key is None):
         one, other = ("tls_certificate", "tls_key")[:: 1 if gateway.tls_key is None else -1]
         yield Mistake(f"gateway.{one}", f"means nothing without {other}")
@@ -110,29 +115,30 @@ def _gateway_disagrees(cluster: Cluster) -> Iterator[Mistake]:
             )
 
 
-def _engine_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
+def _engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iterator[Mistake]:
     if engine.model not in cluster.model:
-        yield Mistake(f"{at}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
+        yield Mistake(f"{path}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
     if engine.node not in cluster.node:
-        yield Mistake(f"{at}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
-    yield from _leg_disagrees(cluster, engine, at)
+        yield Mistake(f"{path}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
+    yield from _leg_mistakes(cluster, engine, path)
     if engine.kv_tokens_max < engine.pages_min * engine.page_size:
         words = {2: "two", 3: "three"}.get(engine.pages_min, engine.pages_min)
-        yield Mistake(f"{at}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
+        yield Mistake(f"{path}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
     if engine.context_max == 1:
-        yield Mistake(f"{at}.context_max", "leaves no room for a prompt and an answer")
+        yield Mistake(f"{path}.context_max", "leaves no room for a prompt and an answer")
     for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
         for key, value in times.items():
             if not 0 < value < inf:
-                yield Mistake(f"{at}.{table}.{key}", f"must be above 0 and finite, got {value}")
-    yield from engine.mistakes(cluster, at)
+                yield Mistake(f"{path}.{table}.{key}", f"must be above 0 and finite, got {value}")
+    yield from engine.mistakes(cluster, path)
 
 
-def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield what keeps two nodes from finding each other."""
-    deaf = [name for name, node in cluster.node.items() if node.listen is None]
-    for name in deaf[1:]:
-        yield Mistake(f"node.{name}.listen", f"is missing: {deaf[0]} does not listen either, so they cannot meet")
+def _node_mistakes(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield what is wrong in `[node.NAME]`, or keeps two nodes from reaching each other."""
+    not_listening = [name for name, node in cluster.node.items() if node.listen is None]
+    for name in not_listening[1:]:
+        first = not_listening[0]
+        yield Mistake(f"node.{name}.listen", f"is missing: {first} does not listen either, so they cannot meet")
     for name, node in cluster.node.items():
         if name.startswith(OPERATOR_PREFIX):
             yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR_PREFIX}")
@@ -140,10 +146,10 @@ def _nodes_disagree(cluster: Cluster) -> Iterator[Mistake]:
             yield Mistake(f"node.{name}.host", f"must be a host or an address, got {describe(node.host)}")
         if node.logs is not None and (logs := Path(node.logs)).exists() and not logs.is_dir():
             yield Mistake(f"node.{name}.logs", f"{logs} is no folder")
-    yield from _links_disagree(cluster)
+    yield from _link_mistakes(cluster)
 
 
-def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
+def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     """Yield what is wrong in `[cluster]`."""
     listening = {node.listen: name for name, node in cluster.node.items()}
     for index, address in enumerate(cluster.cluster.join):
@@ -152,37 +158,37 @@ def _links_disagree(cluster: Cluster) -> Iterator[Mistake]:
     section = cluster.cluster
     for key in ("secret", "tls_certificate", "tls_key", "tls_authority"):
         if (file := getattr(section, key)) is not None:
-            yield from _file_is_missing(cluster, file, f"cluster.{key}")
+            yield from _missing_file(cluster, file, f"cluster.{key}")
     tls = [key for key in ("tls_certificate", "tls_key", "tls_authority") if getattr(section, key) is not None]
     if tls and len(tls) < 3:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
     if section.verifies_node_names:
-        yield from _names_disagree(cluster)
+        yield from _certificate_name_mistakes(cluster)
     for name in cluster.node:
         slots = sum(engine.slots for engine in cluster.engines_on(name).values())
         if name != cluster.gateway.node and slots > section.streams_max:
             yield Mistake(
                 "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots} slots to ask for"
             )
-    yield from _times_disagree(section)
+    yield from _link_time_mistakes(section)
 
 
-def _names_disagree(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield what keeps certificates from telling one node from another."""
+def _certificate_name_mistakes(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield what keeps certificates from identifying one node each, if they must name nodes."""
     if cluster.cluster.tls_certificate is None:
         yield Mistake("cluster.tls_names", 'means nothing without tls_certificate: "nodes" are named by certificates')
     for name, node in cluster.node.items():
         for other in cluster.node.values():
             if other.host != node.host and other.host in {name, f"{name}.{cluster.cluster.name}"}:
-                said = f"is the host of other nodes, whose certificates name {other.host} and so this node: rename one"
-                yield Mistake(f"node.{name}", said)
+                why = f"is the host of other nodes, whose certificates name {other.host} and so this node: rename one"
+                yield Mistake(f"node.{name}", why)
                 break
 
 
-def _times_disagree(section: ClusterSection) -> Iterator[Mistake]:
-    """Yield which times of links contradict each other, or would keep a node busy with nothing else."""
-    if section.heartbeat_s < BEAT_S_MIN:
-        yield Mistake("cluster.heartbeat_s", f"must be at least {BEAT_S_MIN:g}")
+def _link_time_mistakes(section: ClusterSection) -> Iterator[Mistake]:
+    """Yield which times of links contradict each other, or are so short that heartbeats would be all the work."""
+    if section.heartbeat_s < HEARTBEAT_S_MIN:
+        yield Mistake("cluster.heartbeat_s", f"must be at least {HEARTBEAT_S_MIN:g}")
     if section.silent_s < 2 * section.heartbeat_s:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.heartbeat_s:g} s")
     if section.stalled_s < section.silent_s:
@@ -191,11 +197,11 @@ def _times_disagree(section: ClusterSection) -> Iterator[Mistake]:
         yield Mistake("cluster.retry_min_s", f"must be at most retry_max_s ({section.retry_max_s:g})")
 
 
-def _leg_disagrees(cluster: Cluster, engine: EngineSection, at: str) -> Iterator[Mistake]:
-    """Yield what keeps a prefill and a decode from working together."""
+def _leg_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iterator[Mistake]:
+    """Yield what is wrong with the leg of an engine: a prefill needs a decode of its model, and the other way round."""
     if engine.leg != "both" and not cluster.cluster.join:
         other = "decode" if engine.leg == "prefill" else "prefill"
         if not any(each.model == engine.model and each.leg == other for each in cluster.engine.values()):
-            yield Mistake(f"{at}.leg", f"means nothing without an engine of the same model whose leg is {other}")
+            yield Mistake(f"{path}.leg", f"means nothing without an engine of the same model whose leg is {other}")
     if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
-        yield Mistake(f"{at}.pending_prefill_tokens_max", "is for engines that compute prompts")
+        yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")

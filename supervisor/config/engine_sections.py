@@ -1,4 +1,4 @@
-"""`[engine.NAME]` as a value of the class of its kind: `kind` decides which keys there are."""
+"""The reading of `[engine.NAME]`: its key `kind` selects the class of its section, and so its other keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from supervisor.config.schema import DEFAULT_KIND, EngineSection, Kinds
 
 
 def read_engine(kinds: Kinds, value: object) -> EngineSection:
-    """Return a table of the file as the section of its kind, or raise `Mistakes`."""
+    """Return the section of a table of the file, as its kind structures it; raises `Mistakes`."""
     if not isinstance(value, dict):
         raise wrong(f"expected an object, got {describe(value)}")
     kind = value.get("kind", DEFAULT_KIND)
@@ -19,7 +19,7 @@ def read_engine(kinds: Kinds, value: object) -> EngineSection:
     foreign = {key: owner for key in value if (owner := _owner(key, kind, kinds)) is not None}
     mistakes = [Mistake(segment(key), f"is for engines of kind {describe(owner)}") for key, owner in foreign.items()]
     try:
-        section = structure({key: each for key, each in value.items() if key not in foreign}, kinds[kind])
+        section = structure({key: inner for key, inner in value.items() if key not in foreign}, kinds[kind])
     except Mistakes as error:
         raise Mistakes((*mistakes, *error.mistakes)) from None
     if mistakes:
@@ -28,7 +28,7 @@ def read_engine(kinds: Kinds, value: object) -> EngineSection:
 
 
 def _owner(key: str, kind: str, kinds: Kinds) -> str | None:
-    """Return another kind that has a key, None if this one has it or none does."""
+    """Return the other kind to which a key belongs, None if it belongs to this kind or to none."""
     if key in _keys(kinds[kind]):
         return None
     return next((other for other, section in kinds.items() if key in _keys(section)), None)

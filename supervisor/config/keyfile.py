@@ -14,7 +14,7 @@ from protocol.strict.mistakes import Mistake, Mistakes, join, segment
 from protocol.strict.structure import structure
 
 KEYS_MAX = 1024
-"""Every presented key is compared with all that are known, so that the time it takes tells nothing."""
+"""A presented secret is compared with every key, in constant time, so the number of keys is bounded."""
 
 PRIORITY_MAX = 1_000_000
 
@@ -25,10 +25,10 @@ NAME = Matches(
 
 @frozen
 class IsDigest:
-    """A SHA-256 as `hash-key` prints it."""
+    """The rule that a string is a SHA-256 as `hash-key` prints it."""
 
     def mistake(self, value: object) -> str | None:
-        """Say that a string is none, but not what it is: somebody may have put the secret itself there."""
+        """Return why a string is no digest, without quoting it: somebody may have written the secret itself."""
         assert isinstance(value, str)
         return (
             None if re.fullmatch("[0-9a-f]{64}", value) else "must be the 64 hexadecimal digits that `hash-key` prints"
@@ -37,40 +37,40 @@ class IsDigest:
 
 KeyName = Annotated[str, NAME]
 Digest = Annotated[str, IsDigest()]
-Rate = Annotated[float, Within(at_least=1e-6, at_most=1_000_000)]  # at less the wait would be no time to tell
-Some = Annotated[int, Within(at_least=1, at_most=1_000_000)]
+Rate = Annotated[float, Within(at_least=1e-6, at_most=1_000_000)]  # below, a wait is too long for `Retry-After`
+KeyLimit = Annotated[int, Within(at_least=1, at_most=1_000_000)]
 GrammarName = Literal["json_schema", "regex", "ebnf", "structural_tag"]  # a `GrammarKind`, as files name it
 Priority = Annotated[int, Within(at_least=-PRIORITY_MAX, at_most=PRIORITY_MAX)]
 
 
 @frozen(kw_only=True)
 class KeySection:
-    """`[key.NAME]`: one key, by the SHA-256 of its secret, and what it may do."""
+    """`[key.NAME]`: one client key, as the SHA-256 of its secret, and its limits and permissions."""
 
     sha256: Digest
     rate_per_s: Rate | None = None  # requests a second, in the long run
-    burst: Some | None = None  # requests at once after a quiet time; without it, those of one second
-    concurrency_max: Some | None = None  # generations at a time, run or waited for: a request with n = 4 is four
-    connections_max: Some | None = None
-    priority: Priority | None = 0  # of its requests that name none, and the highest that one can name; None: any
-    grammars: tuple[GrammarName, ...] | None = None  # that its requests may use; None: as the gateway's section says
+    burst: KeyLimit | None = None  # requests at once after an idle time; None: those of one second
+    concurrency_max: KeyLimit | None = None  # generations that run or wait at a time; a request with n = 4 has four
+    connections_max: KeyLimit | None = None
+    priority: Priority | None = 0  # of requests that name none, and the highest that one may name; None: any
+    grammars: tuple[GrammarName, ...] | None = None  # that its requests may use; None: those of the gateway's section
     admin: bool = False
 
     @property
     def burst_max(self) -> int:
-        """How many requests may come at once; at least one, or none could ever come."""
+        """The number of requests that may come at once; at least 1, since none could ever come otherwise."""
         return self.burst if self.burst is not None else max(1, math.ceil(self.rate_per_s or 1))
 
 
 @frozen(kw_only=True)
 class KeyFile:
-    """The whole file."""
+    """The file of keys."""
 
     key: Annotated[dict[KeyName, KeySection], Holds(0, KEYS_MAX)] = field(factory=dict)
 
 
 def read(data: object) -> dict[str, KeySection]:
-    """Return the keys of a file by their names; raises `Mistakes` with every mistake in it."""
+    """Return the keys of a parsed file by name; raises `Mistakes` with every mistake in it."""
     keys = structure(data, KeyFile).key
     if mistakes := tuple(disagreements(keys)):
         raise Mistakes(mistakes)
@@ -78,13 +78,13 @@ def read(data: object) -> dict[str, KeySection]:
 
 
 def disagreements(keys: Mapping[str, KeySection]) -> list[Mistake]:
-    """Return what is wrong between keys that are each right by themselves."""
+    """Return the contradictions between keys that are each valid by themselves."""
     names: dict[str, str] = {}
     mistakes = []
     for name, section in keys.items():
-        at = join("key", segment(name))
+        path = join("key", segment(name))
         if (other := names.setdefault(section.sha256, name)) != name:
-            mistakes.append(Mistake(f"{at}.sha256", f"is the secret of {other} too, so nobody could tell them apart"))
+            mistakes.append(Mistake(f"{path}.sha256", f"is the secret of {other} too, so nobody could tell them apart"))
         if section.burst is not None and section.rate_per_s is None:
-            mistakes.append(Mistake(f"{at}.burst", "means nothing without rate_per_s"))
+            mistakes.append(Mistake(f"{path}.burst", "means nothing without rate_per_s"))
     return mistakes

@@ -1,4 +1,10 @@
-"""`cluster.toml`: what people write, structured strictly into one value; every mistake is reported at once."""
+"""The loading of `cluster.toml`: its text becomes one immutable value, or one error with every mistake in it.
+
+An operator corrects a file once, instead of once for each mistake. So a part of the file that cannot be structured is
+left out (`partial.py`), the rest is checked as if that part were right, and mistakes that may only follow from it are
+suppressed. Each mistake is reported with the line of its key. A node never runs with a
+file that has a mistake; commands for operators may use its rest to reach nodes that run.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +50,11 @@ __all__ = [
 FILE_BYTES_MAX = 4 * 1024 * 1024
 
 Examine: TypeAlias = Callable[[Cluster], Iterable[Mistake]]
-"""Yields what is wrong with the files and variables that a cluster names."""
+"""Yields the mistakes in the files and environment variables that a cluster names."""
 
 
 class FileMistakes(StartFailed):
-    """Everything that is wrong in a file, a line each; `cluster` is the rest of it, if the rest is enough for one."""
+    """All mistakes in a file, a line each; `cluster` is the cluster of the rest, None if that is too little."""
 
     def __init__(self, sentence: str, cluster: Cluster | None) -> None:
         super().__init__(sentence)
@@ -56,7 +62,7 @@ class FileMistakes(StartFailed):
 
 
 class Misconfigured(StartFailed):
-    """What a key names, or what it leaves open, is wrong; `path` is the key's."""
+    """A mistake in what the key at `path` names, or in its absence."""
 
     def __init__(self, path: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -65,15 +71,15 @@ class Misconfigured(StartFailed):
 
 @frozen
 class Loaded:
-    """A cluster, and what it was loaded from, so that it can be loaded again."""
+    """A cluster with the sources from which it was loaded, so that it can be loaded again."""
 
     cluster: Cluster
     file: Path
     kinds: Kinds
-    joined: tuple[str, ...] = ()  # what the command line has added to `cluster.join`
+    joined: tuple[str, ...] = ()  # the addresses that the command line adds to `cluster.join`
 
     def again(self, examine: Examine | None = None) -> Loaded:
-        """Return what the same file describes now; raises as `load` does."""
+        """Load the same file again; raises as `load` does."""
         return load(self.file, self.kinds, self.joined, examine)
 
 
@@ -81,9 +87,9 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     """Read and check a file, and add `join` to its `cluster.join`.
 
     A mistake in one place hides none in another, unless the second follows from the first. Raises `FileMistakes` with
-    all of them, and `StartFailed` for what is no TOML file.
+    all of them, and `StartFailed` for a file that is not TOML.
     """
-    text = _text(path)
+    text = _read_text(path)
     try:
         data = tomllib.loads(text)
         lines = lines_of(text)
@@ -93,23 +99,23 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
         raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
     if join:
         section = data.setdefault("cluster", {})
-        if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else it is one of the mistakes
+        if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else `structure` reports it
             section["join"] = [*section.get("join", ()), *join]
     pruned = structure_what_can_be(data, kinds)
     mistakes = [*pruned.mistakes]
     cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:
         mistakes += [each for each in cross_check(cluster, kinds) if not pruned.explains(each)]
-        wrong = {each.path for each in mistakes}  # a file that is not there cannot be read either
+        wrong_paths = {mistake.path for mistake in mistakes}  # one mistake a key: a missing file is also unreadable
         examined = () if examine is None else examine(cluster)
-        mistakes += [each for each in examined if each.path not in wrong and not pruned.explains(each)]
+        mistakes += [each for each in examined if each.path not in wrong_paths and not pruned.explains(each)]
         cluster = _with_hosts(cluster)
     if mistakes or cluster is None:
         raise FileMistakes(_report(path, mistakes, lines), cluster)
     return Loaded(cluster, path, kinds, tuple(join))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return reading.read(path, FILE_BYTES_MAX).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
@@ -119,14 +125,14 @@ def _text(path: Path) -> str:
 
 
 def _report(path: Path, mistakes: Iterable[Mistake], lines: dict[str, int]) -> str:
-    """Return a line a mistake in the order of their lines; what stands in the file does not reach the terminal raw."""
-    told = dict.fromkeys((line_of(each.path, lines), _printable(str(each))) for each in mistakes)
-    rows = [f"  line {line}: {said}" for line, said in sorted(told, key=lambda row: row[0])]
+    """Return one row for each mistake, by line; control characters of the file are escaped."""
+    numbered = dict.fromkeys((line_of(mistake.path, lines), _printable(str(mistake))) for mistake in mistakes)
+    rows = [f"  line {line}: {sentence}" for line, sentence in sorted(numbered, key=lambda row: row[0])]
     return "\n".join([f"{path} has {len(rows)} mistake{'s'[: len(rows) > 1]}:", *rows])
 
 
 def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _in_folder(tables: Tables, folder: Path) -> Cluster:
@@ -141,8 +147,8 @@ def _in_folder(tables: Tables, folder: Path) -> Cluster:
 
 
 def _with_hosts(cluster: Cluster) -> Cluster:
-    """Return the same cluster with the names that its gateway answers to, as `Host` and `Origin` are compared."""
+    """Return the cluster with default `allowed_hosts`, and with names in the lower case in which they are compared."""
     gateway = cluster.gateway
     names = gateway.allowed_hosts or dict.fromkeys((*LOOPBACK_HOSTS, gateway.host))
-    names, origins = (tuple(each.lower() for each in some) for some in (names, gateway.allowed_origins))
+    names, origins = (tuple(map(str.lower, listed)) for listed in (names, gateway.allowed_origins))
     return evolve(cluster, gateway=evolve(gateway, allowed_hosts=names, allowed_origins=origins))

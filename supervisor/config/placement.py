@@ -1,4 +1,4 @@
-"""Which nodes of a file this machine runs.
+"""The placement of nodes on machines: which nodes of a file this machine runs.
 
 A node names its machine by `host`: `localhost`, a name or an address. Names are resolved here and nowhere else, and an
 address is this machine's own if a socket can be bound to it.
@@ -13,9 +13,9 @@ from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster
 
 
 def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:
-    """Return the nodes to run: the one that is named, else those that the file places on this host.
+    """Return the nodes to run: the one called `name`, else those that the file places on this host.
 
-    The only node of a file runs wherever it is asked to. Raises `StartFailed` if there is none to run.
+    The only node of a file runs on any host. Raises `StartFailed` if there is none to run.
     """
     if name is not None:
         if name not in cluster.node:
@@ -23,8 +23,8 @@ def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:
         return (name,)
     if len(cluster.node) == 1:
         return tuple(cluster.node)
-    here = {host: is_local_host(host) for host in {node.host for node in cluster.node.values()}}
-    names = tuple(name for name, node in cluster.node.items() if here[node.host])
+    is_local = {host: is_local_host(host) for host in {node.host for node in cluster.node.values()}}
+    names = tuple(name for name, node in cluster.node.items() if is_local[node.host])
     if not names:
         places = ", ".join(f"{name} on {node.host}" for name, node in cluster.node.items())
         raise StartFailed(
@@ -34,7 +34,7 @@ def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:
 
 
 def is_local_host(host: str) -> bool:
-    """Whether a host is this one: by its name, or by one of its addresses, loopback's included."""
+    """Whether a host is this one, by its name or by an address of it; loopback addresses are."""
     if host in {*LOOPBACK_HOSTS, socket.gethostname()}:
         return True
     try:
@@ -45,7 +45,7 @@ def is_local_host(host: str) -> bool:
 
 
 def _is_own(family: int, address: tuple[object, ...]) -> bool:
-    """Whether this host has an address, which only then can be bound."""
+    """Whether an address is this host's: only then can a socket be bound to it."""
     if address[0] in WILDCARD_HOSTS:
         return False
     try:

@@ -1,4 +1,10 @@
-"""The sections of `cluster.toml`, as values."""
+"""The schema of `cluster.toml`: each section as an immutable value, with its defaults.
+
+A field is a key of the file, its type says what is valid, and its unit stands in its name. This file describes and does
+nothing: it may import the value types of other rooms (limits of slots, of ejections, of processes), and none of those
+who act by them. What is wrong between keys is in `cross_checks.py`; what belongs to one kind of engine is in that
+kind's section.
+"""
 
 from __future__ import annotations
 
@@ -24,112 +30,113 @@ NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letter
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 DEFAULT_KIND = "sglang"
-"""The kind of an engine whose section names none."""
+"""The kind of an engine whose section has no `kind`."""
 PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
 
 
 @frozen(kw_only=True)
 class NodeSection:
-    """`[node.NAME]`: one process with one tree."""
+    """`[node.NAME]`: one process with one supervision tree."""
 
     host: str = "localhost"  # the machine it runs on
     listen: Endpoint | None = None  # for other nodes: host:port
     metrics: Endpoint | None = None  # for probes and scrapers: host:port
-    drain_s: Seconds = 30.0  # that streams may take to finish after a signal
-    logs: str | None = None  # a folder for what engines say; without one it is gone when the node is
+    drain_s: Seconds = 30.0  # in which streams may finish after a signal
+    logs: str | None = None  # a folder for the output of engines; None: it is deleted with the run folder
     output_log_bytes_max: Count = 4 * 1024 * 1024
-    turn_max_s: Seconds = 0.02  # of one step of a task, in which nobody else has the event loop; more is told
-    watchdog_s: Seconds = 30.0  # without a turn of its event loop, after which a launcher ends and restarts the node
-    log_queue_lines_max: Count = 10_000  # that wait for whoever reads the node's log; more are dropped and counted
+    turn_max_s: Seconds = 0.02  # of a task between two checkpoints; longer turns are counted and logged
+    watchdog_s: Seconds = 30.0  # without a turn of the event loop, after which a launcher kills and restarts the node
+    log_queue_lines_max: Count = 10_000  # that wait to be written; more are dropped and counted
     log_queue_bytes_max: Count = 4 * 1024 * 1024
 
     @property
     def dial_address(self) -> Endpoint | None:
-        """Where other nodes reach it, None if it does not listen: at its host, if it listens at every address of it."""
-        everywhere = self.listen is not None and self.listen.host in WILDCARD_HOSTS
-        return evolve(self.listen, host=self.host) if self.listen is not None and everywhere else self.listen
+        """Where other nodes reach it: at its host, if it listens at a wildcard address. None if it does not listen."""
+        if self.listen is not None and self.listen.host in WILDCARD_HOSTS:
+            return evolve(self.listen, host=self.host)
+        return self.listen
 
 
 @frozen(kw_only=True)
 class ClusterSection:
-    """`[cluster]`: how nodes know each other, and how they keep in touch."""
+    """`[cluster]`: how nodes authenticate each other, and the times and limits of their links."""
 
     name: NodeName = "espalier"
-    secret: str | None = None  # a file with what every node of the cluster knows and nobody else
-    tls_certificate: str | None = None  # of this host's nodes, shown to the others
+    secret: str | None = None  # a file with the secret that all nodes of the cluster share
+    tls_certificate: str | None = None  # of this host's nodes, presented to the others
     tls_key: str | None = None
-    tls_authority: str | None = None  # who must have signed the others' certificates
-    tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that shows it
-    join: tuple[Endpoint, ...] = ()  # where nodes listen that know of a cluster which this file does not describe
-    streams_max: Count = 1024  # that one node may have open on another
+    tls_authority: str | None = None  # of the authority that must have signed the others' certificates
+    tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that presents it
+    join: tuple[Endpoint, ...] = ()  # addresses of nodes of a running cluster that this file does not describe
+    streams_max: Count = 1024  # that one node may have open at another
     heartbeat_s: Seconds = 1.0
-    silent_s: Seconds = 3.0  # after which a silent node is asked nothing, and is lost if its kernel is silent too
-    stalled_s: Seconds = 15.0  # after which it is lost though its kernel acknowledges what it is sent
+    silent_s: Seconds = 3.0  # after which a silent node is sent no request, and is lost if its kernel is silent too
+    stalled_s: Seconds = 15.0  # after which it is lost although its kernel acknowledges data
     handshake_s: Seconds = 5.0
-    handshakes_max: Count = 32  # connections of other nodes at a time that have not proved yet who they are
-    tell_s: Seconds = 0.1  # between two words of how busy a node is
-    announcements_max: Count = 500  # such words a second from all nodes together, to one that routes
-    retry_min_s: Seconds = 0.1  # between two tries to reach a node
+    handshakes_max: Count = 32  # incoming connections at a time whose greeting has not ended
+    tell_s: Seconds = 0.1  # between two announcements of a node's load
+    announcements_max: Count = 500  # of load, a second, from all nodes together to one that routes
+    retry_min_s: Seconds = 0.1  # between two attempts to reach a node
     retry_max_s: Seconds = 5.0
 
     @property
     def verifies_node_names(self) -> bool:
-        """Whether nodes must show certificates that name them."""
+        """Whether nodes must present certificates that name them."""
         return self.tls_names == "nodes"
 
 
 @frozen(kw_only=True)
 class GatewaySection:
-    """`[gateway]`: where clients knock."""
+    """`[gateway]`: the server for clients, its admission and its limits."""
 
     node: NodeName = "main"
     host: str = "127.0.0.1"
     port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000
-    allowed_hosts: tuple[str, ...] = ()  # names of this server, as clients call it; none: loopback's names, and `host`
-    allowed_origins: tuple[str, ...] = ()  # of web pages that may use this server, beside its own
-    grammars: tuple[GrammarName, ...] = get_args(GrammarName)  # of requests whose key does not say which it may use
-    keys: str | None = None  # a file of keys; paths are relative to the file they stand in
+    allowed_hosts: tuple[str, ...] = ()  # in `Host`; empty: loopback's names, and `host`
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may use this server, beside pages from it
+    grammars: tuple[GrammarName, ...] = get_args(GrammarName)  # of requests whose key names none
+    keys: str | None = None  # a file of client keys; paths are relative to the file that has them
     tls_certificate: str | None = None
     tls_key: str | None = None
     requests_max: Count = 256
     waiting_max: Count = 256
     admit_s: Seconds = 5.0
-    first_token_s: Seconds = 120.0  # from the client's question on, waiting included
+    first_token_s: Seconds = 120.0  # from the arrival of a request, admission included
     total_s: Seconds = 900.0
-    prompt_tokens_max: Count = 262_144  # of one request, whatever its model would hold
+    prompt_tokens_max: Count = 262_144  # of one request, whatever its model could hold
     limits: GatewayLimits = GatewayLimits()
     text: TextLimits = TextLimits()
 
 
 @frozen(kw_only=True)
 class ModelSection:
-    """`[model.NAME]`: what is served under a name."""
+    """`[model.NAME]`: a model that clients ask for by this name."""
 
-    path: Annotated[str, Holds(1)]  # a folder; relative to the file it stands in
+    path: Annotated[str, Holds(1)]  # a folder; relative to the file that has it
     template: str | None = None  # a file with a chat template that replaces the model's own
     queue_max: Count = 64  # requests that wait for an engine
-    policy: PolicyName = "least_loaded"  # by which a router chooses the worker of a request
+    policy: PolicyName = "least_loaded"  # by which its router chooses the worker of a request
     prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0  # shorter prompts skip a prefill
     resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # of one request, after the loss of a worker
-    drains_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 64  # losses to drains and replaced links
+    drains_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 64  # of its workers, to drains and replaced links
     crashes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of engines under one request
-    resume_tokens_max: Count = 65_536  # that were sent before the loss
+    resume_tokens_max: Count = 65_536  # sent before the loss; a request with more is not resumed
     resume_s: Seconds = 10.0  # to find another worker
-    move_after_s: Seconds = 2.0  # that a request waits at a worker with too much while it could begin elsewhere
+    move_after_s: Seconds = 2.0  # for which a request waits at a busy worker although another could begin it
     moves_max: Annotated[int, Within(at_least=0, at_most=10)] = 2
-    preemptions_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # by engines that go on with others
+    preemptions_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of one request, by full engines
     ejection: Ejection = Ejection()  # of workers that keep failing
 
 
 @frozen(kw_only=True)
 class EngineSection:
-    """`[engine.NAME]`: the keys that every kind of engine has; each kind adds its own in a subclass.
+    """`[engine.NAME]`: the keys of engines of every kind; each kind adds its own in a subclass.
 
-    What the rest of a node must know of an engine before it runs is a property here, and a kind overrides it.
+    What the rest of a node asks of an engine before it runs is a property here, which a kind may override.
     """
 
-    reads_text: ClassVar[bool] = False  # whether its node needs the model's tokenizer for it
+    reads_text: ClassVar[bool] = False  # whether its node loads the model's tokenizer for it
 
     model: Annotated[str, Holds(1)]
     node: NodeName = "main"
@@ -139,10 +146,10 @@ class EngineSection:
     kv_tokens_max: Count
     context_max: Count | None = None
     page_size: Count = 16
-    prefill_chunk: Count | None = None  # the longest piece of a prompt that an engine step computes
-    pending_prefill_tokens_max: Count | None = None  # of prompts inside it without a first token; two chunks
+    prefill_chunk: Count | None = None  # the most prompt tokens of one request in an engine step
+    pending_prefill_tokens_max: Count | None = None  # of its prompts without a first token; None: two chunks
     start_within_s: Seconds = 120.0
-    silent_s: Seconds = 10.0  # after which an engine's process that neither answers nor computes is ended
+    silent_s: Seconds = 10.0  # after which a process that neither answers nor computes is killed
     deadlines: Deadlines = Deadlines()
     ladder: Ladder = Ladder()
 
@@ -159,7 +166,7 @@ class EngineSection:
 
     @property
     def pages_min(self) -> int:
-        """The fewest pages of KV memory with which it can answer a request."""
+        """The least number of pages of KV memory with which it can complete a request."""
         return 2
 
     @property
@@ -169,45 +176,45 @@ class EngineSection:
 
     @property
     def pending_prefill_max(self) -> int:
-        """The most prompt tokens that it has before their first tokens, 0 where other engines compute prompts."""
+        """The limit on tokens of its prompts without a first token; 0 for a decode, whose prompts others compute."""
         if self.leg == "decode":
             return 0
         return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or self.prefill_chunk_default)
 
     @property
     def ports(self) -> Mapping[str, range]:
-        """The ports of its node's host that are its own, by the key that names the first of them."""
+        """The ports of its host that it reserves, by the key that has the first of them."""
         return {}
 
     @property
     def fixed_ports(self) -> Mapping[str, int]:
-        """Those that must be free when the engine starts, by their keys."""
+        """The ports that must be free when it starts, by key."""
         return {}
 
     @property
     def imports_s(self) -> float:
-        """How long a node may take to import what its engines of this kind need, once for all of them."""
+        """The time that a node may need to import the libraries of this kind, once for all engines; 0.0 for none."""
         return 0.0
 
     @property
     def in_host_memory(self) -> bool:
-        """Whether its weights and its KV memory are in the host's memory, in processes of its own."""
+        """Whether a process of its own has its weights and KV memory in the memory of the host."""
         return False
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
-        """Yield what is wrong between keys of this section, at `path`, that are each right by themselves."""
-        del cluster, path  # for kinds that have such keys, or ports that other sections may name too
+        """Yield contradictions between keys of this section at `path`, and with the rest of the cluster."""
+        del cluster, path
         return iter(())
 
 
 E = TypeVar("E", bound=EngineSection)
 Kinds: TypeAlias = Mapping[str, type[EngineSection]]
-"""The section's class of each kind of engine that there is, by the word that `kind` has for it."""
+"""The class of the section of each kind of engine, by the value of `kind`."""
 
 
 @frozen(kw_only=True)
 class Tables:
-    """The tables of the file."""
+    """All tables of the file."""
 
     model: Annotated[dict[str, ModelSection], Holds(1)]
     engine: Annotated[dict[EngineName, EngineSection], Holds(1)]
@@ -218,27 +225,27 @@ class Tables:
 
 @frozen(kw_only=True)
 class Cluster(Tables):
-    """A cluster as its file describes it; the paths in it are relative to `folder`, where the file stands."""
+    """A cluster as its file describes it; relative paths in it begin at `folder`, which has the file."""
 
     folder: Path = Path()
 
     @property
     def keys(self) -> Path | None:
-        """The file of keys."""
+        """The file of client keys."""
         return None if self.gateway.keys is None else self.folder / self.gateway.keys
 
     @property
     def certificate(self) -> Certificate | None:
-        """What the gateway shows to clients that speak TLS."""
+        """The certificate of the gateway, None if clients do not use TLS."""
         certificate, key = self.gateway.tls_certificate, self.gateway.tls_key
         return None if certificate is None or key is None else Certificate(self.folder / certificate, self.folder / key)
 
     def engines_on(self, node: str) -> dict[str, EngineSection]:
-        """Return the engines that a node runs."""
+        """Return the engines whose rank 0 a node runs."""
         return {name: engine for name, engine in self.engine.items() if engine.node == node}
 
     def engines_of(self, section: type[E]) -> dict[str, E]:
-        """Return the engines of one kind, by its section's class."""
+        """Return the engines of one kind, given the class of its section."""
         return {name: engine for name, engine in self.engine.items() if isinstance(engine, section)}
 
     def host_of(self, engine: EngineSection) -> str | None:
@@ -246,11 +253,11 @@ class Cluster(Tables):
         return self.node[engine.node].host if engine.node in self.node else None
 
     def ports(self) -> Iterator[tuple[str, str | None, int]]:
-        """Yield every port that the file names: its key, its host, itself."""
+        """Yield the key, the host and the number of every port in the file."""
         for name, node in self.node.items():
-            for key, at in (("listen", node.listen), ("metrics", node.metrics)):
-                if at is not None:
-                    yield f"node.{name}.{key}", node.host, at.port
+            for key, endpoint in (("listen", node.listen), ("metrics", node.metrics)):
+                if endpoint is not None:
+                    yield f"node.{name}.{key}", node.host, endpoint.port
         if self.gateway.node in self.node:
             yield "gateway.port", self.node[self.gateway.node].host, self.gateway.port
         for name, engine in self.engine.items():
@@ -263,7 +270,7 @@ class Cluster(Tables):
         return {name: engine for name, engine in self.engine.items() if node in engine.nodes[1:]}
 
     def must_meet(self, node: str) -> frozenset[str]:
-        """Return the nodes that one needs a link to: the gateway's, and those that have ranks of the same engine."""
+        """Return the nodes to which a node needs links: the gateway's, and those with ranks of the same engines."""
         spans = (engine.nodes for engine in self.engine.values() if node in engine.nodes)
         return frozenset({self.gateway.node, *(other for nodes in spans for other in nodes)} - {node})
 

@@ -1,4 +1,4 @@
-"""Times in `cluster.toml` that contradict each other, or that are too short to be meant."""
+"""Times in `cluster.toml` that contradict each other, or are too short to be meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINES = (("first_token_s", "total_s"), ("gap_s", "total_s"))
 
 
 def mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield every time that can never pass before another one has, and every one below a microsecond."""
+    """Yield a mistake for each time that a shorter one makes meaningless, and for each below a microsecond."""
     yield from _ordered(cluster.gateway, GATEWAY, "gateway")
     yield from _too_short(cluster.gateway, "gateway")
     yield from _too_short(cluster.gateway.limits, "gateway.limits")
@@ -23,22 +23,22 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
     for name, node in cluster.node.items():
         yield from _too_short(node, f"node.{name}")
     for name, engine in cluster.engine.items():
-        at = join("engine", segment(name))
-        yield from _ordered(engine.deadlines, DEADLINES, f"{at}.deadlines")
-        yield from _too_short(engine.deadlines, f"{at}.deadlines")
+        path = join("engine", segment(name))
+        yield from _ordered(engine.deadlines, DEADLINES, f"{path}.deadlines")
+        yield from _too_short(engine.deadlines, f"{path}.deadlines")
 
 
-def _ordered(section: attrs.AttrsInstance, pairs: tuple[tuple[str, str], ...], at: str) -> Iterator[Mistake]:
-    """Yield what somebody wrote; a default that is too long for the other key is simply never reached."""
-    usual = attrs.fields_dict(type(section))
+def _ordered(section: attrs.AttrsInstance, pairs: tuple[tuple[str, str], ...], path: str) -> Iterator[Mistake]:
+    """Yield a mistake for each first key of a pair that exceeds the second; a default may, and is never reached."""
+    fields = attrs.fields_dict(type(section))
     for shorter, longer in pairs:
         least, most = getattr(section, shorter), getattr(section, longer)
-        if least > most and least != usual[shorter].default:
-            yield Mistake(f"{at}.{shorter}", f"is {least:g}, and can never pass before {longer}, {most:g}")
+        if least > most and least != fields[shorter].default:
+            yield Mistake(f"{path}.{shorter}", f"is {least:g}, and can never pass before {longer}, {most:g}")
 
 
-def _too_short(section: attrs.AttrsInstance, at: str) -> Iterator[Mistake]:
-    for each in attrs.fields(type(section)):
-        value = getattr(section, each.name)
-        if each.name.endswith("_s") and isinstance(value, float) and 0 < value < SHORTEST_S:
-            yield Mistake(f"{at}.{each.name}", f"is {value:g} s, which no clock tells from nothing")
+def _too_short(section: attrs.AttrsInstance, path: str) -> Iterator[Mistake]:
+    for attribute in attrs.fields(type(section)):
+        name, value = attribute.name, getattr(section, attribute.name)
+        if name.endswith("_s") and isinstance(value, float) and 0 < value < SHORTEST_S:
+            yield Mistake(f"{path}.{name}", f"is {value:g} s, which no clock tells from nothing")

@@ -1,4 +1,4 @@
-"""Line numbers of the keys of a TOML text, which the standard library's reader does not tell."""
+"""Line numbers of the keys of a TOML text, which the standard library's parser does not report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol.strict.mistakes import join, segment
 BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 SPACE = re.compile(r"[ \t]*")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
-QUOTED = {  # how each kind of string goes on to its end; the longer opening first
+QUOTED = {  # each kind of string up to its end; longer quotes first
     '"""': re.compile(r'"""(?:[^\\"]|\\.|"(?!""))*"{3,5}', re.DOTALL),
     "'''": re.compile(r"'''(?:[^']|'(?!''))*'{3,5}", re.DOTALL),
     '"': re.compile(r'"(?:[^\\"\n]|\\.)*"'),
@@ -27,7 +27,7 @@ SHORT_ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", "e": "\x
 def lines_of(text: str) -> dict[str, int]:
     """Return the line of every key, table and list item of a valid TOML text, by its path as in a `Mistake`.
 
-    A table that stands nowhere by itself has the line of the first key in it.
+    A table without a header of its own has the line of the first key in it.
     """
     scanner = _Scanner(text)
     scanner.scan()
@@ -36,17 +36,17 @@ def lines_of(text: str) -> dict[str, int]:
 
 def line_of(path: str, lines: Mapping[str, int]) -> int:
     """Return the line of a path, or of the innermost table or list around it; 1 if there is none."""
-    around = [known for known in lines if path == known or path.startswith((f"{known}.", f"{known}["))]
-    return lines[max(around, key=len)] if around else 1
+    enclosing = [outer for outer in lines if path == outer or path.startswith((f"{outer}.", f"{outer}["))]
+    return lines[max(enclosing, key=len)] if enclosing else 1
 
 
 @define(eq=False)
 class _Scanner:
-    """Walks a text that `tomllib` has accepted, so that nothing in it needs to be checked again."""
+    """A scanner of a text that `tomllib` has accepted, so that it checks nothing again."""
 
     text: str
     lines: dict[str, int] = field(factory=dict)
-    _at: int = 0
+    _position: int = 0
     _starts: list[int] = field(factory=list)  # of each line
     _sizes: dict[str, int] = field(factory=dict)  # of each array of tables, by its path
 
@@ -56,31 +56,31 @@ class _Scanner:
     def scan(self) -> None:
         table = ""
         while self._skip(BLANK) < len(self.text):
-            at = self._at
-            if self.text.startswith("[[", at):
-                self._at += 2
-                path = self._note_all("", self._key(), at)
+            start = self._position
+            if self.text.startswith("[[", start):
+                self._position += 2
+                path = self._record("", self._key(), start)
                 self._sizes[path] = self._sizes.get(path, 0) + 1
                 table = self._last(path)
-                self.lines[table] = self._line(at)
-                self._at = self.text.index("]]", self._at) + 2
-            elif self.text[at] == "[":
-                self._at += 1
+                self.lines[table] = self._line(start)
+                self._position = self.text.index("]]", self._position) + 2
+            elif self.text[start] == "[":
+                self._position += 1
                 keys = self._key()
-                table = self._note_all("", keys, at, exact=True)
-                self._at = self.text.index("]", self._at) + 1
+                table = self._record("", keys, start, exact=True)
+                self._position = self.text.index("]", self._position) + 1
             else:
                 self._pair(table)
 
     def _pair(self, table: str) -> None:
-        at = self._at
-        path = self._note_all(table, self._key(), at, exact=True)
-        self._at = self.text.index("=", self._at) + 1
+        start = self._position
+        path = self._record(table, self._key(), start, exact=True)
+        self._position = self.text.index("=", self._position) + 1
         self._value(path)
 
     def _value(self, path: str) -> None:
         self._skip(SPACE)
-        opening = self.text[self._at : self._at + 3]
+        opening = self.text[self._position : self._position + 3]
         for quote, pattern in QUOTED.items():
             if opening.startswith(quote):
                 self._skip(pattern)
@@ -88,52 +88,52 @@ class _Scanner:
         if opening.startswith("["):
             self._items(path)
         elif opening.startswith("{"):
-            self._at += 1
+            self._position += 1
             while self.text[self._skip(BLANK)] != "}":
                 self._pair(path)
                 self._separator()
-            self._at += 1
+            self._position += 1
         else:
             self._skip(PLAIN)
 
     def _items(self, path: str) -> None:
-        self._at += 1
+        self._position += 1
         number = 0
         while self.text[self._skip(BLANK)] != "]":
             item = f"{path}[{number}]"
-            self.lines.setdefault(item, self._line(self._at))
+            self.lines.setdefault(item, self._line(self._position))
             self._value(item)
             self._separator()
             number += 1
-        self._at += 1
+        self._position += 1
 
     def _separator(self) -> None:
         if self.text[self._skip(BLANK)] == ",":
-            self._at += 1
+            self._position += 1
 
     def _key(self) -> list[str]:
-        """Return the parts of a dotted key, and stand behind it."""
+        """Return the parts of a dotted key, and advance past it."""
         parts: list[str] = []
         while True:
             self._skip(SPACE)
             parts.append(self._part())
             self._skip(SPACE)
-            if not self.text.startswith(".", self._at):
+            if not self.text.startswith(".", self._position):
                 return parts
-            self._at += 1
+            self._position += 1
 
     def _part(self) -> str:
-        begin = self._at
+        begin = self._position
         if (quote := self.text[begin]) in "\"'":
             self._skip(QUOTED[quote])
-            inner = self.text[begin + 1 : self._at - 1]
+            inner = self.text[begin + 1 : self._position - 1]
             return ESCAPE.sub(_unescaped, inner) if quote == '"' else inner
         self._skip(BARE)
-        return self.text[begin : self._at]
+        return self.text[begin : self._position]
 
-    def _note_all(self, path: str, keys: list[str], at: int, *, exact: bool = False) -> str:
-        """Note a line for a path and for what is implied on the way to it, and return the path."""
-        line = self._line(at)
+    def _record(self, path: str, keys: list[str], start: int, *, exact: bool = False) -> str:
+        """Record a line for the path of a key and for the tables that it implies; return the path."""
+        line = self._line(start)
         for inner in self._paths(path, keys):
             self.lines.setdefault(inner, line)
             path = inner
@@ -147,16 +147,16 @@ class _Scanner:
             yield path
 
     def _last(self, path: str) -> str:
-        """Return the path of a table, which of an array of tables is its last one so far."""
+        """Return the path of a table; for an array of tables, of its last one so far."""
         return f"{path}[{self._sizes[path] - 1}]" if path in self._sizes else path
 
     def _skip(self, pattern: re.Pattern[str]) -> int:
-        found = pattern.match(self.text, self._at)
-        self._at = self._at if found is None else found.end()
-        return self._at
+        found = pattern.match(self.text, self._position)
+        self._position = self._position if found is None else found.end()
+        return self._position
 
-    def _line(self, at: int) -> int:
-        return bisect_right(self._starts, at)
+    def _line(self, start: int) -> int:
+        return bisect_right(self._starts, start)
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -1,1 +1,1 @@
-"""The control plane: what operators ask of a node, over links and over a Unix socket."""
+"""The control plane of a node: status, drain and reload, over links and over a Unix socket."""

@@ -1,4 +1,11 @@
-"""What a node answers to operators, and to other nodes that pass an operator's question on."""
+"""The control service of a node: it answers requests of operators for status, drain and reload.
+
+An operator may reach one node only, so a request names the node that it is about, and any other node forwards it over
+its link to that one, or over a link to a node that routes, which has links to all. So a request crosses at most two
+links, and each node on its way gives up a little before its caller does: the caller then learns which link was slow.
+
+This service changes nothing itself. What a drain or a reload does is the node's; it is set once the node runs.
+"""
 
 from __future__ import annotations
 
@@ -35,44 +42,44 @@ log = logging.getLogger(__name__)
 Loads = Callable[[], Awaitable[Mapping[str, EngineLoad]]]
 
 
-def _nothing() -> None:
+def _drain_too_early() -> None:
     raise NotReady("the node does not run yet")
 
 
-async def _not_yet() -> Reloaded:
+async def _reload_too_early() -> Reloaded:
     await trio.lowlevel.checkpoint()
     raise NotReady("the node does not run yet")
 
 
 @define(eq=False)
 class NodeControl:
-    """What operators ask of one node; `drain` and `reload` are the node's own, once it runs."""
+    """The control service of one node; `drain` and `reload` raise `NotReady` until the node runs."""
 
     directory: Directory
-    run: str
+    run: str  # an id of this run of the process
     version: str
     loads: Loads
     tree_status: TreeStatus | None = None
     gate_state: Callable[[], GateState | None] = lambda: None  # of a node with a gateway
     ejections: Callable[[], tuple[EjectionState, ...]] = tuple
-    drain: Callable[[], None] = field(default=_nothing)
-    reload: Callable[[], Awaitable[Reloaded]] = field(default=_not_yet)
+    drain: Callable[[], None] = field(default=_drain_too_early)
+    reload: Callable[[], Awaitable[Reloaded]] = field(default=_reload_too_early)
 
     @property
     def services(self) -> Services:
-        """What is asked here, to the node as such."""
-        function: Function[Message, Message, Message] = Function(self.answer)
-        return {("", GetStatus): function, ("", Drain): function, ("", Reload): function}
+        """The requests that this service answers, which are addressed to no worker."""
+        answer: Function[Message, Message, Message] = Function(self.answer)
+        return {("", GetStatus): answer, ("", Drain): answer, ("", Reload): answer}
 
     async def answer(self, request: Message) -> Message:
-        """Answer a question about this node, or pass it on to the one that it is about.
+        """Answer a request about this node, or forward it to the node that it names.
 
-        Raises `NotReady` if there is no link to that one, `DeadlineExceeded` before whoever asks gives up, and whatever
-        that one answers with.
+        Raises `NotReady` if there is no link towards that node, `DeadlineExceeded` shortly before the caller's own
+        deadline, and whatever error that node answers with.
         """
-        assert isinstance(request, GetStatus | Drain | Reload)  # nothing else is served by this
+        assert isinstance(request, GetStatus | Drain | Reload)  # as `services` has it
         if request.node not in {"", self.directory.name}:
-            return await self._pass_on(request)
+            return await self._forward(request)
         match request:
             case GetStatus():
                 return await self._status()
@@ -82,8 +89,8 @@ class NodeControl:
             case Reload():
                 return await self.reload()
 
-    async def _pass_on(self, request: GetStatus | Drain | Reload) -> Message:
-        if (link := self._towards(request.node)) is None:
+    async def _forward(self, request: GetStatus | Drain | Reload) -> Message:
+        if (link := self._link_towards(request.node)) is None:
             raise NotReady(f"node {self.directory.name} has no link to node {request.node}")
         try:
             with trio.fail_at(trio.current_effective_deadline() - HOP_MARGIN_S):
@@ -97,21 +104,21 @@ class NodeControl:
             raise InternalError(f"node {request.node} answered with something else")
         return result
 
-    def _towards(self, node: str) -> Link | None:
-        """Return the link to a node; where there is none, one to a node that routes, which has links to all.
+    def _link_towards(self, node: str) -> Link | None:
+        """Return the link to a node; if there is none, one to a node that routes, which has links to all.
 
-        One that routes never passes a question on to another that does, so that none goes round in a circle.
+        A node that routes never forwards to another that does, so that no request travels in a circle.
         """
         link = self.directory.node(node).link
         if link is not None or self.directory.routes:
             return link
         nodes = self.directory.nodes.values()
-        return next((each.link for each in nodes if each.link is not None and each.state.routes), None)
+        return next((node.link for node in nodes if node.link is not None and node.state.routes), None)
 
     async def _status(self) -> Status:
-        state = _filled(self.directory.state(), await self.loads())
+        state = _with_memory_use(self.directory.state(), await self.loads())
         links = tuple(
-            _link(name, node.link)
+            _link_state(name, node.link)
             for name, node in sorted(self.directory.nodes.items())
             if node.link is not None or self.directory.should_link(name)
         )
@@ -120,29 +127,29 @@ class NodeControl:
         )
         tree = tuple(ChildState(*astuple(member)) for member in members)
         refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items())
-        who = self.directory.name, self.run, self.version, round(up_s, 3)
-        return Status(*who, state, tree, links, self.gate_state(), refused, self.ejections())
+        identity = self.directory.name, self.run, self.version, round(up_s, 3)
+        return Status(*identity, state, tree, links, self.gate_state(), refused, self.ejections())
 
 
-def _filled(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
-    """Return the state with what the engines themselves say of their memory."""
+def _with_memory_use(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
+    """Return the state of a node with the share of KV memory that its engines report as used."""
     offers = []
     for offer in state.offers:
         load = loads.get(offer.name)
         if load is not None and offer.engine is not None and offer.engine.kv_tokens_max:
-            used = load.kv_tokens_used / offer.engine.kv_tokens_max
-            offers.append(evolve(offer, kv_used=min(1.0, max(0.0, round(used, 4)))))
+            share = load.kv_tokens_used / offer.engine.kv_tokens_max
+            offers.append(evolve(offer, kv_used=min(1.0, max(0.0, round(share, 4)))))
         else:
             offers.append(offer)
     return evolve(state, offers=tuple(offers))
 
 
-def _link(name: str, link: Link | None) -> LinkState:
+def _link_state(name: str, link: Link | None) -> LinkState:
     if link is None:
         return LinkState(name, up=False)
     statistics = link.statistics()
     streams = statistics.streams_asked + statistics.streams_served
     silent_s = round(link.silent_s, 3)
     traffic = link.traffic
-    crossed = (traffic.messages_sent, traffic.bytes_sent, traffic.bytes_received)
-    return LinkState(name, True, silent_s, streams, *crossed, link.stalled)
+    totals = (traffic.messages_sent, traffic.bytes_sent, traffic.bytes_received)
+    return LinkState(name, True, silent_s, streams, *totals, link.stalled)

@@ -1,7 +1,10 @@
 """The Unix socket for control requests of a node's own user, whether the node listens for other nodes or not.
 
-It stands in the node's run folder, which nobody else may enter; the kernel says who has connected, so no secret
-crosses. Beside it stands what the node is, so that a command finds it by the file that describes the cluster.
+It is in the node's run folder, which no other user may enter, and the kernel reports who has connected, so no secret is
+exchanged. A description beside it names the file of the cluster, by which a command finds the node.
+
+A node whose socket cannot be made serves its clients all the same; and since cleaners of `/tmp` delete files of nodes
+that run for weeks, the socket is checked regularly, and made again when it is gone.
 """
 
 from __future__ import annotations
@@ -40,11 +43,11 @@ T = TypeVar("T")
 SOCKET = "control"
 DESCRIPTION = "node.json"
 DESCRIPTION_BYTES_MAX = 16 * 1024
-OPERATORS_MAX = 16  # at a time; others wait. A constant: all of them are this node's own user
+OPERATORS_MAX = 16  # at a time; others wait. A constant, since all of them are this node's own user
 STREAMS_MAX = 4
 BACKLOG = 16
-CHECK_S = 3.0  # between two checks that both are still in the folder
-CREDENTIALS = struct.Struct("3i")  # process, user, group
+CHECK_S = 3.0  # between two checks that the socket and the description are still there
+CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
 
 
 @frozen
@@ -58,15 +61,15 @@ class RunningNode:
 
 
 def running_nodes(base: Path, file: Path) -> list[RunningNode]:
-    """Return the nodes of a cluster's file that run below `base` and that this user may ask."""
-    wanted, nodes = str(file.resolve()), []
+    """Return the running nodes of a cluster's file whose run folders are below `base` and belong to this user."""
+    path, nodes = str(file.resolve()), []
     for folder in sorted(base.glob(f"{PREFIX}*")):
-        with suppress(OSError, msgspec.DecodeError):  # it ends at this moment, or is not a node's
+        with suppress(OSError, msgspec.DecodeError):  # the node is ending, or the folder is no node's
             if not _is_private(folder.lstat()) or not _is_held(folder):
                 continue
             with (folder / DESCRIPTION).open("rb") as file_:
                 node = msgspec.json.decode(file_.read(DESCRIPTION_BYTES_MAX), type=RunningNode)
-            if node.file == wanted and node.folder == str(folder):
+            if node.file == path and node.folder == str(folder):
                 nodes.append(node)
     return nodes
 
@@ -77,7 +80,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def _is_held(folder: Path) -> bool:
-    """Whether the node of a folder is alive: it holds the lock."""
+    """Whether the node of a folder is alive: then it holds the lock."""
     lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -90,23 +93,23 @@ def _is_held(folder: Path) -> bool:
 
 @contextmanager
 def socket_address(folder: Path) -> Iterator[str]:
-    """Yield a short path to the socket of a folder: a socket's address holds no more than 107 bytes."""
-    with _opened(folder) as within:
-        yield _address(within)
+    """Yield a short path to the socket of a folder, since a socket address has at most 107 bytes."""
+    with _opened(folder) as folder_fd:
+        yield _address(folder_fd)
 
 
-def _address(within: int) -> str:
-    return f"/proc/self/fd/{within}/{SOCKET}"
+def _address(folder_fd: int) -> str:
+    return f"/proc/self/fd/{folder_fd}/{SOCKET}"
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """Open a folder, following no link to it; raises `OSError`."""
-    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Yield a descriptor of a folder, which may be no symbolic link; raises `OSError`."""
+    folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield opened
+        yield folder_fd
     finally:
-        os.close(opened)
+        os.close(folder_fd)
 
 
 @define(eq=False)
@@ -114,11 +117,11 @@ class _ControlSocket:
     """The socket and the description of a node in its run folder, and the identity of both files."""
 
     folder: RunFolder
-    about: bytes
+    description: bytes
     _made: dict[str, os.stat_result] = field(factory=dict)
 
     def is_intact(self) -> bool:
-        """Whether both are the files that were made, in an intact folder; raises `OSError` if that cannot be known."""
+        """Whether both files are those that were made, in an intact folder; raises `OSError` if that is unknown."""
         if not self.folder.is_intact:
             return False
         try:
@@ -127,21 +130,21 @@ class _ControlSocket:
             return False
 
     def make(self) -> socket.socket:
-        """Make both, replacing what has their names, and the folder if it has gone too; raises `OSError`."""
+        """Make both files, in place of any of these names, and the folder if it is gone too; raises `OSError`."""
         self.folder.restore()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _opened(self.folder.path) as within:
+            with _opened(self.folder.path) as folder_fd:
                 for name in (SOCKET, DESCRIPTION):
                     with suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=within)
-                listener.bind(_address(within))
+                        os.unlink(name, dir_fd=folder_fd)
+                listener.bind(_address(folder_fd))
                 listener.listen(BACKLOG)
-                made = os.open(DESCRIPTION, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=within)
-                with os.fdopen(made, "wb") as about:
-                    about.write(self.about)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                with os.fdopen(os.open(DESCRIPTION, flags, 0o600, dir_fd=folder_fd), "wb") as description:
+                    description.write(self.description)
                 self._made = {
-                    name: os.stat(name, dir_fd=within, follow_symlinks=False) for name in (SOCKET, DESCRIPTION)
+                    name: os.stat(name, dir_fd=folder_fd, follow_symlinks=False) for name in (SOCKET, DESCRIPTION)
                 }
         except OSError:
             listener.close()
@@ -150,34 +153,31 @@ class _ControlSocket:
 
 
 async def serve(
-    folder: RunFolder, file: Path, node: str, serves: Services, heart: Heartbeat, *, check_s: float = CHECK_S
+    folder: RunFolder, file: Path, node: str, services: Services, heart: Heartbeat, *, check_s: float = CHECK_S
 ) -> None:
-    """Serve control requests until cancelled; a node whose socket cannot be made logs that, and runs on.
-
-    What cleans /tmp may remove the socket of a node that runs for weeks: it is made anew.
-    """
+    """Serve control requests until cancelled; a socket that is gone is made again."""
     control_socket = _ControlSocket(folder, _description(folder.path, file, node))
-    room = trio.CapacityLimiter(OPERATORS_MAX)
+    operators_max = trio.CapacityLimiter(OPERATORS_MAX)
 
     async def serve_one(stream: trio.SocketStream) -> None:
         if _is_allowed(stream):
-            async with room:
-                await _serve_one(stream, node, serves, heart)
+            async with operators_max:
+                await _serve_connection(stream, node, services, heart)
 
     async with trio.open_nursery() as operators:
-        was_made, failed = False, ""
+        was_made, failure = False, ""
         while True:
             try:
-                listener = await _in_thread(control_socket.make, abandons=False)
+                listener = await _in_thread(control_socket.make, abandon=False)
             except OSError as error:
-                if failed != str(error):
-                    failed = str(error)
-                    log.warning("operators cannot ask this node by its socket", extra={"reason": failed})
+                if failure != str(error):  # once, and not at each attempt
+                    failure = str(error)
+                    log.warning("operators cannot ask this node by its socket", extra={"reason": failure})
                 await trio.sleep(check_s)
                 continue
             if was_made:
                 log.warning("made the socket for operators anew: it was gone", extra={"folder": str(folder.path)})
-            was_made, failed = True, ""
+            was_made, failure = True, ""
             async with trio.open_nursery() as nursery:
                 listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
                 nursery.start_soon(partial(trio.serve_listeners, serve_one, listeners, handler_nursery=operators))
@@ -186,21 +186,22 @@ async def serve(
 
 
 async def _wait_gone(control_socket: _ControlSocket, check_s: float) -> None:
-    """Wait until the node can no longer be found by its run folder."""
+    """Wait until commands can no longer find the node by its run folder."""
     while True:
         await trio.sleep(check_s)
-        with suppress(OSError):  # it cannot be known at this moment
-            if not await _in_thread(control_socket.is_intact, abandons=True):
+        with suppress(OSError):  # unknown at this moment
+            if not await _in_thread(control_socket.is_intact, abandon=True):
                 return
 
 
-async def _in_thread(function: Callable[[], T], *, abandons: bool) -> T:
+async def _in_thread(function: Callable[[], T], *, abandon: bool) -> T:
     """Run a function in a thread, since a disk may not answer. Raises `OSError`, also if there is no thread.
 
-    What makes files is not abandoned: it would make them after this node has removed them.
+    `abandon` lets a cancelled caller leave the thread behind. A thread that makes files must not be left behind, since
+    it could make them after the node has removed its folder.
     """
     try:
-        return await trio.to_thread.run_sync(function, abandon_on_cancel=abandons)
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=abandon)
     except RuntimeError as error:
         if str(error) == NO_THREAD:
             raise OSError(errno.EAGAIN, NO_THREAD) from error
@@ -212,18 +213,19 @@ def _description(folder: Path, file: Path, node: str) -> bytes:
 
 
 def _is_allowed(stream: trio.SocketStream) -> bool:
-    told = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    _, user, _ = CREDENTIALS.unpack(told)
+    """Whether the user at the other end is root, or the user of this node."""
+    credentials = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    _, user, _ = CREDENTIALS.unpack(credentials)
     return user in {0, os.geteuid()}
 
 
-async def _serve_one(stream: trio.SocketStream, node: str, serves: Services, heart: Heartbeat) -> None:
+async def _serve_connection(stream: trio.SocketStream, node: str, services: Services, heart: Heartbeat) -> None:
     """Serve one connection until it ends."""
-    link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), serves, heartbeat=heart)
+    link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), services, heartbeat=heart)
     try:
         await link.run()
     except PeerLost:
-        pass  # it has its answer
+        pass  # the command has its answer, and has left
     except PeerViolation as error:
         log.warning("an operator broke the protocol", extra={"reason": str(error)})
     except Exception:

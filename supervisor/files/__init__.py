@@ -1,1 +1,1 @@
-"""Files that people name: read whole up to a size, with permissions checked."""
+"""Files named by the configuration: read whole up to a limit, with their permissions checked."""

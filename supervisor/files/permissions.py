@@ -1,4 +1,4 @@
-"""Permissions of the files that hold secrets: refused where others may write them, warned of where others may read."""
+"""Permissions of files with secrets: a file that others may write is refused, one that others may read is warned of."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from supervisor.files import reading
 
 
 def writable_by_others(path: Path) -> str | None:
-    """Return why a file cannot be trusted: others may write it, or replace it in its folder; None if it can be.
+    """Return why a file cannot be trusted: other users may write it, or replace it in its folder; None if it can.
 
-    Raises `OSError` if the file is not there.
+    Raises `OSError` if the file does not exist.
     """
     reading.note(path)
     mode = path.stat().st_mode
@@ -25,7 +25,7 @@ def writable_by_others(path: Path) -> str | None:
 
 
 def readable_by_others(path: Path) -> str | None:
-    """Return a warning for a file that more users than its owner and its group may read, or its group may write."""
+    """Return a warning if all users may read a file, or its group may write it; else None. Raises `OSError`."""
     reading.note(path)
     mode = path.stat().st_mode
     if mode & stat.S_IROTH:

@@ -1,4 +1,9 @@
-"""Files that people name: read whole, up to a size, and without waiting for whoever would write them."""
+"""Reading of files that an operator names: whole, up to a limit of bytes, and never waiting for a writer.
+
+A node reads such files again while it serves requests, so a path that leads to a pipe, a device or a dead disk must not
+stop it. Here only regular files are opened. A disk that does not answer is the business of whoever calls: `FileReader`
+is the port to a thread, and paths are recorded before they are touched, so that an error can name the one that hangs.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +26,21 @@ _noted: ContextVar[list[Path] | None] = ContextVar("files that are being read", 
 
 
 class FileReader(Protocol):
-    """Runs what reads files while a node runs."""
+    """A runner of functions that read files while a node runs."""
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns, or raise what it raises; raises `StartFailed` if files do not answer."""
+        """Return what the function returns, or raise what it raises; raises `StartFailed` if a file does not answer."""
 
 
 async def read_inline(function: Callable[[], T], /) -> T:
-    """Read files in this thread, whatever that takes: where there are no others, as in tests."""
+    """Run a function in the calling thread, however long it takes: for tests."""
     await trio.lowlevel.checkpoint()
     return function()
 
 
 @contextmanager
 def recording_paths() -> Iterator[list[Path]]:
-    """Yield the list to which each file is added before it is read in the body: the last one may never answer."""
+    """Yield a list to which each path is added before it is touched in the body: the last one may hang."""
     noted: list[Path] = []
     token = _noted.set(noted)
     try:
@@ -45,21 +50,20 @@ def recording_paths() -> Iterator[list[Path]]:
 
 
 def note(path: Path) -> None:
-    """Note, for whoever waits, that a file is about to be looked at."""
+    """Record that a path is about to be touched."""
     if (noted := _noted.get()) is not None:
         noted.append(path)
 
 
 def read(path: Path, bytes_max: int) -> bytes:
-    """Return what a regular file holds; raises `OSError` for one that is longer, or that is none.
+    """Return the contents of a regular file; raises `OSError` if it is longer than `bytes_max`, or no regular file.
 
-    To open a pipe waits for a writer, for ever if there is none, and a device may never end: a node that reads its
-    files anew would stand still.
+    Opening a pipe would wait for a writer, and reading a device might never end.
     """
     note(path)
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(opened, "rb") as file:
-        _check(os.fstat(opened), path)
+        _require_regular(os.fstat(opened), path)
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
@@ -67,18 +71,18 @@ def read(path: Path, bytes_max: int) -> bytes:
 
 
 def template(path: Path) -> str:
-    """Return the text of a chat template; raises `OSError`, or `UnicodeDecodeError`, for one that cannot be read."""
+    """Return the text of a chat template; raises `OSError` or `UnicodeDecodeError`."""
     return read(path, TEMPLATE_BYTES_MAX).decode()
 
 
 def require_regular_files(*paths: Path) -> None:
-    """Raise `OSError` for what is no regular file, before a library opens it by its name."""
+    """Raise `OSError` if a path leads to no regular file, before a library opens it by name."""
     for path in paths:
         note(path)
-        _check(path.stat(), path)
+        _require_regular(path.stat(), path)
 
 
-def _check(status: os.stat_result, path: Path) -> None:
+def _require_regular(status: os.stat_result, path: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,9 @@
-"""File descriptors: as many as the process may have, and enough of them for all that the file of a cluster allows."""
+"""The file descriptors of a node: how many it may need, compared with the limit of its process before it starts.
+
+A node that runs out of descriptors can accept no connection, read no file and start no engine, and finds out under its
+highest load. So the most that its configuration allows is computed and compared at the start. The counts below are
+generous constants, not measurements.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +14,45 @@ from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.sockets.descriptor_reserve import RESERVE
 
-RAISED_MAX = 1_048_576  # some programs walk through all that they could have
-OF_PROCESS = 64  # of the interpreter, the event loop, logs, threads, files that are read now and then
-OF_ENGINE = 8  # its link, its output, its pidfd, its log, and what its start takes for a moment
-OF_LISTENERS = 128  # connections that are refused, operators at the node's own port, and the listeners
-OF_METRICS = 128
+RAISED_MAX = 1_048_576  # some programs walk through all descriptors up to the limit
+PROCESS_NEEDS = 64  # the interpreter, the event loop, logs, threads, files that are read now and then
+ENGINE_NEEDS = 8  # its link, its output, its pidfd, its log, and more while it starts
+LISTENER_NEEDS = 128  # the listeners, operators at the control socket, connections that are being refused
+MONITORING_NEEDS = 128
 
 
 def raise_limit() -> None:
-    """Let this process, and what it starts, have as many descriptors as the system permits it to ask for."""
+    """Raise the limit of this process, and of those that it starts, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = RAISED_MAX if hard == resource.RLIM_INFINITY else min(hard, RAISED_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # then it stays as it is, and is compared with what is needed
+        with suppress(OSError, ValueError):  # the limit stays as it is, and `check_limit` judges it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def needed(cluster: Cluster, name: str) -> dict[str, int]:
-    """Return how many descriptors a node may come to need, by what for."""
+    """Return how many descriptors a node may need at most, by purpose."""
     section = cluster.node[name]
-    engines = sum(1 for each in cluster.engine.values() if name in each.nodes)
+    engines = sum(name in engine.nodes for engine in cluster.engine.values())
     counts = {
         "connections": cluster.gateway.limits.connections_max if cluster.gateway.node == name else 0,
         "links": len(cluster.node) - 1 + len(cluster.cluster.join),
-        "engines": OF_ENGINE * (engines + 1) if engines else 0,  # and what they are forked from
-        "listeners": OF_LISTENERS
+        "engines": ENGINE_NEEDS * (engines + 1) if engines else 0,  # one more for the process that forks them
+        "listeners": LISTENER_NEEDS
         + cluster.cluster.handshakes_max * (section.listen is not None)
-        + OF_METRICS * (section.metrics is not None),
-        "the process": OF_PROCESS,
+        + MONITORING_NEEDS * (section.metrics is not None),
+        "the process": PROCESS_NEEDS,
         "the reserve": RESERVE,
     }
-    return {what: count for what, count in counts.items() if count}
+    return {purpose: count for purpose, count in counts.items() if count}
 
 
 def check_limit(cluster: Cluster, name: str) -> str:
-    """Return a line about the descriptors of a node; raises `StartFailed` if it may not have as many as it may need."""
+    """Return a line about the descriptors of a node; raises `StartFailed` if it may need more than it may have."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     counts = needed(cluster, name)
     total = sum(counts.values())
-    parts = " + ".join(f"{count:,} for {what}" for what, count in counts.items())
+    parts = " + ".join(f"{count:,} for {purpose}" for purpose, count in counts.items())
     if limit != resource.RLIM_INFINITY and total > limit:
         raise StartFailed(
             f"node {name} may need {total:,} file descriptors, and its process may have {limit:,}: {parts};"

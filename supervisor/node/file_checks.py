@@ -1,4 +1,9 @@
-"""What is wrong with the files and variables that `cluster.toml` names, and what is dangerous about them."""
+"""Validation of the files and environment variables that `cluster.toml` names, and warnings about them.
+
+It runs before a node starts, at `--check` and at each reload, and makes each value in the way a node does: what passes
+here is what a node can start with. It runs after the checks across keys, and is not given a key that already has a
+mistake. It may be slow, as disks are, so that a node that runs calls it in a thread.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +27,31 @@ PEM_BYTES_MAX = 1024 * 1024
 
 
 def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mistake]:
-    """Yield every mistake, so that none is found only after the ones before it have been mended."""
-    examined: list[tuple[str, Callable[[], object]]] = [
+    """Yield every mistake in what the file names, all of them in one pass."""
+    checks: list[tuple[str, Callable[[], object]]] = [
         ("cluster.secret", partial(link_credentials.cluster_secret, cluster, environment)),
         ("cluster.tls_certificate", partial(link_credentials.link_tls, cluster)),
     ]
     try:
-        known = client_keys.read_keys(cluster, environment)  # once for all nodes: there may be thousands of both
+        keys = client_keys.read_keys(cluster, environment)  # once for all nodes: there may be thousands of both
     except Misconfigured as error:
         yield Mistake(error.path, str(error))
     else:
-        examined += (
-            (f"node.{name}.metrics", partial(client_keys.check_metrics_keys, cluster, name, known))
+        checks += (
+            (f"node.{name}.metrics", partial(client_keys.check_metrics_keys, cluster, name, keys))
             for name in cluster.node
         )
         if cluster.gateway.node in cluster.node:
-            examined.append(("gateway.keys", partial(client_keys.check_client_keys, cluster, known)))
+            checks.append(("gateway.keys", partial(client_keys.check_client_keys, cluster, keys)))
     if cluster.certificate is not None:
-        examined.append(("gateway.tls_certificate", cluster.certificate.context))
+        checks.append(("gateway.tls_certificate", cluster.certificate.context))
     for name, model in cluster.model.items():
         if model.template is not None:
-            at = join(join("model", segment(name)), "template")
-            examined.append((at, partial(_compiled, cluster.folder / model.template)))
-    for path, examine in examined:
+            path = join(join("model", segment(name)), "template")
+            checks.append((path, partial(_check_template, cluster.folder / model.template)))
+    for path, check in checks:
         try:
-            examine()
+            check()
         except Misconfigured as error:
             yield Mistake(error.path, str(error))
         except StartFailed as error:
@@ -54,23 +59,23 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mista
 
 
 def expired(cluster: Cluster, now: float) -> Iterator[Mistake]:
-    """Yield each certificate that no client and no node takes any more; `now` in seconds since 1970."""
+    """Yield a mistake for each expired certificate; `now` in seconds since 1970."""
     for path, file in _certificates(cluster):
-        if (ends_at := _ends_at(file)) is not None and ends_at <= now:
-            yield Mistake(path, f"the certificate {file} expired {_days(now - ends_at)} ago")
+        if (expires := _expires_at(file)) is not None and expires <= now:
+            yield Mistake(path, f"the certificate {file} expired {_days(now - expires)} ago")
 
 
 def warnings(cluster: Cluster, now: float) -> Iterator[str]:
-    """Yield what works and is dangerous: secrets that others may read, certificates that end soon."""
+    """Yield what works and is dangerous: secrets that others may read, certificates that expire or soon will."""
     section, gateway = cluster.cluster, cluster.gateway
     for name in filter(None, (section.secret, section.tls_key, gateway.keys, gateway.tls_key)):
-        with suppress(OSError):  # a file that is not there is a mistake already
+        with suppress(OSError):  # a missing file is a mistake, which other checks report
             if (why := permissions.readable_by_others(cluster.folder / name)) is not None:
                 yield why
-    yield from (each.message for each in expired(cluster, now))
+    yield from (mistake.message for mistake in expired(cluster, now))
     for _, file in _certificates(cluster):
-        if (ends_at := _ends_at(file)) is not None and now < ends_at < now + EXPIRES_SOON_S:
-            yield f"the certificate {file} expires in {_days(ends_at - now)}"
+        if (expires := _expires_at(file)) is not None and now < expires < now + EXPIRES_SOON_S:
+            yield f"the certificate {file} expires in {_days(expires - now)}"
 
 
 def _certificates(cluster: Cluster) -> Iterator[tuple[str, Path]]:
@@ -81,8 +86,8 @@ def _certificates(cluster: Cluster) -> Iterator[tuple[str, Path]]:
     yield from ((path, cluster.folder / name) for path, name in named.items() if name is not None)
 
 
-def _ends_at(file: Path) -> float | None:
-    """Return when the first certificate of a file ends, None if that cannot be read; other checks say why."""
+def _expires_at(file: Path) -> float | None:
+    """Return when the first certificate of a file expires, None if it cannot be read, which other checks report."""
     with suppress(OSError, ValueError):
         return expires_at(reading.read(file, PEM_BYTES_MAX).decode())
     return None
@@ -93,7 +98,8 @@ def _days(seconds: float) -> str:
     return f"{days} day{'s' * (days != 1)}" if days else "less than a day"
 
 
-def _compiled(file: Path) -> None:
+def _check_template(file: Path) -> None:
+    """Raise `StartFailed` if a chat template cannot be read or compiled."""
     try:
         source = reading.template(file)
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,8 @@
-"""A node as `--check` prints it: its tree with every limit, and who may connect. Nothing is started."""
+"""A node as `--check` prints it: its tree with every limit, its process, and who may connect.
+
+The tree is assembled by the code of a node that runs, so that the output cannot differ from it, but with a runtime that
+has no threads, sockets or random numbers. Nothing is started, and nothing but files is opened.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,11 @@ from supervisor.telemetry.metrics import Metrics
 
 
 def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
-    """Return one node's tree with every limit, and who may come in; opens nothing but files."""
-    nowhere = Path(tempfile.gettempdir())
+    """Return the description of one node; raises `StartFailed` if it could not start on this host with these files."""
+    unused = Path(tempfile.gettempdir())
     runtime = Runtime(
-        folder=RunFolder(nowhere, -1),
-        logs=nowhere,
+        folder=RunFolder(unused, -1),
+        logs=unused,
         environment=environment,
         new_id=str,
         now=float,
@@ -35,7 +39,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
         run_in_thread=run_inline,
         grace=GracePeriods(),
         metrics=Metrics(),
-        chance=lambda _: _NoChance(),
+        chance=lambda _: _NoRandomSource(),
         new_nonce=bytes,
         new_room=int,
     )
@@ -44,14 +48,16 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
     credentials = read_credentials(cluster, name, environment)
     if placement.is_local_host(cluster.node[name].host):
         link_credentials.check_certificate_names(cluster, name, credentials.tls)
-    tree = f"{render(assemble(cluster, name, runtime, credentials).tree)}\n{_of_process(cluster, name)}"
+    lines = [render(assemble(cluster, name, runtime, credentials).tree), _process_lines(cluster, name)]
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
-        tree = f"{tree}\n{_links(cluster)}"
-    return tree if credentials.keys is None else f"{tree}\n{_admission(cluster, credentials.keys)}"
+        lines.append(_link_line(cluster))
+    if credentials.keys is not None:
+        lines.append(_client_lines(cluster, credentials.keys))
+    return "\n".join(lines)
 
 
-def _links(cluster: Cluster) -> str:
-    """Return in a line how nodes know each other."""
+def _link_line(cluster: Cluster) -> str:
+    """Return a line about the authentication of nodes."""
     section = cluster.cluster
     if section.tls_certificate is None:
         return "links: plain"
@@ -59,8 +65,8 @@ def _links(cluster: Cluster) -> str:
     return f"links: TLS with {section.tls_certificate}; certificates must name {names} (tls_names)"
 
 
-def _of_process(cluster: Cluster, name: str) -> str:
-    """Return the limits of a node that are no actor's, but of its process."""
+def _process_lines(cluster: Cluster, name: str) -> str:
+    """Return lines about the limits of a node's process, which belong to no actor."""
     section = cluster.node[name]
     return (
         f"event loop: {section.turn_max_s:g} s a turn, hung after {section.watchdog_s:g} s without one\n"
@@ -69,20 +75,18 @@ def _of_process(cluster: Cluster, name: str) -> str:
     )
 
 
-def _admission(cluster: Cluster, known: Keys) -> str:
-    """Return in a few lines who may come in; names, never secrets."""
+def _client_lines(cluster: Cluster, keys: Keys) -> str:
+    """Return lines about who may connect to the gateway: names of keys, never secrets."""
     section = cluster.gateway
     tls = "plain" if section.tls_certificate is None else f"TLS with {section.tls_certificate}"
-    admins = ", ".join(known.names(admin=True)) or ("nobody" if known.wanted else "everybody")
-    of_keys = [(name, own) for name, own in known.grammars().items() if own is not None]
+    admins = ", ".join(keys.names(admin=True)) or ("nobody" if keys.wanted else "everybody")
+    own_grammars = [f"; of {key}: {_listed(kinds)}" for key, kinds in keys.grammars().items() if kinds is not None]
     origins = ", ".join(section.allowed_origins) or "the same names"
     lines = [
-        f"clients: {', '.join(known.names(admin=False)) or 'nobody'}"
-        if known.wanted
-        else "clients: everybody, no keys",
+        f"clients: {', '.join(keys.names(admin=False)) or 'nobody'}" if keys.wanted else "clients: everybody, no keys",
         f"admin: {admins}",
         f"names: {', '.join(section.allowed_hosts)}; web pages of: {origins}; {tls}",
-        f"grammars: {_listed(section.grammars)}{''.join(f'; of {key}: {_listed(own)}' for key, own in of_keys)}",
+        f"grammars: {_listed(section.grammars)}{''.join(own_grammars)}",
     ]
     return "\n".join(lines)
 
@@ -91,9 +95,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-class _NoChance:
-    """Chance where nothing runs."""
+class _NoRandomSource:
+    """A random source that nothing may use, since nothing runs."""
 
     def random(self) -> float:
-        """Refuse: nobody should ask."""
+        """Raise `AssertionError`."""
         raise AssertionError("nothing runs")

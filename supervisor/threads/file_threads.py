@@ -1,4 +1,4 @@
-"""Threads for files that are read while a node runs: a disk that does not answer stops no event loop."""
+"""Threads that read files while a node runs, so that a disk that does not answer never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from supervisor.threads.text_threads import NO_THREAD
 
 T = TypeVar("T")
 
-THREADS_MAX = 4  # nobody can end a thread that waits for a dead disk, and another disk may be read meanwhile
+THREADS_MAX = 4  # a thread that waits for a dead disk cannot be ended; others read other disks meanwhile
 
 
 @define(eq=False)
 class FileThreads:
-    """Read files beside the event loop, each time within a deadline; a `files.Reads`."""
+    """A `FileReader` that runs each function in a thread, within `within_s` seconds."""
 
     within_s: float = FILE_READ_TIMEOUT_S
     _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(THREADS_MAX))
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns, or raise what it raises; raises `StartFailed` when it takes too long."""
+        """Return what the function returns, or raise what it raises; raises `StartFailed` if it takes too long."""
         with reading.recording_paths() as noted:
             try:
                 with trio.fail_after(self.within_s):

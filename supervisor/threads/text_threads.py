@@ -52,7 +52,7 @@ class _Waiter:
 class _Queue:
     """The waiting callers of one owner and weight; exists while any of them waits or runs."""
 
-    last_turn: float  # the number of the latest turn that it had, or its place among them when it was made
+    last_turn: float  # the number of the latest turn that it had; of a new queue, its place among them
     waiting: deque[_Waiter] = field(factory=deque)
     running: int = 0
 
@@ -68,7 +68,7 @@ class Statistics:
 
 @define(eq=False)
 class TextThreads:
-    """A pool of threads, shared fairly between owners; an `actors.text.offload.RunInThread`."""
+    """A pool of threads, shared fairly between owners; an `actors.kit.offload.RunInThread`."""
 
     limits: Limits
     running: int = 0  # abandoned threads included

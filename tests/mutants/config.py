@@ -46,8 +46,8 @@ BUGS: Bugs = {
     "supervisor/config/toml_lines.py": (
         Bug(
             "keys after a long string are told at a wrong line",
-            "return bisect_right(self._starts, at)",
-            "return self.text.count('\\n', 0, min(at, 40)) + 1",
+            "return bisect_right(self._starts, start)",
+            "return self.text.count('\\n', 0, min(start, 40)) + 1",
         ),
     ),
     "supervisor/gateway/gateway.py": (

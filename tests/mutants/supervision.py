@@ -103,8 +103,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "a check that is not possible ends the node",
-            "with suppress(OSError):  # it cannot be known",
-            "if True:  # it cannot be known",
+            "with suppress(OSError):  # unknown at this",
+            "if True:  # unknown at this",
         ),
     ),
     "actors/engines/sglang/shared_memory.py": (

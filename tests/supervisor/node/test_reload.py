@@ -319,7 +319,7 @@ def dead_disk_after(monkeypatch: pytest.MonkeyPatch):
         os.read(reader, 1)
         raise StartFailed("the disk answers again")
 
-    yield partial(monkeypatch.setattr, load, "_text", hang)
+    yield partial(monkeypatch.setattr, load, "_read_text", hang)
     os.close(writer)
 
 
