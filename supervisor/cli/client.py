@@ -33,13 +33,12 @@ from supervisor.cli.status_view import StatusOrError
 from supervisor.config.load import Cluster
 from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S
-from supervisor.engines.sglang.engine import SocketTransport
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
 from supervisor.links.tls import LinkTls
-from supervisor.links.transport import Transport
+from supervisor.links.transport import SocketTransport, Transport
 
 Route: TypeAlias = Endpoint | Path
 """How a node is asked: at an address, or by the socket in its run folder."""

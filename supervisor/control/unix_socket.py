@@ -29,10 +29,10 @@ from attrs import define, field, frozen
 
 from protocol.errors import PeerLost, PeerViolation
 from protocol.peer import Peer
-from supervisor.engines.sglang.engine import SocketTransport
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
+from supervisor.links.transport import SocketTransport
 from supervisor.processes.run_folder import LOCK, PREFIX, RunFolder
 from supervisor.threads.text_threads import NO_THREAD
 

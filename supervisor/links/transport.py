@@ -1,8 +1,13 @@
-"""What a link needs of whatever carries its bytes."""
+"""Transports of links: what a link needs of whatever carries its bytes, and the stream socket that often does."""
 
 from __future__ import annotations
 
 from typing import Protocol
+
+import trio
+from attrs import define
+
+READ_BYTES = 256 * 1024
 
 
 class Transport(Protocol):
@@ -13,3 +18,18 @@ class Transport(Protocol):
 
     async def receive_some(self) -> bytes | bytearray:
         """Return some bytes, none at the end."""
+
+
+@define(eq=False)
+class SocketTransport:
+    """A stream socket: to an engine host, or to an operator's command on the same machine."""
+
+    stream: trio.SocketStream
+
+    async def send_all(self, data: bytes) -> None:
+        """Write all of `data`."""
+        await self.stream.send_all(data)
+
+    async def receive_some(self) -> bytes | bytearray:
+        """Return some bytes, none at the end."""
+        return await self.stream.receive_some(READ_BYTES)

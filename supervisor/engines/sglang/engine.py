@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from actors.engines.port import Engine
 from actors.engines.sglang import boot_message, shared_memory
@@ -28,6 +28,7 @@ from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
 from supervisor.engines.sglang.spawn import HostStarter, host_descriptors
 from supervisor.links.link import Link
+from supervisor.links.transport import SocketTransport
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process
 from supervisor.processes.run_folder import RunFolder
@@ -36,23 +37,7 @@ from supervisor.supervision.registration import Registration
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 256 * 1024
 LAST_LINES = 10  # that are logged of an output log which ends with the node
-
-
-@define(eq=False)
-class SocketTransport:
-    """A stream socket as the transport of a link."""
-
-    stream: trio.SocketStream
-
-    async def send_all(self, data: bytes) -> None:
-        """Write all of `data`."""
-        await self.stream.send_all(data)
-
-    async def receive_some(self) -> bytes | bytearray:
-        """Return some bytes, none at the end."""
-        return await self.stream.receive_some(READ_BYTES)
 
 
 @frozen
