@@ -43,7 +43,7 @@ BUGS: Bugs = {
             "if not (False and self.weights not in {None, ",
         ),
     ),
-    "supervisor/cluster/mesh.py": (
+    "supervisor/cluster/carried_links.py": (
         Bug(
             "of two processes of one name the newer takes the link",
             "if before is None or before.incarnation",

@@ -24,7 +24,19 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/cluster/mesh.py": (
-        Bug("two nodes dial each other", "(everybody or self.name < name)", "True"),
+        Bug("two nodes dial each other", "(dials_all or self.name < name)", "True"),
+        Bug(
+            "an operator may ask engines",
+            "for key, service in self.services.items() if not key[0]",
+            "for key, service in self.services.items()",
+        ),
+        Bug(
+            "a node that does not answer is dialed as often as one that does",
+            "await trio.sleep(backoff.wait_s(failures, self.chance.random()))",
+            "await trio.sleep(backoff.wait_s(1, self.chance.random()))",
+        ),
+    ),
+    "supervisor/cluster/carried_links.py": (
         Bug(
             "of two links that were dialed at once each end keeps another",
             "if before is not None and before.dialer != carried.dialer == max(self.name, peer):",
@@ -32,7 +44,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "the link of a node's earlier life goes on beside the new one",
-            "before.scope.cancel(reason=why)",
+            "before.scope.cancel(reason=reason)",
             "pass",
         ),
         Bug(
@@ -49,16 +61,6 @@ BUGS: Bugs = {
             "a lost link is dialed again only when its answerers have let go",
             "nursery.start_soon(self._unlink_when_lost, peer, carried)",
             "pass",
-        ),
-        Bug(
-            "an operator may ask engines",
-            "for key, service in self.services.items() if not key[0]",
-            "for key, service in self.services.items()",
-        ),
-        Bug(
-            "a node that does not answer is dialed as often as one that does",
-            "await trio.sleep(backoff.wait_s(failures, self.chance.random()))",
-            "await trio.sleep(backoff.wait_s(1, self.chance.random()))",
         ),
     ),
     "supervisor/cluster/directory.py": (

@@ -38,7 +38,7 @@ BUGS: Bugs = {
     "supervisor/cluster/mesh.py": (
         Bug(
             "nobody reads what a certificate names",
-            "wire.certificate_names() if self.section.verifies_node_names else None",
+            "transport.certificate_names() if self.section.verifies_node_names else None",
             "None",
         ),
         Bug("the oldest stranger goes, wherever it is from", ".close_oldest_of_busiest_address())", ".close_oldest())"),

@@ -57,14 +57,16 @@ BUGS: Bugs = {
     ),
     "supervisor/cluster/mesh.py": (
         Bug(
-            "a second process of a node's name takes the place of the first",
-            "if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section.silent_s:",
-            "if before is None or not before.link.lost:",
-        ),
-        Bug(
             "a second process that is dialed is not told that it is one",
-            "if peer not in self._dialed or self._name_conflict(peer, incarnation) is not None:",
-            "if peer not in self._dialed:",
+            "if peer not in self.carried.dialed or self.carried.name_conflict(peer, incarnation) is not None:",
+            "if peer not in self.carried.dialed:",
+        ),
+    ),
+    "supervisor/cluster/carried_links.py": (
+        Bug(
+            "a second process of a node's name takes the place of the first",
+            "if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section().silent_s:",
+            "if before is None or not before.link.lost:",
         ),
     ),
     "supervisor/links/heartbeat.py": (

@@ -37,7 +37,7 @@ BUGS: Bugs = {
     "supervisor/cluster/node_record.py": (
         Bug("a node that stands still is chosen", "link.lost or link.stalled or", "link.lost or"),
     ),
-    "supervisor/cluster/mesh.py": (
+    "supervisor/cluster/carried_links.py": (
         Bug(
             "what waits for an engine does not go to a node that is heard again",
             "        self.directory.reroute_queued()  # it may serve",

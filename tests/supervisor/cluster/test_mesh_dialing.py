@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
 from protocol.greeting import Incarnation
+from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.directory import FORGET_S
 from supervisor.cluster.mesh import FORGETS_S, Mesh
 from tests.rig.nodes import QUICK, Node
@@ -55,7 +56,7 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
         await talk(None)
 
     monkeypatch.setattr(Mesh, "_greet", greeted)
-    monkeypatch.setattr(Mesh, "_carry", carry)
+    monkeypatch.setattr(CarriedLinks, "carry", carry)
     section = evolve(QUICK, silent_s=3.0, retry_min_s=0.1, retry_max_s=5.0)
     a = Node("a", port=None, section=section)
     a.links.dial = dial

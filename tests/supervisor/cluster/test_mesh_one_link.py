@@ -16,7 +16,8 @@ from protocol.errors import LinkReplaced, PeerLost, PeerRefused
 from protocol.frames import VERSION, Bye, FrameReader, Hello, encode
 from protocol.greeting import Incarnation
 from supervisor.cluster import readiness
-from supervisor.cluster.mesh import NAME_CONFLICT, Mesh
+from supervisor.cluster.carried_links import NAME_CONFLICT
+from supervisor.cluster.mesh import Mesh
 from supervisor.links.endpoint import Endpoint
 from supervisor.node.node import _Node
 from tests.rig.nodes import Node
@@ -38,10 +39,10 @@ def meet(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock):  # time
 
         async def carry() -> None:
             with suppress(PeerLost, PeerRefused):
-                await node.links._carry(peer, near, dialer, Incarnation(run, 1_700_000_000))
+                await node.links.carried.carry(peer, near, dialer, Incarnation(run, 1_700_000_000))
 
         if not node.links.statistics().dialers:
-            nursery.start_soon(node.links.heartbeat_task.run)
+            nursery.start_soon(node.links.carried.heartbeat_task.run)
         nursery.start_soon(carry)
         await far.send_all(encode(Hello(VERSION, peer, 8)))
         await trio.testing.wait_all_tasks_blocked()
@@ -119,7 +120,7 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
 
     node.links.dial = dial
     monkeypatch.setattr(Mesh, "_greet", greeted)
-    nursery.start_soon(node.links._keep, None, Endpoint("elsewhere", 7400))
+    nursery.start_soon(node.links._keep_linked, None, Endpoint("elsewhere", 7400))
     (bye,) = FrameReader().feed(await far.receive_some())
     assert bye.code == NAME_CONFLICT
     assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
@@ -144,9 +145,9 @@ async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked
     node = Node("a")
     near, far = pair()
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
-    nursery.start_soon(node.links.heartbeat_task.run)
+    nursery.start_soon(node.links.carried.heartbeat_task.run)
     with pytest.raises(PeerRefused, match="two processes call themselves a"):
-        await node.links._carry("b", near, "a")
+        await node.links.carried.carry("b", near, "a", Incarnation())
     assert readiness.unready(node.directory, ()) == "two processes call themselves a"
     await meet(node, "b", "a")
     assert readiness.unready(node.directory, ()) is None
@@ -159,9 +160,9 @@ async def test_who_has_refused_a_process_and_is_gone_for_good_does_not_keep_it_f
     near, far = trio.testing.memory_stream_pair()
     near.acknowledged_s = lambda: None  # type: ignore[attr-defined]  # what no kernel carries, no kernel acknowledges
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
-    nursery.start_soon(node.links.heartbeat_task.run)
+    nursery.start_soon(node.links.carried.heartbeat_task.run)
     with pytest.raises(PeerRefused):
-        await node.links._carry("b", near, "a")
+        await node.links.carried.carry("b", near, "a", Incarnation())
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
     assert readiness.unready(node.directory, ()) == "two processes call themselves a"
     await trio.sleep(60)
@@ -175,9 +176,9 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
     node, said = Node("a"), []
     near, far = pair()
     await far.send_all(encode(Bye(NAME_CONFLICT, "two processes call themselves a")))
-    nursery.start_soon(node.links.heartbeat_task.run)
+    nursery.start_soon(node.links.carried.heartbeat_task.run)
     with pytest.raises(PeerRefused):
-        await node.links._carry("b", near, "a")
+        await node.links.carried.carry("b", near, "a", Incarnation())
     gateway = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
     waits = _Node(None, SimpleNamespace(gateway=gateway, directory=node.directory), None, None, 0.0)
     nursery.start_soon(waits._announce, partial(said.append, "ready"))

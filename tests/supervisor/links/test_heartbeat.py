@@ -15,6 +15,7 @@ from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkLost, PeerLost
 from protocol.frames import VERSION, Hello, KeepAlive, encode
+from protocol.greeting import Incarnation
 from protocol.kind import Kind
 from protocol.messages import FlushCache
 from protocol.peer import Peer
@@ -253,9 +254,9 @@ async def linked(node, nursery: trio.Nursery):
 
     async def carry() -> None:
         with suppress(PeerLost):
-            await node.links._carry("b", Wire(near), "b")
+            await node.links.carried.carry("b", Wire(near), "b", Incarnation())
 
-    nursery.start_soon(node.links.heartbeat_task.run)
+    nursery.start_soon(node.links.carried.heartbeat_task.run)
     nursery.start_soon(carry)
     await far.send_all(encode(Hello(VERSION, "b", 8)))
     await wait_all_tasks_blocked()

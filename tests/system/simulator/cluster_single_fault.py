@@ -234,7 +234,7 @@ class Twin(LinkedAlone):
         self.note("a twin", spot.name, "is dialed" if is_dialed else "dials", lasts_s)
         async with self._twin(address if is_dialed else None) as twin, trio.open_nursery() as nursery:
             if is_dialed:  # as it would be if the gateway's file said to join there
-                nursery.start_soon(system.links._keep, None, address)
+                nursery.start_soon(system.links._keep_linked, None, address)
             with trio.fail_after(SOON_S):
                 while "main" not in twin.directory.name_conflicts:  # noqa: ASYNC110  # of links
                     await trio.sleep(0.05)
