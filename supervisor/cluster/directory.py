@@ -26,7 +26,7 @@ from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, LoadUpdate, Neighbo
 from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
 from supervisor.cluster.model_identity import ModelIdentities
-from supervisor.cluster.node_record import UNKNOWN_NODE, KnownNode, NodeRecord
+from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecord
 from supervisor.cluster.pool import RankedWorkers, WorkerPool
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.links.link import Link

@@ -88,7 +88,7 @@ BUGS: Bugs = {
         ),
         Bug("a decode may take a prefill's place", "for leg in {worker.leg, Leg.BOTH})", "for leg in Leg)"),
     ),
-    "supervisor/cluster/node_record.py": (
+    "supervisor/cluster/node_records.py": (
         Bug("a node that drains is still chosen", "link.stalled or self.state.draining)", "link.stalled)"),
         Bug("a node keeps workers that it announces no more", "del self.workers[name]", "pass"),
     ),

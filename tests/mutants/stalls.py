@@ -34,7 +34,7 @@ BUGS: Bugs = {
             "",
         ),
     ),
-    "supervisor/cluster/node_record.py": (
+    "supervisor/cluster/node_records.py": (
         Bug("a node that stands still is chosen", "link.lost or link.stalled or", "link.lost or"),
     ),
     "supervisor/cluster/carried_links.py": (

@@ -96,7 +96,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "protocol/cluster.py",
         "supervisor/engines/sglang/grammar_checkers.py",
     ),
-    "supervisor/cluster/test_directory.py": ("supervisor/cluster/node_record.py", "supervisor/cluster/workers.py"),
+    "supervisor/cluster/test_directory.py": ("supervisor/cluster/node_records.py", "supervisor/cluster/workers.py"),
     "supervisor/cluster/test_engine_control.py": ("supervisor/cluster/models.py",),
     "supervisor/cluster/test_mesh.py": ("supervisor/cluster/carried_links.py", "supervisor/links/websocket.py"),
     "supervisor/cluster/test_model_identity.py": ("supervisor/engines/simulated/children.py",),

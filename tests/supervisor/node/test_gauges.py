@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
 from protocol.messages import EngineLoad, Usage
-from supervisor.cluster.node_record import KnownNode
+from supervisor.cluster.node_records import KnownNode
 from supervisor.links.traffic import Traffic
 from supervisor.node import gauges
 from supervisor.observers import RoutingMetrics
