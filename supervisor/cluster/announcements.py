@@ -1,102 +1,128 @@
-"""What a node tells the others of itself: to each what concerns it, when it changes, and loads as differences.
+"""What a node announces of itself: to each node what concerns it, when it changes, and loads as differences.
 
-One task tells all links, so that a change costs what has changed, and what is the same for many is encoded once.
+A node that routes needs all workers and their loads; a worker needs to know only which nodes route, and whether others
+can do the work of its engines that are down. One task announces over all links, so that a change costs what has
+changed, and what is the same for many nodes is encoded once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 import trio
-from attrs import Factory, define, field
+from attrs import Factory, define, evolve, field
 
 from protocol import codec
-from protocol.cluster import LoadUpdate, NodeState, OfferLoad
+from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
 
 
 @define(eq=False)
-class _Hearer:
-    """What the other end of a link has been told."""
+class _Announced:
+    """What has been announced over one link."""
 
     link: Link
     state: NodeState
     loads: dict[str, OfferLoad] = Factory(dict)
-    due_at: float = -inf  # before that it wants to hear no loads
+    due_at: float = -inf  # before that the other end wants no loads
 
 
 @define(eq=False)
 class Announcer:
-    """Tells the nodes that are linked."""
+    """Announces this node's state and loads to the nodes that it has links to."""
 
     directory: Directory
-    _hearers: dict[str, _Hearer] = field(factory=dict)
+    _announced: dict[str, _Announced] = field(factory=dict)  # by node
 
     def add(self, node: str, link: Link) -> None:
-        """Tell a node all that concerns it, now: it has come, or says what it wants to hear."""
-        state = self.directory.state_for(node)
-        self._hearers[node] = _Hearer(link, state, self._loads(node))
+        """Announce all that concerns a node, now: it has come, or has changed what concerns it."""
+        state = state_for(self.directory, node)
+        self._announced[node] = _Announced(link, state, self._loads(node))
         link.announce(state)
 
     def remove(self, node: str, link: Link) -> None:
-        """Tell a node nothing more over this link."""
-        hearer = self._hearers.get(node)
-        if hearer is not None and hearer.link is link:
-            del self._hearers[node]
+        """Announce nothing more over a link."""
+        announced = self._announced.get(node)
+        if announced is not None and announced.link is link:
+            del self._announced[node]
 
     async def run(self, every_s: Callable[[], float]) -> None:
-        """Tell what changes at once, and then not again for `every_s`."""
-        version, loads = -1, -1
+        """Announce each change at once, and then nothing for `every_s`."""
+        version, load_version = -1, -1
         while True:
             directory = self.directory
             due_at = inf
             if directory.version != version:
                 version = directory.version
-                self._tell_states()
-            if directory.load_version != loads or directory.subscribers:
-                loads = directory.load_version
-                due_at = self._tell_loads()
+                self._announce_states()
+            if directory.load_version != load_version or directory.subscribers:
+                load_version = directory.load_version
+                due_at = self._announce_loads()
             await trio.sleep(every_s())
-            if (directory.version, directory.load_version) == (version, loads):
+            if (directory.version, directory.load_version) == (version, load_version):
                 with trio.move_on_at(due_at):
                     await directory.wait_announceable()
 
-    def _tell_states(self) -> None:
+    def _announce_states(self) -> None:
         bodies: dict[int, bytes] = {}
         states: list[NodeState] = []  # kept, so that no other has the identity of one of them
-        for node, hearer in self._hearers.items():
-            state = self.directory.state_for(node)
-            if state is hearer.state or state == hearer.state:
+        for node, announced in self._announced.items():
+            state = state_for(self.directory, node)
+            if state is announced.state or state == announced.state:
                 continue
             states.append(state)
             if id(state) not in bodies:
                 bodies[id(state)] = codec.encode(state)
-            hearer.state, hearer.loads = state, self._loads(node)
-            hearer.link.announce_encoded(bodies[id(state)])
+            announced.state, announced.loads = state, self._loads(node)
+            announced.link.announce_encoded(bodies[id(state)])
 
-    def _tell_loads(self) -> float:
-        """Tell those who are to hear it what has changed; return when the next of them is, if any is not yet."""
+    def _announce_loads(self) -> float:
+        """Announce the loads that have changed to each node that is due; return when the next one is, if any is not."""
         now, next_at = trio.current_time(), inf
         bodies: dict[LoadUpdate, bytes] = {}
         for node in self.directory.subscribers:
-            if (hearer := self._hearers.get(node)) is None:
+            if (announced := self._announced.get(node)) is None:
                 continue
             loads = self._loads(node)
-            changed = LoadUpdate(tuple(load for name, load in loads.items() if hearer.loads.get(name) != load))
+            changed = LoadUpdate(tuple(load for name, load in loads.items() if announced.loads.get(name) != load))
             if not changed.loads:
                 continue
-            if now < hearer.due_at:
-                next_at = min(next_at, hearer.due_at)
+            if now < announced.due_at:
+                next_at = min(next_at, announced.due_at)
                 continue
-            hearer.loads, hearer.due_at = loads, now + self.directory.announce_interval_s(node)
+            announced.loads, announced.due_at = loads, now + self.directory.records[node].state.tell_s
             if changed not in bodies:
                 bodies[changed] = codec.encode(changed)
-            hearer.link.announce_encoded(bodies[changed])
+            announced.link.announce_encoded(bodies[changed])
         return next_at
 
     def _loads(self, node: str) -> dict[str, OfferLoad]:
         if node not in self.directory.subscribers:
             return {}
-        return {name: here.load_without(node) for name, here in self.directory.local.items()}
+        return {name: worker.load_without(node) for name, worker in self.directory.local.items()}
+
+
+def state_for(directory: Directory, node: str) -> NodeState:
+    """Return what concerns another node: offers and all neighbours if it routes, else only the nodes that route."""
+    if node in directory.subscribers:
+        offers = tuple(worker.offer_for(node) for worker in directory.local.values())
+        state = NodeState(offers, directory.neighbours(), directory.draining, directory.routes, directory.announce_s)
+    else:
+        state = directory.derived("state", partial(_state_for_workers, directory))
+    down = [offer for offer in directory.node(node).state.offers if not offer.up] if directory.routes else []
+    elsewhere = tuple(offer.name for offer in down if _can_serve(directory, offer))
+    return evolve(state, elsewhere=elsewhere) if down else state
+
+
+def _state_for_workers(directory: Directory) -> NodeState:
+    # Itself as well: a node that has joined here is found by those that route because this one names its address.
+    neighbours = tuple(each for each in directory.neighbours() if each.routes or each.name == directory.name)
+    return NodeState((), neighbours, directory.draining, directory.routes, directory.announce_s)
+
+
+def _can_serve(directory: Directory, offer: Offer) -> bool:
+    """Whether any worker can do the work of one that is down."""
+    return any(len(directory.ranked(offer.model, leg)) for leg in {offer.leg, Leg.BOTH})

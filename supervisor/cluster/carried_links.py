@@ -105,7 +105,7 @@ class CarriedLinks:
         Raises `PeerLost`, `PeerViolation` and, for a name that no node has or that another process has, `PeerRefused`.
         """
         check_state(NodeState(neighbours=(Neighbour(peer, None),)))
-        if not self.directory.has_room_for(peer):
+        if not self.directory.records.has_room_for(peer):
             raise PeerRefused(f"node {peer} was refused: no more nodes can be known here")
         if (conflict := self.name_conflict(peer, incarnation)) is not None:
             with suppress(trio.BrokenResourceError):

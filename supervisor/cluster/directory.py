@@ -8,8 +8,7 @@ Two things change at two speeds, and must stay apart. Workers, nodes and links c
 those who wait for capacity of that model, and the task that announces loads. A request must never cost what grows with
 the number of nodes.
 
-What another node announces may be wrong. It is checked before it is merged, nothing of it is kept without a limit, and
-an address that a third node has named never replaces what a node says of itself, or what cluster.toml says.
+What another node announces may be wrong. It is checked before it is merged, and nothing of it is kept without a limit.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from math import inf
 from typing import TypeVar, cast
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from actors.routing.ports import Worker
-from protocol.cluster import COUNT_MAX, NEIGHBOURS_MAX, Leg, LoadUpdate, Neighbour, NodeState, Offer
+from protocol.cluster import COUNT_MAX, Leg, LoadUpdate, Neighbour, NodeState, Offer
 from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
 from supervisor.cluster.model_identity import ModelIdentities
-from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecord
+from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
 from supervisor.cluster.pool import RankedWorkers, WorkerPool
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.links.link import Link
@@ -34,29 +33,26 @@ from supervisor.links.serving import Services
 
 T = TypeVar("T")
 
-NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
-RUMOURS_MAX = 256  # nodes that others have named and to which there has never been a link
-FORGET_S = 600.0  # after which a node is removed that neither cluster.toml nor any node with a link names
 PORT_MAX = 65535
 
 
 @define(eq=False)
 class Directory:
-    """All that this node knows of the cluster."""
+    """The cluster as this node knows it: its workers, its nodes, and the tasks that wait for either to change."""
 
     name: str
     local: dict[str, LocalWorker] = field(factory=dict)  # its own workers, by name
     draining: bool = False
     follower_ranks: int = 0  # that run here, of engines whose first rank runs on another node
     address: str | None = None  # where other nodes find this one
-    routes: bool = True  # it gives requests to workers of others, so it must know how busy they are
+    routes: bool = True  # requests to workers of other nodes, so it must know how busy those are
     required_peers: frozenset[str] = frozenset()  # the nodes that this one needs a link to
-    announce_s: float = 0.0  # that others are to wait between two announcements of their loads
+    announce_s: float = 0.0  # how long others are to wait between two announcements of their loads
     # By node: why it refuses this process (another one has this name), and until when that counts.
     name_conflicts: dict[str, tuple[str, float]] = field(factory=dict)
     models: ModelIdentities = field(factory=ModelIdentities)
     version: int = 0  # counts what changes seldom: see `notify`
-    load_version: int = 0  # counts the changes of loads that some other node is to be told
+    load_version: int = 0  # counts the changes of loads that concern another node
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _announceable: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _idle: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -64,7 +60,11 @@ class Directory:
     _subscribers: set[str] = field(factory=set)  # the nodes that route and to which there is a link
     _derived: dict[Hashable, object] = field(factory=dict)
     _derived_version: int = -1
-    _nodes: dict[str, NodeRecord] = field(factory=dict)
+    records: NodeRecords = field(init=False)  # of the other nodes
+
+    @records.default
+    def _no_records(self) -> NodeRecords:
+        return NodeRecords(self.name, self)
 
     # Waiting -----------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Directory:
             await self._changed.park()
 
     async def wait_announceable(self) -> None:
-        """Wait until there is a change, or a load, that other nodes are to be told."""
+        """Wait until there is a change, or a load, to announce to other nodes."""
         await self._announceable.park()
 
     async def wait_capacity(self, model: str) -> None:
@@ -108,7 +108,7 @@ class Directory:
             await self._idle.park()
 
     def derived(self, key: Hashable, derive: Callable[[], T]) -> T:
-        """Return what `derive` makes of everything but loads; it is kept until the next `notify`."""
+        """Return the result of `derive`, which may read everything but loads; it is kept until the next `notify`."""
         if self._derived_version != self.version:
             self._derived.clear()
             self._derived_version = self.version
@@ -116,11 +116,11 @@ class Directory:
             self._derived[key] = derive()
         return cast("T", self._derived[key])
 
-    # What happens ------------------------------------------------------------------------
+    # What changes ------------------------------------------------------------------------
 
     def configure(self, node: str, address: str | None, offers: Sequence[Offer] = ()) -> None:
         """Record a node of cluster.toml, where it listens, and the workers that it will have."""
-        record = self._record(node)
+        record = self.records.add(node)
         record.is_configured, record.address_is_configured = True, address is not None
         record.address = address or record.address
         record.expected = {offer.name: offer for offer in offers}
@@ -128,23 +128,19 @@ class Directory:
             record.disconnect()
 
     def attach_services(self, services: Services) -> None:
-        """Let each of this node's workers serve what is asked under its name."""
+        """Give each of this node's workers the services that are asked for under its name."""
         for (name, kind), service in services.items():
             if name in self.local:
                 self.local[name].services[kind] = service
 
-    def has_room_for(self, node: str) -> bool:
-        """Whether one more node can be recorded: others would not accept a longer list of neighbours."""
-        return node in self._nodes or len(self._nodes) < NODES_MAX
-
     def linked(self, node: str, link: Link) -> None:
-        """Record that a node can be asked over this link, and over no other."""
-        self._record(node).connect(link)
+        """Record the link over which a node can be asked, in place of another one."""
+        self.records.add(node).connect(link)
         self.notify()
 
     def unlinked(self, node: str, link: Link) -> None:
         """Record that a link is lost, unless another one has taken its place already."""
-        record = self._nodes.get(node)
+        record = self.records.get(node)
         if record is not None and record.link is link:
             self.models.forget(node)
             self._subscribers.discard(node)
@@ -156,28 +152,28 @@ class Directory:
         """Merge the state that a node announces; raises `PeerViolation`, and merges nothing, if it cannot be true."""
         for offer in state.offers:
             if offer.engine is not None:
-                _check(offer.name, offer.engine)
-        state = self.models.judge(node, state)
-        record = self._record(node)
+                _check_engine(offer.name, offer.engine)
+        state = self.models.apply(node, state)
+        record = self.records.add(node)
         record.routes = state.routes
         (self._subscribers.add if state.routes and record.link is not None else self._subscribers.discard)(node)
         record.merge(state)
         self._rejudge()
         for neighbour in state.neighbours:
-            self._merge_neighbour(neighbour, from_itself=neighbour.name == node)
-        self.notify()  # first: what was derived before knows nothing of a worker that has come up
+            self.records.merge_neighbour(neighbour, from_itself=neighbour.name == node)
+        self.notify()  # first: what was derived before lacks a worker that has come up
         self.reroute_queued()
 
     def merge_loads(self, node: str, loads: LoadUpdate) -> None:
-        """Merge how busy the workers of a node are with what others ask of them."""
-        record = self._record(node)
+        """Merge the loads of a node's workers, without what this node asks of them."""
+        record = self.records.add(node)
         for load in loads.loads:
             if (worker := record.workers.get(load.name)) is not None:
                 worker.merge_load(load)
                 self._rerank(worker)
 
     def load_changed(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
-        """Note that a worker has one request more or less, and which other node has asked it, if one has."""
+        """Record that a worker has one request more or less; `asker` is the other node that it belongs to, if any."""
         self._rerank(worker)
         if isinstance(worker, LocalWorker):
             if worker.busy == 0:
@@ -187,7 +183,7 @@ class Directory:
                 self._announceable.unpark_all()
 
     def prefill_done(self, worker: LocalWorker | RemoteWorker) -> None:
-        """Note that a worker has begun to answer a request of this node, so that it may take another prompt."""
+        """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
         self._rerank(worker)
 
     def reroute_queued(self) -> None:
@@ -197,39 +193,14 @@ class Directory:
                 worker.reroute_queued()
 
     def drain(self) -> None:
-        """Announce that nobody is to choose this node's workers any more."""
+        """Announce that this node drains: no router may choose its workers any more."""
         self.draining = True
         self.notify()
 
-    def forget(self) -> list[str]:
-        """Remove each node that nobody has named for `FORGET_S`, and return their names; called from time to time.
-
-        cluster.toml names a node, and so does a link to it, or to another node that has a link to it. A node that was
-        removed is recorded again when it is named again.
-        """
-        now = trio.current_time()
-        linked = [record for record in self._nodes.values() if record.link is not None]
-        named = {neighbour.name for record in linked for neighbour in record.state.neighbours}
-        for name, record in self._nodes.items():
-            if record.is_configured or record.link is not None or name in named:
-                record.unnamed_since = None
-            elif record.unnamed_since is None:
-                record.unnamed_since = now
-        since = {name: each.unnamed_since for name, each in self._nodes.items() if each.unnamed_since is not None}
-        forgotten = [name for name, unnamed_since in since.items() if now >= unnamed_since + FORGET_S]
-        for name in forgotten:
-            del self._nodes[name]
-        return forgotten
-
-    def _record(self, node: str) -> NodeRecord:
-        if (record := self._nodes.get(node)) is None:
-            record = self._nodes[node] = NodeRecord(node, self)
-        return record
-
     def _rejudge(self) -> None:
-        """Choose other workers of a model whose prevailing weights have changed."""
+        """Update the workers of models whose served weights have changed."""
         for node, state in self.models.reapply():
-            self._nodes[node].replace_offers(state)
+            self.records[node].replace_offers(state)
 
     def _rerank(self, worker: LocalWorker | RemoteWorker) -> None:
         ranked = self._derived.get(("ranked", worker.model, worker.leg))
@@ -238,47 +209,31 @@ class Directory:
         if (waiting := self._capacity.get(worker.model)) is not None and waiting and not worker.load.full:
             waiting.unpark_all()
 
-    def _merge_neighbour(self, neighbour: Neighbour, *, from_itself: bool) -> None:
-        """Record where a node listens: cluster.toml decides, then the node itself; a rumour replaces no other.
-
-        Otherwise two nodes that disagree could keep each other announcing for ever.
-        """
-        name, address = neighbour.name, neighbour.address
-        if name == self.name or address is None or not self.has_room_for(name):
-            return
-        rumours = (each for each in self._nodes.values() if each.link is None and not each.is_configured)
-        if name not in self._nodes and sum(1 for _ in rumours) >= RUMOURS_MAX:
-            return
-        record = self._record(name)
-        if not record.address_is_configured and (from_itself or record.address is None):
-            record.address = address
-        if record.link is None:
-            record.routes = neighbour.routes
-
     # Workers -----------------------------------------------------------------------------
 
     def workers(self, model: str) -> list[Worker]:
         """Return the workers of a model that can be asked now."""
-        local = [each for each in self.local.values() if each.engine.current is not None]
-        remote = [each for record in self._nodes.values() if record.is_reachable for each in record.workers.values()]
-        able: list[Worker] = [each for each in local if each.model == model]
-        return able + [each for each in remote if each.model == model and each.offer.up]
+        local = [worker for worker in self.local.values() if worker.engine.current is not None]
+        remote = [worker for record in self.records if record.is_reachable for worker in record.workers.values()]
+        workers: list[Worker] = [worker for worker in local if worker.model == model]
+        return workers + [worker for worker in remote if worker.model == model and worker.offer.up]
 
     def ranked(self, model: str, leg: Leg) -> RankedWorkers:
         """Return the workers of a model and a leg that can be asked now, the least busy first."""
+        workers = self.workers
         return self.derived(
-            ("ranked", model, leg), lambda: RankedWorkers.of([each for each in self.workers(model) if each.leg is leg])
+            ("ranked", model, leg), lambda: RankedWorkers.of([worker for worker in workers(model) if worker.leg is leg])
         )
 
     def has_sibling(self, worker: LocalWorker) -> bool:
         """Whether another worker of the same model and leg can be asked now, or one that computes both legs.
 
-        A node that does not route knows this from nodes that do.
+        A node that does not route learns this from nodes that do.
         """
-        able = sum(len(self.ranked(worker.model, leg)) for leg in {worker.leg, Leg.BOTH})
-        if able > (worker.engine.current is not None):
+        workers = sum(len(self.ranked(worker.model, leg)) for leg in {worker.leg, Leg.BOTH})
+        if workers > (worker.engine.current is not None):
             return True
-        return any(worker.idle_offer.name in self._nodes[node].state.elsewhere for node in self._subscribers)
+        return any(worker.idle_offer.name in self.records[node].state.elsewhere for node in self._subscribers)
 
     def legs(self, model: str) -> dict[str, Leg]:
         """Return the legs of all workers of a model by their names in the cluster, whether they can be asked or not."""
@@ -288,16 +243,17 @@ class Directory:
     def all_workers(self) -> Iterator[LocalWorker | RemoteWorker]:
         """Yield every worker, whether it can be asked or not."""
         yield from self.local.values()
-        for record in self._nodes.values():
+        for record in self.records:
             yield from record.workers.values()
 
     def offers(self, model: str | None = None) -> list[Offer]:
         """Return the offers of all workers, or of those of one model, whether they can be asked or not."""
-        return [offer for each in self.all_workers() if model in {None, (offer := each.offer).model}]
+        return [offer for worker in self.all_workers() if model in {None, (offer := worker.offer).model}]
 
     def offers_by_name(self, model: str | None = None) -> dict[str, Offer]:
-        """Return the same by the workers' names in the cluster: two nodes may have workers of one name."""
-        return {each.load.name: offer for each in self.all_workers() if model in {None, (offer := each.offer).model}}
+        """Return the same offers by the workers' names in the cluster: two nodes may have workers of one name."""
+        workers = self.all_workers()
+        return {worker.load.name: offer for worker in workers if model in {None, (offer := worker.offer).model}}
 
     def pool(self, model: str) -> WorkerPool:
         """Return the workers of a model as they come and go."""
@@ -306,19 +262,19 @@ class Directory:
     @property
     def running(self) -> int:
         """How many requests this node's workers have."""
-        return sum(each.busy for each in self.local.values())
+        return sum(worker.busy for worker in self.local.values())
 
     @property
     def draining_workers(self) -> set[str]:
         """The names in the cluster of workers on nodes that drain."""
         local = self.local.values() if self.draining else ()
-        remote = (record.workers.values() for record in self._nodes.values() if record.state.draining)
-        return {each.load.name for workers in (local, *remote) for each in workers}
+        remote = (record.workers.values() for record in self.records if record.state.draining)
+        return {worker.load.name for workers in (local, *remote) for worker in workers}
 
     @property
     def stalled_workers(self) -> set[str]:
         """The names in the cluster of workers on nodes that stand still."""
-        stalled = (each for each in self._nodes.values() if each.link is not None and each.link.stalled)
+        stalled = (record for record in self.records if record.link is not None and record.link.stalled)
         return {worker.load.name for record in stalled for worker in record.workers.values()}
 
     # Nodes -------------------------------------------------------------------------------
@@ -326,71 +282,48 @@ class Directory:
     @property
     def nodes(self) -> Mapping[str, KnownNode]:
         """The other nodes by name."""
-        return {name: record.known for name, record in self._nodes.items()}
+        return {record.name: record.known for record in self.records}
 
     def node(self, name: str) -> KnownNode:
         """Return one node, as one without state, link and address if it is unknown."""
-        record = self._nodes.get(name)
+        record = self.records.get(name)
         return UNKNOWN_NODE if record is None else record.known
 
     def addresses(self) -> Iterator[tuple[str, str | None]]:
         """Yield the other nodes, and where each listens, if that is known."""
-        return ((name, record.address) for name, record in self._nodes.items())
+        return ((record.name, record.address) for record in self.records)
 
     def should_link(self, node: str) -> bool:
-        """Whether this node is to link to another one: to all if it routes, else to those that do or are required."""
-        record = self._nodes.get(node)
+        """Whether this node needs a link to another one: to all if it routes, else to those that do or are required."""
+        record = self.records.get(node)
         return self.routes or node in self.required_peers or (record is not None and record.routes)
 
     @property
     def name_conflict(self) -> str | None:
-        """Why another node refuses this process, whose name another one has; None if none has done so of late."""
+        """Why another node refuses this process, since another process has its name; None if none has lately."""
         return next((why for why, until in self.name_conflicts.values() if trio.current_time() < until), None)
 
     # What this node announces ------------------------------------------------------------
 
     @property
     def subscribers(self) -> Collection[str]:
-        """The nodes that are told the loads of this one's workers."""
+        """The nodes to which this one announces its offers and loads: those that route and that it has a link to."""
         return self._subscribers
-
-    def announce_interval_s(self, node: str) -> float:
-        """Return how long a node wants to get no loads once it has got some."""
-        return self._nodes[node].state.tell_s
 
     def state(self) -> NodeState:
         """Return this node's whole state, for an operator."""
-        offers = tuple(each.offer for each in self.local.values())
-        return NodeState(offers, self._neighbours(), self.draining, self.routes)
+        offers = tuple(worker.offer for worker in self.local.values())
+        return NodeState(offers, self.neighbours(), self.draining, self.routes)
 
-    def state_for(self, node: str) -> NodeState:
-        """Return what another node is told: offers and all neighbours if it routes, else only the nodes that route."""
-        if node in self._subscribers:
-            offers = tuple(each.offer_for(node) for each in self.local.values())
-            state = NodeState(offers, self._neighbours(), self.draining, self.routes, self.announce_s)
-        else:
-            state = self.derived("state", self._state_for_workers)
-        down = [each for each in self.node(node).state.offers if not each.up] if self.routes else []
-        return evolve(state, elsewhere=tuple(each.name for each in down if self._can_serve(each))) if down else state
-
-    def _state_for_workers(self) -> NodeState:
-        # Itself as well: a node that has joined here is found by those that route because this one names its address.
-        neighbours = tuple(each for each in self._neighbours() if each.routes or each.name == self.name)
-        return NodeState((), neighbours, self.draining, self.routes, self.announce_s)
-
-    def _can_serve(self, offer: Offer) -> bool:
-        """Whether any worker can do the work of one that is down."""
-        return any(len(self.ranked(offer.model, leg)) for leg in {offer.leg, Leg.BOTH})
-
-    def _neighbours(self) -> tuple[Neighbour, ...]:
-        """Return this node, if it can be found, and those to which it has a link: the others are to be forgotten."""
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """Return this node, if it can be found, and those to which it has a link: the others shall be forgotten."""
         itself = () if self.address is None else (Neighbour(self.name, self.address, self.routes),)
-        linked = ((name, record) for name, record in sorted(self._nodes.items()) if record.link is not None)
-        return (*itself, *(Neighbour(name, record.address, record.routes) for name, record in linked))
+        linked = sorted((record for record in self.records if record.link is not None), key=lambda record: record.name)
+        return (*itself, *(Neighbour(record.name, record.address, record.routes) for record in linked))
 
 
-def _check(name: str, engine: EngineInfo) -> None:
-    """Raise `PeerViolation` for an engine that cannot be: its limits become those of its model's clients."""
+def _check_engine(name: str, engine: EngineInfo) -> None:
+    """Raise `PeerViolation` for an engine with impossible limits: they would apply to all clients of its model."""
     sizes = (engine.vocabulary_size, engine.context_max, engine.kv_tokens_max, engine.request_tokens_max)
     counts = (*sizes, engine.running_max, engine.page_size, engine.ranks)
     if min(counts) < 1 or max(counts) > COUNT_MAX:

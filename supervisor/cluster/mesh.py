@@ -25,7 +25,8 @@ from protocol.errors import ActorError, PeerLost, PeerRefused, StartFailed
 from protocol.greeting import Greeter, Incarnation, Role
 from protocol.peer import Peer
 from supervisor.cluster.carried_links import CarriedLinks
-from supervisor.cluster.directory import FORGET_S, Directory
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.node_records import FORGET_S
 from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
@@ -171,7 +172,7 @@ class Mesh:
         """Forget the nodes that nobody names any more, and the traffic with them."""
         while True:
             await trio.sleep(FORGETS_S)
-            for name in self.directory.forget():
+            for name in self.directory.records.forget():
                 self.traffic.pop(name, None)
 
     # Who is accepted ---------------------------------------------------------------------

@@ -1,17 +1,28 @@
-"""One other node as the directory records it: its latest state, its workers, the link to it and its address."""
+"""The other nodes as the directory records them: the latest state of each, its workers, its link and its address.
+
+A node is learned of from cluster.toml, by a link to it, or from what a third node announces. The last of these may be
+wrong: such an address never replaces what cluster.toml or the node itself says, and such nodes have a limit.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import trio
 from attrs import Factory, define, evolve, frozen
 
-from protocol.cluster import NodeState, Offer
+from protocol.cluster import NEIGHBOURS_MAX, Neighbour, NodeState, Offer
 from supervisor.cluster.workers import RemoteWorker, SiblingDirectory
 from supervisor.links.link import Link
+
+NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
+RUMOURS_MAX = 256  # nodes that others have named and to which there has never been a link
+FORGET_S = 600.0  # after which a node is removed that neither cluster.toml nor any node with a link names
 
 
 @frozen
 class KnownNode:
-    """What others may read of a node: the state that it announced last, the link to it, where it listens."""
+    """What other files read of a node: the state that it announced last, the link to it, where it listens."""
 
     state: NodeState = NodeState()
     link: Link | None = None
@@ -32,14 +43,14 @@ class NodeRecord:
     address: str | None = None
     is_configured: bool = False  # it stands in cluster.toml
     address_is_configured: bool = False
-    unnamed_since: float | None = None  # as `Directory.forget` has seen it, on Trio's clock
+    unnamed_since: float | None = None  # as `NodeRecords.forget` has found, on Trio's clock
     expected: dict[str, Offer] = Factory(dict)  # the workers that cluster.toml gives it
     routes: bool = False
     workers: dict[str, RemoteWorker] = Factory(dict)
 
     @property
     def known(self) -> KnownNode:
-        """What others may read of it."""
+        """What other files read of it."""
         return KnownNode(self.state, self.link, self.address)
 
     @property
@@ -49,13 +60,13 @@ class NodeRecord:
         return link is not None and not (link.lost or link.stalled or self.state.draining)
 
     def connect(self, link: Link) -> None:
-        """Ask its workers over this link, and over no other."""
+        """Let its workers be asked over this link, and over no other."""
         self.link = link
         for worker in self.workers.values():
             worker.link = link
 
     def disconnect(self) -> None:
-        """Keep the workers of cluster.toml, as ones that cannot be asked, and remove all others."""
+        """Keep the workers of cluster.toml as workers that cannot be asked, and remove all others."""
         self.link = None
         offers = []
         for name, offer in self.expected.items():
@@ -66,7 +77,7 @@ class NodeRecord:
         self.merge(NodeState(tuple(offers)))
 
     def merge(self, state: NodeState) -> None:
-        """Take over a state, whose workers replace those that were known."""
+        """Take over a state, whose workers replace those of the last one."""
         self.state = state
         for offer in state.offers:
             if (worker := self.workers.get(offer.name)) is None:
@@ -77,7 +88,75 @@ class NodeRecord:
             del self.workers[name]
 
     def replace_offers(self, state: NodeState) -> None:
-        """Take over another judgement of the same state; loads stay as they were announced since."""
+        """Replace a state whose offers were rejected or accepted meanwhile; loads stay as they were announced since."""
         self.state = state
         for offer in state.offers:
             self.workers[offer.name].replace_offer(offer)
+
+
+@define(eq=False)
+class NodeRecords:
+    """The records of all other nodes, by name."""
+
+    own_name: str
+    directory: SiblingDirectory
+    _records: dict[str, NodeRecord] = Factory(dict)
+
+    def __iter__(self) -> Iterator[NodeRecord]:
+        """Yield the records in the order in which the nodes were learned of."""
+        return iter(self._records.values())
+
+    def __getitem__(self, node: str) -> NodeRecord:
+        """Return the record of a node; raises `KeyError` if there is none."""
+        return self._records[node]
+
+    def get(self, node: str) -> NodeRecord | None:
+        """Return the record of a node, None if there is none."""
+        return self._records.get(node)
+
+    def add(self, node: str) -> NodeRecord:
+        """Return the record of a node, a new one if there is none."""
+        if (record := self._records.get(node)) is None:
+            record = self._records[node] = NodeRecord(node, self.directory)
+        return record
+
+    def has_room_for(self, node: str) -> bool:
+        """Whether one more node can be recorded: others would not accept a longer list of neighbours."""
+        return node in self._records or len(self._records) < NODES_MAX
+
+    def merge_neighbour(self, neighbour: Neighbour, *, from_itself: bool) -> None:
+        """Record where a node listens: cluster.toml decides, then the node itself; a rumour replaces no other.
+
+        Otherwise two nodes that disagree could keep each other announcing for ever.
+        """
+        name, address = neighbour.name, neighbour.address
+        if name == self.own_name or address is None or not self.has_room_for(name):
+            return
+        rumours = (record for record in self if record.link is None and not record.is_configured)
+        if name not in self._records and sum(1 for _ in rumours) >= RUMOURS_MAX:
+            return
+        record = self.add(name)
+        if not record.address_is_configured and (from_itself or record.address is None):
+            record.address = address
+        if record.link is None:
+            record.routes = neighbour.routes
+
+    def forget(self) -> list[str]:
+        """Remove each node that nobody has named for `FORGET_S`, and return their names; called from time to time.
+
+        cluster.toml names a node, and so does a link to it, or to another node that has a link to it. A node that was
+        removed is recorded again when it is named again.
+        """
+        now = trio.current_time()
+        linked = [record for record in self if record.link is not None]
+        named = {neighbour.name for record in linked for neighbour in record.state.neighbours}
+        for record in self:
+            if record.is_configured or record.link is not None or record.name in named:
+                record.unnamed_since = None
+            elif record.unnamed_since is None:
+                record.unnamed_since = now
+        since = {record.name: record.unnamed_since for record in self if record.unnamed_since is not None}
+        forgotten = [name for name, unnamed_since in since.items() if now >= unnamed_since + FORGET_S]
+        for name in forgotten:
+            del self._records[name]
+        return forgotten

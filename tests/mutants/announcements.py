@@ -6,6 +6,7 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "supervisor/cluster/announcements.py": (
+        Bug("all are told every load", "if node in directory.subscribers:", "if True:"),
         Bug("a node tells only once how it is", "            await trio.sleep(every_s())\n", "            return\n"),
     ),
     "supervisor/cluster/workers.py": (
@@ -17,7 +18,6 @@ BUGS: Bugs = {
             "        self._rerank(worker)\n        if isinstance(",
             "        self.notify()\n        if isinstance(",
         ),
-        Bug("all are told every load", "if node in self._subscribers:", "if True:"),
         Bug(
             "who waits is not woken when a twin's claim expires",
             "with trio.move_on_at(min((until for _, until in self.name_conflicts.values() if now < until), default=inf)):",

@@ -71,7 +71,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "who waits here is turned away before it is known who has come up elsewhere",
-            "        self.notify()  # first: what was derived before knows nothing of a worker that has come up\n"
+            "        self.notify()  # first: what was derived before lacks a worker that has come up\n"
             "        self.reroute_queued()\n",
             "        self.reroute_queued()\n        self.notify()\n",
         ),
@@ -81,14 +81,14 @@ BUGS: Bugs = {
             "        self.draining = True\n        self.notify()\n",
             "        self.draining = True\n",
         ),
+        Bug("a decode may take a prefill's place", "for leg in {worker.leg, Leg.BOTH})", "for leg in Leg)"),
+    ),
+    "supervisor/cluster/node_records.py": (
         Bug(
             "a rumour replaces the address in the file",
             "if not record.address_is_configured and (from_itself or record.address is None):",
             "if from_itself or not record.address_is_configured or record.link is None:",
         ),
-        Bug("a decode may take a prefill's place", "for leg in {worker.leg, Leg.BOTH})", "for leg in Leg)"),
-    ),
-    "supervisor/cluster/node_records.py": (
         Bug("a node that drains is still chosen", "link.stalled or self.state.draining)", "link.stalled)"),
         Bug("a node keeps workers that it announces no more", "del self.workers[name]", "pass"),
     ),

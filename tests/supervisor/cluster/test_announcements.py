@@ -16,7 +16,7 @@ from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check
 from protocol.errors import LinkLost, PeerViolation
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
-from supervisor.cluster.announcements import Announcer
+from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
 from supervisor.config.load import ClusterSection
@@ -154,9 +154,9 @@ async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autoj
     for number in range(50):
         front.linked(f"other-{number}", None)
     async with joined(front, back):
-        state = front.state_for("back")
+        state = state_for(front, "back")
         assert (state.offers, [each.name for each in state.neighbours]) == ((), ["front"])
-        assert back._nodes["front"].workers == {}
+        assert back.records["front"].workers == {}
 
 
 async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clock: MockClock) -> None:
@@ -164,9 +164,9 @@ async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clo
     far.address, one.address = "10.0.0.3:7401", "10.0.0.2:7401"
     for own, other in ((far, one), (one, far), (one, front)):
         own.linked(other.name, Link(sim_pair()[0], Peer(own.name, serves_max=0)))
-    one.merge_state("far", far.state_for("one"))
-    one.merge_state("front", front.state_for("one"))
-    front.merge_state("one", one.state_for("front"))
+    one.merge_state("far", state_for(far, "one"))
+    one.merge_state("front", state_for(front, "one"))
+    front.merge_state("one", state_for(one, "front"))
     assert dict(front.addresses())["far"] == "10.0.0.3:7401"
 
 
@@ -244,14 +244,14 @@ async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autoj
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=2)
     async with joined(front, back):
         here = back.local["w0"]
-        assert front.state_for("back").elsewhere == ()
+        assert state_for(front, "back").elsewhere == ()
         here.engine.withdraw()
         back.local["w1"].engine.withdraw()
         await trio.sleep(0.5)
         assert not back.has_sibling(here)
         front.linked("third", here)
         front.merge_state("third", NodeState((Offer("w9", "oak", Leg.BOTH, 1, up=True),)))
-        front._nodes["third"].link = type("Up", (), {"lost": False, "stalled": False})()
+        front.records["third"].link = type("Up", (), {"lost": False, "stalled": False})()
         front.notify()
         await trio.sleep(0.5)
         assert back.has_sibling(here)

@@ -17,7 +17,8 @@ from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check_
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady, PeerLost, PeerViolation, RequestError
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.peer import Peer
-from supervisor.cluster.directory import FORGET_S, NODES_MAX, RUMOURS_MAX, Directory
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.node_records import FORGET_S, NODES_MAX, RUMOURS_MAX
 from supervisor.cluster.workers import GuardedWorker, LocalWorker
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
@@ -245,7 +246,7 @@ async def test_rumours_beyond_some_number_are_not_believed_and_keep_no_real_node
     for more in range(3):
         directory.merge_state("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
     assert len(directory.nodes) == 1 + RUMOURS_MAX < NODES_MAX
-    assert directory.has_room_for("one more")
+    assert directory.records.has_room_for("one more")
     assert Neighbour("here", "h:1", routes=True) in check_state(directory.state()).neighbours
 
 
@@ -264,7 +265,7 @@ async def forgets(directory, seconds):
     gone = []
     for _ in range(int(seconds) // 60):
         await trio.sleep(60)
-        gone += directory.forget()
+        gone += directory.records.forget()
     return sorted(gone)
 
 

@@ -17,8 +17,9 @@ from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
 from protocol.peer import Peer
 from supervisor.cluster import engine_control, models, readiness
-from supervisor.cluster.directory import FORGET_S, Directory
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import FORGETS_S
+from supervisor.cluster.node_records import FORGET_S
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
 from supervisor.node import monitoring
@@ -191,7 +192,7 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
         for node in ("a", "filed"):
             wires[node].cut()
             directory.unlinked(node, directory.nodes[node].link)
-        while not (gone := directory.forget()):
+        while not (gone := directory.records.forget()):
             assert await counted(directory, metrics) == every
             await trio.sleep(FORGETS_S)
             passed_s += FORGETS_S

@@ -13,8 +13,8 @@ from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
 from protocol.greeting import Incarnation
 from supervisor.cluster.carried_links import CarriedLinks
-from supervisor.cluster.directory import FORGET_S
 from supervisor.cluster.mesh import FORGETS_S, Mesh
+from supervisor.cluster.node_records import FORGET_S
 from tests.rig.nodes import QUICK, Node
 
 
