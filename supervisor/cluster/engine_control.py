@@ -1,7 +1,7 @@
 """Engine control: the load of every engine of the cluster, and the flush of every prefix cache.
 
-Engines are asked at once, each with a limit of its own, so one that hangs costs the others nothing. An answer of
-another node may be wrong: loads that cannot be are left out.
+All engines are asked concurrently, each with its own timeout, so one that hangs does not delay the others. An answer of
+another node may be wrong: impossible loads are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from supervisor.supervision.registration import Registration
 
 LOADS_WITHIN_S = 1.0
 FLUSHED_WITHIN_S = 5.0
-ASKED_A_TURN = 50  # engines of a large cluster, before other tasks may run
+ENGINES_A_TURN = 50  # that are asked before other tasks may run
 
 Engines = Mapping[str, Registration[Engine]]
 
@@ -52,10 +52,10 @@ async def cluster_loads(directory: Directory) -> dict[str, EngineLoad]:
 
 
 async def flush_caches(directory: Directory) -> None:
-    """Make every engine of the cluster forget its prefix cache.
+    """Flush the prefix cache of every engine of the cluster.
 
-    Raises `Overloaded` if one is busy or does not answer in time, else `NotReady` if one cannot be asked; the sentence
-    says of each engine whether it was flushed.
+    Raises `Overloaded` if one is busy or does not answer in time, else `NotReady` if one cannot be asked; the detail
+    names the engines that were flushed and those that were not.
     """
     answers = await _ask_all(directory, FlushCache(), FLUSHED_WITHIN_S)
     failed = {name: answer for name, answer in answers.items() if not isinstance(answer, Done)}
@@ -69,7 +69,7 @@ async def flush_caches(directory: Directory) -> None:
 
 
 def engine_services(engines: Engines) -> Services:
-    """Return what is asked of each engine of this node by others: its load, and to forget its prefix cache."""
+    """Return the services of this node's engines for other nodes: their loads, and the flush of their prefix caches."""
     kinds: tuple[type[Message], ...] = (GetLoad, FlushCache)
     return {(name, kind): Function(partial(_answer, engine)) for name, engine in engines.items() for kind in kinds}
 
@@ -77,7 +77,7 @@ def engine_services(engines: Engines) -> Services:
 async def _ask_all(
     directory: Directory, request: GetLoad | FlushCache, within_s: float
 ) -> dict[str, Message | RequestError | None]:
-    """Ask all engines at once, and return what each has answered or failed with, by its name in the cluster."""
+    """Ask all engines concurrently, and return the answer or the error of each, by its name in the cluster."""
     answers: dict[str, Message | RequestError | None] = {}
 
     async def ask(worker: LocalWorker | RemoteWorker) -> None:
@@ -93,7 +93,7 @@ async def _ask_all(
     async with trio.open_nursery() as nursery:
         for number, worker in enumerate(tuple(directory.all_workers()), start=1):
             nursery.start_soon(ask, worker)
-            if not number % ASKED_A_TURN:
+            if not number % ENGINES_A_TURN:
                 await trio.lowlevel.checkpoint()
     return answers
 

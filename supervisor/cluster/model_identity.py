@@ -1,7 +1,8 @@
-"""The models of this node, as their folders are here: a worker of another model under the same name is not asked.
+"""The identity of models: a worker that has another model under the same name is not asked.
 
-A node that routes need not have the weights. Then the workers are compared with each other: the weights stand that most
-of those have who can be asked, of equally many those that stand already, and who has others is not asked meanwhile.
+Where this node has the model's folder, the digests of its files decide. A node that routes need not have the weights;
+then it compares the workers with each other. The weights that most available workers have are served; where two have
+equally many, those that were served before stay. A worker with other weights counts as down meanwhile.
 """
 
 from __future__ import annotations
@@ -24,65 +25,79 @@ NOT_ASKED = "is not asked"
 
 @define(eq=False)
 class ModelIdentities:
-    """Compares what other nodes' engines tell of their models' folders with this node's own."""
+    """The models of this node and of all others, and the workers that are left out because theirs differ."""
 
-    digests: Mapping[str, Digest] = field(factory=dict)  # by the model's name
-    rejected: dict[str, dict[str, str]] = field(factory=dict)  # of each node its workers that are not asked, and why
-    served_weights: dict[str, str] = field(
-        factory=dict
-    )  # by the model's name, the digest of the weights that are served
-    _states: dict[str, NodeState] = field(factory=dict)  # of the nodes whose workers say which weights they have
+    digests: Mapping[str, Digest] = field(factory=dict)  # of this node's own folders, by the model's name
+    rejected: dict[str, dict[str, str]] = field(factory=dict)  # by node and worker, why it is not asked
+    served_weights: dict[str, str] = field(factory=dict)  # by the model's name, the digest of the weights
+    _states: dict[str, NodeState] = field(factory=dict)  # of the nodes whose workers have announced their weights
     _holders: defaultdict[str, dict[str, set[str]]] = field(factory=partial(defaultdict, dict))  # by model and weights
-    _changed: set[str] = field(factory=set)  # models of which other weights stand since the nodes were judged
+    _changed: set[str] = field(factory=set)  # the models whose served weights have changed since `reapply`
 
-    def judge(self, node: str, state: NodeState) -> NodeState:
-        """Return what a node tells with each worker of another model as one that is down, which says why.
+    def apply(self, node: str, state: NodeState) -> NodeState:
+        """Return the state of a node in which each worker of another model is down, with the reason.
 
         Raises `PeerViolation` for digests that cannot be.
         """
         if any(offer.engine is not None and not is_well_formed(offer.engine.digest) for offer in state.offers):
             raise PeerViolation("a model's digest is longer than any")
         self._count(node, state)
-        return self._judged(node, state)
+        return self._without_foreign(node, state)
 
     def reapply(self) -> Iterator[tuple[str, NodeState]]:
-        """Yield how nodes are to be known from now on, as they told it last, since other weights stand now."""
+        """Yield the nodes with a model whose served weights have changed, each with its state as `apply` returns it."""
         changed = set(self._changed)
         self._changed.clear()
         for node, state in tuple(self._states.items() if changed else ()):
             if any(offer.model in changed for offer in state.offers):
-                yield node, self._judged(node, state)
+                yield node, self._without_foreign(node, state)
 
-    def _judged(self, node: str, state: NodeState) -> NodeState:
+    def forget(self, node: str) -> None:
+        """Forget what a node has announced."""
+        self.rejected.pop(node, None)
+        self._count(node, NodeState())
+
+    @property
+    def rejections(self) -> dict[str, str]:
+        """Why workers are not asked, by name in the cluster, as the end of a sentence that begins with that name."""
+        by_node = sorted(self.rejected.items())
+        return {
+            f"{node}/{name}": f"{NOT_ASKED}: {reason}"
+            for node, reasons in by_node
+            for name, reason in sorted(reasons.items())
+        }
+
+    def _without_foreign(self, node: str, state: NodeState) -> NodeState:
         before = self.rejected.pop(node, {})
-        refused = {offer.name: why for offer in state.offers if (why := self._foreign(offer)) is not None}
-        if refused:
-            self.rejected[node] = refused
-        for name, why in refused.items():
-            if before.get(name) != why:
-                log.warning("a worker is not asked", extra={"peer": node, "engine": name, "reason": why})
-        return evolve(state, offers=tuple(self._down(offer, refused.get(offer.name)) for offer in state.offers))
+        rejected = {offer.name: reason for offer in state.offers if (reason := self._foreign(offer)) is not None}
+        if rejected:
+            self.rejected[node] = rejected
+        for name, reason in rejected.items():
+            if before.get(name) != reason:
+                log.warning("a worker is not asked", extra={"peer": node, "engine": name, "reason": reason})
+        return evolve(state, offers=tuple(_rejected(offer, rejected.get(offer.name)) for offer in state.offers))
 
     def _foreign(self, offer: Offer) -> str | None:
+        """Return why a worker has another model, None if it has not or nobody knows."""
         if offer.engine is None:
             return None
-        if (why := mismatch(self.digests.get(offer.model, ()), offer.engine.digest)) is not None:
-            return why
-        weights, standing = self._weights(offer), self.served_weights.get(offer.model)
-        if weights is None or weights == standing or standing is None:
+        if (reason := mismatch(self.digests.get(offer.model, ()), offer.engine.digest)) is not None:
+            return reason
+        weights, served = self._weights(offer), self.served_weights.get(offer.model)
+        if weights is None or weights == served or served is None:
             return None
-        holders = self._holders.get(offer.model, {}).get(standing) or {"those that were asked last"}
+        holders = self._holders.get(offer.model, {}).get(served) or {"those that were asked last"}
         return f"its model is another one: its weights are not those of {min(holders)}"
 
     def _weights(self, offer: Offer) -> str | None:
-        """Return the digest of a worker's weights, if it says one and nothing here decides which is right."""
+        """Return the digest of a worker's weights, None if it has announced none or this node has its own."""
         own = dict(self.digests.get(offer.model, ()))
         if offer.engine is None or WEIGHTS in own:
             return None
         return dict(offer.engine.digest).get(WEIGHTS)
 
     def _count(self, node: str, state: NodeState) -> None:
-        """Note who of a node has which weights, if it can be asked."""
+        """Count the weights of a node's available workers, in place of those that it had."""
         models = set()
         for offer in self._states.pop(node, NodeState()).offers:
             if (weights := self._weights(offer)) is not None:
@@ -97,7 +112,7 @@ class ModelIdentities:
             if offer.up and not state.draining and mismatch(own, offer.engine.digest if offer.engine else ()) is None:
                 self._holders[offer.model].setdefault(weights, set()).add(f"{node}/{offer.name}")
         for model in models:
-            self._stand(model)
+            self._choose_weights(model)
 
     def _release(self, name: str, model: str, weights: str) -> None:
         holders = self._holders[model].get(weights, set())
@@ -105,40 +120,30 @@ class ModelIdentities:
         if not holders:
             self._holders[model].pop(weights, None)
 
-    def _stand(self, model: str) -> None:
-        """Let the weights stand that most have; while nobody can be asked, those that stood last."""
+    def _choose_weights(self, model: str) -> None:
+        """Serve the weights that most workers have; while none is available, those that were served last."""
         before, holders = self.served_weights.get(model), self._holders.get(model, {})
         if not holders:
             self._holders.pop(model, None)
-            if not self._is_known(model):
+            if not self._is_named(model):
                 self.served_weights.pop(model, None)
                 self._changed.discard(model)
             return
-        now = max(holders, key=lambda each: (len(holders[each]), each == before), default=before)
-        if now is not None and now != before:
-            self.served_weights[model] = now
+        chosen = max(holders, key=lambda weights: (len(holders[weights]), weights == before), default=before)
+        if chosen is not None and chosen != before:
+            self.served_weights[model] = chosen
             self._changed.add(model)
             if before is not None:
-                extra = {"model": model, "workers": len(holders[now])}
+                extra = {"model": model, "workers": len(holders[chosen])}
                 log.warning("other weights of a model are asked from now on", extra=extra)
 
-    def _is_known(self, model: str) -> bool:
-        """Whether a model is this node's own, or a node tells of it: names that were heard once are not kept."""
+    def _is_named(self, model: str) -> bool:
+        """Whether a model is this node's own, or some node announces it: other names are not kept."""
         return model in self.digests or any(
             offer.model == model for state in self._states.values() for offer in state.offers
         )
 
-    def _down(self, offer: Offer, why: str | None) -> Offer:
-        """Return an offer as of an engine that has never been ready: its limits are not this model's."""
-        return offer if why is None else evolve(offer, up=False, engine=None, why=f"{NOT_ASKED}: {why}")
 
-    def forget(self, node: str) -> None:
-        """Forget what a node has told."""
-        self.rejected.pop(node, None)
-        self._count(node, NodeState())
-
-    @property
-    def rejections(self) -> dict[str, str]:
-        """How the workers are that are not asked, as the end of a sentence that begins with the name in the cluster."""
-        every = sorted(self.rejected.items())
-        return {f"{node}/{name}": f"{NOT_ASKED}: {why}" for node, each in every for name, why in sorted(each.items())}
+def _rejected(offer: Offer, reason: str | None) -> Offer:
+    """Return an offer as of an engine that has never been ready: its limits are not this model's."""
+    return offer if reason is None else evolve(offer, up=False, engine=None, why=f"{NOT_ASKED}: {reason}")

@@ -1,7 +1,7 @@
 """Models: what clients may know and ask of each model, by the engines that serve it anywhere in the cluster.
 
-Any engine of a model may get any of its requests. So the smallest one sets the limits, also while it is down: what a
-client may ask must not depend on which engines happen to be up.
+Any engine of a model may get any of its requests, so the smallest one sets the limits, also while it is down: what a
+client may ask must not depend on which engines are up.
 """
 
 from __future__ import annotations

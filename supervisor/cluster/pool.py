@@ -1,4 +1,8 @@
-"""The workers of one model as its router sees them: those that can be asked, the least busy first."""
+"""The workers of one model as its router sees them: those that can be asked now, the least busy first.
+
+A worker can be asked while its engine is up and its node can be reached, answers, and does not drain. The order is kept
+instead of being made for each request, since a cluster may have thousands of workers: a changed load moves one of them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class RankedWorkers:
         return ranked
 
     def __len__(self) -> int:
-        """How many there are."""
+        """How many workers there are."""
         return len(self._order)
 
     def __iter__(self) -> Iterator[Worker]:
@@ -44,7 +48,7 @@ class RankedWorkers:
             yield self._workers[name]
 
     def move(self, worker: Worker) -> None:
-        """Note that a worker is more or less busy; one that is not among these stays out."""
+        """Move a worker whose load has changed to its place; one that is not among these stays out."""
         key = _key(worker)
         before = self._keys.get(key[3])
         if before is None or before == key:
@@ -71,7 +75,7 @@ class PoolDirectory(Protocol):
         """Return the workers of a model that can be asked now."""
 
     def legs(self, model: str) -> Mapping[str, Leg]:
-        """Return the legs of all workers of a model that are known, by their names in the cluster."""
+        """Return the legs of all workers of a model by their names in the cluster, whether they can be asked or not."""
 
     async def wait_capacity(self, model: str) -> None:
         """Wait until a worker of a model comes, goes or has capacity, or until `notify_capacity`."""
@@ -82,25 +86,25 @@ class PoolDirectory(Protocol):
 
 @define(eq=False)
 class WorkerPool:
-    """The workers of one model, here and there."""
+    """The workers of one model on all nodes."""
 
     directory: PoolDirectory
     model: str
 
     def workers(self) -> list[Worker]:
-        """Return those that can be asked now."""
+        """Return the workers that can be asked now."""
         return self.directory.workers(self.model)
 
     def ranked(self, leg: Leg) -> RankedWorkers:
-        """Return those of one leg, the least busy first."""
+        """Return the workers of one leg that can be asked now, the least busy first."""
         return self.directory.ranked(self.model, leg)
 
     def expected(self) -> Mapping[str, Leg]:
-        """Return the legs of all that are known, by their names: also of those that cannot be asked at the moment."""
+        """Return the legs of all workers by their names in the cluster, whether they can be asked or not."""
         return self.directory.legs(self.model)
 
     def weights(self) -> str | None:
-        """Return which weights are served, None if that is not known: an answer goes on with no others."""
+        """Return the digest of the weights that are served, None if unknown: a generation is resumed with no others."""
         return self.directory.models.served_weights.get(self.model)
 
     async def wait_changed(self) -> None:
@@ -108,5 +112,5 @@ class WorkerPool:
         await self.directory.wait_capacity(self.model)
 
     def wake(self) -> None:
-        """End the waiting of all in `wait_changed`: a place that was kept at a worker is kept no longer."""
+        """Wake everybody in `wait_changed`: a reservation was released."""
         self.directory.notify_capacity(self.model)

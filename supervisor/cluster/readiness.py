@@ -1,4 +1,4 @@
-"""Readiness: whether every model can be served now, and the sentence that says what is missing.
+"""Readiness: whether every model can be served now, and a sentence with what is missing.
 
 Two questions that differ. `never_ready` asks what has not come up yet since this node started: until then requests wait
 or are refused as `not_ready`. `unready` asks what is missing at this moment, which is what probes and operators see.
@@ -13,7 +13,7 @@ from supervisor.cluster.directory import Directory
 
 
 def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
-    """Return what has not been ready yet; once it has been, an engine that restarts is worth waiting for."""
+    """Return what has not been ready since this node started, None if everything has been."""
 
     def has_been_up(_: str, offer: Offer) -> bool:
         return offer.engine is not None
@@ -25,7 +25,7 @@ def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
 
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:
-    """Return which model cannot be served now for want of which engine, or which node refuses this one's name."""
+    """Return why some model cannot be served now, or why another node refuses this one's name; None if neither."""
     if (conflict := directory.name_conflict) is not None:
         return conflict
     draining, stalled = directory.draining_workers, directory.stalled_workers
@@ -57,7 +57,7 @@ def engines_up(directory: Directory) -> dict[str, float]:
 def _missing(
     directory: Directory, models: Sequence[str], is_up: Callable[[str, Offer], bool], reason: Callable[[str], str]
 ) -> str | None:
-    """Return the first engine without which a model cannot be served, and why it is missing."""
+    """Return the first engine that a model lacks, and why, as a sentence; None if no model lacks any."""
     for model in models:
         offers = directory.offers_by_name(model)
         legs = {offer.leg for name, offer in offers.items() if is_up(name, offer)}

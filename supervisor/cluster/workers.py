@@ -1,4 +1,4 @@
-"""Workers: where the calls for one engine go, be it of this node or at the other end of a link.
+"""Workers: where the calls for one engine go, be it an engine of this node or at the other end of a link.
 
 A router asks all of them alike. `LocalWorker` hands requests to an engine of this node, `RemoteWorker` sends them over
 the link to another node, and `GuardedWorker` is a local worker as other nodes ask it: they may be wrong, so it checks
@@ -45,19 +45,19 @@ class SiblingDirectory(Protocol):
         """Whether another worker of the same model and leg can be asked now, or one that computes both legs."""
 
     def load_changed(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
-        """Note that a worker has one request more or less, and which other node has asked it, if one has."""
+        """Record that a worker has one request more or less; `asker` is the other node that it belongs to, if any."""
 
     def prefill_done(self, worker: LocalWorker | RemoteWorker) -> None:
-        """Note that a worker has begun to answer a request of this node, so that it may take another prompt."""
+        """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
 
 
-def _tokens_of(request: Generate) -> int:
-    """Return the most tokens that a request may come to; it may be of another node, so its limit may be negative."""
+def _tokens_max(request: Generate) -> int:
+    """Return the length of a prompt and its longest answer; from another node, the limit may be negative."""
     return len(request.tokens) + max(0, request.sampling.tokens_max)
 
 
 def _prefill_bounds(offer: Offer) -> tuple[int, int]:
-    """Return how many prompt tokens a worker takes at a time, by itself and together with those that it works for."""
+    """Return a worker's limits on pending prompt tokens: `pending_max` and `shared_max` of its load."""
     tokens_max = offer.pending_prefill_tokens_max
     return (0, tokens_max) if offer.leg is Leg.PREFILL else (tokens_max, 0)
 
@@ -67,7 +67,7 @@ class LocalWorker:
     """A worker of this node."""
 
     node: str
-    idle_offer: Offer  # as it is when it has no request
+    idle_offer: Offer  # its offer while it has no request
     address: Address[Generate, Started | Tokens, Finished]
     engine: Registration[Engine]
     inbox: PriorityInbox[Generate, Started | Tokens, Finished]
@@ -75,8 +75,8 @@ class LocalWorker:
     services: dict[type[Message], Service] = field(factory=dict)  # for `call`
     busy: int = 0
     tokens: int = 0
-    asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # requests and tokens of other nodes
-    pending: PendingPrefill = field(factory=PendingPrefill)  # of what this node asks
+    asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # by other node, its requests and their tokens
+    pending: PendingPrefill = field(factory=PendingPrefill)  # of requests of this node
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ class LocalWorker:
 
     @property
     def offer(self) -> Offer:
-        """Its state now."""
+        """Its offer at this moment."""
         last, slots = self.engine.last, self.idle_offer.slots
         return evolve(
             self.idle_offer,
@@ -114,7 +114,7 @@ class LocalWorker:
 
     @property
     def load(self) -> Load:
-        """Its load; each request is promised the KV memory of all tokens that it may come to."""
+        """Its load; KV memory counts as taken for all tokens that the requests may come to."""
         last = self.engine.last
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
         slots, tokens = self.idle_offer.slots, self.tokens
@@ -122,12 +122,12 @@ class LocalWorker:
         return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
 
     def load_without(self, node: str) -> OfferLoad:
-        """Return its load by what everybody but one other node asks: that node counts its own requests."""
+        """Return its load without the requests of one other node, which counts those itself."""
         requests, tokens = self.asked_by.get(node, (0, 0))
         return OfferLoad(self.name, self.busy - requests, min(self.tokens - tokens, COUNT_MAX))
 
     def offer_for(self, node: str) -> Offer:
-        """Return its state now, as another node is told it."""
+        """Return its offer at this moment as it is announced to another node."""
         load, slots = self.load_without(node), self.idle_offer.slots
         running, waiting = min(load.requests, slots), max(0, load.requests - slots)
         return evolve(self.offer, running=running, waiting=waiting, tokens=load.tokens)
@@ -141,7 +141,7 @@ class LocalWorker:
         """
         if self.engine.current is None and self.directory.has_sibling(self):
             raise NotReady(f"engine {self.name} is starting")
-        tokens = _tokens_of(request)
+        tokens = _tokens_max(request)
         if asker is None:
             self.pending.add(request.id, len(request.tokens))
         self._count(asker, 1, tokens)
@@ -160,7 +160,7 @@ class LocalWorker:
             return await answer.result()
 
     def begun(self, request_id: str) -> None:
-        """Note that the first token of a request is there, so that its prompt is pending no more."""
+        """Record that the first token of a request has come, so that its prompt is no longer pending."""
         if self.pending.discard(request_id):
             self.directory.prefill_done(self)
 
@@ -169,19 +169,19 @@ class LocalWorker:
         if self.directory.has_sibling(self):
             self.inbox.turn_away(ActorLost(f"the engine {self.name} is gone"))
 
-    def _count(self, asker: str | None, more: int, tokens: int) -> None:
-        self.busy += more
+    def _count(self, asker: str | None, requests: int, tokens: int) -> None:
+        self.busy += requests
         self.tokens += tokens
         if asker is not None:
-            requests, held = self.asked_by.pop(asker, (0, 0))
-            if requests + more:
-                self.asked_by[asker] = requests + more, held + tokens
+            requests_before, tokens_before = self.asked_by.pop(asker, (0, 0))
+            if requests_before + requests:
+                self.asked_by[asker] = requests_before + requests, tokens_before + tokens
         self.directory.load_changed(self, asker)
 
 
 @define(eq=False)
 class GuardedWorker:
-    """A local worker as one other node asks it: no engine gets a request that could harm others."""
+    """A local worker as one other node asks it; it refuses what could harm the requests of others."""
 
     worker: LocalWorker
     asker: str | None = None  # the other node
@@ -210,13 +210,13 @@ class GuardedWorker:
 
 @define(eq=False)
 class RemoteWorker:
-    """A worker of another node, by what that node announces of it and by what this node has asked of it."""
+    """A worker of another node: what that node announces of it, and the requests that this node has sent it."""
 
     node: str
     offer: Offer
     directory: SiblingDirectory
     link: Link | None = None
-    busy: int = 0  # with what this node asks
+    busy: int = 0  # with requests of this node
     tokens: int = 0  # of those requests
     pending: PendingPrefill = field(factory=PendingPrefill)  # of those requests
 
@@ -242,7 +242,7 @@ class RemoteWorker:
 
     @property
     def load(self) -> Load:
-        """Its load: what this node asks now, and what others ask, as its node announced it last."""
+        """Its load: the requests of this node, and those of others as its node announced them last."""
         offer = self.offer
         tokens = self.tokens + offer.tokens
         kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
@@ -251,12 +251,12 @@ class RemoteWorker:
         return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
 
     def replace_offer(self, offer: Offer) -> None:
-        """Take over another offer of the same worker, whose load stays."""
+        """Replace its offer by another one, but for the load."""
         last = self.offer
         self.offer = evolve(offer, running=last.running, waiting=last.waiting, tokens=last.tokens)
 
     def merge_load(self, load: OfferLoad) -> None:
-        """Take over how busy others make it."""
+        """Replace its load of requests of others."""
         running = min(load.requests, self.offer.slots)
         self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)
 
@@ -264,12 +264,12 @@ class RemoteWorker:
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
         """Ask over the link, waiting while it carries as many streams as it may; raises `LinkLost` if it is down."""
         link = self._link()
-        tokens = _tokens_of(request)
+        tokens = _tokens_max(request)
         self.pending.add(request.id, len(request.tokens))
         self._count(1, tokens)
         try:
             async with link.ask(request, credit, self.name) as replies:
-                yield cast("Replies", replies)  # a worker answers a Generate with nothing else
+                yield cast("Replies", replies)  # by the row of Generate, which the link has checked
         finally:
             self.pending.discard(request.id)
             self._count(-1, -tokens)
@@ -280,7 +280,7 @@ class RemoteWorker:
             return await answer.result()
 
     def begun(self, request_id: str) -> None:
-        """Note that the first token of a request is there, so that its prompt is pending no more."""
+        """Record that the first token of a request has come, so that its prompt is no longer pending."""
         if self.pending.discard(request_id):
             self.directory.prefill_done(self)
 
@@ -289,7 +289,7 @@ class RemoteWorker:
             raise LinkLost(f"there is no link to node {self.node}")
         return self.link
 
-    def _count(self, more: int, tokens: int) -> None:
-        self.busy += more
+    def _count(self, requests: int, tokens: int) -> None:
+        self.busy += requests
         self.tokens += tokens
         self.directory.load_changed(self, None)

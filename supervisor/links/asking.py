@@ -1,9 +1,9 @@
 """The asking half of a link: the streams that this end has opened, and the answers that come back on them.
 
 Requests leave and replies arrive without any task of this file: `open` queues a frame, and each `on_...` runs in the
-turn of the link's reader. A reply is checked against the rules of its request before anybody sees it, because the other
-end may be wrong. A stream is free again when the other end has ended it, not when its asker has left: so overload
-cannot hide behind cancelled requests.
+turn of the link's reader. A reply is checked against the rules of its request before the asker gets it, because the
+other end may be wrong. A stream is free again when the other end has ended it, not when its asker has left: cancelled
+requests must count as long as they occupy the other end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AskingHalf:
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
 
     def __len__(self) -> int:
-        """How many answers have not ended."""
+        """The number of answers that have not ended."""
         return len(self._answers)
 
     # What askers do ----------------------------------------------------------------------
@@ -99,26 +99,26 @@ class AskingHalf:
     # What the link does ------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let everybody who waits for a free stream look again."""
+        """Wake everybody who waits for a free stream."""
         self._permits.unpark_all()
 
     def suspend(self, detail: str) -> None:
-        """Fail all askers, and whoever asks from now on; what the other end still sends about streams counts."""
+        """Fail all askers, and all requests from now on; streams still end as the other end says."""
         self._unavailable = detail
         self.fail_all(partial(self.lost_error, detail))
         self.wake()
 
     def resume(self) -> None:
-        """Let requests be asked again."""
+        """Allow requests again."""
         self._unavailable = None
 
     def fail_all(self, error: Callable[[], RequestError]) -> None:
-        """Fail all askers, who can go on elsewhere, each with an error of its own."""
+        """Fail all askers, each with an error of its own; they may ask elsewhere."""
         for answer in self._answers.values():
             answer.fail(error())
 
     def end(self, detail: str) -> None:
-        """Fail all askers for good: the link has ended."""
+        """Fail all askers, and all requests from now on: the link has ended."""
         self._unavailable = "the link is down"
         answers, self._answers = self._answers, {}
         self._rules.clear()
@@ -129,7 +129,7 @@ class AskingHalf:
     # What arrives ------------------------------------------------------------------------
 
     def on_item(self, item: Item) -> None:
-        """Hand over one reply."""
+        """Deliver one reply."""
         reply = codec.decode(item.body, self.peer.attached)
         self._rules[item.stream].reply(reply, item.units)
         self._answers[item.stream].put(reply, item.units)
@@ -146,7 +146,7 @@ class AskingHalf:
         self._close(fail.stream).fail(request_error(fail, asker_left=asker_left))
 
     def on_step(self, step: Step) -> None:
-        """Hand over the tokens of one step of an engine, for many answers at once."""
+        """Deliver the tokens of one step of an engine, for many answers at once."""
         answers, logprobs = self._answers, step.logprobs
         for begun in step.begun:
             answers[begun.stream].put(Started(begun.cached_tokens), 0)

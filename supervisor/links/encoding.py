@@ -1,4 +1,8 @@
-"""What a link lets across: requests and replies that fit a frame, answers that can be true, times as what is left."""
+"""What may cross a link: bodies that fit a frame, replies that can be right, deadlines as the time that is left.
+
+The clocks of two nodes differ, so a deadline crosses as milliseconds from now. Replies are checked by the row of their
+request and by their own numbers, because the other end may be wrong, and the consumer of a reply relies on it.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +19,21 @@ from protocol.kind import Message
 from protocol.messages import Finished, Tokens
 
 WITHIN_MS_MAX = 2**31 - 1
-BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # what else stands in the frame is short
-TOKEN_IDS = 2**31
-FREE_REPLIES_MAX = 4096  # to one request, of those that take no credit
+BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
+TOKEN_IDS = 2**31  # as many as there can be
+FREE_REPLIES_MAX = 4096  # to one request, of replies that take no credit
 
 
 @define(eq=False)
 class ReplyRules:
-    """What may still answer one request, by its row: the asker relies on it, and the other end may lie."""
+    """What may still answer one request, by its row."""
 
     replies: tuple[type[object], ...]
     result: type[object]
     free: int = FREE_REPLIES_MAX
 
     def reply(self, reply: Message, units: int) -> None:
-        """Count a reply; raises `PeerViolation` for one that cannot be."""
+        """Count a reply; raises `PeerViolation` for one that the row, the credit or its own numbers forbid."""
         if not isinstance(reply, self.replies) or units != codec.units_of(reply):
             raise PeerViolation(f"a {type(reply).__name__} for {units} units answers what was asked")
         if isinstance(reply, Tokens) and not _possible(reply):
@@ -39,7 +43,7 @@ class ReplyRules:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
 
     def end(self, result: Message | None) -> None:
-        """Raise `PeerViolation` for a result that cannot be."""
+        """Raise `PeerViolation` for a result that the row or its own numbers forbid."""
         if not isinstance(result, self.result):
             raise PeerViolation(f"a {type(result).__name__} ends an answer that ends in a {self.result.__name__}")
         if isinstance(result, Finished):
@@ -55,14 +59,14 @@ def _possible(tokens: Tokens) -> bool:
 
 
 def reply_rules(request: Message) -> ReplyRules:
-    """Return the rules for the answer to a request, by its row; raises `TypeError` for what is no request."""
+    """Return the rules of the answer to a request; raises `TypeError` for a message that is no request."""
     row = codec.request_row(request)
     assert row.result is not None
     return ReplyRules(row.replies, row.result)
 
 
 def encode_body(message: Message) -> bytes:
-    """Return a message's body; raises `TooLarge` for one that no frame holds."""
+    """Return a message's body; raises `TooLarge` if it fits no frame."""
     body = codec.encode(message)
     if len(body) > BODY_BYTES_MAX:
         raise TooLarge(f"a {type(message).__name__} of {len(body)} bytes; the limit of a link is {BODY_BYTES_MAX}")
@@ -70,7 +74,7 @@ def encode_body(message: Message) -> bytes:
 
 
 def remaining_ms() -> int | None:
-    """Return how long the task that asks can wait, None if nothing bounds it."""
+    """Return the time to this task's deadline, None if it has none."""
     left_s = trio.current_effective_deadline() - trio.current_time()  # -inf for a task that is cancelled already
     return None if left_s == inf else ceil(1000 * min(max(0.0, left_s), WITHIN_MS_MAX / 1000))
 
@@ -81,7 +85,7 @@ def fail_frame(stream: int, error: RequestError) -> Fail:
 
 
 def request_error(fail: Fail, *, asker_left: bool) -> RequestError:
-    """Return the error that a `Fail` carries; `ActorLost` if it claims that an asker has left who has not."""
+    """Return the error that a `Fail` carries; `ActorLost` if it says that the asker has left, which has not."""
     if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")
     return from_code(fail.code, fail.detail, fail.param)

@@ -1,4 +1,4 @@
-"""Addresses at which nodes listen, as people write them in a file and nodes send them to each other."""
+"""Addresses at which nodes listen, as cluster.toml has them and nodes announce them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import frozen
 from protocol.cluster import PORT
 from protocol.strict.mistakes import describe, wrong
 
-_WRITTEN = re.compile(rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}")
+_TEXT = re.compile(rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}")
 
 
 @frozen
@@ -24,19 +24,19 @@ class Endpoint:
 
     @classmethod
     def read(cls, text: str) -> Endpoint:
-        """Return what `host:port` names; an IPv6 address stands in brackets."""
+        """Return the endpoint of a `host:port` that is right; an IPv6 address stands in brackets."""
         host, _, port = text.rpartition(":")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     @classmethod
     def structured(cls, value: object) -> Self:
-        """Return the endpoint that a file names; raises `Mistakes` for text that names none."""
+        """Return the endpoint of a value in a file; raises `Mistakes` for text that is none."""
         assert isinstance(value, str)
-        if _WRITTEN.fullmatch(value) is None:
+        if _TEXT.fullmatch(value) is None:
             raise wrong(f"must be like 127.0.0.1:7401 or [::1]:7401, got {describe(value)}")
         endpoint = cls.read(value)
         return cls(endpoint.host, endpoint.port)
 
     def __str__(self) -> str:
-        """Return it as people write it."""
+        """Return `host:port`, with an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -41,7 +41,7 @@ class FrameWriter:
     _waiting: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
 
     def send(self, frame: Frame, attached: tuple[memoryview, ...] = ()) -> None:
-        """Queue a frame and what is attached to it; do nothing once the link has ended.
+        """Queue a frame and what is attached to it, or do nothing if the link has ended.
 
         Raises `TooLarge` or `Overloaded` as `Peer.send` does. A frame that is not legal ends the link.
         """
@@ -57,7 +57,7 @@ class FrameWriter:
             self.on_failure(PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread"))
 
     def wake(self) -> None:
-        """Write what the other end has made ready to be written by what it has sent."""
+        """Write frames that what has arrived has made ready."""
         self._waiting.unpark()
 
     async def run(self) -> None:

@@ -1,10 +1,10 @@
 """Heartbeats: whether the other end of a link is alive, by its silence and by what its kernel acknowledges.
 
 A process that stands still (stopped, swapped out, in a long turn of its event loop) sends nothing, and neither does a
-host that is gone. The first one goes on where it was a moment later, so what it has asked for must not be ended: while
-its kernel acknowledges bytes, the link is stalled, not lost. The second one must be noticed soon.
+host that is gone. The process may go on where it was a moment later, so what it has asked for must not be ended: while
+its kernel acknowledges bytes, the link is stalled, not lost. The loss of a host must be noticed soon.
 
-An end that has stood still itself must not take that for silence of the others: what they have sent lies unread.
+An end that has stood still itself must not take that for silence of the others: what they have sent is not read yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocol.errors import LocalViolation
 log = logging.getLogger(__name__)
 
 EARLY_S = 0.25  # so that thousands of links take a few turns a second
-TURN_LINKS_MAX = 64  # tended in one turn, which take about a millisecond
+TURN_LINKS_MAX = 64  # served in one turn, which take about a millisecond
 
 
 @frozen
@@ -43,7 +43,7 @@ class Heartbeat:
 
 @define(eq=False)
 class Liveness:
-    """The state of the other end of one link, as far as its silence tells."""
+    """The state of the other end of one link, as far as its silence shows."""
 
     acknowledged_s: Callable[[], float | None]  # since the last acknowledgement that is due; None if it is unknown
     on_stalled: Callable[[], None]  # runs whenever `stalled` changes
@@ -57,7 +57,7 @@ class Liveness:
         return trio.current_time() - self.received_at
 
     def received(self) -> None:
-        """Note that something has arrived."""
+        """Record that something has arrived."""
         self.received_at = trio.current_time()
         if self.stalled:
             self.stalled = False
@@ -72,7 +72,7 @@ class Liveness:
         """Return why the other end counts as lost, None while it does not; this check was due at `due_at`."""
         if not self.stalled:
             self.allowed_s = limits.silent_s
-        if now > due_at + limits.heartbeat_s / 10:  # this end stood still: what has arrived meanwhile lies unread
+        if now > due_at + limits.heartbeat_s / 10:  # this end stood still: what has arrived meanwhile is not read yet
             self.received_at = max(self.received_at, now - self.allowed_s + limits.heartbeat_s)
         if now < self.check_at:
             return None
@@ -111,7 +111,7 @@ class HeartbeatTask:
     _sleeping: trio.CancelScope = field(factory=trio.CancelScope)
 
     def add(self, link: BeatingLink, due_at: float) -> None:
-        """Serve a link from a time on, until it ends."""
+        """Serve a link from `due_at` on, until it ends."""
         heappush(self._due, (due_at, next(self._numbers), link))
         self._sleeping.deadline = min(self._sleeping.deadline, due_at)
 

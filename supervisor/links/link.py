@@ -68,7 +68,7 @@ class Link:
     queued_bytes_max: int = 256 * 1024 * 1024
     release_s: float = 10.0
     traffic: Traffic = field(factory=Traffic)
-    received_bye: Bye | None = field(default=None, init=False)  # why the other end ends the link, if it has said so
+    received_bye: Bye | None = field(default=None, init=False)  # why the other end will end the link
     _asking: AskingHalf = field(init=False)
     _serving: ServingHalf = field(init=False)
     _liveness: Liveness = field(init=False)
@@ -116,7 +116,7 @@ class Link:
         self._running.cancel(reason=str(reason))
 
     def count_into(self, total: Traffic) -> None:
-        """Add what crosses, and what has crossed by now, to a total of several links."""
+        """Count into a total of several links from now on, and add to it what has crossed so far."""
         self.traffic = self._writer.traffic = self._asking.traffic = total.add(self.traffic)
 
     # How it is ---------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Link:
 
     @property
     def stalled(self) -> bool:
-        """Whether the other end's process stands still: it is asked nothing, and what it has asked for goes on."""
+        """Whether the other end's process stands still: this end asks it nothing, and still serves it."""
         return self._liveness.stalled
 
     @property
@@ -184,13 +184,13 @@ class Link:
                 except (PeerViolation, LocalViolation) as error:
                     reason = error
                 finally:
-                    self._end(reason)  # at once: calls that are served may take their time, and must not send any more
+                    self._end(reason)  # at once: calls that are served may run on, and must not send any more
                 nursery.cancel_scope.cancel(reason="the link has ended")
         if self._ended is not None:
             raise self._ended
 
     def _handlers(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> Handlers:
-        """Return what is done about each frame that `Peer.receive` yields; none of it ever waits."""
+        """Return the handler of each frame that `Peer.receive` yields; none of them waits."""
         asking, serving = self._asking, self._serving
         handlers = {
             Hello: partial(self._on_hello, task_status),
@@ -220,7 +220,7 @@ class Link:
                 if handled >= FRAMES_A_TURN:
                     handled = 0
                     await trio.lowlevel.checkpoint()
-            if self.peer.ready:  # to send again, since the other end has room, or is owed a frame about room here
+            if self.peer.ready:  # the other end has room again, or is owed a frame about room here
                 self._writer.wake()
 
     async def _receive(self) -> bytes | bytearray:
@@ -236,7 +236,7 @@ class Link:
 
     def _on_bye(self, bye: Bye) -> None:
         self.received_bye = bye
-        if bye.code == Draining.code:  # its node will stop what still runs, so let askers go on elsewhere now
+        if bye.code == Draining.code:  # its node will stop what still runs, so askers go on elsewhere now
             self._asking.fail_all(partial(Draining, bye.detail))
 
     def _on_announce(self, frame: Announce) -> None:
@@ -279,5 +279,5 @@ class Link:
 
 
 def _refuse_step(_: Step) -> None:
-    """Raise `PeerViolation`: what a Step says is not checked, so only this node's own engine hosts may send one."""
+    """Raise `PeerViolation`: a Step is not checked, so only this node's own engine hosts may send one."""
     raise PeerViolation("a Step, which only an engine's host may send")

@@ -1,7 +1,7 @@
 """The log of links that end or cannot be made: each reason once, however often it recurs.
 
-A node dials again for ever, and strangers may connect as often as they like. So a line is written only for what is new,
-and only so many lines in a minute: what others do must not be able to fill this node's disk.
+A node dials again for ever, and anybody may connect as often as they like. So a line is written only for what is new,
+and only `LINES_MAX` in a minute: others must not be able to fill this node's disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORGET_S = 600.0  # after so long without recurring a reason is new again
 
 @define(eq=False)
 class LinkLog:
-    """Logs what becomes of links."""
+    """Logs new links, and why links end or cannot be made."""
 
     # By peer and reason: when it occurred last, and whether it was the peer's fault.
     _reasons: OrderedDict[tuple[str, str], tuple[float, bool]] = Factory(OrderedDict)
@@ -37,7 +37,7 @@ class LinkLog:
         previous = self._reasons.pop(key, None)
         is_new = previous is None or now - previous[0] >= FORGET_S
         if is_new and not self._take_line(now):
-            return  # it is still new when there is room for a line again
+            return  # it stays new until there is room for a line
         self._reasons[key] = now, isinstance(error, PeerViolation)
         if len(self._reasons) > REASONS_MAX:
             self._reasons.popitem(last=False)
@@ -46,7 +46,7 @@ class LinkLog:
             log.log(_level(error), "no link", extra={"peer": peer, "reason": str(error)})
 
     def linked(self, peer: str) -> None:
-        """Log that there is a link now. Its next loss is new then, but not what was a violation of the protocol."""
+        """Log that there is a link now. Its next loss counts as new then, but a violation of the protocol does not."""
         for key in [key for key, (_, is_violation) in self._reasons.items() if key[0] == peer and not is_violation]:
             del self._reasons[key]
         if peer not in self._linked:

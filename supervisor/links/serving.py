@@ -1,8 +1,8 @@
 """The serving half of a link: the streams that the other end has opened, each served by a task of its own.
 
-A stream is closed when whoever served it holds nothing more for it, not when its last reply is out: the other end takes
-a free stream for free capacity. Whoever serves runs under a cancel scope with the asker's own deadline, which crossed
-the link as the time that was left.
+A stream is closed when its service holds nothing more for it, not when its last reply is out: the other end takes a
+free stream for free capacity. A service runs under a cancel scope with the asker's own deadline, which crossed the link
+as the time that was left.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class ServingHalf:
     _calls: dict[int, _Call] = field(factory=dict, init=False)
 
     def __len__(self) -> int:
-        """How many calls have not ended."""
+        """The number of calls that have not ended."""
         return len(self._calls)
 
     def on_open(self, nursery: trio.Nursery, frame: Open) -> None:
-        """Begin to serve a request; raises `PeerViolation` for a type of request that this end never serves."""
+        """Start to serve a request; raises `PeerViolation` for a type of request that this end never serves."""
         request = codec.decode(frame.body, self.peer.attached)
         service = self.services.get((frame.to, type(request)))
         if service is None and not frame.to:
             raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
-        if service is None:  # it may have been there a moment ago
+        if service is None:  # the worker may have been there a moment ago
             self.send(fail_frame(frame.stream, NotReady(f"there is no {frame.to} here")))
             return
         remaining_s = inf if frame.within_ms is None else max(0, frame.within_ms) / 1000
@@ -76,7 +76,7 @@ class ServingHalf:
             call.answer.credit += frame.units
 
     def on_cancel(self, frame: Cancel) -> None:
-        """Cancel a call; its stream ends when it has let go."""
+        """Cancel a call; its stream ends when the call has released what it holds."""
         if (call := self._calls.get(frame.stream)) is not None:
             call.scope.cancel(reason=f"peer: {frame.reason}")
 

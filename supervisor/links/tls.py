@@ -1,4 +1,4 @@
-"""TLS between nodes: what a node shows of itself, and the names in what it is shown."""
+"""TLS between nodes: the contexts of this node, and the names in the certificate of either end."""
 
 from __future__ import annotations
 
@@ -9,61 +9,62 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
-HANDSHAKE_TURNS = 8  # of either end; one of TLS 1.3 takes two
+HANDSHAKE_TURNS = 8  # of either end; TLS 1.3 takes two
 
 
 @frozen
 class LinkTls:
-    """How this node shows who it is when it listens, and when it dials; `names` are those in its own certificate."""
+    """The contexts with which this node listens and dials, and the names in its own certificate."""
 
     listens: ssl.SSLContext
     dials: ssl.SSLContext
-    names: frozenset[str] | None = None  # None: not known
+    names: frozenset[str] | None = None  # None: unknown
 
 
 def load_link_tls(certificate: Path, key: Path, authority: Path) -> LinkTls:
-    """Return what links are wrapped with; raises `OSError` (an `ssl.SSLError` is one) for files of no use."""
-    made = []
+    """Return the contexts of links; raises `OSError` (an `ssl.SSLError` is one) for files that cannot be used."""
+    contexts = []
     for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
         context = ssl.create_default_context(purpose, cafile=str(authority))
         context.load_cert_chain(certificate, key)
         context.verify_mode = ssl.CERT_REQUIRED
-        made.append(context)
-    listens, dials = made
+        contexts.append(context)
+    listens, dials = contexts
     return LinkTls(listens, dials, _own_names(certificate, key))
 
 
 def certificate_names(stream: trio.abc.Stream) -> frozenset[str]:
-    """Return the names in the other end's certificate, as `DNS:a.b` or `URI:c`; none where it has shown none."""
+    """Return the names in the other end's certificate, as `DNS:a.b` or `URI:c`; empty if it has sent none."""
     return _names(stream.getpeercert()) if isinstance(stream, trio.SSLStream) else frozenset()
 
 
 def _names(certificate: Mapping[str, object] | None) -> frozenset[str]:
-    found = (certificate or {}).get("subjectAltName", ())
-    assert isinstance(found, tuple)
-    return frozenset(f"{kind}:{name}" for kind, name in found if isinstance(name, str))
+    names = (certificate or {}).get("subjectAltName", ())
+    assert isinstance(names, tuple)
+    return frozenset(f"{kind}:{name}" for kind, name in names if isinstance(name, str))
 
 
 def _own_names(certificate: Path, key: Path) -> frozenset[str] | None:
-    """Return the names in a certificate as other nodes will read them, None if it cannot be shown to anybody.
+    """Return the names in a certificate as other nodes will read them, None if it cannot be used in a handshake.
 
-    Python reads a certificate only where one is shown to it: here it is shown from one end of memory to the other.
+    Python reads the names of a certificate only where the other end sends it: so two ends in memory shake hands.
     """
-    shows = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shows.load_cert_chain(certificate, key)
-    reads = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    reads.check_hostname = False
-    reads.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it answers for itself, whoever has signed it
-    reads.load_verify_locations(certificate)
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client, server = reads.wrap_bio(back, there), shows.wrap_bio(there, back, server_side=True)
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(certificate, key)
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it by itself, whoever has signed it
+    client_context.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(HANDSHAKE_TURNS):
         for end in (client, server):
             try:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            except ssl.SSLError:  # it has ended, or is for something else: other checks say so
+            except ssl.SSLError:  # it has expired, or is for another purpose: other checks report that
                 return None
             if end is client:
                 return _names(client.getpeercert())

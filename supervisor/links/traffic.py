@@ -1,4 +1,4 @@
-"""What has crossed a link, counted a message at a time, and never a token."""
+"""Counts of what has crossed a link: by the message, since counting tokens would cost more than sending them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from attrs import define, frozen
 
 @define(eq=False)
 class Traffic:
-    """Messages and bytes in each direction, over one link or over all that there ever were to the same node."""
+    """Messages and bytes in each direction, over one link or over all links that there ever were to one node."""
 
     messages_sent: int = 0
     messages_received: int = 0
@@ -16,7 +16,7 @@ class Traffic:
     waits: int = 0  # of askers, each for another stream to end
 
     def add(self, other: Traffic) -> Traffic:
-        """Count what has crossed another link as well; returns itself."""
+        """Add the counts of another link; returns itself."""
         self.messages_sent += other.messages_sent
         self.messages_received += other.messages_received
         self.bytes_sent += other.bytes_sent
@@ -25,12 +25,12 @@ class Traffic:
         return self
 
     def sent(self, size: int) -> None:
-        """Count a message of `size` bytes that has left."""
+        """Count a message of `size` bytes that was sent."""
         self.messages_sent += 1
         self.bytes_sent += size
 
     def received(self, size: int) -> None:
-        """Count a message of `size` bytes that has come."""
+        """Count a message of `size` bytes that was received."""
         self.messages_received += 1
         self.bytes_received += size
 

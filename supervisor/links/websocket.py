@@ -1,8 +1,8 @@
 """WebSockets between nodes, as the transports of links: dialing, accepting, TLS and the greeting.
 
 A WebSocket costs a link little, and passes through what stands between hosts: proxies, service meshes, port forwards.
-What a link writes at once is one message. The library is not trusted with what strangers send: it runs in a nursery of
-its own, whose exceptions become a `PeerViolation`, over a stream that bounds what a handshake may cost.
+What a link writes at once is one message. Anybody may send bytes that the library does not expect, so it runs in a
+nursery of its own, whose exceptions become a `PeerViolation`, over a stream that limits what a handshake may cost.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class _Connection:
             async with trio.open_nursery() as nursery:
                 try:
                     await self._run(nursery)
-                except Exception as error:  # noqa: BLE001  # raised below: here, the nursery would wrap it in a group
+                except Exception as error:  # noqa: BLE001  # raised below: here the nursery would wrap it in a group
                     self.failure = error
                 nursery.cancel_scope.cancel(reason="the handler has ended")
-        except* Exception as group:  # noqa: BLE001  # what the other end sent has upset the library
+        except* Exception as group:  # noqa: BLE001  # the library does not expect what the other end sent
             library_error = first_leaf(group)
         finally:
             await trio.aclose_forcefully(self.stream)
@@ -127,7 +127,7 @@ class _Connection:
 async def _secured(
     stream: trio.SocketStream, tls: ssl.SSLContext | None, within_s: float, host: str | None
 ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
-    """Return the stream, or TLS over it; raises `PeerRefused` if one end does not take the other's certificate."""
+    """Return the stream, or TLS over it; raises `PeerRefused` if one end does not accept the other's certificate."""
     if tls is None:
         return stream
     secure = trio.SSLStream(stream, tls, server_hostname=host, server_side=host is None, https_compatible=True)
@@ -152,7 +152,7 @@ def tls_error_text(error: ssl.SSLError) -> str:
 # One end each ---------------------------------------------------------------------------
 
 
-async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, handler: ConnectionHandler) -> None:
+async def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, within_s: float, handler: ConnectionHandler) -> None:
     """Connect to a node and run `handler`, which gets the WebSocket; raises `PeerLost` if it cannot be reached.
 
     `within_s` bounds the connection, TLS and the handshake of the WebSocket, each by itself.
@@ -162,7 +162,7 @@ async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, handle
         return await trio_websocket.wrap_client_stream(
             nursery,
             cast("trio.SocketStream", limited),  # any stream will do
-            str(at),
+            str(endpoint),
             PATH,
             message_queue_size=QUEUED_MESSAGES,
             max_message_size=MESSAGE_BYTES_MAX,
@@ -171,12 +171,12 @@ async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, handle
 
     try:
         with trio.fail_after(within_s):
-            stream = await trio.open_tcp_stream(at.host, at.port)
-    except (OSError, trio.TooSlowError, ValueError, OverflowError) as error:  # the last two for names that cannot be
-        why = f"not within {within_s:g} s" if isinstance(error, trio.TooSlowError) else str(error)
-        raise PeerLost(f"{at} cannot be reached: {why}") from error
+            stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
+    except (OSError, trio.TooSlowError, ValueError, OverflowError) as error:  # the last two for impossible names
+        reason = f"not within {within_s:g} s" if isinstance(error, trio.TooSlowError) else str(error)
+        raise PeerLost(f"{endpoint} cannot be reached: {reason}") from error
     try:
-        secure = await _secured(stream, tls, within_s, at.host)
+        secure = await _secured(stream, tls, within_s, endpoint.host)
         # An end that refuses a certificate closes the connection without a reason.
         hint = "" if tls is None else ", it may not take this node's certificate"
         await _Connection(LimitedStream(secure), handshake, within_s, handler, hint).run()
@@ -187,7 +187,7 @@ async def dial(at: Endpoint, tls: ssl.SSLContext | None, within_s: float, handle
 async def accept(
     stream: trio.SocketStream, tls: ssl.SSLContext | None, within_s: float, handler: ConnectionHandler
 ) -> None:
-    """Run `handler` for a connection that asks for a link in time, and close it.
+    """Run `handler` for a connection that asks for a link in time, then close it.
 
     Raises what `handler` raises, and `PeerLost`, `PeerRefused` or `PeerViolation` if it does not ask for a link.
     """
@@ -212,7 +212,7 @@ async def accept(
         await trio.aclose_forcefully(stream)
 
 
-async def greet(wire: WebSocketTransport, greeter: Greeter, within_s: float) -> str:
+async def greet(transport: WebSocketTransport, greeter: Greeter, within_s: float) -> str:
     """Exchange greetings, and return the name that the other end has proved.
 
     Raises `PeerRefused` if either end refuses the other, `PeerLost` if there is no greeting in time.
@@ -220,26 +220,26 @@ async def greet(wire: WebSocketTransport, greeter: Greeter, within_s: float) -> 
     refused: PeerRefused | PeerViolation | None = None
     with trio.move_on_after(within_s):
         try:
-            await _send(wire, greeter.start())
+            await _send(transport, greeter.start())
             while greeter.peer is None:
-                if not (message := await wire.receive_some()):
-                    ended = f": {wire.stream.end_reason}" if wire.stream.end_reason else ""
+                if not (message := await transport.receive_some()):
+                    ended = f": {transport.stream.end_reason}" if transport.stream.end_reason else ""
                     raise PeerLost(f"the other end closed the link before it said who it is{ended}")
-                await _send(wire, greeter.receive(message))
+                await _send(transport, greeter.receive(message))
         except (PeerRefused, PeerViolation) as error:
             refused = error
         if refused is None and greeter.peer is not None:
-            wire.stream.lift_limit()
+            transport.stream.lift_limit()
             return greeter.peer
         if greeter.final_message:
-            await _send(wire, [greeter.final_message])
+            await _send(transport, [greeter.final_message])
     raise refused or PeerLost(f"the other end did not say who it is within {within_s:g} s")
 
 
-async def _send(wire: WebSocketTransport, messages: list[bytes]) -> None:
+async def _send(transport: WebSocketTransport, messages: list[bytes]) -> None:
     with suppress(trio.BrokenResourceError):  # the reader meets the same end
         for message in messages:
-            await wire.send_all(message)
+            await transport.send_all(message)
 
 
 async def run_in_nursery(body: Callable[[trio.Nursery], Awaitable[None]]) -> None:

@@ -25,13 +25,13 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/cluster/model_identity.py": (
-        Bug("every name of a model that was ever heard is kept", "if not self._is_known(model):", "if False:"),
-        Bug("the weights that stood last are forgotten", "if not self._is_known(model):", "if True:"),
-        Bug("workers of other weights are asked", "if weights is None or weights == standing or", "if True or"),
+        Bug("every name of a model that was ever heard is kept", "if not self._is_named(model):", "if False:"),
+        Bug("the weights that stood last are forgotten", "if not self._is_named(model):", "if True:"),
+        Bug("workers of other weights are asked", "if weights is None or weights == served or", "if True or"),
         Bug(
             "of equally many the newer weights stand",
-            "(len(holders[each]), each == before)",
-            "(len(holders[each]), each != before)",
+            "(len(holders[weights]), weights == before)",
+            "(len(holders[weights]), weights != before)",
         ),
         Bug("who is down goes on counting", "if offer.up and not state.draining and mismatch", "if mismatch"),
         Bug("who was refused once is not asked again", "            self._changed.add(model)\n", ""),

@@ -80,7 +80,7 @@ BUGS: Bugs = {
         Bug(
             "a link ends when its answerers have let go",
             """                finally:
-                    self._end(reason)  # at once: calls that are served may take their time, and must not send any more
+                    self._end(reason)  # at once: calls that are served may run on, and must not send any more
                 nursery.cancel_scope.cancel(reason="the link has ended")
 """,
             """                finally:

@@ -173,7 +173,7 @@ def test_names_of_models_that_were_heard_once_are_not_kept() -> None:
     models = ModelIdentities({"oak": OWN})
     for number in range(100):
         each = evolve(offer("w", OLD), model=f"model {number}")
-        models.judge("a", NodeState((each, offer("w0", OLD))))
+        models.apply("a", NodeState((each, offer("w0", OLD))))
         assert set(models.served_weights) == set(models._holders) == {"oak", each.model}
     models.forget("a")
     assert not models._holders
