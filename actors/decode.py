@@ -36,7 +36,7 @@ async def decode(
     prompt enters while there is none. Several actors may share one inbox: the one with a free slot takes the next call.
     Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
-    own = Slots(engine, slots, deadlines, observer or SlotObserver())
+    engine_slots = Slots(engine, slots, deadlines, observer or SlotObserver())
     bugs, pending = BugCounter(), PendingPrefill(pending_prefill_tokens_max)
 
     def begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
@@ -47,7 +47,7 @@ async def decode(
         requests.start_soon(end_with, engine)
         task_status.started()
         while True:
-            await own.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+            await engine_slots.free.acquire()  # first, so that a call waits where others can take it
             call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
             pending.add(call, len(call.request.tokens))
-            requests.start_soon(generate, call, own, bugs, partial(begun, call))
+            requests.start_soon(generate, call, engine_slots, bugs, partial(begun, call))

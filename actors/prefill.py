@@ -34,10 +34,10 @@ async def prefill(
 
     Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
-    own, bugs = Slots(engine, slots, deadlines, observer or SlotObserver()), BugCounter()
+    engine_slots, bugs = Slots(engine, slots, deadlines, observer or SlotObserver()), BugCounter()
     async with trio.open_nursery() as requests:
         requests.start_soon(end_with, engine)
         task_status.started()
         while True:
-            await own.free.acquire()
-            requests.start_soon(generate, await inbox.receive(), own, bugs)
+            await engine_slots.free.acquire()
+            requests.start_soon(generate, await inbox.receive(), engine_slots, bugs)

@@ -22,7 +22,7 @@ from actors.kit.offload import Offload, RunInThread
 from actors.text.choices import Choices, Emit
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
-from actors.text.prompts import PromptLimits, echoed, encoded, generates, spelled
+from actors.text.prompts import PromptLimits, echo_texts, encode_prompts, make_generations, param_name
 from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages import Finished, Generate, Grammar, Started, Tokens
 from protocol.text_messages import (
@@ -48,7 +48,7 @@ GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
 """Checks a grammar for the owner of a request; raises `BadRequest` for one that is refused."""
 
 
-async def unchecked(_: Grammar, __: str) -> None:
+async def accept_any_grammar(_: Grammar, __: str) -> None:
     """Accept every grammar: where no engine could be blocked by one."""
     await trio.lowlevel.checkpoint()
 
@@ -61,7 +61,7 @@ async def processor(
     run_in_thread: RunInThread,
     requests_max: int,
     tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
-    check_grammar: GrammarCheck = unchecked,
+    check_grammar: GrammarCheck = accept_any_grammar,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -75,7 +75,7 @@ async def processor(
     free = trio.Semaphore(requests_max)
     bugs = BugCounter()
 
-    async def answered(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
+    async def result_of(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         current = limits()
         if current is None or (isinstance(request, Respond) and request.total_max == 0):
             raise NotReady("no engine has been ready for this model yet")
@@ -86,13 +86,13 @@ async def processor(
                 await _check_grammar(request, request.grammar, current, check_grammar)
             return await _respond(request, model, current, decode, work, partial(_put, answer.put))
         if isinstance(request, Tokenize):
-            return await _tokenized(request, model, current, tokenize_tokens_max, work)
-        return await _detokenized(request, model, tokenize_tokens_max, work)
+            return await _tokenize(request, model, current, tokenize_tokens_max, work)
+        return await _detokenize(request, model, tokenize_tokens_max, work)
 
     async def answer_one(call: Call[TextRequest, TextReply, TextResult]) -> None:
         try:
             with call.answering(bugs) as answer:
-                answer.end(await answered(call.request, answer))
+                answer.end(await result_of(call.request, answer))
         finally:
             free.release()
 
@@ -108,11 +108,11 @@ async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimit
     await trio.lowlevel.checkpoint()
     if grammar.kind not in limits.info.grammars:
         await trio.lowlevel.checkpoint()
-        return  # it is refused later, by a sentence of its own
+        return  # it is refused later, with a sentence of its own
     try:
         await check(grammar, request.owner)
     except BadRequest as error:
-        error.param = spelled(request, "grammar")
+        error.param = param_name(request, "grammar")
         raise
 
 
@@ -128,14 +128,14 @@ async def _respond(
     work: Offload,
     emit: Emit,
 ) -> Answered:
-    prompts = await encoded(request, model, limits, work)
-    generations = generates(request, model, prompts, limits)
-    echoes = await echoed(request, model, prompts, work) if request.echo else []
+    prompts = await encode_prompts(request, model, limits, work)
+    generations = make_generations(request, model, prompts, limits)
+    echoes = await echo_texts(request, model, prompts, work) if request.echo else []
     emit(Accepted(sum(map(len, prompts))))
     return Answered(await Choices(request, model, decode, emit, echoes).read(generations))
 
 
-async def _tokenized(
+async def _tokenize(
     request: Tokenize, model: TextModel, limits: PromptLimits, tokens_max: int, work: Offload
 ) -> Tokenized:
     try:
@@ -144,7 +144,7 @@ async def _tokenized(
         else:
             ids = await tokenize_text(request.text, model, tokens_max, work, special=request.special)
         if len(ids) > tokens_max:
-            raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # reported as the same of a part is
+            raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # reported as for a part of the text
     except TooManyTokens as error:
         field = "messages" if request.turns else "prompt"
         sentence = f"the text is {error} tokens long, and one that is only tokenised can have {tokens_max}"
@@ -152,7 +152,7 @@ async def _tokenized(
     return Tokenized(ids, limits.total_max)
 
 
-async def _detokenized(request: Detokenize, model: TextModel, tokens_max: int, work: Offload) -> Detokenized:
+async def _detokenize(request: Detokenize, model: TextModel, tokens_max: int, work: Offload) -> Detokenized:
     if len(request.ids) > tokens_max:
         sentence = f"there are {len(request.ids)} tokens, and a list that is only read can have {tokens_max}"
         raise ContextTooLong(sentence, param="tokens")

@@ -198,11 +198,11 @@ class Slots:
         if len(self.stuck) >= most:
             raise EngineStuck(f"{len(self.stuck)} requests kept their slots for {limits.release_s} s after their ends")
         if self.stuck[request_id]:
-            raise EngineStuck(f"{request_id} kept its slot, and the engine says nothing to anybody")
+            raise EngineStuck(f"{request_id} kept its slot, and the engine answers no request")
         with trio.move_on_after(limits.release_s) as asking, suppress(RequestError):  # a lost one ends this actor
             await self.engine.load()
         if asking.cancelled_caught:
-            raise EngineStuck(f"{request_id} kept its slot, and the engine does not say how busy it is")
+            raise EngineStuck(f"{request_id} kept its slot, and the engine does not report its load")
 
 
 @contextmanager

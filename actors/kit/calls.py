@@ -105,7 +105,7 @@ class Answer(Generic[Rep, Res]):
 
         Raises what `receiver` raised, or the `RequestError` that the answer ended with. `until` returns the deadline of
         the relay on Trio's clock. It is evaluated at the first reply and at each deadline, so it may be brought forward
-        at the first reply only. The result is None once the deadline has passed, and after `enough()`.
+        at the first reply only. The result is None once the deadline has passed, and after `abandon()`.
         """
         await trio.lowlevel.checkpoint()
         self._receiver = receiver

@@ -7,7 +7,7 @@ A hand-off that fails does not tell which of its two workers is at fault, or whe
 So a pair has a breaker of its own, and its failures count for both workers as well: one that fails with several others
 is ejected itself, and the failures that those had with it are forgotten.
 
-Pure: time comes in as a parameter, and there is no randomness in it. What a failure is, its callers say.
+Pure: time comes in as a parameter, and there is no randomness in it. What counts as a failure, its callers decide.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class _Breaker:
             self.recent.popleft()
 
     def blamed(self, limits: Ejection) -> set[str]:
-        """Return the partners it failed with so often that it is to be opened; none if it did not."""
-        row = list(takewhile(lambda each: each is not None, reversed(self.recent)))
-        if len(row) < limits.failures_max:
-            row = list(self.recent)[-limits.window :]
-            failures = len(row) - row.count(None)
-            if len(row) < limits.window or failures <= limits.rate_max * len(row):
+        """Return the partners with which it failed, if so often that it is to be opened; else none."""
+        answers = list(takewhile(lambda partner: partner is not None, reversed(self.recent)))
+        if len(answers) < limits.failures_max:
+            answers = list(self.recent)[-limits.window :]
+            failures = len(answers) - answers.count(None)
+            if len(answers) < limits.window or failures <= limits.rate_max * len(answers):
                 return set()
-        return {each for each in row if each is not None}
+        return {partner for partner in answers if partner is not None}
 
 
 @define(eq=False)
@@ -107,14 +107,14 @@ class OutlierDetector:
         """
         if opened := [each.name for each in (*both, pair) if each.name in self._open_names]:
             return next((name for name in opened if self._reopen(name, why, limits, now)), None)
-        one, two = both
-        for suspect, other in ((one, two.name), (two, one.name), (pair, ALONE)):
+        first, second = both
+        for suspect, other in ((first, second.name), (second, first.name), (pair, ALONE)):
             self._breaker(suspect).note(limits, other)
-        with_many = [(len(self._breakers[each.name].blamed(limits)), each) for each in both]
-        for others, each in sorted(with_many, key=lambda many: -many[0]):
-            if others > 1 and self._eject(each, why, limits, now):
-                self._acquit(each.name)
-                return each.name
+        by_partners = [(len(self._breakers[each.name].blamed(limits)), each) for each in both]
+        for partners, suspect in sorted(by_partners, key=lambda entry: -entry[0]):
+            if partners > 1 and self._eject(suspect, why, limits, now):
+                self._forget_failures_with(suspect.name)
+                return suspect.name
         failing = self._breakers[pair.name].blamed(limits)
         return pair.name if failing and self._eject(pair, why, limits, now) else None
 
@@ -185,7 +185,7 @@ class OutlierDetector:
         self._open(suspect.name, why, limits, now)
         return True
 
-    def _acquit(self, culprit: str) -> None:
+    def _forget_failures_with(self, culprit: str) -> None:
         """Forget the failures that others, and its pairs, had with a culprit."""
         for name in [name for name in self._breakers if culprit in name.split("+") and name != culprit]:
             del self._breakers[name]

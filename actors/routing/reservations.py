@@ -39,13 +39,13 @@ class Reservations:
 
     def discard(self, prefill: str, decode: str, prompt: int) -> None:
         """Remove such a prompt: it has begun, or has ended."""
-        of_prefill = self.pending[prefill]
-        handed = of_prefill[decode]
+        by_decode = self.pending[prefill]
+        handed = by_decode[decode]
         handed.requests -= 1
         handed.tokens -= prompt
         if not handed.requests:
-            del of_prefill[decode]
-        if not of_prefill:
+            del by_decode[decode]
+        if not by_decode:
             del self.pending[prefill]
 
     def has_room(self, prefill: Load, decode: str, decodes: int) -> bool:
@@ -54,12 +54,12 @@ class Reservations:
         There is room for the first prompt of a decode in any free slot, and for more in its share of tokens and slots;
         one slot is left free for each decode that has no prompt there.
         """
-        of_prefill = self.pending.get(prefill.name, {})
-        if (handed := of_prefill.get(decode)) is None:
+        by_decode = self.pending.get(prefill.name, {})
+        if (handed := by_decode.get(decode)) is None:
             return True
         if prefill.shared_max and handed.tokens * decodes >= prefill.shared_max:
             return False
-        without = max(0, decodes - len(of_prefill))
+        without = max(0, decodes - len(by_decode))
         return handed.requests * decodes < prefill.slots and prefill.busy + without < prefill.slots
 
     def reserve(self, name: str, prompt: int) -> None:

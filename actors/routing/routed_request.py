@@ -200,7 +200,7 @@ class RoutedRequest:
     def _rendezvous(self, prefill: Worker) -> Rendezvous:
         if prefill.bootstrap is None:  # it was there when the prefill was chosen
             self._failover.lost_names.add(prefill.load.name)
-            raise HandOffFailed(f"prefill {prefill.load.name} does not say any more where its rendezvous is")
+            raise HandOffFailed(f"prefill {prefill.load.name} no longer announces where its rendezvous is")
         return Rendezvous(self.routing.new_room(), *prefill.bootstrap)
 
     @contextmanager

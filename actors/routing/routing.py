@@ -67,8 +67,8 @@ class Routing:
         whole = self._pick(self._candidates(Leg.BOTH, request, excluded), request)
         if whole is not None and (request is None or len(request.tokens) < self.prefill_tokens_min):
             return whole, None
-        if (both := self._pair(request, excluded)) is not None:
-            prefill, decode = both
+        if (pair := self._pair(request, excluded)) is not None:
+            prefill, decode = pair
             return decode, prefill
         return None if whole is None else (whole, None)
 
@@ -84,17 +84,17 @@ class Routing:
         """
         if self.ranked is None or self.policy is not least_loaded:
             return list(self._eligible(self._workers(leg), excluded))
-        found = list[Worker]()
+        candidates = list[Worker]()
         for worker in self._eligible(self._workers(leg), excluded):
             load = worker.load
             if load.full:  # and so are all that follow
                 break
             if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
-            found.append(worker)
+            candidates.append(worker)
             if (request is None or load.fits(request)) and load.name not in self._reservations.requests:
                 break
-        return found
+        return candidates
 
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
@@ -161,13 +161,13 @@ class Routing:
             both = Suspect(name, "pair", legs[Leg.PREFILL] * legs[Leg.DECODE])
             ejected = self.outliers.failed_pair(both, suspects, error.code, ejection, now)
         if ejected is not None:
-            log.warning("a worker that keeps failing is set aside", extra={"worker": ejected, "code": error.code})
+            log.warning("a worker that keeps failing is ejected", extra={"worker": ejected, "code": error.code})
             self.observer.worker_ejected(ejected, error.code)
 
     def answered(self, name: str) -> None:
         """Count a success for a worker or a pair."""
         if self.outliers.answered(name, self.limits.ejection, trio.current_time()):
-            log.info("a worker that was set aside is well again", extra={"worker": name})
+            log.info("an ejected worker is readmitted", extra={"worker": name})
             self.observer.readmitted(name)
 
     def _eligible(self, workers: Iterable[Worker], excluded: Collection[str]) -> Iterator[Worker]:
@@ -178,19 +178,19 @@ class Routing:
         if not self.outliers:
             yield from (each for each in workers if each.load.name not in excluded)
             return
-        now, others = trio.current_time(), list[Worker]()
+        now, ejected = trio.current_time(), list[Worker]()
         found = False
-        for each in workers:
-            name = each.load.name
+        for worker in workers:
+            name = worker.load.name
             if name in excluded:
                 continue
             if not self.outliers.avoided(name, now):
                 found = True
-                yield each
+                yield worker
             elif not found:
-                others.append(each)
+                ejected.append(worker)
         if not found:
-            yield from others
+            yield from ejected
 
     def _pair(self, request: Generate | None, excluded: Collection[str]) -> tuple[Worker, Worker] | None:
         """Return a prefill and a decode that have room and can meet; None if there are none now.
@@ -226,12 +226,12 @@ class Routing:
         the numbers of workers and requests, not of pairs.
         """
         decodes = self._with_room(Leg.DECODE, excluded)
-        met = [
+        prefills = [
             each
             for each, load in self._with_room(Leg.PREFILL, excluded)
             if any(meet(load, other) for _, other in decodes)
         ]
-        if (prefill := self._pick(met, request)) is None:
+        if (prefill := self._pick(prefills, request)) is None:
             return None
         load = self._reservations.with_reserved(prefill.load)
         decode = self._pick([each for each, other in decodes if meet(load, other)], request)

@@ -49,11 +49,11 @@ class CandidateChoice:
     def note(self, tokens: Tokens, *, scored: bool) -> None:
         """Keep the next tokens, with their log probabilities if `scored`."""
         self._ids.extend(tokens.ids)
-        for each in tokens.logprobs if scored else ():
-            self._logprobs.append(each.logprob)
-            self._top_counts.append(len(each.top))
-            self._top_ids.extend([token for token, _ in each.top])
-            self._top_logprobs.extend([value for _, value in each.top])
+        for scores in tokens.logprobs if scored else ():
+            self._logprobs.append(scores.logprob)
+            self._top_counts.append(len(scores.top))
+            self._top_ids.extend([token for token, _ in scores.top])
+            self._top_logprobs.extend([value for _, value in scores.top])
 
     def likelihood(self) -> float:
         """Return the mean log probability of its tokens."""
@@ -80,6 +80,6 @@ class CandidateChoice:
         await trio.lowlevel.checkpoint()
 
 
-def plain(tokens: Tokens) -> Tokens:
+def without_top(tokens: Tokens) -> Tokens:
     """Return tokens without their top log probabilities."""
     return Tokens(tokens.ids, tuple([Logprob(each.logprob) for each in tokens.logprobs]))

@@ -87,7 +87,9 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return result
 
 
-def rendered(template: jinja2.Template, messages: Iterable[Mapping[str, str]], variables: Mapping[str, object]) -> str:
+def render_conversation(
+    template: jinja2.Template, messages: Iterable[Mapping[str, str]], variables: Mapping[str, object]
+) -> str:
     """Return the conversation as the template renders it; raises what it raises, or `TemplateError` past a bound."""
     _steps.set(_Steps())
     return "".join(_within_bounds(template.generate(messages=_Counted(messages), **variables)))
@@ -113,7 +115,7 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def compiled(source: str, strftime: Callable[[str], str]) -> jinja2.Template:
+def compile_template(source: str, strftime: Callable[[str], str]) -> jinja2.Template:
     """Return a template ready to render, with `strftime_now`; raises `StartFailed` if it cannot be compiled."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     environment.globals["raise_exception"] = _refuse

@@ -14,7 +14,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.calls import Askable
-from actors.text.candidates import CandidateChoice, plain
+from actors.text.candidates import CandidateChoice, without_top
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
@@ -55,9 +55,9 @@ class Choices:
             await self._choice(generations[0][0], 0, self.emit)
         else:
             async with trio.open_nursery() as nursery:
-                for place, of_prompt in enumerate(generations):
-                    nursery.start_soon(self._prompt, of_prompt, place)
-        return Usage(sum(len(of_prompt[0].tokens) for of_prompt in generations), self._completion, self._cached)
+                for place, choices in enumerate(generations):
+                    nursery.start_soon(self._prompt, choices, place)
+        return Usage(sum(len(choices[0].tokens) for choices in generations), self._completion, self._cached)
 
     async def _prompt(self, generations: Sequence[Generate], prompt: int) -> None:
         """Read the choices of one prompt; if more are computed than wanted, pass on the likeliest in the end."""
@@ -109,7 +109,7 @@ class Choices:
                 return
             if candidate is not None:
                 candidate.note(reply, scored=self.request.logprobs is not None)
-                reply = plain(reply)
+                reply = without_top(reply)
             pieces.take(detokenizer.feed(reply.ids, reply.logprobs))
             for text in pieces.give(PIECES_A_STEP):
                 emit(text)
@@ -141,7 +141,7 @@ class Choices:
             self._completion += detokenizer.tokens
             emit(ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched))
         elif finished is None:
-            raise EngineLost("the answer ended without saying how")
+            raise EngineLost("the answer ended without a result")
         else:
             self._completion += finished.usage.completion_tokens
             emit(ChoiceEnded(finished.reason, choice, finished.matched))

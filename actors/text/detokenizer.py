@@ -1,4 +1,4 @@
-"""Incremental detokenisation: token ids to text as they come, in whole characters and without stop strings.
+"""Incremental detokenisation: token ids to text as they arrive, in whole characters and without stop strings.
 
 A character may take several tokens, a token may hold parts of two characters, and a stop string may span many tokens.
 So what a token adds is certain only later. Bytes that may become a character are held back, and then text that may
@@ -26,8 +26,8 @@ HELD_IDS_MAX = 16  # that may become one character; far more than any has
 class Decoding:
     """Token ids to text as they come; together it is the text that the tokenizer gives for all of them at once.
 
-    Except where a tokenizer takes one broken byte as a reason to call sound ones before it broken as well: text that
-    was given out stays as it was.
+    Except where one invalid byte makes a tokenizer decode valid ones before it as U+FFFD as well: text that was given
+    out is not changed.
     """
 
     tokenizer: Tokenizer
@@ -45,7 +45,7 @@ class Decoding:
                 return self._give(text, len(self._ids))
             if held > HELD_IDS_MAX:  # without text, such as special tokens
                 del self._ids[self._given :]
-        elif held > HELD_IDS_MAX:  # too many for one character: all but the last few are broken
+        elif held > HELD_IDS_MAX:  # too many for one character: all but the last few are invalid
             tail = self._open_tail(text)
             return self._give(text.removesuffix(self._decode(tail)), len(self._ids) - len(tail))
         return ""

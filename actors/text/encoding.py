@@ -22,7 +22,7 @@ around a text. The longest words of vocabularies, and of WordPiece, are far belo
 
 
 class TooManyTokens(Exception):
-    """A text certainly has more tokens than it may have; the message says how many, as far as is known."""
+    """A text certainly has more tokens than it may have; the message is their number, as far as it is known."""
 
 
 async def tokenize_text(

@@ -55,7 +55,7 @@ class PendingLogprobs:
     def take(self, characters: int, *, last: bool) -> tuple[TokenText, ...]:
         """Return the tokens that end within the next `characters` of text.
 
-        If they are the last, also the token that a stop string cut in two, but none of those that it cut off.
+        With `last`, also the token that a stop string cut in two, but none of those behind the cut.
         """
         self._given += characters
         out: list[TokenText] = []
@@ -82,11 +82,11 @@ def token_data(tokenizer: Tokenizer, description: Mapping[str, object] | None = 
         for each in (tokens if isinstance(tokens, list) else ())
     }
     kinds = _kinds(decoder if isinstance(decoder, dict) else None)
-    spelled: Callable[[str], bytes] | None = None
+    bytes_of_name: Callable[[str], bytes] | None = None
     if "ByteLevel" in kinds:
-        spelled = _byte_level(byte_alphabet())
+        bytes_of_name = _byte_level(byte_alphabet())
     elif "ByteFallback" in kinds:
-        spelled = _byte_fallback
+        bytes_of_name = _byte_fallback
 
     @lru_cache(maxsize=16_384)
     def data(token: int) -> bytes:
@@ -95,8 +95,8 @@ def token_data(tokenizer: Tokenizer, description: Mapping[str, object] | None = 
         name: str | None = tokenizer.id_to_token(token)
         if name is None:
             return b""
-        if spelled is not None:
-            return spelled(name)
+        if bytes_of_name is not None:
+            return bytes_of_name(name)
         text: str = tokenizer.decode([token])
         return text.encode()
 
@@ -108,8 +108,8 @@ def _byte_level(byte_of: dict[str, bytes]) -> Callable[[str], bytes]:
 
 
 def _byte_fallback(name: str) -> bytes:
-    if found := _FALLBACK.fullmatch(name):
-        return bytes([int(found[1], 16)])
+    if match := _FALLBACK.fullmatch(name):
+        return bytes([int(match[1], 16)])
     return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
 

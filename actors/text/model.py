@@ -10,7 +10,7 @@ import jinja2
 from attrs import Factory, frozen
 from tokenizers import Tokenizer
 
-from actors.text.chat_template import compiled, rendered
+from actors.text.chat_template import compile_template, render_conversation
 from actors.text.logprobs import TokenData, token_data
 from actors.text.token_bounds import characters_a_token
 from protocol.errors import BadRequest, StartFailed
@@ -51,7 +51,7 @@ class TextModel:
         messages = [{"role": _role(turn.role), "content": turn.content} for turn in turns]
         variables = {"add_generation_prompt": True, "tools": None, **self.specials}
         try:
-            return rendered(self.template, messages, variables)
+            return render_conversation(self.template, messages, variables)
         except Exception as error:  # a template may raise anything to refuse
             raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
 
@@ -105,7 +105,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
     description = json.loads(tokenizer.to_str())
     model = TextModel(
         tokenizer=tokenizer,
-        template=compiled(source, strftime),
+        template=compile_template(source, strftime),
         eos_token_ids=_eos(tokenizer, config, generation, tokenizing),
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
         characters_a_token=characters_a_token(description),

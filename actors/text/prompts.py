@@ -35,7 +35,7 @@ class PromptLimits:
         return evolve(self, total_max=total_max, prompt_max=min(self.prompt_max, total_max))
 
 
-async def encoded(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[list[int]]:
+async def encode_prompts(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[list[int]]:
     """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or has unknown ids."""
     await trio.lowlevel.checkpoint()
     prompts: list[list[int]] = []
@@ -47,7 +47,7 @@ async def encoded(request: Respond, model: TextModel, limits: PromptLimits, work
         except TooManyTokens as error:
             raise _too_long(request, limits, which, str(error)) from None
         if not tokens:
-            raise BadRequest(f"{which} is empty", param=spelled(request, "turns"))
+            raise BadRequest(f"{which} is empty", param=param_name(request, "turns"))
         _check_length(request, len(tokens), limits, which)
         prompts.append(tokens)
     return prompts
@@ -71,7 +71,7 @@ def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
     tokens, most = list(request.token_lists[place]), limits.info.vocabulary_size
     if tokens and not 0 <= min(tokens) <= max(tokens) < most:
         which = f"prompt {place}" if request.token_lists[1:] else "the prompt"
-        raise BadRequest(f"{which} has a token id outside 0 to {most - 1}", param=spelled(request, "turns"))
+        raise BadRequest(f"{which} has a token id outside 0 to {most - 1}", param=param_name(request, "turns"))
     return tokens
 
 
@@ -126,7 +126,7 @@ def _check_length(request: Respond, length: int, limits: PromptLimits, which: st
         raise ContextTooLong(
             f"{which} is {length} tokens long, and {request.tokens_max} more are asked for;"
             f" together they can have {limits.total_max}",
-            param=spelled(request, "tokens_max"),
+            param=param_name(request, "tokens_max"),
         )
 
 
@@ -134,20 +134,20 @@ def _too_long(request: Respond, limits: PromptLimits, which: str, length: str) -
     together = f"prompt and answer together can have {limits.total_max}"
     alone = f"prompts here can have {limits.prompt_max}"
     limit = together if limits.total_max <= limits.prompt_max else alone
-    return ContextTooLong(f"{which} is {length} tokens long, and {limit}", param=spelled(request, "turns"))
+    return ContextTooLong(f"{which} is {length} tokens long, and {limit}", param=param_name(request, "turns"))
 
 
-async def echoed(request: Respond, model: TextModel, prompts: list[list[int]], work: Offload) -> list[str]:
+async def echo_texts(request: Respond, model: TextModel, prompts: list[list[int]], work: Offload) -> list[str]:
     """Return the text of each prompt; raises `BadRequest` for one with unknown ids."""
     try:
         await trio.lowlevel.checkpoint()
         return [await work.run(len(tokens), partial(model.decode, tokens)) for tokens in prompts]
     except BadRequest as error:
-        error.param = spelled(request, "turns")
+        error.param = param_name(request, "turns")
         raise
 
 
-def generates(
+def make_generations(
     request: Respond, model: TextModel, prompts: list[list[int]], limits: PromptLimits
 ) -> list[list[Generate]]:
     """Return the generations to ask for: for each prompt, a list of its choices.
@@ -198,21 +198,21 @@ def _check_options(request: Respond, info: EngineInfo) -> None:
     most = info.vocabulary_size
     for name, ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", tuple(request.logit_bias))):
         if any(not 0 <= token < most for token in ids):
-            raise BadRequest(f"the model's token ids end at {most - 1}", param=spelled(request, name))
+            raise BadRequest(f"the model's token ids end at {most - 1}", param=param_name(request, name))
     if request.grammar is not None and request.grammar.kind not in info.grammars:
         raise Unsupported(
             f"the engine of this model cannot keep an answer to a {request.grammar.kind}",
-            param=spelled(request, "grammar"),
+            param=param_name(request, "grammar"),
         )
     if request.logprobs is not None and request.logprobs > most:
-        raise BadRequest(f"the model has {most} tokens", param=spelled(request, "logprobs"))
+        raise BadRequest(f"the model has {most} tokens", param=param_name(request, "logprobs"))
 
 
 def _sampling(request: Respond, model: TextModel, tokens_max: int) -> Sampling:
     if request.tokens_min > tokens_max:
         raise BadRequest(
             f"at least {request.tokens_min} tokens are asked for, and at most {tokens_max}",
-            param=spelled(request, "tokens_min"),
+            param=param_name(request, "tokens_min"),
         )
     own = model.defaults
     return Sampling(
@@ -233,6 +233,6 @@ def _sampling(request: Respond, model: TextModel, tokens_max: int) -> Sampling:
     )
 
 
-def spelled(request: Respond, name: str) -> str:
+def param_name(request: Respond, name: str) -> str:
     """Return the client's name of a field."""
     return request.params.get(name, name)

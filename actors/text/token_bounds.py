@@ -30,7 +30,7 @@ def characters_a_token(description: Description) -> int | None:
     if shrinking is None or not _keeps(description.get("pre_tokenizer")):
         return None
     added = _list(description.get("added_tokens"))
-    if any(each.get("lstrip") or each.get("rstrip") for each in added):  # they swallow the spaces around them
+    if any(each.get("lstrip") or each.get("rstrip") for each in added):  # they include the spaces around them
         return None
     model = _dict(description.get("model"))
     vocabulary = list(_vocabulary(model))
@@ -76,7 +76,7 @@ def _keeps(part: object) -> bool:
 def _covers_every_character(model: Description, vocabulary: set[str], *, byte_level: bool) -> bool:
     """Whether every character becomes a part of some token: byte by byte, or as an unknown token of its own."""
     if model.get("type") not in {"BPE", "Unigram"}:
-        return False  # the others call a whole word unknown
+        return False  # the others encode a whole word as one unknown token
     if byte_level:
         return vocabulary.issuperset(byte_alphabet())
     if model.get("byte_fallback"):

@@ -72,10 +72,12 @@ def _local(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> L
     directory, section = context.directory, context.cluster.engine[name]
     registration: Registration[Engine] = Registration(directory.notify)
     address, inbox = request_inbox(context.cluster.model[section.model].queue_max)
-    here = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
-    directory.local[name] = here
+    local_worker = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
+    directory.local[name] = local_worker
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
-    return LocalEngine(name, section, registration, inbox, directory.reroute_queued, here.reroute_queued, text, digest)
+    return LocalEngine(
+        name, section, registration, inbox, directory.reroute_queued, local_worker.reroute_queued, text, digest
+    )
 
 
 def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tree:

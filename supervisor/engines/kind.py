@@ -77,7 +77,7 @@ MakeChildren: TypeAlias = Callable[[NodeContext], KindChildren]
 CheckHost: TypeAlias = Callable[[str, EngineSection], None]
 
 
-def _needs_nothing(name: str, section: EngineSection) -> None:
+def _accept_host(name: str, section: EngineSection) -> None:
     """Accept every host."""
 
 
@@ -87,4 +87,4 @@ class EngineKind:
 
     section: type[EngineSection]  # its `[engine.NAME]`
     children: MakeChildren
-    check_host: CheckHost = _needs_nothing  # raises `StartFailed` if this host lacks what an engine needs
+    check_host: CheckHost = _accept_host  # raises `StartFailed` if this host lacks what an engine needs

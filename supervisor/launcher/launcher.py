@@ -43,11 +43,11 @@ from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
-HURRIED_S = 1.1  # from a second signal to the last of a node
-AGAIN_S = 0.05  # after which nodes that have had only one signal get the second
+SHORTENED_S = 1.1  # from a second signal to the last of a node
+SECOND_SIGNAL_AFTER_S = 0.05  # for nodes that have had only one signal
 HARD_EXIT_S = 1.2  # after a second signal, as for one node
 SETTLE_S = 0.2  # in which all nodes that were asked to reload have reported it
-FAREWELL_S = 0.2  # for the log to be written after a second signal
+LOG_FLUSH_S = 0.2  # for the log to be written after a second signal
 
 
 @define(eq=False)
@@ -60,7 +60,7 @@ class Launcher:
     environment: Mapping[str, str]
     terminal: Terminal
     chance: RandomSource
-    grace: GracePeriods = field(factory=partial(GracePeriods, shortened_s=HURRIED_S))
+    grace: GracePeriods = field(factory=partial(GracePeriods, shortened_s=SHORTENED_S))
     reads: FileReader = field(factory=FileThreads)
     nodes: dict[str, KeptNode] = field(factory=dict)  # all that were started, also those that have ended
     exit_code: int = 0
@@ -96,7 +96,7 @@ class Launcher:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
         if self.grace.shortened:
-            self.terminal.flush(FAREWELL_S)
+            self.terminal.flush(LOG_FLUSH_S)
             os._exit(self.exit_code)  # an interpreter takes its time to end, too
         return self.exit_code
 
@@ -245,10 +245,10 @@ class Launcher:
         self._stop(nursery)
         return True
 
-    def on_hurry(self, number: int, nursery: trio.Nursery) -> None:
-        """Make every node hurry; the exit code becomes 128 plus `number`."""
+    def on_second_signal(self, number: int, nursery: trio.Nursery) -> None:
+        """Shorten the stop of every node; the exit code becomes 128 plus `number`."""
         self.exit_code = 128 + number
-        nursery.start_soon(self._hurry)
+        nursery.start_soon(self._end_sooner)
 
     def _stop(self, nursery: trio.Nursery) -> None:
         if not self._stopping:
@@ -266,15 +266,15 @@ class Launcher:
         for node in self.nodes.values():
             node.scope.cancel(reason="the launcher stops")
 
-    async def _hurry(self) -> None:
-        """Make every node hurry, and exit in time whatever does not end."""
+    async def _end_sooner(self) -> None:
+        """Shorten the stop of every node, and exit in time whatever does not end."""
         self.grace.shorten()
         self._stop_all()
-        await trio.sleep(AGAIN_S)  # nodes that have only now been asked to stop are asked to hurry
+        await trio.sleep(SECOND_SIGNAL_AFTER_S)  # the first signal of some has only now been sent
         self._signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
-        await trio.sleep(HARD_EXIT_S - AGAIN_S)
+        await trio.sleep(HARD_EXIT_S - SECOND_SIGNAL_AFTER_S)
         _clean_up()
-        self.terminal.flush(FAREWELL_S)
+        self.terminal.flush(LOG_FLUSH_S)
         os._exit(self.exit_code)
 
     def _signal(self, number: signal.Signals, *, serving: bool = False) -> None:
@@ -307,5 +307,5 @@ class _Signals:
     def on_stop(self, name: str) -> bool:
         return self.launcher.on_stop(name, self.nursery)
 
-    def on_hurry(self, number: int) -> None:
-        self.launcher.on_hurry(number, self.nursery)
+    def on_second_signal(self, number: int) -> None:
+        self.launcher.on_second_signal(number, self.nursery)

@@ -17,21 +17,21 @@ ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights;
 def check_can_start(cluster: Cluster, *names: str) -> None:
     """Raise `StartFailed`, in one sentence, for what would only fail after seconds of starting these nodes."""
     if cluster.gateway.node in names:
-        _port_is_free(cluster.gateway.host, cluster.gateway.port, "gateway.port")
+        _check_port(cluster.gateway.host, cluster.gateway.port, "gateway.port")
     for name in names:
         if (listen := cluster.node[name].listen) is not None:
-            _port_is_free(listen.host, listen.port, f"node.{name}.listen")
+            _check_port(listen.host, listen.port, f"node.{name}.listen")
         if (metrics := cluster.node[name].metrics) is not None:
-            _port_is_free(metrics.host, metrics.port, f"node.{name}.metrics")
+            _check_port(metrics.host, metrics.port, f"node.{name}.metrics")
         for key, engine in cluster.engines_on(name).items():
             for its, port in engine.fixed_ports.items():
-                _port_is_free("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it
+                _check_port("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it
         descriptor_needs.check_limit(cluster, name)
     check_host(cluster, *names)
-    _memory_is_there(cluster, names)
+    _check_memory(cluster, names)
 
 
-def _port_is_free(host: str, port: int, key: str) -> None:
+def _check_port(host: str, port: int, key: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,7 +42,7 @@ def _port_is_free(host: str, port: int, key: str) -> None:
             raise StartFailed(f"port {port} of {host} cannot be had: {why}; name another as {key}") from error
 
 
-def _memory_is_there(cluster: Cluster, names: Sequence[str]) -> None:
+def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:
     """Compare what the engines on the CPU will need with what the machine has left."""
     engines = [engine for name in names for engine in cluster.engine.values() if name in engine.nodes]
     on_cpu = [engine for engine in engines if engine.in_host_memory]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from actors.text.chat_template import compiled
+from actors.text.chat_template import compile_template
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.cluster import link_credentials
@@ -104,4 +104,4 @@ def _check_template(file: Path) -> None:
         source = reading.template(file)
     except (OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"{file} cannot be read: {error}") from error
-    compiled(source, str)
+    compile_template(source, str)

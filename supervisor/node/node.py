@@ -254,7 +254,7 @@ class _Node:
             self.drain(name)
         return first
 
-    def on_hurry(self, number: int) -> None:
+    def on_second_signal(self, number: int) -> None:
         """Shorten all waits of the shutdown, and exit soon whatever does not end."""
         assert self._nursery is not None  # signals are handled while it runs
         self.exit_code = 128 + number

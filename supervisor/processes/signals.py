@@ -30,7 +30,7 @@ class SignalHandler(Protocol):
     def on_stop(self, name: str) -> bool:
         """Begin to stop, at the signal `name`; return False if a stop had begun before."""
 
-    def on_hurry(self, number: int) -> None:
+    def on_second_signal(self, number: int) -> None:
         """Shorten the stop; the exit code is to be 128 plus `number`."""
 
 
@@ -45,8 +45,8 @@ async def handle_signals(
             if number == signal.SIGHUP and not handler.hung_up:
                 handler.on_reload()
             elif not handler.on_stop(name):
-                log.warning("hurrying", extra={"signal": name})
-                handler.on_hurry(number)
+                log.warning("stopping sooner", extra={"signal": name})
+                handler.on_second_signal(number)
 
 
 def ignore_signals() -> None:

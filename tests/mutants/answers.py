@@ -28,8 +28,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "usage counts the prompt once a choice",
-            "sum(len(of_prompt[0].tokens) for of_prompt in generations)",
-            "sum(len(each.tokens) for of_prompt in generations for each in of_prompt)",
+            "sum(len(choices[0].tokens) for choices in generations)",
+            "sum(len(each.tokens) for choices in generations for each in choices)",
         ),
         Bug(
             "a stop string reads as the longest length",

@@ -67,11 +67,11 @@ BUGS: Bugs = {
     "actors/decode.py": (
         Bug(
             "a call is taken before there is a slot for it",
-            """            await own.free.acquire()  # the slot first: a call that must wait had better wait where others can take it
+            """            await engine_slots.free.acquire()  # first, so that a call waits where others can take it
             call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
 """,
             """            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
-            await own.free.acquire()
+            await engine_slots.free.acquire()
 """,
         ),
     ),

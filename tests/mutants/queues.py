@@ -29,7 +29,11 @@ BUGS: Bugs = {
         ),
     ),
     "actors/prefill.py": (
-        Bug("a prefill takes any number of prompts", "await own.free.acquire()", "await trio.lowlevel.checkpoint()"),
+        Bug(
+            "a prefill takes any number of prompts",
+            "await engine_slots.free.acquire()",
+            "await trio.lowlevel.checkpoint()",
+        ),
     ),
     "actors/decode.py": (
         Bug("nobody looks again when a prompt has begun", "            inbox.retry()", "            pass"),

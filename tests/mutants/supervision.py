@@ -115,8 +115,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "shared memory of others is removed",
-            "stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()",
-            "stat.S_ISREG(found.st_mode)",
+            "stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()",
+            "stat.S_ISREG(status.st_mode)",
         ),
         Bug("shared memory of any name is removed", " and name.startswith(MADE_BY_HOSTS)", ""),
     ),

@@ -2,8 +2,8 @@
 
 SGLang and multiprocessing create names under /dev/shm that a killed process cannot remove. A host records each in a
 list in its folder as early as it knows the name; the node, or the next node that starts, reads the list and removes
-both. The list is the host's word, so nothing is trusted in it: only names that SGLang's libraries make, only files of
-this user.
+both. A host could write anything into its list, so only names that SGLang's libraries make and files of this user are
+removed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def mapped() -> set[str]:
 
 
 def _shared(maps: str) -> set[str]:
-    found = (line.partition(f"{SHARED_MEMORY}/")[2] for line in maps.splitlines())
-    return {name for name in found if name and not name.endswith(" (deleted)")}
+    names = (line.partition(f"{SHARED_MEMORY}/")[2] for line in maps.splitlines())
+    return {name for name in names if name and not name.endswith(" (deleted)")}
 
 
 def remove(folder: Path | str, within: int | None = None) -> None:
@@ -76,8 +76,8 @@ def _remove_shared(names: list[str]) -> None:
     try:
         for name in names:
             with suppress(OSError):
-                found = os.stat(name, dir_fd=place, follow_symlinks=False)
-                ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+                status = os.stat(name, dir_fd=place, follow_symlinks=False)
+                ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
                 if ours and "/" not in name and name.startswith(MADE_BY_HOSTS):
                     os.unlink(name, dir_fd=place)
     finally:

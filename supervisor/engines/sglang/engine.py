@@ -59,7 +59,7 @@ Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]
 
 async def run_engine(
     spec: SglangSpec,
-    starts: HostStarter,
+    start_host: HostStarter,
     registration: Registration[Engine],
     runtime: HostRuntime,
     port: int | None = None,
@@ -79,16 +79,16 @@ async def run_engine(
                 return await _watched(offered, process, runtime.silent_s)
         return None
 
-    await _host(evolve(spec, bootstrap_port=port), starts, runtime, offer)
+    await _host(evolve(spec, bootstrap_port=port), start_host, runtime, offer)
 
 
-async def run_follower_host(spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, port: int | None) -> None:
+async def run_follower_host(spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime, port: int | None) -> None:
     """Run the host of a rank other than 0, of an engine with this bootstrap port; raises as `run_engine` does."""
 
     async def wait(_: Link, process: Process) -> None:
         await process.wait()
 
-    await _host(evolve(spec, bootstrap_port=port), starts, runtime, wait)
+    await _host(evolve(spec, bootstrap_port=port), start_host, runtime, wait)
 
 
 async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> str | None:
@@ -110,7 +110,7 @@ async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> 
 
 
 async def run_checker(
-    spec: SglangSpec, starts: HostStarter, registration: Registration[Link], runtime: HostRuntime
+    spec: SglangSpec, start_host: HostStarter, registration: Registration[Link], runtime: HostRuntime
 ) -> None:
     """Run one grammar checker, and publish the link to it; raises as `run_engine` does."""
 
@@ -118,14 +118,14 @@ async def run_checker(
         with registration.publish(link):
             await process.wait()
 
-    await _host(spec, starts, runtime, offer)
+    await _host(spec, start_host, runtime, offer)
 
 
-async def _host(spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, use: Use) -> None:
+async def _host(spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime, use: Use) -> None:
     output_log = runtime.output_log(spec.name)
     frozen_reason: str | None = None
     with ExitStack() as stack:
-        ours, output, process = await _started(spec, starts, runtime, output_log, stack)
+        ours, output, process = await _started(spec, start_host, runtime, output_log, stack)
         transport = SocketTransport(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
         link = Link(transport, Peer(spec.name, serves_max=0), lost_error=EngineLost)
         async with trio.open_nursery() as nursery:
@@ -150,7 +150,7 @@ _Started: TypeAlias = tuple[socket.socket, trio.lowlevel.FdStream, Process]
 
 
 async def _started(
-    spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
+    spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
 ) -> _Started:
     """Start a host in a folder of its own, with descriptors of the reserve if there are no others.
 
@@ -158,19 +158,19 @@ async def _started(
     """
     try:
         try:
-            return await _attempt(spec, starts, runtime, output_log, stack)
+            return await _attempt(spec, start_host, runtime, output_log, stack)
         except OSError as error:
             if not is_full(error):
                 raise
         stack.close()  # closes what the attempt has opened
         with runtime.reserve.lend():
-            return await _attempt(spec, starts, runtime, output_log, stack)
+            return await _attempt(spec, start_host, runtime, output_log, stack)
     except OSError as error:
         raise StartFailed(f"engine {spec.name} could not be started: {error.strerror or error}") from error
 
 
 async def _attempt(
-    spec: SglangSpec, starts: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
+    spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
 ) -> _Started:
     runtime.folder.restore()  # below /tmp it may have been removed while the node ran for weeks
     place = Path(tempfile.mkdtemp(prefix="e", dir=runtime.folder.path))  # short: SGLang puts Unix sockets into it
@@ -179,7 +179,7 @@ async def _attempt(
     stack.callback(output.close)
     with host_descriptors(runtime.folder, write) as (ours, inherited):
         stack.callback(ours.close)
-        return ours, output, await starts(boot_message.build(spec, str(place)), inherited)
+        return ours, output, await start_host(boot_message.build(spec, str(place)), inherited)
 
 
 async def _carry(
@@ -198,7 +198,7 @@ async def _carry(
             except PeerLost:
                 pass  # the host's own reason is in `link.received_bye`
             except LocalViolation:
-                pass  # the link has logged it, and `_why` says so
+                pass  # the link has logged it, and `_end_error` returns it
             except PeerViolation:
                 log.exception("an engine's host broke the protocol")
             engine.cancel(reason="the link to the host is lost")
@@ -215,11 +215,11 @@ def _end_error(link: Link, output_log: OutputLog, name: str) -> ActorError:
     """Return the error of an engine that ended by itself, with its reason in one sentence."""
     if isinstance(link.ended, LocalViolation):
         return EngineDied(f"engine {name} was ended: {link.ended}")
-    farewell = link.received_bye
-    said = farewell.detail if farewell else f"without a word; its log ends: {output_log.last_error_line}"
-    if link.ready and (farewell is None or farewell.code != boot_message.START_FAILED):
-        return EngineDied(f"engine {name} ended: {said}")
+    bye = link.received_bye
+    reason = bye.detail if bye else f"without a reason; its log ends: {output_log.last_error_line}"
+    if link.ready and (bye is None or bye.code != boot_message.START_FAILED):
+        return EngineDied(f"engine {name} ended: {reason}")
     if not output_log.persistent:
-        log.error("what engine %s said last", name, extra={"lines": list(output_log.tail)[-LAST_LINES:]})
+        log.error("the last output of engine %s", name, extra={"lines": list(output_log.tail)[-LAST_LINES:]})
     where = f" (its log: {output_log.path})" if output_log.persistent else ""
-    return StartFailed(f"engine {name} did not start: {said}{where}")
+    return StartFailed(f"engine {name} did not start: {reason}{where}")

@@ -47,16 +47,16 @@ def checkers(
     """
     serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
     trees: list[Tree] = []
-    alike: dict[str, Askable[Message, Message, Message]] = {}
+    shared: dict[str, Askable[Message, Message, Message]] = {}
     for name, section in context.cluster.engines_of(SglangSection).items():
         if section.node != context.node or section.settings.get("grammar_backend") not in BACKENDS:
             continue
         recipe = repr((section.model, section.device, section.settings, section.environment, section.grammars))
-        if recipe not in alike:
+        if recipe not in shared:
             address, tree = _tree(name, section, spec_of(name), runtime_of(section), host_starters, context.runtime)
-            alike[recipe] = cast("Askable[Message, Message, Message]", address)
+            shared[recipe] = cast("Askable[Message, Message, Message]", address)
             trees.append(tree)
-        serves[name, CheckGrammar] = alike[recipe]
+        serves[name, CheckGrammar] = shared[recipe]
     return tuple(trees), serves
 
 
@@ -70,7 +70,7 @@ def _tree(
 ) -> tuple[CheckerAddress, Tree]:
     limits = section.grammars
     registration: Registration[Link] = Registration()
-    asked = _asked(limits.waiting_max)
+    address, inbox = _mailbox(limits.waiting_max)
     # One process, also for an engine with several ranks or one leg.
     one_rank = evolve(spec, tensor_parallel=1, nodes=1, dist_init_address=None)
     alone = evolve(one_rank, leg=Leg.BOTH, transfer=None, bootstrap_port=None)
@@ -99,12 +99,12 @@ def _tree(
     turns = Child(
         name="turns",
         run=_turns,
-        args=(asked[1], checks),
+        args=(inbox, checks),
         about="fair turns between keys",
         limits=(("checks", limits.checks_max), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
     )
     # A tree of its own, so that its restarts do not count against an engine.
-    return asked[0], Tree(
+    return address, Tree(
         name=f"{CHECKER_PREFIX}{name}",
         children=(turns, process),
         restarts_max=None,
@@ -114,7 +114,7 @@ def _tree(
     )
 
 
-def _asked(size: int) -> tuple[CheckerAddress, trio.MemoryReceiveChannel[CheckCall]]:
+def _mailbox(size: int) -> tuple[CheckerAddress, trio.MemoryReceiveChannel[CheckCall]]:
     return mailbox(size)
 
 
@@ -133,11 +133,11 @@ async def _turns(  # noqa: ASYNC128  # grammars calls started()
 
 async def _process(
     spec: SglangSpec,
-    starts: HostStarter,
+    start_host: HostStarter,
     registration: Registration[Link],
     runtime: HostRuntime,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
     task_status.started()  # at once: no other child's start waits for a checker; a check waits for its registration
-    await run_checker(spec, starts, registration, runtime)
+    await run_checker(spec, start_host, registration, runtime)

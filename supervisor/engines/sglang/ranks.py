@@ -185,7 +185,7 @@ class LocalRank:
     agreed: Mapping[str, str]
     ports: Container[int | None] = (None,)  # bootstrap ports that a life of the engine may have
 
-    def check(self, request: RunRank) -> None:
+    def validate(self, request: RunRank) -> None:
         """Raise `BadRequest` if the asker's file differs: the ranks would not be of one engine.
 
         Raises `Draining` if this node drains.
@@ -198,8 +198,8 @@ class LocalRank:
         if differ:
             raise BadRequest(f"the file of node {self.directory.name} disagrees about {', '.join(differ)}")
         if (port := request.bootstrap_port) not in self.ports:
-            met = "no port" if port is None else f"port {port}"
-            raise BadRequest(f"the file of node {self.directory.name} has no life of it at {met}")
+            wanted = "no bootstrap port" if port is None else f"bootstrap port {port}"
+            raise BadRequest(f"the file of node {self.directory.name} does not allow it {wanted}")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -228,7 +228,7 @@ async def run_follower_rank(
     while True:
         call = await inbox.receive()
         with rank.running(), call.answering(bugs) as answer:
-            rank.check(call.request)
+            rank.validate(call.request)
             answer.put(RankStarted())
             try:
                 await run_host(call.request.bootstrap_port)

@@ -99,12 +99,12 @@ class SglangSection(EngineSection):
 
     def _bootstrap_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what keeps the decodes of a prefill from finding it."""
-        at = f"{path}.bootstrap_port"
+        key = f"{path}.bootstrap_port"
         if self.leg != "prefill":
             if self.bootstrap_port is not None:
-                yield Mistake(at, "is for a prefill of SGLang")
+                yield Mistake(key, "is for a prefill of SGLang")
         elif self.bootstrap_port is None:
-            yield Mistake(at, "is missing: decodes find a prefill by it")
+            yield Mistake(key, "is missing: decodes find a prefill by it")
         else:
             first, host = self.bootstrap_port, cluster.host_of(self)
             engines = cluster.engines_of(SglangSection).items()
@@ -112,7 +112,7 @@ class SglangSection(EngineSection):
             near = [name for name, port in ports.items() if port is not None and abs(port - first) < BOOTSTRAP_PORTS]
             if len(near) > 1:
                 yield Mistake(
-                    at, f"is shared by {' and '.join(near)} on one host, where each has {BOOTSTRAP_PORTS} ports"
+                    key, f"is shared by {' and '.join(near)} on one host, where each has {BOOTSTRAP_PORTS} ports"
                 )
 
     def _rank_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:

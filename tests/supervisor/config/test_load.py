@@ -321,7 +321,7 @@ def test_a_port_for_links_that_is_in_use_is_one_sentence(written) -> None:
 
 def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = read_cluster(ROOT / "examples" / "disagg.toml")
-    monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 3 // 2)
     preflight.check_can_start(cluster, "prefill")
     with pytest.raises(StartFailed, match="too little memory: 2 engines on the CPU need"):

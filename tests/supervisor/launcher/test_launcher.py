@@ -174,7 +174,7 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
     one.exit_code = 130
     began = trio.current_time()
     with pytest.raises(Exited, match="130"):
-        await one._hurry()
+        await one._end_sooner()
     assert trio.current_time() - began == pytest.approx(1.2)
     assert len(cleaned) == 1
     with one.grace.wait_at_most(60) as scope:

@@ -21,8 +21,8 @@ def pin_to_core(rank: int) -> None:
 
 def serve_follower_rank(peer: Peer, link: socket.socket, watchdog: Watchdog) -> str:
     """Run a rank other than 0: send Hello, wait for the node's Bye, and return its reason."""
-    for sign in (signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(sign, lambda number, _: watchdog.end(signal.Signals(number).name))
+    for handled in (signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(handled, lambda number, _: watchdog.end(signal.Signals(number).name))
     link.sendall(peer.data_to_send())  # Hello: this rank has met the others
     while data := link.recv(READ_BYTES):
         for frame in peer.receive_data(data):

@@ -171,8 +171,8 @@ class CheckServer:
         elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
             self._send(Fail(check.stream, Overloaded.code, "the machine is too busy to check the grammar"))
         else:
-            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            self._send(End(check.stream, codec.encode(verdict(check.kind, check.report, number, self.limits))))
+            ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            self._send(End(check.stream, codec.encode(verdict(check.kind, check.report, ended_by, self.limits))))
 
     def _send(self, frame: Frame) -> None:
         self.peer.send(frame)
@@ -183,25 +183,25 @@ class CheckServer:
             self.link.sendall(data)
 
 
-def verdict(kind: GrammarKind, report: bytes, number: int, limits: GrammarLimits) -> GrammarChecked:
+def verdict(kind: GrammarKind, written: bytes, ended_by: int, limits: GrammarLimits) -> GrammarChecked:
     """Return the result of a check, from its fork's report and the signal that ended the fork, 0 if none did."""
-    found: Report = {}
-    for line in report.decode().splitlines():
-        found |= json.loads(line)
-    compile_s, step_ms = float(found.get("compile_s", 0)), float(found.get("step_ms", 0))
-    size = int(found.get("bytes", 0))
-    if "mistake" in found:
-        refusal = f"{WORDS[kind]} cannot be used: {found['mistake']}"
-    elif number == signal.SIGPROF and "compile_s" not in found:
+    report: Report = {}
+    for line in written.decode().splitlines():
+        report |= json.loads(line)
+    compile_s, step_ms = float(report.get("compile_s", 0)), float(report.get("step_ms", 0))
+    size = int(report.get("bytes", 0))
+    if "mistake" in report:
+        refusal = f"{WORDS[kind]} cannot be used: {report['mistake']}"
+    elif ended_by == signal.SIGPROF and "compile_s" not in report:
         refusal = f"{WORDS[kind]} takes more than {limits.compile_s:g} s of a processor to compile; make it simpler"
-    elif number == signal.SIGPROF or found.get("kept") is False:
+    elif ended_by == signal.SIGPROF or report.get("kept") is False:
         refusal = (
             f"{WORDS[kind]} takes more than {limits.step_ms:g} ms of a processor for a single token;"
             " repeat or leave out less of what may itself be empty or repeated"
         )
-    elif size > limits.bytes_max or "memory" in found:
+    elif size > limits.bytes_max or "memory" in report:
         refusal = f"{WORDS[kind]} needs more than {limits.bytes_max / 2**20:g} MiB of memory; make it simpler"
-    elif number or "kept" not in found:
+    elif ended_by or "kept" not in report:
         refusal = f"{WORDS[kind]} ends whatever compiles it; make it simpler"
     else:
         refusal = ""

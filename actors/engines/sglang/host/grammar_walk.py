@@ -24,7 +24,7 @@ class TokenIds(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, at: int, /) -> int: ...
+    def __getitem__(self, index: int, /) -> int: ...
 
     def __contains__(self, token: object, /) -> bool: ...
 
@@ -143,7 +143,7 @@ def projected_step_s(costs: Sequence[float], tokens: int) -> float:
     if quarter < 8:
         return 0.0
     # Medians, since single steps are slow on a machine that does other things.
-    early, late = (sorted(costs[at : at + quarter])[quarter // 2] for at in (quarter, len(costs) - quarter))
+    early, late = (sorted(costs[start : start + quarter])[quarter // 2] for start in (quarter, len(costs) - quarter))
     return late + max(0.0, late - early) / (len(costs) - 2 * quarter) * max(0, tokens - len(costs))
 
 
@@ -157,7 +157,7 @@ def _random(walk: Walk, _: MatcherState, ids: TokenIds, __: int | None) -> int:
 
 def _most_expensive(walk: Walk, state: MatcherState, ids: TokenIds, last: int | None) -> int:
     tried = {_random(walk, state, ids, last) for _ in range(CANDIDATES)} | ({last} if _has(ids, last) else set())
-    costs = {token: walk.step(state.fork(), token) for token in sorted(each for each in tried if each is not None)}
+    costs = {token: walk.step(state.fork(), token) for token in sorted(token for token in tried if token is not None)}
     return max(costs, key=costs.__getitem__)
 
 

@@ -114,8 +114,8 @@ class Host:
         loop = asyncio.get_running_loop()
         self.manager.auto_create_handle_loop()
         # SGLang has just installed handlers that drain for seconds, and a watchdog that polls: ours needs neither.
-        for sign in (signal.SIGTERM, signal.SIGQUIT):
-            loop.add_signal_handler(sign, self.watchdog.end, sign.name)
+        for handled in (signal.SIGTERM, signal.SIGQUIT):
+            loop.add_signal_handler(handled, self.watchdog.end, handled.name)
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
             self.manager._subprocess_watchdog.stop()  # noqa: SLF001
         await warm_up(self.manager, self.info, self.engine.server_args.disaggregation_mode)

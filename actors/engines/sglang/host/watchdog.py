@@ -53,7 +53,7 @@ class Watchdog:
         self._add(pidfd, select.EPOLLIN, f"{name} has ended")
 
     def watch_child(self, pid: int) -> None:
-        """End when a child of this process ends, until `release_children`."""
+        """End the host when this child of it ends, until `unwatch_children`."""
         self._children.append(os.pidfd_open(pid))
         self.watch_process(self._children[-1], f"the engine's process {pid}")
 

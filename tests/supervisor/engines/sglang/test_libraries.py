@@ -52,7 +52,7 @@ def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path: Path, i
 
 @pytest.mark.usefixtures("installed")
 def test_the_check_and_the_start_look_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
     cluster = read_cluster(DISAGG)
     for look in (
         lambda: preview.describe_node(cluster, "decode", {}),

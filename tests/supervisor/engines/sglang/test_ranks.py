@@ -269,7 +269,7 @@ async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refuse
     async with group("b", "c", another=lambda: 9032) as made:
         with trio.fail_after(1):
             await made.over.wait()
-        said = "rank 1 of engine big on node b: the file of node b has no life of it at port 9032"
+        said = "rank 1 of engine big on node b: the file of node b does not allow it bootstrap port 9032"
         assert str(made.failed) == said
         assert made.hosts.log == []
 
@@ -450,27 +450,27 @@ async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojum
 )
 def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said) -> None:
     own = LocalRank(Directory("b"), AGREED)
-    own.check(RunRank(dict(AGREED)))
+    own.validate(RunRank(dict(AGREED)))
     with pytest.raises(BadRequest) as caught:
-        own.check(RunRank(agreed))
+        own.validate(RunRank(agreed))
     assert str(caught.value) == said
 
 
 @pytest.mark.parametrize(
-    ("ports", "port", "met"),
+    ("ports", "port", "wanted"),
     [
-        (range(9000, 9032), None, "no port"),
-        *((range(9000, 9032), port, f"port {port}") for port in (-1, 0, 22, 8999, 9032, 65_536, 2**64 - 1)),
-        ((None,), 9000, "port 9000"),
+        (range(9000, 9032), None, "no bootstrap port"),
+        *((range(9000, 9032), port, f"bootstrap port {port}") for port in (-1, 0, 22, 8999, 9032, 65_536, 2**64 - 1)),
+        ((None,), 9000, "bootstrap port 9000"),
     ],
 )
-def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, met) -> None:
+def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, wanted) -> None:
     own = LocalRank(Directory("b"), AGREED, ports)
     for allowed in ports:
-        own.check(RunRank(dict(AGREED), allowed))
+        own.validate(RunRank(dict(AGREED), allowed))
     with pytest.raises(BadRequest) as caught:
-        own.check(RunRank(dict(AGREED), port))
-    assert str(caught.value) == f"the file of node b has no life of it at {met}"
+        own.validate(RunRank(dict(AGREED), port))
+    assert str(caught.value) == f"the file of node b does not allow it {wanted}"
 
 
 @pytest.mark.parametrize("port", [True, 9000.5, "9000", b"9000", [9000]])
@@ -484,7 +484,7 @@ def test_a_node_that_drains_begins_no_rank() -> None:
     own = LocalRank(Directory("b"), AGREED)
     own.directory.drain()
     with pytest.raises(Draining, match="node b drains"):
-        own.check(RunRank(dict(AGREED)))
+        own.validate(RunRank(dict(AGREED)))
 
 
 async def test_a_node_whose_file_has_no_such_engine_is_named(autojump_clock: MockClock) -> None:

@@ -323,7 +323,7 @@ def test_an_engine_that_waits_for_a_node_says_so(read) -> None:
 
 
 def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_port_is_free", lambda *_: None)
+    monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
     preflight.check_can_start(cluster, "a", "b")
@@ -333,7 +333,7 @@ def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch: p
 
 def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(preflight, "_port_is_free", lambda host, port, key: asked.append((port, key)))
+    monkeypatch.setattr(preflight, "_check_port", lambda host, port, key: asked.append((port, key)))
     monkeypatch.setattr(preflight, "_available", lambda: None)
     cluster = read()
     preflight.check_can_start(cluster, "a")
