@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: what can be measured from outside, by name."""
+"""`python -m bench COMMAND`: measurements of any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from bench.load import command, options
 
 
-def main(said: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Run the command of the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -19,8 +19,8 @@ def main(said: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add(load)
-    arguments = parser.parse_args(said)
-    return command.main(load, arguments, said[1:])
+    arguments = parser.parse_args(words)
+    return command.main(load, arguments, words[1:])
 
 
 if __name__ == "__main__":

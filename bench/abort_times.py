@@ -1,10 +1,10 @@
-"""How long after a client has left its request is out of the engine, by the engine's own count.
+"""The time from a client's disconnect until its request is out of the engine, by the engine's own counts.
 
-For each try a client closes its connection at a given moment, and `/metrics`, which reads the engine's count anew at
-each scrape, is polled over a connection that is kept. The time is that of the first scrape after which the engine ran
-nothing, had nothing waiting and held no KV memory for running requests, for good: an engine that has not yet heard of a
-request counts nothing for it either, so polling goes on until the node itself has ended the request and `SETTLE_S` have
-passed. Nothing is subtracted for the polling; its period is printed.
+In each try a client closes its connection at a given moment, and `/metrics`, which reads the engine's counts anew for
+each scrape, is polled over a kept connection. The time is that of the first scrape from which on the engine ran no
+request, had none waiting and held no KV memory of running ones. An engine that has not yet received a request counts
+nothing for it either, so polling continues until the node has ended the request and `SETTLE_S` have passed. Nothing is
+subtracted for the polling; its period is printed.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 
+from bench.load.measure import summarise
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, response_body
-from bench.rig.node import Node, metric, node, place
-from bench.rig.prompts import STORY_PROMPT
+from bench.rig.node import Node, metric, node, short_folder
+from bench.rig.prompts import STORY_PROMPT, uncached_prompt
 
 TARGET_P90_MS = 60.0
-TOKENS = 1000  # more than any try lets its answer have
+TOKENS = 1000  # more than an answer gets before its client disconnects
 SETTLE_S = 0.15
-PAUSE_S = 0.002  # between two polls: a client, a node and a host that never rest would take a core of two
+PAUSE_S = 0.002  # between two polls, which would otherwise use a core of two
 GIVE_UP_S = 10.0
 COUNTS = ("espalier_engine_running", "espalier_engine_waiting", "espalier_engine_kv_tokens_used")
-WORDS = "the old oak by the river tells the quiet fox a story of apples and rain and bread "
 
 
 @dataclass
 class Poll:
-    """Reads the engine's count as fast as the node answers."""
+    """Reads the engine's counts as often as the node answers."""
 
     connection: HTTPConnection
     periods: list[float] = field(default_factory=list)
 
     def busy(self) -> tuple[bool, bool]:
-        """Return whether the engine holds anything, and whether the node still answers anybody."""
+        """Return whether the engine holds a request, and whether the node still runs one."""
         time.sleep(PAUSE_S)
         start = time.perf_counter()
         self.connection.request("GET", "/metrics")
         text = self.connection.getresponse().read().decode()
         self.periods.append(time.perf_counter() - start + PAUSE_S)
         counts = [metric(text, name) for name in COUNTS]
-        assert COUNTS[0] in text, "the engine was not asked"
+        assert COUNTS[0] in text, "the scrape has no counts of the engine"
         return any(counts), metric(text, "espalier_requests_running") > 0
 
     def until_idle(self, since: float) -> float:
-        """Return how long after `since` the engine had become idle for good, in seconds."""
+        """Return how long after `since` the engine became idle and stayed so, in seconds."""
         idle_at, quiet_since = None, None
         while True:
             engine, gateway = self.busy()
@@ -69,21 +69,11 @@ class Poll:
                 raise RuntimeError(f"{GIVE_UP_S} s after its client had left, a request was still there")
 
 
-def prompt_of(tokens: int, number: int) -> str:
-    """Return a prompt of about so many tokens, which no cache knows."""
-    if tokens < 50:
-        return f"{number % 100}"  # with the chat template's own, about 8
-    return f"{number} " + WORDS * (tokens // PROMPT_TOKENS_A_LINE)
-
-
-PROMPT_TOKENS_A_LINE = 33
-
-
 # One try ---------------------------------------------------------------------------------
 
 
 def leave_chat(target: Node, prompt: str, pause_s: float, pieces: int) -> float:
-    """Ask over HTTP and leave; return when."""
+    """Send a request over HTTP and disconnect; return when."""
     chat = Chat(target.port, chat_body(prompt, TOKENS))
     if pieces:
         for _ in chat.events():
@@ -96,7 +86,7 @@ def leave_chat(target: Node, prompt: str, pause_s: float, pieces: int) -> float:
 
 
 def leave_socket(target: Node, prompt: str, pause_s: float, pieces: int) -> float:
-    """Ask over a WebSocket and leave; return when."""
+    """Send a request over a WebSocket and disconnect; return when."""
     socket = ResponsesSocket(target.port)
     socket.send(response_body(prompt, TOKENS))
     outcome = Outcome()
@@ -106,17 +96,17 @@ def leave_socket(target: Node, prompt: str, pause_s: float, pieces: int) -> floa
                 break
     time.sleep(pause_s)
     left_at = time.perf_counter()
-    socket.leave()  # no more: the polling must begin at once
+    socket.leave()  # without closing it, since the polling must begin at once
     return left_at
 
 
-# What is printed -------------------------------------------------------------------------
+# The table ------------------------------------------------------------------------------
 
 LEAVES: dict[str, Callable[[Node, str, float, int], float]] = {"HTTP": leave_chat, "WebSocket": leave_socket}
 
 
 def moments(first_token_s: float) -> dict[str, tuple[float, int]]:
-    """Return when to leave: within how many seconds, after which piece of text."""
+    """Return the moments to disconnect at: within how many seconds, after which piece of text."""
     return {
         "before registration": (0.0, 0),
         "before the first token": (first_token_s, 0),
@@ -125,17 +115,17 @@ def moments(first_token_s: float) -> dict[str, tuple[float, int]]:
 
 
 def first_token(target: Node, tokens: int) -> tuple[float, int]:
-    """Return how long a first token of such a prompt takes, in seconds, and how many tokens the prompt really has."""
-    taken, size = [], 0
+    """Return the median time to the first token of such a prompt, in seconds, and its real number of tokens."""
+    times_s, size = [], 0
     for number in range(5):
         start = time.perf_counter()
-        body = chat_body(prompt_of(tokens, 90_000 + number), 2, stream_options={"include_usage": True})
+        body = chat_body(uncached_prompt(tokens, 90_000 + number), 2, stream_options={"include_usage": True})
         outcome = Chat(target.port, body).read()
         assert outcome.first_at is not None
         assert outcome.usage is not None
-        taken.append(outcome.first_at - start)
+        times_s.append(outcome.first_at - start)
         size = outcome.usage["prompt_tokens"]
-    return statistics.median(taken), size
+    return statistics.median(times_s), size
 
 
 def main() -> int:
@@ -144,37 +134,38 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=50)
     arguments = parser.parse_args()
     missed = 0
-    with place() as folder, node(folder) as target:
+    with short_folder() as folder, node(folder) as target:
         Chat(target.port, chat_body(STORY_PROMPT)).read()  # a first request is slower than any other
         poll = Poll(HTTPConnection("127.0.0.1", target.port, timeout=GIVE_UP_S))
         print("from the client's close to an idle engine, in ms")
-        print(f"{'door':<12}{'moment':<24}{'prompt':>8}{'tries':>7}{'p50':>8}{'p90':>8}{'max':>8}")
+        print(f"{'protocol':<12}{'moment':<24}{'prompt':>8}{'tries':>7}{'p50':>8}{'p90':>8}{'max':>8}")
         number, chance = 0, random.Random(20)
         for tokens in (8, 1500):
             first_token_s, size = first_token(target, tokens)
             for moment, (within_s, pieces) in moments(first_token_s).items():
-                for door, leave in LEAVES.items():
-                    taken = []
+                for protocol, leave in LEAVES.items():
+                    times_ms = []
                     for _ in range(arguments.tries):
                         number += 1
                         pause_s = within_s * chance.uniform(0.1, 0.9)
-                        left_at = leave(target, prompt_of(tokens, number), pause_s, pieces)
-                        taken.append(1000 * poll.until_idle(left_at))
-                    missed += _row(door, moment, size, taken)
+                        left_at = leave(target, uncached_prompt(tokens, number), pause_s, pieces)
+                        times_ms.append(1000 * poll.until_idle(left_at))
+                    missed += _row(protocol, moment, size, times_ms)
             print(f"    (a first token of {size} tokens takes {1000 * first_token_s:.0f} ms)")
-        periods = sorted(1000 * each for each in poll.periods)
-        print(f"polled every {statistics.median(periods):.1f} ms, p90 {periods[int(0.9 * len(periods))]:.1f} ms")
+        periods = summarise(poll.periods, 1000)
+        print(f"polled every {periods.p50:.1f} ms, p90 {periods.p90:.1f} ms")
     return 1 if missed else 0
 
 
-def _row(door: str, moment: str, tokens: int, taken: list[float]) -> bool:
-    taken = sorted(taken)
-    p90 = taken[min(len(taken) - 1, int(0.9 * len(taken)))]
-    line = (
-        f"{door:<12}{moment:<24}{tokens:>8}{len(taken):>7}{statistics.median(taken):>8.1f}{p90:>8.1f}{taken[-1]:>8.1f}"
-    )
-    print(line + ("" if p90 < TARGET_P90_MS else f"  p90 over {TARGET_P90_MS:g}"), flush=True)
-    return p90 >= TARGET_P90_MS
+def _row(protocol: str, moment: str, tokens: int, times_ms: list[float]) -> bool:
+    """Print one row; return whether its p90 missed the target."""
+    times = summarise(times_ms)
+    assert times.p90 is not None
+    missed = times.p90 >= TARGET_P90_MS
+    figures = f"{times.count:>7}{times.p50:>8.1f}{times.p90:>8.1f}{times.most:>8.1f}"
+    verdict = f"  p90 over {TARGET_P90_MS:g}" if missed else ""
+    print(f"{protocol:<12}{moment:<24}{tokens:>8}{figures}{verdict}", flush=True)
+    return missed
 
 
 if __name__ == "__main__":

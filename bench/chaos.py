@@ -1,10 +1,10 @@
 """Random faults of a cluster under load: killed, stopped and drained processes, cut links. Is any answer wrong?
 
-A front and its workers, each node a process; the workers are reached through proxies that cut, hold, halve and slow
-their connections. With real engines their hosts, schedulers and zygotes are harmed as well. Every client compares what
-it hears with what a quiet cluster said: an answer is whole or ends in an error. Whatever has died is started again. In
-the end all is healed: within a stated time every engine is asked again, nothing is held, every node ends well and
-leaves nothing. One line replays the plan of harm.
+A front and its workers, each node a process; the workers are reached through proxies that cut, hold, half-open and
+slow their connections. With real engines, hosts, schedulers and zygotes get signals as well. Every client compares
+its answers with those of an undisturbed cluster: each is whole or ends in an error. Dead nodes are started again. After
+the faults are healed, within a stated time every engine serves requests again, no request is held, and every node exits
+with 0 and leaves nothing. The command that is printed first replays the plan of faults.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
@@ -26,22 +27,24 @@ from bench.rig import checked_clients
 from bench.rig.checked_clients import CheckedRequest, CompleteAnswer, GatewayInterruptions, Tally
 from bench.rig.cluster import Cluster, Plan, cluster, cluster_engine_name, node_engine_name, sglang, simulated
 from bench.rig.faults import ENGINES, NODES, SHUTDOWN_MAX_S, FaultInjector, plan_faults
-from bench.rig.node import SHARED_MEMORY, metric, place
+from bench.rig.node import metric, short_folder
+from bench.rig.processes import SHARED_MEMORY
 from bench.rig.proxy import FaultProxy
 
 DRAIN_S = 2.0
 IDLE_WITHIN_S = 20.0
 WATCH_S = 0.5
+RESUME_KINDS = ("resumed", "retried")
 COSTS = {"fixed_s": 0.03, "per_prefill_token_s": 0.0005, "transfer_s": 0.05}
 GATEWAY = "first_token_s = 30.0\ntotal_s = 50.0\n"
-IMPATIENT = "[engine.{name}.deadlines]\ngap_s = 5.0\nrelease_s = 3.0\n"  # less than some process is stopped for
+SHORT_DEADLINES = "[engine.{name}.deadlines]\ngap_s = 5.0\nrelease_s = 3.0\n"  # shorter than some stops of a process
 
 
 @dataclass(frozen=True)
 class Kind:
     """The settings of one kind of engines."""
 
-    workers: tuple[str, ...]  # where each computes all of an answer
+    workers: tuple[str, ...]  # without a pair, when each computes whole requests
     clients: int
     every_s: float  # between two faults, on the average
     faults: dict[str, int]
@@ -55,12 +58,12 @@ KINDS = {
 
 
 def plan(engines: str, *, pair: bool) -> Plan:
-    """Return the cluster: workers alike, or a prefill, a decode and one that computes both."""
+    """Return the plan of a cluster: equal workers, or a prefill, a decode and a worker of both legs."""
     legs = dict.fromkeys(KINDS[engines].workers, "both")
     if pair:
         legs = {"w1": "prefill", "w2": "decode", "w3": "both"}
     if engines == "sglang":
-        texts = {name: sglang(leg) + IMPATIENT.format(name=node_engine_name(name)) for name, leg in legs.items()}
+        texts = {name: sglang(leg) + SHORT_DEADLINES.format(name=node_engine_name(name)) for name, leg in legs.items()}
     else:
         slots = KINDS[engines].clients
         texts = {
@@ -70,19 +73,19 @@ def plan(engines: str, *, pair: bool) -> Plan:
     return Plan(texts, gateway=GATEWAY, drain_s=DRAIN_S)
 
 
-# What came of it -------------------------------------------------------------------------
+# Outcomes --------------------------------------------------------------------------------
 
 
 @dataclass
-class Moves:
-    """How many requests went on elsewhere, by what each front said last; what it did after that is not known."""
+class ResumeCounts:
+    """The requests that continued on another worker, by the last scrape of each front process; later ones are lost."""
 
     target: Cluster
-    _said: dict[int, dict[str, float]] = field(default_factory=dict)
+    _counts: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look again and again while the body runs."""
+        """Scrape the front again and again while the body runs."""
         over = Event()
         thread = Thread(target=self._watch, args=(over,), daemon=True)
         thread.start()
@@ -91,73 +94,76 @@ class Moves:
         finally:
             over.set()
             thread.join()
-            self._look()
+            self._scrape()
 
     def _watch(self, over: Event) -> None:
         while not over.wait(WATCH_S):
-            self._look()
+            self._scrape()
 
-    def _look(self) -> None:
+    def _scrape(self) -> None:
         front = self.target.front
         if text := front.get("/metrics", timeout_s=WATCH_S)[1].decode():
-            counts = {each: metric(text, "espalier_resumes_total", kind=each) for each in ("resumed", "retried")}
-            self._said[front.pid] = counts
+            self._counts[front.pid] = {kind: metric(text, "espalier_resumes_total", kind=kind) for kind in RESUME_KINDS}
 
     def __str__(self) -> str:
-        total = {each: sum(said[each] for said in self._said.values()) for each in ("resumed", "retried")}
-        return f"went on elsewhere, at least: {total['resumed']:g} in mid-answer, {total['retried']:g} before it"
+        resumed, retried = (sum(counts[kind] for counts in self._counts.values()) for kind in RESUME_KINDS)
+        return f"continued on another worker, at least: {resumed:g} in mid-answer, {retried:g} before it"
 
 
-def table(tally: Tally, moves: Moves, done: Counter[str]) -> Iterator[str]:
+def table(tally: Tally, resumes: object, done: Counter[str]) -> Iterator[str]:
     """Yield the counts of one run, line by line."""
-    bad = {how: tally.counts[how] for how in ("WRONG", "CUT", "NO END")}
+    bad = {category: tally.counts[category] for category in ("WRONG", "CUT", "NO END")}
     yield f"{tally.requests:>7}  requests; the slowest took {tally.slowest_s:.1f} s"
     yield from (line for line in tally.lines() if line.split(maxsplit=1)[1] not in bad)
     yield f"{bad['WRONG']:>7}  wrong"
     yield f"{bad['CUT']:>7}  truncated without an error"
     yield f"{bad['NO END']:>7}  without an end"
-    yield str(moves)
-    yield "harm: " + ", ".join(f"{fault} {times}" for fault, times in sorted(done.items()) if times)
+    yield str(resumes)
+    yield "faults: " + ", ".join(f"{fault} {times}" for fault, times in sorted(done.items()) if times)
 
 
-# What must hold in the end ---------------------------------------------------------------
+# Checks after the faults -----------------------------------------------------------------
 
 
 def healed(target: Cluster, within_s: float) -> list[str]:
-    """Wait until every engine can be asked, as it must be soon after the last harm; return why not, if so."""
+    """Wait until every engine can get requests, as it must soon after the last fault; return why not, if it cannot."""
     try:
         took_s = target.wait_ready(within_s)
     except RuntimeError as error:
         return [str(error)]
-    print(f"every engine could be asked {took_s:.1f} s after the last harm was healed (at most {within_s:g})")
+    print(f"every engine could get requests {took_s:.1f} s after the last fault was healed (at most {within_s:g})")
     return []
 
 
 def aftermath(target: Cluster, right: dict[tuple[str, int | None], CompleteAnswer]) -> list[str]:
-    """Return what does not hold of a cluster that was healed, and end it."""
-    found = [f"{IDLE_WITHIN_S:g} s later {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
-    before = _asked(target)
-    asks = [CheckedRequest("stream", prompt, None) for prompt in checked_clients.ASKED_PROMPTS] * 6
-    with ThreadPoolExecutor(len(asks)) as pool:
-        answers = list(pool.map(lambda each: checked_clients.ask(target.front.port, each), asks))
-    for wanted, answer in zip(asks, answers, strict=True):
+    """End a healed cluster; return a sentence for everything that does not hold of it before and after."""
+    wrong = [f"{IDLE_WITHIN_S:g} s later {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
+    before = _calls(target)
+    requests = [CheckedRequest("stream", prompt, None) for prompt in checked_clients.CHECKED_PROMPTS] * 6
+    with ThreadPoolExecutor(len(requests)) as pool:
+        answers = list(pool.map(partial(checked_clients.send, target.front.port), requests))
+    for request, answer in zip(requests, answers, strict=True):
         _, why = checked_clients.verdict(
-            wanted, answer, right[wanted.prompt, None], left=False, door=GatewayInterruptions()
+            request, answer, right[request.prompt, None], left=False, gateway=GatewayInterruptions()
         )
         if why or not answer.whole:
-            found.append(f"not served in the end: {why or answer}")
-    served = {name: asked - before[name] for name, asked in _asked(target).items()}
-    print(f"{len(asks)} more requests: " + ", ".join(f"{name} was asked {times:g}" for name, times in served.items()))
-    pair = any("leg =" in text for text in target.plan.engines.values())  # then whoever computes both is only a reserve
+            wrong.append(f"not served at the end: {why or answer}")
+    calls = {name: number - before[name] for name, number in _calls(target).items()}
+    print(
+        f"{len(requests)} more requests: " + ", ".join(f"{name} got {number:g} calls" for name, number in calls.items())
+    )
+    pair = any(
+        "leg =" in text for text in target.plan.engines.values()
+    )  # beside it, a worker of both legs is a reserve
     for name, text in target.plan.engines.items():
-        if not served[name] and (not pair or "leg =" in text):
-            found.append(f"nobody asked {name} in the end")
-    found += [f"at rest {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
-    found += target.stop(SHUTDOWN_MAX_S)
-    return found + [f"process {seen.pid} has outlived its node: {seen.command}" for seen in target.outlived()]
+        if not calls[name] and (not pair or "leg =" in text):
+            wrong.append(f"{name} got no calls at the end")
+    wrong += [f"at rest {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
+    wrong += target.stop(SHUTDOWN_MAX_S)
+    return wrong + [f"process {each.pid} has outlived its node: {each.command}" for each in target.outlived()]
 
 
-def _asked(target: Cluster) -> dict[str, float]:
+def _calls(target: Cluster) -> dict[str, float]:
     text = target.front.get("/metrics")[1].decode()
     return {
         name: metric(text, "espalier_worker_calls_total", worker=cluster_engine_name(name)) for name in target.workers
@@ -165,9 +171,9 @@ def _asked(target: Cluster) -> dict[str, float]:
 
 
 def bugs(target: Cluster) -> list[str]:
-    """Return the traces of bugs in what the nodes have logged, each kind once with how often it came.
+    """Return the tracebacks and errors in the nodes' logs, each kind once with its number.
 
-    That an engine which was killed again and again is given up for a while is none: its tree says so, and begins anew.
+    `gave_up` is none: it is logged of an engine that was killed again and again, and is then retried.
     """
     kinds: Counter[str] = Counter()
     samples: dict[str, str] = {}
@@ -176,45 +182,45 @@ def bugs(target: Cluster) -> list[str]:
             if '"traceback"' not in line and '"level": "error"' not in line and "Traceback" not in line:
                 continue
             try:
-                said = json.loads(line)
+                entry = json.loads(line)
             except ValueError:
-                said = {"event": line}
-            if said.get("child_event") == "gave_up":
+                entry = {"event": line}
+            if entry.get("child_event") == "gave_up":
                 continue
-            last = str(said.get("traceback", "")).strip().rpartition("\n")[2]
-            kind = f"{said.get('event')}: {last}"
+            last = str(entry.get("traceback", "")).strip().rpartition("\n")[2]
+            kind = f"{entry.get('event')}: {last}"
             kinds[kind] += 1
-            samples.setdefault(kind, f"node {name}: {said.get('traceback') or line}")
+            samples.setdefault(kind, f"node {name}: {entry.get('traceback') or line}")
     return [f"{number} times {kind}\n{samples[kind][-3000:]}" for kind, number in kinds.items()]
 
 
-# All of it -------------------------------------------------------------------------------
+# The run ---------------------------------------------------------------------------------
 
 
-def storm(target: Cluster, cutters: dict[str, FaultProxy], kind: Kind, seconds: float, seed: int) -> list[str]:
+def storm(target: Cluster, proxies: dict[str, FaultProxy], kind: Kind, seconds: float, seed: int) -> list[str]:
     """Run the load and the faults, print the outcomes, and return what was wrong."""
-    tally, over, moves = Tally(), Event(), Moves(target)
+    tally, over, resumes = Tally(), Event(), ResumeCounts(target)
     right = checked_clients.references(target.front.port)
-    chaos = FaultInjector(target, cutters)
+    injector = FaultInjector(target, proxies)
     clients = [
         Thread(
             target=checked_clients.client,
-            args=(tally, target.front.port, Random(seed * 1000 + number), right, over, lambda: chaos.door),
+            args=(tally, target.front.port, Random(seed * 1000 + number), right, over, lambda: injector.interruptions),
             daemon=True,
         )
         for number in range(kind.clients)
     ]
-    with moves.watched():
-        for each in clients:
-            each.start()
-        chaos.run(plan_faults(seed, seconds, kind.every_s, kind.faults), seconds)
+    with resumes.watched():
+        for client in clients:
+            client.start()
+        injector.run(plan_faults(seed, seconds, kind.every_s, kind.faults), seconds)
         down = healed(target, kind.healed_within_s)  # under load
         over.set()
-        for each in clients:
-            each.join(checked_clients.NEVER_S + 30.0)
-    never = sum(each.is_alive() for each in clients)
-    print("\n".join(table(tally, moves, chaos.done)))
-    bad = chaos.bad + tally.bad + [f"{never} clients never ended"] * bool(never)
+        for client in clients:
+            client.join(checked_clients.NEVER_S + 30.0)
+    never = sum(client.is_alive() for client in clients)
+    print("\n".join(table(tally, resumes, injector.done)))
+    bad = injector.bad + tally.bad + [f"{never} clients never ended"] * bool(never)
     return bad + (down or aftermath(target, right)) + bugs(target)
 
 
@@ -224,37 +230,38 @@ def main() -> int:
     parser.add_argument("--engines", choices=KINDS, default="simulated")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--pair", action="store_true", help="a prefill, a decode and one that computes both")
-    parser.add_argument("--logs", help="a folder to which the logs of nodes and engines are copied in the end")
-    said = parser.parse_args()
-    pair = " --pair" * said.pair
-    replay = f"python -m bench.chaos --engines {said.engines}{pair} --minutes {said.minutes:g} --seed {said.seed}"
+    parser.add_argument("--pair", action="store_true", help="a prefill, a decode and a worker of both legs")
+    parser.add_argument("--logs", help="a folder to which the logs of nodes and engines are copied at the end")
+    arguments = parser.parse_args()
+    options = f"{' --pair' * arguments.pair} --minutes {arguments.minutes:g} --seed {arguments.seed}"
+    replay = f"python -m bench.chaos --engines {arguments.engines}{options}"
     print(replay, flush=True)
     shared = set(SHARED_MEMORY.iterdir())
-    cutters: dict[str, FaultProxy] = {}
+    proxies: dict[str, FaultProxy] = {}
 
-    def behind_cutters(target: Cluster) -> None:
+    def behind_proxies(target: Cluster) -> None:
         for name in target.workers:
-            cutters[name] = FaultProxy(target.links[name])
-            target.doors[name] = cutters[name].port
+            proxies[name] = FaultProxy(target.link_ports[name])
+            target.dialed_ports[name] = proxies[name].port
 
-    with place() as folder, cluster(folder, plan(said.engines, pair=said.pair), before=behind_cutters) as target:
+    planned = plan(arguments.engines, pair=arguments.pair)
+    with short_folder() as folder, cluster(folder, planned, before=behind_proxies) as target:
         try:
-            bad = storm(target, cutters, KINDS[said.engines], 60 * said.minutes, said.seed)
+            bad = storm(target, proxies, KINDS[arguments.engines], 60 * arguments.minutes, arguments.seed)
         finally:
-            for cutter in cutters.values():
-                cutter.close()
-            if said.logs:
-                keep_logs(target, Path(said.logs))
+            for proxy in proxies.values():
+                proxy.close()
+            if arguments.logs:
+                keep_logs(target, Path(arguments.logs))
     bad += [f"{path} is left" for path in sorted(set(SHARED_MEMORY.iterdir()) - shared)]
     for line in bad:
         print(f"BAD: {line}\n")
-    print(f"{len(bad)} bad; seed {said.seed}: {replay}")
+    print(f"{len(bad)} bad; seed {arguments.seed}: {replay}")
     return 1 if bad else 0
 
 
 def keep_logs(target: Cluster, folder: Path) -> None:
-    """Copy what the nodes and their engines have logged."""
+    """Copy the logs of the nodes and their engines."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, node in target.nodes.items():
         (folder / f"{name}.log").write_text(node.output())

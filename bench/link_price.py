@@ -1,8 +1,8 @@
 """The CPU time of a token over a link, compared with one within a node, in microseconds.
 
-The same streams are read from one node with a simulated engine, and from a front whose engine is on a second node of
-this machine, in alternation. The one node's figure contains the engine's own simulation, as the worker's does: what the
-link costs, at both ends together, is what the two processes take more than the one. A request's share is in all of it.
+The same streams are read in alternation from one node with a simulated engine, and from a front whose engine is on a
+second node of this machine. Both figures contain the engine's simulation. So the cost of the link, at both ends, is
+what the two processes use more than the one. Each figure contains the request's share of its tokens.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from http.client import HTTPConnection
 
 from bench.rig.clients import TIMEOUT_S, chat_body
 from bench.rig.cluster import Plan, cluster, simulated
-from bench.rig.node import Node, cpu_s, node, place
+from bench.rig.node import Node, node, short_folder
+from bench.rig.processes import cpu_s
 
 WORKER = "worker"
-COSTS = {"fixed_s": 0.02, "per_prefill_token_s": 0.0, "per_running_s": 0.0}  # 50 tokens a second for everybody
+COSTS = {"fixed_s": 0.02, "per_prefill_token_s": 0.0, "per_running_s": 0.0}  # 50 tokens a second for each stream
 ENGINE = """\
 kind = "simulated"
 context_max = 8192
@@ -35,16 +36,17 @@ def read_one(port: int, tokens: int) -> None:
     with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
         body = json.dumps(chat_body("Tell me", tokens))
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-        said = connection.getresponse().read()  # not an event at a time: the reader shares the cores
-    assert said.endswith(b"data: [DONE]\n\n"), said[-300:]
+        body_bytes = connection.getresponse().read()  # not one event at a time: the reader shares the cores
+    assert body_bytes.endswith(b"data: [DONE]\n\n"), body_bytes[-300:]
 
 
 def burst(nodes: Sequence[Node], streams: int, tokens: int) -> list[float]:
-    """Return what each node takes for a token while streams are read from the first, in microseconds."""
+    """Return the CPU time a token of each node while streams are read from the first, in microseconds."""
     before = [cpu_s(each.pid) for each in nodes]
     with ThreadPoolExecutor(streams) as readers:
         list(readers.map(read_one, [nodes[0].port] * streams, [tokens] * streams))
-    return [1e6 * (cpu_s(each.pid) - was) / (streams * tokens) for each, was in zip(nodes, before, strict=True)]
+    after = [cpu_s(each.pid) for each in nodes]
+    return [1e6 * (end_s - begin_s) / (streams * tokens) for begin_s, end_s in zip(before, after, strict=True)]
 
 
 def row(name: str, taken: Sequence[float]) -> None:
@@ -53,7 +55,7 @@ def row(name: str, taken: Sequence[float]) -> None:
 
 
 def main() -> int:
-    """Print the prices."""
+    """Print the CPU times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=64)
@@ -63,7 +65,7 @@ def main() -> int:
     within: list[float] = []
     across: list[list[float]] = []
     costs = "\n".join(f"{key} = {value}" for key, value in COSTS.items())
-    with place() as folder:
+    with short_folder() as folder:
         for name in ("one", "two"):
             (folder / name).mkdir()
         plan = Plan({WORKER: simulated(WORKER, slots=streams, costs=COSTS)})

@@ -1,9 +1,9 @@
 """Drain and restart every node in turn under steady load: is any request refused or truncated?
 
-A front and two workers. A worker is told to end, its streams finish or move to the other one within its drain, it
-exits 0, and it is started again; then the other, and so on. In the end it is the front's turn: it lets its streams
-finish, and whoever comes while it is away is refused and asks again. Every answer is compared with the one that a quiet
-cluster gave. Nobody fails, nothing is truncated, and while the front is there nobody is refused.
+A front and two workers. A worker gets SIGTERM, its streams finish or move to the other worker within its drain, it
+exits with 0 and is started again; then the other, and so on. At the end the front is restarted: its streams finish, and
+requests are refused while it is away. Every answer is compared with that of an undisturbed cluster. No request may fail
+and no answer may be truncated, and none may be refused while the front is up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from threading import Event, Thread
 from bench.rig import checked_clients
 from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions, Tally
 from bench.rig.cluster import FRONT, Cluster, Plan, cluster, sglang, simulated
-from bench.rig.node import place
+from bench.rig.node import short_folder
 
 CLIENTS = 16
 ENDS_WITHIN_S = 15.0
@@ -35,7 +35,7 @@ ROUNDS = {"simulated": 5, "sglang": 1}  # a real worker takes some 20 s to come 
 
 
 def plan(drain_s: float, engines: str = "simulated") -> Plan:
-    """Return two workers, each of which can carry the whole load."""
+    """Return a plan of two workers, each of which can serve the whole load."""
     slots, names = 2 * CLIENTS, ("w1", "w2")
     if engines == "sglang":
         texts = {name: sglang(slots=slots) for name in names}
@@ -48,67 +48,69 @@ def plan(drain_s: float, engines: str = "simulated") -> Plan:
 class Load(Tally):
     """The outcomes of a steady load, and the interruptions of the front."""
 
-    door: GatewayInterruptions = field(default_factory=GatewayInterruptions)
+    interruptions: GatewayInterruptions = field(default_factory=GatewayInterruptions)
 
-    def note(self, wanted: CheckedRequest, how: str, why: str | None, took_s: float) -> None:
+    def note(self, request: CheckedRequest, category: str, why: str | None, took_s: float) -> None:
         """Count one answer."""
-        away = self.door.told == 1 and how.startswith("refused")
-        super().note(wanted, how + AWAY if away else how, why, took_s)
+        away = self.interruptions.terminations == 1 and category.startswith("refused")
+        super().note(request, category + AWAY if away else category, why, took_s)
 
     @property
     def refused(self) -> int:
-        """How many were refused because the front was away, or knew no worker yet."""
-        return sum(number for how, number in self.counts.items() if how.endswith(AWAY))
+        """The number of requests that were refused while the front was away, or had no worker yet."""
+        return sum(number for category, number in self.counts.items() if category.endswith(AWAY))
 
     @property
     def failed(self) -> int:
-        """How many ended in an error, or were refused for any other reason."""
-        failures = (number for how, number in self.counts.items() if how.startswith(("error", "refused")))
+        """The number of requests that ended in an error, or were refused for any other reason."""
+        failures = (number for category, number in self.counts.items() if category.startswith(("error", "refused")))
         return sum(failures) - self.refused
 
     @property
     def spoilt(self) -> int:
-        """How many were truncated, wrong, or without an end."""
+        """The number of answers that were truncated, wrong or without an end."""
         return self.requests - self.counts["whole"] - self.refused - self.failed
 
 
 @contextmanager
 def steady(target: Cluster, clients: int, seed: int) -> Iterator[Load]:
-    """Keep so many clients asking while the body runs; yield what comes of it, whole once the body has ended."""
+    """Run so many clients while the body runs; yield their outcomes, complete once the body has ended."""
     right, load, over = checked_clients.references(target.front.port), Load(), Event()
 
     def run(number: int) -> None:
         chance = Random(seed * 1000 + number)
-        checked_clients.client(load, target.front.port, chance, right, over, lambda: load.door, leaves=0.0)
+        checked_clients.client(
+            load, target.front.port, chance, right, over, lambda: load.interruptions, leave_share=0.0
+        )
 
     threads = [Thread(target=run, args=(number,), daemon=True) for number in range(clients)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     try:
         yield load
     finally:
         over.set()
-        for each in threads:
-            each.join(checked_clients.NEVER_S + 10.0)
-            if each.is_alive():
+        for thread in threads:
+            thread.join(checked_clients.NEVER_S + 10.0)
+            if thread.is_alive():
                 load.bad.append("a client never ended")
 
 
-def renew(target: Cluster, name: str) -> dict[str, float]:
-    """Drain one node, wait for its end, and start it again.
+def restart(target: Cluster, name: str) -> dict[str, float]:
+    """Drain one node, wait for its exit, and start it again.
 
-    Returns how long each part took, in seconds, and how many answers were moved; raises `RuntimeError` if it did not
-    end well, left something or did not come back.
+    Returns the seconds until it had drained and until it was back, and how many answers moved. Raises `RuntimeError` if
+    it did not exit with 0, left something or did not come back.
     """
     node = target.nodes[name]
-    node.look()
+    node.observe()
     before = len(node.output())
     since = time.perf_counter()
     node.signal(SIGTERM)
     drained_s = node.wait_exit((FRONT_DRAIN_S if name == FRONT else target.plan.drain_s) + ENDS_WITHIN_S)
     if drained_s is None or node.process.returncode != 0:
         raise RuntimeError(f"{name} ended by {node.process.returncode}:\n{node.output()[-2000:]}")
-    if left := node.left():
+    if left := node.leftovers():
         raise RuntimeError(f"{name} left {left}")
     moved = sum(int(number) for number in MOVED.findall(node.output()[before:]))
     gone_s = time.perf_counter() - since
@@ -117,36 +119,38 @@ def renew(target: Cluster, name: str) -> dict[str, float]:
     return {"drained": drained_s, "back": time.perf_counter() - since - gone_s, "moved": moved}
 
 
-def in_turn(target: Cluster, load: Load, rounds: int) -> float:
-    """Renew each worker so often, and then the front; print how it went, and return how many answers were moved."""
+def restart_in_turn(target: Cluster, load: Load, rounds: int) -> float:
+    """Restart each worker so often, and then the front; print the times, and return how many answers moved."""
     moved = 0.0
     print(f"{'node':<8}{'drained s':>10}{'back s':>8}{'moved':>7}")
     for name in [*target.workers * rounds, FRONT]:
         time.sleep(REST_S)
         if name == FRONT:
-            load.door = GatewayInterruptions(told=1)
-        took = renew(target, name)
+            load.interruptions = GatewayInterruptions(terminations=1)
+        took = restart(target, name)
         moved += took["moved"]
         print(f"{name:<8}{took['drained']:>10.2f}{took['back']:>8.2f}{took['moved']:>7g}", flush=True)
     time.sleep(REST_S)
-    load.door = GatewayInterruptions(told=2)
+    load.interruptions = GatewayInterruptions(terminations=2)
     return moved
 
 
 def main() -> int:
-    """Restart each node, print what the clients heard, and return 1 if any of them noticed."""
+    """Restart each node, print the clients' outcomes, and return 1 if any answer was not whole."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", choices=ROUNDS, default="simulated")
-    parser.add_argument("--rounds", type=int, help="how often each worker is renewed: 5, real engines once")
+    parser.add_argument("--rounds", type=int, help="how often each worker is restarted: 5, real engines once")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--drain", type=float, default=1.0, help="seconds; what has not finished by then must move")
     parser.add_argument("--seed", type=int, default=20)
-    said = parser.parse_args()
+    arguments = parser.parse_args()
     moved, bad = 0.0, list[str]()
-    with place() as folder, cluster(folder, plan(said.drain, said.engines)) as target:
-        with steady(target, said.clients, said.seed) as load:
+    with short_folder() as folder, cluster(folder, plan(arguments.drain, arguments.engines)) as target:
+        with steady(target, arguments.clients, arguments.seed) as load:
             try:
-                moved = in_turn(target, load, ROUNDS[said.engines] if said.rounds is None else said.rounds)
+                moved = restart_in_turn(
+                    target, load, ROUNDS[arguments.engines] if arguments.rounds is None else arguments.rounds
+                )
             except RuntimeError as error:
                 bad.append(str(error))
         bad += load.bad + target.wait_idle(10.0) + target.stop(ENDS_WITHIN_S)

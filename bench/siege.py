@@ -1,13 +1,12 @@
 """The delay of well-behaved clients during attacks on the gateway: wrong keys, slow heads, a flood of connections.
 
-On the simulated engine in real time. Each attack alternates with peace; compared are the medians of the 99th
-percentiles of the time to the first token of well-behaved clients, who have a key of their own.
+On the simulated engine in real time. Runs with each attack alternate with undisturbed ones; compared are the medians of
+the 99th percentiles of the time to the first token of well-behaved clients, which have a key of their own.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import socket
 import sys
 import time
@@ -18,8 +17,9 @@ from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 
+from bench.rig.client_keys import write_keys
 from bench.rig.load_run import ALLOWED_MS, ALLOWED_TIMES, load, slowdown_allowed
-from bench.rig.node import SIMULATED, Node, node, place
+from bench.rig.node import SIMULATED, Node, node, short_folder
 
 SECRET = "a-secret-of-the-bench-that-nobody-else-has"
 CONNECTIONS_MAX = 512
@@ -37,7 +37,7 @@ Attack = Callable[[int, Event], None]
 
 
 def wrong_keys(port: int, over: Event) -> None:
-    """Knock with a wrong key, again and again."""
+    """Send requests with a wrong key, again and again."""
     number = 0
     while not over.wait(1 / WRONG_KEYS_A_S):
         number += 1
@@ -49,7 +49,7 @@ def wrong_keys(port: int, over: Event) -> None:
 
 
 def slow_heads(port: int, over: Event) -> None:
-    """Hold many connections, and send each head a byte at a time; whoever is cut off comes back."""
+    """Hold many connections, send each head a byte at a time, and replace those that are closed."""
     sockets: list[socket.socket] = []
     with ExitStack() as stack:
         while not over.wait(0.5):
@@ -58,16 +58,16 @@ def slow_heads(port: int, over: Event) -> None:
                 fresh.connect(("127.0.0.1", port))
                 fresh.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ")
                 sockets.append(fresh)
-            for each in tuple(sockets):
+            for sock in tuple(sockets):
                 try:
-                    each.send(b"a")
+                    sock.send(b"a")
                 except OSError:
-                    sockets.remove(each)
-                    each.close()
+                    sockets.remove(sock)
+                    sock.close()
 
 
 def flood(port: int, over: Event) -> None:
-    """Open connections as fast as one thread can, up to the limit and over it, and let them go again."""
+    """Open some 500 connections a second, up to the limit and beyond, close all of them, and begin again."""
     while not over.is_set():
         with ExitStack() as stack:
             for _ in range(CONNECTIONS_MAX):
@@ -75,7 +75,7 @@ def flood(port: int, over: Event) -> None:
                     return
                 with suppress(OSError):
                     stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=1))
-                time.sleep(0.002)  # some 500 a second: more is a test of the client's processor
+                time.sleep(0.002)  # faster, the client's own processor would be the limit
 
 
 def no_attack(_: int, over: Event) -> None:
@@ -88,7 +88,7 @@ ATTACKS: dict[str, Attack] = {"wrong keys": wrong_keys, "slow heads": slow_heads
 
 @contextmanager
 def attack_during(attack: Attack, port: int) -> Iterator[None]:
-    """Attack while the body runs; an attack that fails, or ends before the body does, proves nothing and raises."""
+    """Attack while the body runs; raises `RuntimeError` if the attack fails or ends before the body does."""
     over = Event()
     failures: list[BaseException] = []
 
@@ -97,7 +97,7 @@ def attack_during(attack: Attack, port: int) -> Iterator[None]:
             attack(port, over)
             if not over.is_set():
                 failures.append(RuntimeError("the attack ended by itself"))
-        except BaseException as error:  # noqa: BLE001  # it is raised where somebody looks
+        except BaseException as error:  # noqa: BLE001  # it is raised in the main thread
             failures.append(error)
 
     thread = Thread(target=run_attack, daemon=True)
@@ -108,49 +108,47 @@ def attack_during(attack: Attack, port: int) -> Iterator[None]:
         over.set()
         thread.join(30)
     if failures:
-        raise RuntimeError("what was measured was no attack") from failures[0]
+        raise RuntimeError("the attack failed during the measurement") from failures[0]
     if thread.is_alive():
-        raise RuntimeError("the attack does not end")
+        raise RuntimeError("the attack did not end")
 
 
 def run(folder: Path, target: Node, attack: Attack, clients: int, seconds: float) -> float:
-    """Return the p99 of the time to the first token, in ms, of clients who keep their connections."""
+    """Return the p99 of the time to the first token of clients with kept connections, in milliseconds."""
     with attack_during(attack, target.port):
         options = ("--api", "responses-ws", "--clients", clients, "--duration", seconds, "--key", SECRET)
-        found = load(folder, target.port, *options, "--output-tokens", 16, "--prompt-tokens", 32, "--warmup", clients)
-    assert not found["errors"], found["errors"]
-    p99: float = found["latencies"]["ttft"]["p99"]
+        report = load(folder, target.port, *options, "--output-tokens", 16, "--prompt-tokens", 32, "--warmup", clients)
+    assert not report["errors"], report["errors"]
+    p99: float = report["latencies"]["ttft"]["p99"]
     return p99
 
 
 def main() -> int:
-    """Alternate peace and each attack, print every run, and return 1 if others were slowed down too much."""
+    """Run each attack, print every run, and return 1 if other clients were slowed down too much."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each run; five make a minute")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each run")
     parser.add_argument("--only", choices=ATTACKS)
     arguments = parser.parse_args()
     held = True
-    with place() as folder:
-        keys = folder / "keys.toml"
-        keys.write_text(f'[key.bench]\nsha256 = "{hashlib.sha256(SECRET.encode()).hexdigest()}"\n')
-        gateway = GATEWAY.format(keys=keys, connections_max=CONNECTIONS_MAX)
+    with short_folder() as folder:
+        gateway = GATEWAY.format(keys=write_keys(folder, {"bench": SECRET}), connections_max=CONNECTIONS_MAX)
         with node(folder, slots=1024, engine=SIMULATED, gateway=gateway) as target:
             for name, attack in ATTACKS.items():
                 if arguments.only in {None, name}:
-                    held = compared(folder, target, name, attack, arguments) and held
+                    held = compare(folder, target, name, attack, arguments) and held
     return 0 if held else 1
 
 
-def compared(folder: Path, target: Node, name: str, attack: Attack, arguments: argparse.Namespace) -> bool:
-    """Alternate peace and one attack, and return whether others were slowed down by no more than they may."""
+def compare(folder: Path, target: Node, name: str, attack: Attack, arguments: argparse.Namespace) -> bool:
+    """Alternate runs without and with one attack; return whether the slowdown of other clients is allowed."""
     alone: list[float] = []
     beside: list[float] = []
     for _ in range(arguments.times):
         alone.append(run(folder, target, no_attack, arguments.clients, arguments.seconds))
         beside.append(run(folder, target, attack, arguments.clients, arguments.seconds))
-    print(f"{name}: first token p99 alone {_list(alone)} ms, beside it {_list(beside)} ms")
+    print(f"{name}: first token p99 without it {_list(alone)} ms, during it {_list(beside)} ms")
     allowed = f"allowed {ALLOWED_TIMES} times, or {ALLOWED_MS:g} ms more"
     print(f"  medians {median(alone):.1f} and {median(beside):.1f} ms; {allowed}")
     return slowdown_allowed(median(alone), median(beside))

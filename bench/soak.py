@@ -1,8 +1,8 @@
-"""Many requests of every kind, a third of them left at random moments, on the real engine: does anything grow?
+"""Many requests of every kind on the real engine, a third of whose clients disconnect early: does anything grow?
 
 Samples memory, file descriptors, threads, tasks and files of each process while nothing runs, once every `EVERY`
-requests, and fits a line through the samples after the warm-up. Every answer that ends well must be the one that was
-given at first.
+requests, and fits a line through the samples after the warm-up. Every complete answer must equal the first answer to
+its prompt.
 """
 
 from __future__ import annotations
@@ -19,22 +19,29 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, read_or_disconnect, response_body
-from bench.rig.node import Node, memory_bytes, metric, node, open_files, place, threads, wait_until
+from bench.rig.node import Node, metric, node, short_folder, wait_until
+from bench.rig.processes import memory_bytes, open_files, threads
 from bench.rig.prompts import PROMPTS
 
-CANCELLED = 0.39  # drawn to leave; about a fifth of them have their answer before they do: 30 % really leave
+LEAVE_SHARE = 0.39  # of the requests; about a fifth of them are answered before, so that 30 % really disconnect
 LEAVES_WITHIN_S = 1.2  # about as long as an answer takes among fifteen others
-LEAVING_S = 30.0  # in which the reader of a left answer must notice
+LEAVING_S = 30.0  # in which the reader must notice the disconnect
 EVERY = 100
-WARM_UP = 0.25  # of all requests: allocators and caches fill
+WARM_UP = 0.25  # of all requests, in which allocators and caches fill
 ROLES = ("node", "host", "scheduler")
-Sample = dict[tuple[str, str], float]  # by process and what of it was measured
-BOUNDS = {"MB": 6.0, "fds": 1.0, "threads": 1.0, "tasks": 1.0, "files": 0.5}  # by 1,000 requests, of each process
+Sample = dict[tuple[str, str], float]  # by process and measured quantity
+BOUNDS = {
+    "MB": 6.0,
+    "fds": 1.0,
+    "threads": 1.0,
+    "tasks": 1.0,
+    "files": 0.5,
+}  # of growth by 1,000 requests, of each process
 
 
 @dataclass
 class Tally:
-    """What has happened so far, and what must not have."""
+    """The outcomes so far, and sentences about the wrong ones."""
 
     texts: dict[str, str]
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -42,18 +49,18 @@ class Tally:
     lock: Lock = field(default_factory=Lock)
 
     def note(self, kind: str, left: bool, prompt: str, outcome: Outcome) -> None:
-        """Count one answer; one that claims to be whole must be."""
-        how = "whole" if outcome.whole else "left" if left and _left(kind, outcome) else "failed"
+        """Count one answer, and compare its text if it is complete."""
+        category = "whole" if outcome.whole else "left" if left and _left(kind, outcome) else "failed"
         with self.lock:
-            self.outcomes[f"{kind} {how}"] += 1
+            self.outcomes[f"{kind} {category}"] += 1
             if outcome.whole and outcome.text != self.texts[prompt]:
                 self.wrong.append(f"{prompt!r} was answered {outcome.text!r}")
-            if how == "failed":
+            if category == "failed":
                 self.wrong.append(f"{kind} {prompt!r} failed: {outcome.error or outcome.finish}")
 
 
 def _left(kind: str, outcome: Outcome) -> bool:
-    """Return whether an answer that is not whole ended because its client left, or took it back."""
+    """Whether an incomplete answer ended because its client disconnected or cancelled it."""
     if kind == "response.cancel":
         return outcome.finish == "cancelled" and outcome.error is None
     return outcome.error is None or outcome.error.get("code") == "connection"
@@ -63,13 +70,13 @@ def _left(kind: str, outcome: Outcome) -> bool:
 
 
 def stream(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
-    """Ask over HTTP for a stream."""
+    """Request a stream over HTTP."""
     chat = Chat(port, chat_body(prompt))
     return read_or_disconnect(chat.read, chat.outcome, chat.leave, leave_after_s, LEAVING_S)
 
 
 def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
-    """Ask over HTTP for an answer in one piece."""
+    """Request an answer in one piece over HTTP."""
     chat = Chat(port, chat_body(prompt, stream=False))
 
     def read() -> None:
@@ -81,7 +88,7 @@ def whole(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
 
 
 def response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
-    """Ask over a WebSocket."""
+    """Request a response over a WebSocket."""
     socket, outcome = ResponsesSocket(port), Outcome()
     socket.send(response_body(prompt))
     read_or_disconnect(lambda: list(socket.events(outcome)), outcome, socket.leave, leave_after_s, LEAVING_S)
@@ -91,7 +98,7 @@ def response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
 
 
 def cancelled_response(port: int, prompt: str, leave_after_s: float | None) -> Outcome:
-    """Ask over a WebSocket, and take it back with `response.cancel` instead of leaving."""
+    """Request a response over a WebSocket, and cancel it with `response.cancel` instead of disconnecting."""
     socket, outcome = ResponsesSocket(port), Outcome()
     socket.send(response_body(prompt))
 
@@ -111,20 +118,20 @@ KINDS: dict[str, Callable[[int, str, float | None], Outcome]] = {
 }
 
 
-def one(port: int, seed: int, tally: Tally) -> None:
-    """Make the request of this number; the same number always makes the same one."""
+def send_one(port: int, seed: int, tally: Tally) -> None:
+    """Send the request of this seed, and count its answer."""
     chance = random.Random(seed)
     prompt, kind = chance.choice(PROMPTS), chance.choice(tuple(KINDS))
-    leaves = chance.random() < CANCELLED
+    leaves = chance.random() < LEAVE_SHARE
     leave_after_s = chance.random() ** 2 * LEAVES_WITHIN_S if leaves else None  # early moments more often
     try:
         outcome = KINDS[kind](port, prompt, leave_after_s)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
+    except Exception as error:  # noqa: BLE001  # any of them counts as a failure
         outcome = Outcome(error={"code": "client", "message": repr(error)})
     tally.note(kind, leaves, prompt, outcome)
 
 
-# What is measured ------------------------------------------------------------------------
+# Measurements --------------------------------------------------------------------------
 
 
 def sample(target: Node) -> Sample:
@@ -132,14 +139,14 @@ def sample(target: Node) -> Sample:
     wait_until(lambda: target.metric("espalier_requests_running") == 0, 20.0, 0.02)
     time.sleep(0.3)
     values: Sample = {}
-    living = target.look()
+    living = target.observe()
     for role in ROLES:
         pid = living[role].pid
         values[role, "MB"] = memory_bytes(pid, "Rss") / 1e6
         values[role, "fds"] = open_files(pid)
         values[role, "threads"] = threads(pid)
     values["node", "tasks"] = target.metric("espalier_node_tasks")
-    values["node", "files"] = sum(1 for _ in target.tmp.rglob("*")) + len(target.names)  # these under /dev/shm
+    values["node", "files"] = sum(1 for _ in target.tmp.rglob("*")) + len(target.shared_memory)
     return values
 
 
@@ -152,13 +159,13 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 
 def run(target: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, list[tuple[int, Sample]]]:
-    """Make all requests, stopping every so often to look."""
+    """Send all requests, with a pause for a sample after every `EVERY`."""
     tally = Tally({prompt: Chat(target.port, chat_body(prompt)).read().text for prompt in PROMPTS})
     samples = [(0, sample(target))]
     with ThreadPoolExecutor(concurrency) as pool:
         for done in range(0, requests, EVERY):
             numbers = range(done, min(done + EVERY, requests))
-            for _ in pool.map(lambda number: one(target.port, seed * 1_000_000 + number, tally), numbers):
+            for _ in pool.map(lambda number: send_one(target.port, seed * 1_000_000 + number, tally), numbers):
                 pass
             samples.append((numbers[-1] + 1, sample(target)))
             print(f"{numbers[-1] + 1:>6} {json.dumps(_short(samples[-1][1]))}", file=sys.stderr, flush=True)
@@ -170,13 +177,13 @@ def _short(values: Sample) -> dict[str, float]:
 
 
 def main() -> int:
-    """Run, print slopes and outcomes, and return 1 if something grows or an answer was wrong."""
+    """Run, print slopes and outcomes, and return 1 if anything grows or an answer was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--seed", type=int, default=20)
     arguments = parser.parse_args()
-    with place() as folder, node(folder) as target:
+    with short_folder() as folder, node(folder) as target:
         start = time.perf_counter()
         tally, samples = run(target, arguments.requests, arguments.concurrency, arguments.seed)
         took_s = time.perf_counter() - start

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from hypothesis import HealthCheck, settings
 
-from bench.rig.node import place
+from bench.rig.node import short_folder
 from tests.rig.turns import cpu_watched
 
 settings.register_profile("espalier", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -22,7 +22,7 @@ settings.load_profile("espalier")
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return a folder for nodes, whose path is short enough for their sockets."""
-    with place() as made:
+    with short_folder() as made:
         yield made
 
 

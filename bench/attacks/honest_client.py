@@ -1,7 +1,7 @@
-"""An honest client in a process of its own: streams without a pause and asks short questions, and notes every gap.
+"""An honest client in a process of its own, which records the gaps between the tokens of its answers.
 
-`python -m bench.attacks.honest_client PORT OUT [--key SECRET]` runs until SIGTERM, then finishes what runs and writes
-OUT.
+It streams long answers one after the other, and short ones beside them. `python -m bench.attacks.honest_client PORT OUT
+[--key SECRET]` runs until SIGTERM, then finishes its answers and writes `OUT`.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
+from bench.rig.node import MODEL
 from bench.rig.prompts import OAK_PROMPT
 
-MODEL = "tiny"
 TIMEOUT_S = 60.0
 SHORT_TOKENS = 4
-REST_S = 0.3  # between two short questions
+PAUSE_S = 0.3  # between two short requests
 
 
 @dataclass
-class Noted:
-    """What the client noticed; times in seconds."""
+class Measurements:
+    """The times of the client's answers, in seconds."""
 
-    gaps: list[tuple[float, float]] = field(default_factory=list)  # when, and how long between two tokens
-    firsts: list[tuple[float, float]] = field(default_factory=list)  # when, and how long to the first token
-    lost: list[str] = field(default_factory=list)  # answers that did not end as they should, and why
+    gaps: list[tuple[float, float]] = field(default_factory=list)  # when, and the time since the token before
+    firsts: list[tuple[float, float]] = field(default_factory=list)  # when, and the time to the first token
+    lost: list[str] = field(default_factory=list)  # reasons of answers without a regular end
     whole: int = 0
 
 
 class Client:
-    """One connection that is kept, and what comes over it."""
+    """Sends requests over one kept connection and measures the answers."""
 
-    def __init__(self, port: int, key: str, noted: Noted, lock: Lock) -> None:
-        self._port, self._key, self._noted, self._lock = port, key, noted, lock
+    def __init__(self, port: int, key: str, measured: Measurements, lock: Lock) -> None:
+        self._port, self._key, self._measured, self._lock = port, key, measured, lock
         self._connection: HTTPConnection | None = None
 
-    def ask(self, tokens: int) -> None:
-        """Ask for so many tokens, and note how they come."""
+    def send(self, tokens: int) -> None:
+        """Request so many tokens, and record when they come."""
         try:
-            self._ask(tokens)
+            self._send(tokens)
         except (OSError, HTTPException, ValueError, KeyError) as error:
             with self._lock:
-                self._noted.lost.append(repr(error)[:300])
-            time.sleep(REST_S)
+                self._measured.lost.append(repr(error)[:300])
+            time.sleep(PAUSE_S)
             self.connect()
 
     def connect(self) -> None:
-        """Connect anew."""
+        """Replace the connection."""
         if self._connection is not None:
             self._connection.close()
         self._connection = HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
 
-    def _ask(self, tokens: int) -> None:
+    def _send(self, tokens: int) -> None:
         if self._connection is None:
             self.connect()
         assert self._connection is not None
@@ -81,13 +81,13 @@ class Client:
         if finish != "length":
             raise ValueError(f"the answer ended in {finish}")
         with self._lock:
-            self._noted.firsts.append(gaps[0])
-            self._noted.gaps += gaps[1:]
-            self._noted.whole += 1
+            self._measured.firsts.append(gaps[0])
+            self._measured.gaps += gaps[1:]
+            self._measured.whole += 1
 
 
 def body(tokens: int) -> dict[str, Any]:
-    """Return a request for exactly so many tokens; its penalty makes it one that is not easily carried on elsewhere."""
+    """Return a request for exactly so many tokens; with a penalty, which a resumed request must restore."""
     exact = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True, "frequency_penalty": 0.1}
     return {"model": MODEL, "prompt": OAK_PROMPT, "return_token_ids": True, **exact}
 
@@ -98,29 +98,29 @@ def headers(key: str) -> dict[str, str]:
 
 
 def main() -> int:
-    """Ask until told to end, and write what was noticed."""
+    """Send requests until SIGTERM, and write the measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("out")
     parser.add_argument("--key", default="")
     parser.add_argument("--tokens", type=int, default=60, help="of each stream")
     arguments = parser.parse_args()
-    noted, lock, over = Noted(), Lock(), Event()
+    measured, lock, over = Measurements(), Lock(), Event()
 
-    def keep(tokens: int, rest_s: float) -> None:
-        client = Client(arguments.port, arguments.key, noted, lock)
+    def send_all(tokens: int, pause_s: float) -> None:
+        client = Client(arguments.port, arguments.key, measured, lock)
         while not over.is_set():
-            client.ask(tokens)
-            over.wait(rest_s)
+            client.send(tokens)
+            over.wait(pause_s)
 
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    threads = [Thread(target=keep, args=each) for each in ((arguments.tokens, 0.0), (SHORT_TOKENS, REST_S))]
-    for each in threads:
-        each.start()
-    print("asking", flush=True)
-    for each in threads:
-        each.join()
-    Path(arguments.out).write_text(json.dumps(asdict(noted)))
+    threads = [Thread(target=send_all, args=kind) for kind in ((arguments.tokens, 0.0), (SHORT_TOKENS, PAUSE_S))]
+    for thread in threads:
+        thread.start()
+    print("started", flush=True)
+    for thread in threads:
+        thread.join()
+    Path(arguments.out).write_text(json.dumps(asdict(measured)))
     return 0
 
 

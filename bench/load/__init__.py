@@ -1,1 +1,1 @@
-"""The load generator: what to send (`plan`), how (`client`), from where (`worker`), and what came of it (`measure`)."""
+"""The load generator: requests (`plan`), one exchange (`client`), a process (`worker`), statistics (`measure`)."""

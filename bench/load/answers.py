@@ -1,8 +1,8 @@
 """The meaning of an answer's events in each dialect: tokens, the end, the usage, an error.
 
 Servers differ, so everything that is not needed may be missing: a first event with a role alone, comments, usage, a
-`[DONE]`. What an answer must have to count as whole is an end that says so: a finish reason that means a finish, or
-the last event of a response.
+`[DONE]`. An answer is complete only if its end says so: by one of the `FINISHES` reasons, or by the last event of a
+response.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ class Answer:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    running_usage: bool | None = None  # whether its events say how many tokens there are so far; None before the first
+    running_usage: bool | None = None  # whether its events have the usage so far; None before the first
 
-    def ended(self) -> None:
-        """Take the end of the stream; raises `RequestFailed` unless the answer is whole."""
+    def end(self) -> None:
+        """Mark the end of the stream; raises `RequestFailed` if there was no finish reason."""
         if self.finish is None:
             raise RequestFailed("truncated", "no finish reason", f"the stream ended after {self.tokens} tokens")
         self.over = True
 
 
-Reader = Callable[[Answer, bytes, bytes], int]  # takes one event's name and data; returns how many tokens it brings
+Reader = Callable[[Answer, bytes, bytes], int]  # of one event's name and data; returns its number of tokens
 
 
 def read_chunk(answer: Answer, name: bytes, data: bytes) -> int:
     """Read one chunk of a chat completion or of a completion."""
     if data == b"[DONE]":
-        answer.ended()
+        answer.end()
         return 0
     chunk = _object(data)
     if chunk.get("error") or name == b"error":
-        raise _said(chunk.get("error") or chunk)
+        raise _error_event(chunk.get("error") or chunk)
     has_content = False
     for choice in _list(chunk, "choices"):
         delta = choice.get("delta") or choice
@@ -63,19 +63,19 @@ def read_chunk(answer: Answer, name: bytes, data: bytes) -> int:
         if (finish := choice.get("finish_reason")) is not None:
             _finish(answer, finish)
     usage = chunk.get("usage")
-    counted = _use(answer, usage, "prompt_tokens", "completion_tokens") if isinstance(usage, dict) else None
+    counted = _store_usage(answer, usage, "prompt_tokens", "completion_tokens") if isinstance(usage, dict) else None
     return _count(answer, counted) if has_content else 0
 
 
 def _count(answer: Answer, counted: int | None) -> int:
-    """Return how many tokens an event with content brings: one, unless its usage has been counting from the first."""
+    """Return the number of tokens of an event with content: one, unless every event so far had a running usage."""
     if answer.running_usage is None:
         answer.running_usage = counted is not None
-    brings = 1
+    new = 1
     if answer.running_usage and counted is not None:
-        brings = max(1, counted - answer.tokens)
-    answer.tokens += brings
-    return brings
+        new = max(1, counted - answer.tokens)
+    answer.tokens += new
+    return new
 
 
 def _finish(answer: Answer, finish: object) -> None:
@@ -96,21 +96,21 @@ def read_response(answer: Answer, name: bytes, data: bytes) -> int:
         return _count(answer, None) if event.get("delta") else 0
     match kind:
         case "error" | "response.error":
-            raise _said(event.get("error") or event)
+            raise _error_event(event.get("error") or event)
         case "response.completed" | "response.incomplete" | "response.failed" | "response.done" | "response.cancelled":
             response = event.get("response") or {}
             if not isinstance(response, dict):
                 raise RequestFailed("shape", "response", f"is {type(response).__name__}")
             if isinstance(usage := response.get("usage"), dict):
-                _use(answer, usage, "input_tokens", "output_tokens")
+                _store_usage(answer, usage, "input_tokens", "output_tokens")
             _end(answer, response, str(response.get("status") or kind.rpartition(".")[2]))
     return 0
 
 
 def _end(answer: Answer, response: Object, status: str) -> None:
-    """Take the last event of a response by its status."""
+    """End an answer by the status of its response."""
     if status == "failed":
-        raise _said(response.get("error") or "failed")
+        raise _error_event(response.get("error") or "failed")
     details = response.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, dict) else None
     finish = {"completed": "stop", "cancelled": CANCELLED}.get(status)
@@ -123,8 +123,8 @@ def _end(answer: Answer, response: Object, status: str) -> None:
     answer.finish, answer.over = finish, True
 
 
-def _use(answer: Answer, usage: Object, prompt: str, output: str) -> int | None:
-    """Note a usage; return its count of output tokens."""
+def _store_usage(answer: Answer, usage: Object, prompt: str, output: str) -> int | None:
+    """Store a usage; return its number of output tokens."""
     details = usage.get(f"{prompt}_details")
     answer.prompt_tokens = _number(usage.get(prompt), answer.prompt_tokens)
     answer.output_tokens = _number(usage.get(output), answer.output_tokens)
@@ -137,8 +137,8 @@ def _number(value: object, otherwise: int | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
 
 
-def _said(error: object) -> RequestFailed:
-    """Name an error as the server has said it."""
+def _error_event(error: object) -> RequestFailed:
+    """Return the failure that an error event means."""
     if not isinstance(error, dict):
         return RequestFailed("error_event", "error", error)
     code = error.get("cause") or error.get("code") or error.get("type") or "error"
@@ -156,10 +156,10 @@ def _object(data: bytes) -> Object:
 
 
 def _list(chunk: Object, key: str) -> list[Object]:
-    found = chunk.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise RequestFailed("shape", key, f"{found!r} is no list of objects")
-    return found
+    values = chunk.get(key) or []
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise RequestFailed("shape", key, f"{values!r} is no list of objects")
+    return values
 
 
 READERS: dict[Api, Reader] = {

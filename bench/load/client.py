@@ -1,7 +1,7 @@
 """One request: its connection, its bytes, and its answer, read to the end or abandoned.
 
-Times are read from one clock. `sent_at` is when the request's first byte is handed to the socket: to connect, and a
-WebSocket's handshake, count for `connect_s` and not for the answer.
+Times are read from one clock. `sent_at` is when the request's first byte is passed to the socket: connecting, with a
+WebSocket's handshake, counts for `connect_s` and not for the answer.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from bench.load.wire import Wire, connect
 
 Clock = Callable[[], float]
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError)
-REST_WITHIN_S = 1.0  # for the rest of a body, after its last event, before its connection is given up
+REST_WITHIN_S = 1.0  # for the rest of a body after its last event; then its connection is closed
 
 
 @define(eq=False)
 class Connection:
-    """One connection with what is said on it."""
+    """One connection and its protocol."""
 
     wire: Wire
     dialogue: Dialogue
 
     def fresh(self) -> bool:
-        """Whether another request may go out on it, as far as anybody can tell."""
+        """Whether it seems to be open for another request; input that waits is read."""
         try:
             while self.dialogue.reusable and (data := self.wire.waiting()) is not None:
                 if not isinstance(self.dialogue, SocketDialogue):
-                    return False  # between two answers HTTP says nothing but its end
+                    return False  # between two answers an HTTP server only closes
                 self.dialogue.feed(data)  # pings, or the close
         except RequestFailed:
             return False
@@ -48,7 +48,7 @@ class Connection:
 
 @define(eq=False)
 class Pool:
-    """Connections that wait for their next request; the one that was used last is taken first."""
+    """Idle connections, of which the most recently used is taken first."""
 
     target: Target
     where: Address
@@ -56,7 +56,7 @@ class Pool:
     _idle: list[Connection] = field(factory=list)
 
     async def take(self) -> tuple[Connection, bool]:
-        """Return a connection, and whether it is new; raises `RequestFailed`, or what the system says against it."""
+        """Return a connection, and whether it is new; raises `RequestFailed` or one of `BROKEN`."""
         while self._idle:
             connection = self._idle.pop()
             if connection.fresh():
@@ -75,27 +75,27 @@ class Pool:
         return Connection(wire, dialogue), True
 
     def give(self, connection: Connection) -> None:
-        """Take a connection back, for the next request."""
+        """Return a connection for the next request."""
         self._idle.append(connection)
 
     def close(self) -> None:
-        """Close all that wait."""
+        """Close all idle connections."""
         while self._idle:
             self._idle.pop().wire.close()
 
 
 class Left(Exception):
-    """The client leaves as planned."""
+    """The client disconnects as planned."""
 
 
 @define(eq=False)
 class Exchange:
-    """One request under way. `run` never raises for what a server does."""
+    """One request and its answer. `run` raises nothing because of the server."""
 
-    ask: PlannedRequest
+    request: PlannedRequest
     pool: Pool
     clock: Clock
-    came: Callable[[int], None]  # is told how many tokens each read has brought
+    on_tokens: Callable[[int], None]  # called with the number of tokens of each read
     _answer: Answer = field(factory=Answer)
     _sent_at: float | None = None
     _ended_at: float = 0.0
@@ -106,7 +106,7 @@ class Exchange:
     _connection: Connection | None = None
 
     async def run(self, start_at: float, lag_s: float | None = None, held_s: float | None = None) -> Record:
-        """Carry the request out and return how it went; `start_at` is the clock's time from which times count."""
+        """Send the request and return its record; times count from `start_at` by the clock."""
         begun_at = self.clock()
         ending: Ending = "completed"
         fault: Fault | None = None
@@ -125,26 +125,26 @@ class Exchange:
             self._ended_at = self.clock()
         return self._record(start_at, begun_at, ending, fault, lag_s, held_s)
 
-    # The talk ----------------------------------------------------------------------------
+    # The exchange ----------------------------------------------------------------------------
 
     async def _run(self, limit_at: float) -> None:
         kept = False
         try:
             try:
-                await self._ask(limit_at)
+                await self._send(limit_at)
             except Left:
                 if self._connection is None or self.pool.target.cancel_by == "close":
                     raise
-                await self._take_back(limit_at)
-            kept = await self._kept()
+                await self._cancel(limit_at)
+            kept = await self._keep()
         finally:
             if self._connection is not None and not kept:
                 self._connection.wire.close()
 
-    async def _ask(self, limit_at: float) -> None:
-        """Send and listen until the answer is whole; raises `Left` when it is time to leave."""
-        words, began_at = requests.body(self.pool.target, self.ask), self.clock()
-        leave = self.ask.leave
+    async def _send(self, limit_at: float) -> None:
+        """Send the request and read its answer; raises `Left` when the client is to disconnect."""
+        body, began_at = requests.body(self.pool.target, self.request), self.clock()
+        leave = self.request.leave
         early_at = float("inf")
         with trio.CancelScope(deadline=limit_at) as scope:
             self._connection, new = await self.pool.take()
@@ -153,8 +153,8 @@ class Exchange:
             if leave is not None and leave.after_s is not None:
                 early_at = trio.current_time() + leave.after_s
                 scope.deadline = min(limit_at, early_at)
-            await self._connection.wire.send(self._connection.dialogue.begin(words))
-            await self._listen(None if leave is None else max(leave.tokens, 1))
+            await self._connection.wire.send(self._connection.dialogue.begin(body))
+            await self._read(None if leave is None else max(leave.tokens, 1))
         if scope.cancelled_caught:
             raise Left if early_at < limit_at else RequestFailed("timeout", self._place())
 
@@ -163,8 +163,8 @@ class Exchange:
             return "connecting"
         return "mid-stream" if self._stamps else "before the first token"
 
-    async def _listen(self, leave_after: int | None) -> None:
-        """Read the answer to its end; raises `Left` once it has brought so many tokens and goes on."""
+    async def _read(self, leave_after: int | None) -> None:
+        """Read the answer to its end; raises `Left` after `leave_after` tokens if it continues."""
         assert self._connection is not None
         assert self._sent_at is not None
         wire, dialogue, answer = self._connection.wire, self._connection.dialogue, self._answer
@@ -176,30 +176,30 @@ class Exchange:
                 if tokens := read(answer, name, payload):
                     self._stamps.append(now - self._sent_at)
                     self._weights.append(tokens)
-            self.came(answer.tokens - before)
+            self.on_tokens(answer.tokens - before)
             self._ended_at = now
             if dialogue.finished and not answer.over:
-                answer.ended()
+                answer.end()
             if dialogue.closed is not None and not answer.over:
                 raise dialogue.closed
-            if urgent := dialogue.outgoing:
-                await wire.send(urgent)
+            if unasked := dialogue.outgoing:
+                await wire.send(unasked)
             if leave_after is not None and answer.tokens >= leave_after and not answer.over:
                 raise Left
 
-    async def _take_back(self, limit_at: float) -> None:
-        """Cancel by an event, and wait for the end of the response."""
+    async def _cancel(self, limit_at: float) -> None:
+        """Send `response.cancel` and wait for the end of the response."""
         assert self._connection is not None
         cancelled_at = self.clock()
         with trio.CancelScope(deadline=limit_at) as scope:
             await self._connection.wire.send(self._connection.dialogue.begin(CANCEL))
-            await self._listen(None)
+            await self._read(None)
         if scope.cancelled_caught:
             raise RequestFailed("timeout", "after response.cancel")
         self._cancel_s = self._ended_at - cancelled_at
 
-    async def _kept(self) -> bool:
-        """Give the connection back if it can serve another request; return whether it can."""
+    async def _keep(self) -> bool:
+        """Return the connection to the pool if it can serve another request; return whether it can."""
         connection = self._connection
         assert connection is not None
         crossed = self._cancel_s is not None and self._answer.finish != CANCELLED  # the cancel may yet be answered
@@ -217,7 +217,7 @@ class Exchange:
         self.pool.give(connection)
         return True
 
-    # What is written down ----------------------------------------------------------------
+    # The record -----------------------------------------------------------------------
 
     def _record(
         self,
@@ -229,15 +229,15 @@ class Exchange:
         held_s: float | None,
     ) -> Record:
         sent_at = begun_at if self._sent_at is None else self._sent_at
-        answer, leave = self._answer, self.ask.leave
+        answer, leave = self._answer, self.request.leave
         return Record(
-            number=self.ask.number,
+            number=self.request.number,
             ending=ending,
             sent_s=sent_at - start_at,
             ended_s=self._ended_at - sent_at,
             stamps=self._stamps.tobytes(),
             weights=b"" if all(weight == 1 for weight in self._weights) else self._weights.tobytes(),
-            planned_s=self.ask.at_s,
+            planned_s=self.request.at_s,
             lag_s=lag_s,
             held_s=held_s,
             connect_s=self._connect_s,
@@ -246,7 +246,7 @@ class Exchange:
             prompt_tokens=answer.prompt_tokens,
             output_tokens=answer.output_tokens,
             cached_tokens=answer.cached_tokens,
-            wanted_tokens=self.ask.output_tokens,
+            wanted_tokens=self.request.output_tokens,
             leave_tokens=None if leave is None else leave.tokens,
             cancel_s=self._cancel_s,
         )

@@ -1,4 +1,4 @@
-"""`python -m bench load`: run, show, write down."""
+"""`python -m bench load`: run a load, show its progress, write its report."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bench.load.progress import Bar
 NOTHING_MEASURED = 1
 
 
-def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, said: Sequence[str]) -> int:
-    """Run a load; return 0, 1 if no request got its answer or a worker died, 2 if the command line makes no sense."""
+def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run a load; return 0, or 1 if no request completed or a worker died; a wrong command line exits with 2."""
     try:
         chosen = options.read(arguments)
-        _writable(chosen)
+        _check_writable(chosen)
     except Mistake as mistake:
         parser.error(str(mistake))
     begun = datetime.now(UTC)
@@ -42,7 +42,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, said: S
     if failed is not None:
         print(f"bench load: {_first(failed)!r}", file=sys.stderr)
         return NOTHING_MEASURED
-    found = report.Findings(
+    findings = report.Findings(
         job=chosen.job,
         processes=chosen.processes,
         records=sorted(run.records, key=lambda record: record.number),
@@ -50,10 +50,10 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, said: S
         lags_s=run.lags_s,
         warmup_faults=run.warmup_faults,
         stopped=run.stopped,
-        about=about(said, chosen.job, begun),
+        about=about(words, chosen.job, begun),
     )
-    _write(found, chosen)
-    return 0 if any(record.ending != "failed" for record in found.records) else NOTHING_MEASURED
+    _write(findings, chosen)
+    return 0 if any(record.ending != "failed" for record in findings.records) else NOTHING_MEASURED
 
 
 def _first(error: BaseException) -> BaseException:
@@ -70,7 +70,7 @@ async def _run(run: Run, chosen: Options) -> None:
 
 
 async def _stop_on_signal(run: Run) -> None:
-    """End the run at the first signal with what is known by then; at the second, at once."""
+    """End the run at the first signal, with the results so far; abort it at the second."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if run.stopped:
@@ -78,12 +78,12 @@ async def _stop_on_signal(run: Run) -> None:
             run.stop()
 
 
-def about(said: Sequence[str], job: Job, begun: datetime) -> dict[str, object]:
-    """Return what a reader needs to make the same run again; a key is not among it."""
-    words = [report.SECRET if job.target.key and job.target.key in word else word for word in said]
+def about(words: Sequence[str], job: Job, begun: datetime) -> dict[str, object]:
+    """Return what is needed to repeat the run: command, versions, machine; the key is masked."""
+    masked = [report.SECRET if job.target.key and job.target.key in word else word for word in words]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "command": ["python", "-m", "bench", "load", *words],
+        "command": ["python", "-m", "bench", "load", *masked],
         "begun_at": begun.isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),
@@ -100,8 +100,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _writable(chosen: Options) -> None:
-    """Find out before the run that a file cannot be written, not after it."""
+def _check_writable(chosen: Options) -> None:
+    """Raise `Mistake` before the run if an output file cannot be written."""
     for path in (chosen.json, chosen.raw):
         if path is not None and path != Path("-"):
             try:
@@ -110,20 +110,20 @@ def _writable(chosen: Options) -> None:
                 raise Mistake(f"{path}: {error.strerror}") from error
 
 
-def _write(found: report.Findings, chosen: Options) -> None:
+def _write(findings: report.Findings, chosen: Options) -> None:
     if chosen.raw is not None:
         with chosen.raw.open("wb") as raw:
-            for record in found.records:
+            for record in findings.records:
                 raw.write(msgspec.json.encode(_plain(record)) + b"\n")
     if chosen.json is None:
-        print(report.table(found))
+        print(report.table(findings))
         return
-    document = msgspec.json.format(msgspec.json.encode(report.document(found)), indent=2).decode()
+    document = msgspec.json.format(msgspec.json.encode(report.document(findings)), indent=2).decode()
     if chosen.json == Path("-"):
         print(document)
         return
     chosen.json.write_text(f"{document}\n")
-    print(report.table(found))
+    print(report.table(findings))
 
 
 def _plain(record: Record) -> dict[str, object]:

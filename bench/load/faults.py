@@ -13,7 +13,7 @@ DETAIL_LENGTH_MAX = 300
 
 
 class RequestFailed(Exception):
-    """One request has failed; whoever sent it writes the fault down."""
+    """One request has failed; its record gets the fault."""
 
     def __init__(self, kind: Kind, code: object, detail: object = "") -> None:
         super().__init__(f"{kind}: {code}: {detail}")
@@ -21,12 +21,12 @@ class RequestFailed(Exception):
 
 
 def os_error_fault(error: BaseException, *, begun: bool) -> RequestFailed:
-    """Name an error of a socket: an answer that had begun is truncated by it."""
+    """Return the failure that an error of a socket means: an answer that has `begun` is truncated."""
     return RequestFailed("truncated" if begun else "connection", name(error), error)
 
 
 def name(error: BaseException) -> str:
-    """Return a short name for an error of a socket, of the one that lies deepest if there are several."""
+    """Return a short name for an error of a socket: that of its first cause."""
     if isinstance(error, BaseExceptionGroup):
         return name(error.exceptions[0])
     if error.__cause__ is not None and not isinstance(error, ssl.SSLError):

@@ -1,6 +1,6 @@
 """Statistics, each with its definition. All samples of all workers are kept, so percentiles are exact.
 
-Latencies are those of completed requests alone; what others lasted says when they left or failed.
+Latencies are of completed requests only: the others end when their client disconnects or when they fail.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Summary:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of samples in ascending order, linear between the two nearest; at least one must be there."""
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
+    """Return a percentile of ordered samples, of which there must be one; linear between the two nearest."""
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
 def summarise(samples: Iterable[float], scale: float = 1.0) -> Summary:
-    """Return what is said of samples, each times `scale`."""
+    """Return the statistics of samples, each multiplied by `scale`."""
     ordered = sorted(samples)
     if not ordered:
         return Summary(0)
@@ -64,67 +64,67 @@ def summarise(samples: Iterable[float], scale: float = 1.0) -> Summary:
     return Summary(len(ordered), mean * scale, ordered[0] * scale, p50, p90, p99, ordered[-1] * scale)
 
 
-# Of one request ---------------------------------------------------------------------------
+# One request ------------------------------------------------------------------------------
 
 
 def stamps(record: Record) -> array[float]:
     """Return when each event with content came, in seconds after the request was sent."""
-    found = array("d")
-    found.frombytes(record.stamps)
-    return found
+    times = array("d")
+    times.frombytes(record.stamps)
+    return times
 
 
 def weights(record: Record) -> array[int]:
-    """Return how many tokens each event brought."""
-    found = array("I")
+    """Return the number of tokens of each event."""
+    counts = array("I")
     if record.weights:
-        found.frombytes(record.weights)
-        return found
+        counts.frombytes(record.weights)
+        return counts
     return array("I", [1]) * (len(record.stamps) // 8)
 
 
 def tokens(record: Record) -> int:
-    """Return how many tokens a request got: by the server's usage where it says so, else counted from its events."""
+    """Return the number of output tokens of a request: by the server's usage, else counted from its events."""
     return sum(weights(record)) if record.output_tokens is None else record.output_tokens
 
 
 def gaps(record: Record) -> Iterable[float]:
     """Yield the gaps between the tokens of a request, in seconds."""
-    for (before, now), brought in zip(pairwise(stamps(record)), weights(record)[1:], strict=True):
-        for _ in range(brought):
-            yield (now - before) / brought
+    for (before, now), count in zip(pairwise(stamps(record)), weights(record)[1:], strict=True):
+        for _ in range(count):
+            yield (now - before) / count
 
 
 def ttft_s(record: Record) -> float | None:
-    """Return the time to the first token, None where none came."""
+    """Return the time to the first token, None without one."""
     times = stamps(record)
     return times[0] if times else None
 
 
 def tpot_s(record: Record) -> float | None:
-    """Return the time per output token after the first, None where there is none."""
+    """Return the time per output token after the first, None without one."""
     first, count = ttft_s(record), tokens(record)
     return None if first is None or count < 2 else (record.ended_s - first) / (count - 1)
 
 
-# Of all -----------------------------------------------------------------------------------
+# All requests -------------------------------------------------------------------------------------
 
 
 @frozen
 class Window:
-    """The time that rates are taken over: seconds after the start."""
+    """The time over which rates are computed, in seconds after the start."""
 
     begin_s: float
     end_s: float
 
     @property
     def length_s(self) -> float:
-        """How long it is."""
+        """Its length in seconds."""
         return self.end_s - self.begin_s
 
 
 def window(records: Sequence[Record], duration_s: float | None) -> Window:
-    """Return the duration that was asked for; without one, from the first request's sending to the last one's end."""
+    """Return the given duration; without one, from the first request's sending to the last one's end."""
     if duration_s is not None:
         return Window(0.0, duration_s)
     if not records:
@@ -143,19 +143,19 @@ def latencies(records: Sequence[Record]) -> dict[str, Summary]:
         "connect": (record.connect_s for record in records),
         "cancel": (record.cancel_s for record in records),
     }
-    return {name: summarise((each for each in of if each is not None), 1e3) for name, of in samples.items()}
+    return {name: summarise((value for value in values if value is not None), 1e3) for name, values in samples.items()}
 
 
 def rates(records: Sequence[Record], over: Window) -> dict[str, float]:
-    """Return requests and tokens a second. A token that came in the window counts, whatever became of its request."""
+    """Return requests and tokens a second. A token in the window counts even if its request did not complete."""
     if over.length_s <= 0:
         return {"requests_per_s": 0.0, "output_tokens_per_s": 0.0, "prompt_tokens_per_s": 0.0}
     completed = [r for r in records if r.ending == "completed" and r.sent_s + r.ended_s <= over.end_s]
     produced = 0.0
     for record in records:
-        brought = weights(record)
-        if counted := sum(brought):
-            times = zip(stamps(record), brought, strict=True)
+        counts = weights(record)
+        if counted := sum(counts):
+            times = zip(stamps(record), counts, strict=True)
             inside = sum(count for at_s, count in times if over.begin_s <= record.sent_s + at_s <= over.end_s)
             produced += tokens(record) * inside / counted
     return {
@@ -167,26 +167,26 @@ def rates(records: Sequence[Record], over: Window) -> dict[str, float]:
 
 @frozen
 class Endings:
-    """How many requests ended how."""
+    """The numbers of requests by their ending."""
 
     completed: int
     cancelled: int
     failed: int
     cancelled_before_first: int
     planned_cancels: int
-    finished_first: int  # were to leave, and had their whole answer before
+    finished_first: int  # requests that completed before their planned disconnect
     finishes: dict[str, int]
 
 
 def endings(records: Sequence[Record]) -> Endings:
     """Count how requests ended."""
-    by = Counter(record.ending for record in records)
+    counts = Counter(record.ending for record in records)
     cancelled = [record for record in records if record.ending == "cancelled"]
     planned = [record for record in records if record.leave_tokens is not None]
     return Endings(
-        completed=by["completed"],
-        cancelled=by["cancelled"],
-        failed=by["failed"],
+        completed=counts["completed"],
+        cancelled=counts["cancelled"],
+        failed=counts["failed"],
         cancelled_before_first=sum(not record.stamps for record in cancelled),
         planned_cancels=len(planned),
         finished_first=sum(record.ending == "completed" for record in planned),
@@ -196,7 +196,7 @@ def endings(records: Sequence[Record]) -> Endings:
 
 @frozen
 class Errors:
-    """Failures of one kind and code, with the first one's words."""
+    """Failures of one kind and code, with the detail of the first."""
 
     kind: str
     code: str
@@ -208,5 +208,5 @@ def errors(records: Sequence[Record]) -> list[Errors]:
     """Group failures by kind and code, most first."""
     faults = [record.fault for record in records if record.fault is not None]
     counts = Counter((fault.kind, fault.code) for fault in faults)
-    said = {(fault.kind, fault.code): fault.detail for fault in reversed(faults)}
-    return [Errors(kind, code, count, said[kind, code]) for (kind, code), count in counts.most_common()]
+    details = {(fault.kind, fault.code): fault.detail for fault in reversed(faults)}
+    return [Errors(kind, code, count, details[kind, code]) for (kind, code), count in counts.most_common()]

@@ -1,6 +1,6 @@
 """The messages to and from a worker: frames of a length, a kind and MessagePack, over its standard streams.
 
-They say nothing of how the worker was started, so that one on another machine may be spoken to in the same way.
+They do not depend on how the worker was started, so that it could also run on another machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADER = struct.Struct("!IB")
 
 @frozen(kw_only=True)
 class Target:
-    """The server, its API and the model to ask."""
+    """The server, its API and model, and the options of every request."""
 
     url: str
     api: Api
@@ -39,7 +39,7 @@ class Target:
     key: str | None = None
     temperature: float | None = 0.0
     ignore_eos: bool = False
-    running_usage: bool = False  # ask for the usage so far with every event
+    running_usage: bool = False  # request the usage so far with every event
     extra: str = "{}"  # a JSON object of more fields for every request's body
     timeout_s: float = 600.0  # of one request, from before it connects to its end
     reuse: bool = True  # a connection serves many requests
@@ -72,7 +72,7 @@ class Go:
 
 @frozen
 class Fault:
-    """Why a request failed: a kind of ours, a code that names it within its kind, and what was said."""
+    """Why a request failed: a kind, a code within it, and a detail such as the server's message."""
 
     kind: Kind
     code: str
@@ -89,7 +89,7 @@ class Ready:
 
 @frozen
 class Progress:
-    """How far a worker is, since its start."""
+    """The counts of a worker since its start."""
 
     completed: int = 0
     cancelled: int = 0
@@ -100,25 +100,25 @@ class Progress:
 
 @frozen(kw_only=True)
 class Record:
-    """One request as it went; times are in seconds, `sent_s` after the start and all that follow it after `sent_s`."""
+    """The record of one request; times in seconds, `sent_s` after the start, the others after `sent_s`."""
 
     number: int
     ending: Ending
     sent_s: float
     ended_s: float
     stamps: bytes = b""  # when each event with content came: an array of doubles
-    weights: bytes = b""  # how many tokens each had: an array of unsigned ints, left empty where each had one
+    weights: bytes = b""  # the tokens of each event: an array of unsigned ints, empty if each had one
     planned_s: float | None = None
-    lag_s: float | None = None  # how late its task began, in an open loop
-    held_s: float | None = None  # how long the limit on concurrency held it back
-    connect_s: float | None = None  # None if a connection was there already
+    lag_s: float | None = None  # delay of its task, in an open loop
+    held_s: float | None = None  # delay by the limit on concurrency
+    connect_s: float | None = None  # None for a kept connection
     finish: str | None = None
     fault: Fault | None = None
-    prompt_tokens: int | None = None  # as the server counts
+    prompt_tokens: int | None = None  # as counted by the server
     output_tokens: int | None = None
     cached_tokens: int | None = None
     wanted_tokens: int = 0
-    leave_tokens: int | None = None  # of one that was to leave: after how many tokens
+    leave_tokens: int | None = None  # after which its client was to disconnect
     cancel_s: float | None = None  # from `response.cancel` to the end of the response
 
 
@@ -131,12 +131,12 @@ class Records:
 
 @frozen(kw_only=True)
 class Done:
-    """The last message of a worker: what it has measured of itself between start and end."""
+    """The last message of a worker: its own CPU time, tokens and delays between start and end."""
 
     wall_s: float
     cpu_s: float
-    tokens: int  # events with content that it read, of every request that it began
-    lags: bytes  # how late its loop woke from each sleep of 10 ms: an array of doubles, in seconds
+    tokens: int  # that it read, of all requests
+    lags: bytes  # delay of its event loop after each sleep of 10 ms: an array of doubles, in seconds
     connections: int
 
 
@@ -158,12 +158,12 @@ class Frames:
     _buffer: bytearray = field(factory=bytearray)
 
     def feed(self, data: bytes | bytearray) -> Iterator[Message]:
-        """Yield the messages that `data` completes; raises `ValueError` at what is no frame of ours."""
+        """Yield the messages that `data` completes; raises `ValueError` on an unknown kind or an excessive length."""
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             length, kind = HEADER.unpack_from(self._buffer)
             if kind >= len(KINDS) or length > FRAME_BYTES_MAX:
-                raise ValueError(f"no frame of ours: kind {kind}, {length} bytes")
+                raise ValueError(f"not a frame of a worker: kind {kind}, {length} bytes")
             end = HEADER.size + length
             if len(self._buffer) < end:
                 return

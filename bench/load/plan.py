@@ -1,8 +1,8 @@
-"""The plan of a load, as pure data: the same seed gives the same requests, however many processes send them.
+"""The plan of a load, as pure data: the same seed gives the same requests for any number of processes.
 
-Each request is drawn from the seed and its own number alone, so neither the order in which requests are sent nor who
-sends them changes what is in them. Worker `w` of `n` sends the requests whose number is `w` modulo `n`; every worker
-draws all arrivals and keeps its own, so that together they are one Poisson process.
+Each request is drawn from the seed and its own number alone, so neither the order in which requests are sent nor the
+process that sends them changes their contents. Worker `w` of `n` sends the requests whose number is `w` modulo `n`;
+every worker draws all arrivals and keeps its own, so that all of them together are one Poisson process.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ WORDS = (  # noqa: SIM905  # a word list reads best as text
     "most me after also made well where must years much way down should because long before own good people world "
     "water house"
 ).split()
-CANCEL_EARLY = 0.5  # of the requests that leave, these leave before their first token
-EARLIEST = 0.001  # of the longest time after which they do
+CANCEL_EARLY = 0.5  # of the early disconnects, those before the first token
+EARLIEST = 0.001  # of the longest time until such a disconnect
 
 
 @frozen
@@ -52,19 +52,19 @@ class Workload:
     seed: int = 0
     prompt_tokens: Span = Span(128, 128)
     output_tokens: Span = Span(128, 128)
-    prompts: tuple[Prompt, ...] = ()  # taken in turn instead of made ones
-    cancel_rate: float = 0.0  # of all requests, those that leave early
-    cancel_within_s: float = 0.5  # who leaves before the first token does so within this time
+    prompts: tuple[Prompt, ...] = ()  # taken in turn instead of random ones
+    cancel_rate: float = 0.0  # of all requests, those whose client disconnects early
+    cancel_within_s: float = 0.5  # of the disconnects before the first token
 
 
 @frozen(kw_only=True)
 class Pace:
-    """When requests are sent: by `clients` that each wait for their answer, or at `rate` a second come what may."""
+    """When requests are sent: by `clients` that each wait for their answer, or at `rate` a second in any case."""
 
     clients: int | None = None
     think_s: float = 0.0  # a client's pause between an answer and its next request
     rate: float | None = None
-    concurrency_max: int | None = None  # in an open loop, what is due beyond it is held back
+    concurrency_max: int | None = None  # in an open loop, requests beyond it are delayed
     requests: int | None = None
     duration_s: float | None = None
     warmup: int = 0  # requests sent and answered before the clock starts, and not counted
@@ -72,7 +72,7 @@ class Pace:
 
 @frozen
 class EarlyDisconnect:
-    """When a request's client leaves: after `tokens` tokens, or, with none, after a time or at the first token."""
+    """When a request's client disconnects: after `tokens` tokens; if 0, after `after_s` or at the first token."""
 
     tokens: int
     after_s: float | None = None
@@ -80,7 +80,7 @@ class EarlyDisconnect:
 
 @frozen
 class PlannedRequest:
-    """One request as planned; `at_s` is when it is due after the start, None where a client decides."""
+    """One planned request; `at_s` is when it is due after the start, None in a closed loop."""
 
     number: int
     prompt: str
@@ -89,9 +89,9 @@ class PlannedRequest:
     leave: EarlyDisconnect | None = None
 
 
-def ask(workload: Workload, number: int, at_s: float | None = None) -> PlannedRequest:
-    """Return the request of this number; negative numbers are those of the warm-up, which never leave."""
-    chance = Random(f"{workload.seed}/{number}")  # text: a seed that depends on no process's hashing
+def planned_request(workload: Workload, number: int, at_s: float | None = None) -> PlannedRequest:
+    """Return the request of this number; negative numbers are the warm-up, without early disconnects."""
+    chance = Random(f"{workload.seed}/{number}")  # seeded by text, since hashes differ between processes
     length, output = workload.prompt_tokens.draw(chance), workload.output_tokens.draw(chance)
     if workload.prompts:
         given = workload.prompts[number % len(workload.prompts)]
@@ -104,7 +104,7 @@ def ask(workload: Workload, number: int, at_s: float | None = None) -> PlannedRe
 
 def _leave(workload: Workload, output_tokens: int, chance: Random) -> EarlyDisconnect:
     if chance.random() < CANCEL_EARLY or output_tokens < 2:
-        # Evenly over the orders of magnitude: nobody knows ahead how long a first token takes.
+        # Evenly over the orders of magnitude, since the time to a first token is unknown.
         return EarlyDisconnect(0, workload.cancel_within_s * EARLIEST ** chance.random())
     return EarlyDisconnect(chance.randint(1, output_tokens - 1))
 
@@ -120,7 +120,7 @@ def arrivals(seed: int, rate: float) -> Iterator[float]:
 def share(pace: Pace, seed: int, worker: int, workers: int) -> Iterator[tuple[int, float | None]]:
     """Yield number and time of each request that one of `workers` sends, in order.
 
-    In a closed loop there are no times, and only `requests` ends it: whoever sends watches the clock.
+    In a closed loop there are no times, and only `requests` ends it: the sender watches the clock.
     """
     if pace.rate is None:
         numbers = count(worker, workers) if pace.requests is None else range(worker, pace.requests, workers)

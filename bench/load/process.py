@@ -16,18 +16,18 @@ from bench.load.messages import Done, Fault, Frames, Go, Job, Message, Progress,
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = (sys.executable, "-m", "bench.load.worker")
-GO_IN_S = 0.05  # from the word to the start, so that all workers start together
+GO_IN_S = 0.05  # from `Go` to the start, so that all workers start together
 END_WITHIN_S = 5.0
 READ_BYTES_MAX = 1 << 20
 
 
 class WorkerDied(Exception):
-    """A worker ended before it was done; its own words stand on the standard error."""
+    """A worker ended too early; it wrote the reason to standard error."""
 
 
 @define(eq=False)
 class Run:
-    """The messages of all workers, as they come."""
+    """The worker processes of one load, and their messages so far."""
 
     jobs: Sequence[Job]
     clock: Callable[[], float] = time.perf_counter
@@ -42,27 +42,27 @@ class Run:
     _all_ready: trio.Event = field(factory=trio.Event)
 
     def stop(self) -> None:
-        """Let the workers end now; what runs is not counted."""
+        """End the workers now; running requests are not counted."""
         self.stopped = True
         self._stop.set()
         self._all_ready.set()
 
     @property
-    def so_far(self) -> Progress:
-        """All workers' progress together."""
+    def total_progress(self) -> Progress:
+        """The sum of all workers' progress."""
         total = Progress()
-        for each in self.progress.values():
-            total = Progress(*map(sum, zip(astuple(total), astuple(each), strict=True)))
+        for progress in self.progress.values():
+            total = Progress(*map(sum, zip(astuple(total), astuple(progress), strict=True)))
         return total
 
     @property
     def warmup_faults(self) -> list[Fault]:
-        """What went wrong in the warm-up."""
+        """The failures of the warm-up."""
         return [fault for ready in self.warmed.values() for fault in ready.faults]
 
     @property
     def lags_s(self) -> array[float]:
-        """How late the workers' loops woke."""
+        """The delays of all workers' event loops."""
         lags = array("d")
         for done in self.done.values():
             lags.frombytes(done.lags)
@@ -81,9 +81,9 @@ class Run:
         )
         try:
             async with trio.open_nursery() as both:
-                both.start_soon(self._tell, process, job)
-                await self._listen(process, job)
-                both.cancel_scope.cancel(reason="it has said all")
+                both.start_soon(self._send, process, job)
+                await self._receive(process, job)
+                both.cancel_scope.cancel(reason="the worker closed its output")
         finally:
             with trio.move_on_after(END_WITHIN_S, shield=True):
                 await _end(process)
@@ -92,7 +92,7 @@ class Run:
         if job.worker not in self.done and not self.stopped:
             raise WorkerDied(f"worker {job.worker} ended with {process.returncode} before it was done")
 
-    async def _tell(self, process: trio.Process, job: Job) -> None:
+    async def _send(self, process: trio.Process, job: Job) -> None:
         assert process.stdin is not None
         try:
             await process.stdin.send_all(encode(job))
@@ -104,16 +104,16 @@ class Run:
             await self._stop.wait()
             await process.stdin.aclose()
         except trio.BrokenResourceError:
-            pass  # it is gone; who listens to it says so
+            pass  # it has ended, which `_worker` reports
 
-    async def _listen(self, process: trio.Process, job: Job) -> None:
+    async def _receive(self, process: trio.Process, job: Job) -> None:
         assert process.stdout is not None
         frames = Frames()
         while data := await process.stdout.receive_some(READ_BYTES_MAX):
             for message in frames.feed(data):
-                self._heard(message, job.worker)
+                self._on_message(message, job.worker)
 
-    def _heard(self, message: Message, worker: int) -> None:
+    def _on_message(self, message: Message, worker: int) -> None:
         match message:
             case Ready():
                 self.warmed[worker] = message

@@ -24,7 +24,7 @@ class Bar:
     run: Run
     pace: Pace
     out: TextIO
-    _last: tuple[float, int] = (0.0, 0)  # when, and how many tokens by then
+    _last: tuple[float, int] = (0.0, 0)  # time and tokens of the last line
 
     async def show(self) -> None:
         """Show it until cancelled."""
@@ -40,26 +40,26 @@ class Bar:
                 self.out.flush()
 
     def line(self) -> str:
-        """Return what there is to say now."""
+        """Return the line of this moment."""
         if self.run.start_at is None:
             return f"warming up: {len(self.run.warmed)} of {len(self.run.jobs)} processes are ready"
-        elapsed_s, so_far = max(0.0, self.run.clock() - self.run.start_at), self.run.so_far
+        elapsed_s, progress = max(0.0, self.run.clock() - self.run.start_at), self.run.total_progress
         before_s, before = self._last
-        self._last = (elapsed_s, so_far.tokens)
-        rate = (so_far.tokens - before) / (elapsed_s - before_s) if elapsed_s > before_s else 0.0
-        return describe(so_far, self.pace, elapsed_s, rate)
+        self._last = (elapsed_s, progress.tokens)
+        rate = (progress.tokens - before) / (elapsed_s - before_s) if elapsed_s > before_s else 0.0
+        return describe(progress, self.pace, elapsed_s, rate)
 
 
-def describe(so_far: Progress, pace: Pace, elapsed_s: float, tokens_per_s: float) -> str:
-    """Return one line about a run."""
-    ended = so_far.completed + so_far.cancelled + so_far.failed
+def describe(progress: Progress, pace: Pace, elapsed_s: float, tokens_per_s: float) -> str:
+    """Return one line about the progress of a run."""
+    ended = progress.completed + progress.cancelled + progress.failed
     by_count = ended / pace.requests if pace.requests else 0.0
     by_time = elapsed_s / pace.duration_s if pace.duration_s else 0.0
     part = min(1.0, max(by_count, by_time))
     filled = math.floor(part * BAR_WIDTH)
     count = f"{ended}/{pace.requests}" if pace.requests else str(ended)
-    words = [f"{count} ended", f"{so_far.running} running"]
-    words += [f"{so_far.cancelled} left"] if so_far.cancelled else []
-    words += [f"{so_far.failed} FAILED"] if so_far.failed else []
+    words = [f"{count} ended", f"{progress.running} running"]
+    words += [f"{progress.cancelled} left"] if progress.cancelled else []
+    words += [f"{progress.failed} FAILED"] if progress.failed else []
     words += [f"{tokens_per_s:,.0f} tokens/s", f"{elapsed_s:.0f} s"]
     return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {', '.join(words)}"

@@ -13,7 +13,7 @@ from bench.load.messages import Done, Fault, Job, Record
 SCHEMA = "espalier.bench.load/1"
 CPU_SHARE_MAX = 0.8
 SEND_LAG_P99_MS_MAX = 10.0
-LOOP_LAG_P99_MS_WORTH_SAYING = 10.0
+LOOP_LAG_P99_MS_NOTED = 10.0
 SECRET = "(not shown)"
 
 Document = dict[str, object]
@@ -21,7 +21,7 @@ Document = dict[str, object]
 
 @frozen(kw_only=True)
 class Findings:
-    """All that a run has brought."""
+    """The results of a run."""
 
     job: Job
     processes: int
@@ -33,12 +33,12 @@ class Findings:
     about: dict[str, object]  # the command line, versions, the machine, when
 
 
-def client(found: Findings) -> Document:
-    """Return what the client says of itself, and whether the figures are its own instead of the server's."""
-    shares = [done.cpu_s / done.wall_s for done in found.done if done.wall_s > 0]
-    tokens, cpu_s = sum(done.tokens for done in found.done), sum(done.cpu_s for done in found.done)
-    send_lag = measure.summarise((r.lag_s for r in found.records if r.lag_s is not None), 1e3)
-    loop_lag = measure.summarise(found.lags_s, 1e3)
+def client(findings: Findings) -> Document:
+    """Return the client's own load, and whether it was saturated, so that the figures are not the server's."""
+    shares = [done.cpu_s / done.wall_s for done in findings.done if done.wall_s > 0]
+    tokens, cpu_s = sum(done.tokens for done in findings.done), sum(done.cpu_s for done in findings.done)
+    send_lag = measure.summarise((r.lag_s for r in findings.records if r.lag_s is not None), 1e3)
+    loop_lag = measure.summarise(findings.lags_s, 1e3)
     reasons = []
     if shares and max(shares) > CPU_SHARE_MAX:
         reasons.append(f"a process used {max(shares):.0%} of a core; take more --processes")
@@ -47,18 +47,18 @@ def client(found: Findings) -> Document:
     return {
         "saturated": bool(reasons),
         "reasons": reasons,
-        "processes": found.processes,
+        "processes": findings.processes,
         "cpu_share_of_a_core": shares,
         "cpu_s": cpu_s,
         "tokens_read": tokens,
         "cpu_us_per_token": cpu_s / tokens * 1e6 if tokens else None,
         "cpu_us_per_token_definition": "all CPU of the worker processes between start and end, requests and "
         "measuring included, over the tokens that they read",
-        "connections_opened": sum(done.connections for done in found.done),
+        "connections_opened": sum(done.connections for done in findings.done),
         "send_lag": _figure("send_lag", send_lag),
-        "held": _figure("held", measure.summarise((r.held_s for r in found.records if r.held_s is not None), 1e3)),
+        "held": _figure("held", measure.summarise((r.held_s for r in findings.records if r.held_s is not None), 1e3)),
         "loop_lag": _figure("loop_lag", loop_lag),
-        "loop_was_late": (loop_lag.p99 or 0.0) > LOOP_LAG_P99_MS_WORTH_SAYING,
+        "loop_was_late": (loop_lag.p99 or 0.0) > LOOP_LAG_P99_MS_NOTED,
     }
 
 
@@ -66,24 +66,24 @@ def _figure(name: str, summary: Summary) -> Document:
     return {"unit": "ms", "definition": DEFINITIONS[name], **asdict(summary)}
 
 
-def document(found: Findings) -> Document:
+def document(findings: Findings) -> Document:
     """Return every figure."""
-    records, pace = found.records, found.job.pace
-    over = measure.window(records, None if found.stopped else pace.duration_s)
-    target = evolve(found.job.target, key=SECRET if found.job.target.key else None)
-    workload = {k: v for k, v in asdict(found.job.workload).items() if k != "prompts"}
+    records, pace = findings.records, findings.job.pace
+    over = measure.window(records, None if findings.stopped else pace.duration_s)
+    target = evolve(findings.job.target, key=SECRET if findings.job.target.key else None)
+    workload = {k: v for k, v in asdict(findings.job.workload).items() if k != "prompts"}
     return {
         "schema": SCHEMA,
-        **found.about,
+        **findings.about,
         "settings": {
             "target": asdict(target),
-            "workload": workload | {"prompts": len(found.job.workload.prompts)},
+            "workload": workload | {"prompts": len(findings.job.workload.prompts)},
             "pace": asdict(pace),
-            "processes": found.processes,
+            "processes": findings.processes,
         },
-        "stopped_early": found.stopped,
-        "warmup": {"requests": pace.warmup, "failed": len(found.warmup_faults)},
-        "window": {"unit": "s", "length": over.length_s, "definition": _window_words(found)},
+        "stopped_early": findings.stopped,
+        "warmup": {"requests": pace.warmup, "failed": len(findings.warmup_faults)},
+        "window": {"unit": "s", "length": over.length_s, "definition": _window_words(findings)},
         "requests": {"sent": len(records), **asdict(measure.endings(records))},
         "errors": [asdict(each) for each in measure.errors(records)],
         "tokens": tokens(records),
@@ -95,58 +95,58 @@ def document(found: Findings) -> Document:
         },
         "latencies": {name: _figure(name, summary) for name, summary in measure.latencies(records).items()},
         "percentiles": "exact, of all samples of all processes, linear between the two nearest",
-        "client": client(found),
+        "client": client(findings),
     }
 
 
-def _window_words(found: Findings) -> str:
-    if found.job.pace.duration_s is not None and not found.stopped:
+def _window_words(findings: Findings) -> str:
+    if findings.job.pace.duration_s is not None and not findings.stopped:
         return "the duration that was asked for; what still ran at its end was waited for"
     return "from the first request's sending to the last one's end"
 
 
 def tokens(records: Sequence[Record]) -> Document:
-    """Return what is known of the numbers of tokens, and by whose count."""
+    """Return the numbers of tokens, and whether the server or the client counted them."""
     completed = [record for record in records if record.ending == "completed"]
-    told = [record for record in completed if record.output_tokens is not None]
-    events = sum(len(record.stamps) // 8 for record in told)
-    output = sum(record.output_tokens or 0 for record in told)
+    with_usage = [record for record in completed if record.output_tokens is not None]
+    events = sum(len(record.stamps) // 8 for record in with_usage)
+    output = sum(record.output_tokens or 0 for record in with_usage)
     return {
         "prompt": sum(record.prompt_tokens or 0 for record in completed),
         "cached": sum(record.cached_tokens or 0 for record in completed),
         "output": sum(measure.tokens(record) for record in completed),
         "definition": "of completed requests, by the server's usage; where it says none, an event counts as a token",
-        "requests_without_usage": len(completed) - len(told),
+        "requests_without_usage": len(completed) - len(with_usage),
         "tokens_per_event": output / events if events else None,
         "shorter_than_wanted": sum(measure.tokens(record) < record.wanted_tokens for record in completed),
     }
 
 
-# For people -------------------------------------------------------------------------------
+# The table --------------------------------------------------------------------------------
 
 
-def table(found: Findings) -> str:
-    """Return the same in a form to read, what matters first and warnings last."""
-    records, pace = found.records, found.job.pace
-    over = measure.window(records, None if found.stopped else pace.duration_s)
+def table(findings: Findings) -> str:
+    """Return the same as text, the most important first and warnings last."""
+    records, pace = findings.records, findings.job.pace
+    over = measure.window(records, None if findings.stopped else pace.duration_s)
     how = f"{pace.clients} clients" if pace.rate is None else f"{pace.rate:g} requests/s, Poisson"
     if pace.concurrency_max is not None:
         how += f", at most {pace.concurrency_max} at once"
     lines = [
-        f"{found.job.target.api} at {found.job.target.url}: {how}",
-        f"          {found.processes} process(es), seed {found.job.workload.seed}",
+        f"{findings.job.target.api} at {findings.job.target.url}: {how}",
+        f"          {findings.processes} process(es), seed {findings.job.workload.seed}",
         *_ended(records),
         *_errors(records),
         _rates(measure.rates(records, over), over.length_s),
         "",
         *_latencies(measure.latencies(records)),
         *_tokens(tokens(records)),
-        *_client(found),
+        *_client(findings),
     ]
-    if found.warmup_faults:
-        first = found.warmup_faults[0]
-        lines.append(f"WARM-UP: {len(found.warmup_faults)} of {pace.warmup} failed: {first.kind} {first.code}")
-    if found.stopped:
+    if findings.warmup_faults:
+        first = findings.warmup_faults[0]
+        lines.append(f"WARM-UP: {len(findings.warmup_faults)} of {pace.warmup} failed: {first.kind} {first.code}")
+    if findings.stopped:
         lines.append("STOPPED EARLY: what still ran is not counted")
     return "\n".join(lines)
 
@@ -176,52 +176,53 @@ def _rates(rates: dict[str, float], length_s: float) -> str:
     )
 
 
-def _latencies(found: dict[str, Summary]) -> list[str]:
-    rows = [_row(name, each) for name, each in found.items() if each.count]
+def _latencies(summaries: dict[str, Summary]) -> list[str]:
+    rows = [_row(name, summary) for name, summary in summaries.items() if summary.count]
     head = f"{'ms':<8}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}{'mean':>10}{'samples':>10}"
     return [head, *rows, ""] if rows else []
 
 
-def _row(name: str, of: Summary) -> str:
-    cells = "".join(f"{value:>10.2f}" for value in (of.p50, of.p90, of.p99, of.most, of.mean))
-    return f"{name:<8}{cells}{of.count:>10}"
+def _row(name: str, summary: Summary) -> str:
+    cells = "".join(f"{value:>10.2f}" for value in (summary.p50, summary.p90, summary.p99, summary.most, summary.mean))
+    return f"{name:<8}{cells}{summary.count:>10}"
 
 
-def _tokens(of: Document) -> list[str]:
-    per_event, without = of["tokens_per_event"], of["requests_without_usage"]
-    lines = [f"tokens    {of['prompt']} prompt ({of['cached']} cached), {of['output']} output, of completed requests"]
+def _tokens(counts: Document) -> list[str]:
+    per_event, without = counts["tokens_per_event"], counts["requests_without_usage"]
+    prompt = f"{counts['prompt']} prompt ({counts['cached']} cached)"
+    lines = [f"tokens    {prompt}, {counts['output']} output, of completed requests"]
     if isinstance(per_event, float) and abs(per_event - 1) > 0.01:
         lines.append(
             f"          {per_event:.2f} tokens an event: itl is the gap between events, tpot that between tokens"
         )
     if without:
         lines.append(f"          {without} answers came without usage: their events are counted as tokens")
-    if of["shorter_than_wanted"]:
-        lines.append(f"          {of['shorter_than_wanted']} answers are shorter than asked for (see --ignore-eos)")
+    if counts["shorter_than_wanted"]:
+        lines.append(f"          {counts['shorter_than_wanted']} answers are shorter than asked for (see --ignore-eos)")
     return lines
 
 
-def _client(found: Findings) -> list[str]:
-    said = client(found)
-    shares, loop, lag = said["cpu_share_of_a_core"], said["loop_lag"], said["send_lag"]
+def _client(findings: Findings) -> list[str]:
+    load = client(findings)
+    shares, loop, lag = load["cpu_share_of_a_core"], load["loop_lag"], load["send_lag"]
     assert isinstance(shares, list)
     assert isinstance(loop, dict)
     assert isinstance(lag, dict)
     words = [f"{max(shares, default=0.0):.0%} of a core at most"]
-    if isinstance(per_token := said["cpu_us_per_token"], float):
+    if isinstance(per_token := load["cpu_us_per_token"], float):
         words.append(f"{per_token:.1f} us of CPU a token")
     if loop["count"]:
         words.append(f"loop late by p99 {loop['p99']:.2f} ms, max {loop['most']:.2f} ms")
     if lag["count"]:
         words.append(f"requests late by p99 {lag['p99']:.2f} ms")
     lines = [f"client    {', '.join(words)}"]
-    if said["saturated"]:
-        reasons = said["reasons"]
+    if load["saturated"]:
+        reasons = load["reasons"]
         assert isinstance(reasons, list)
         lines.append(f"SATURATED: the client was saturated: figures are the client's. {'; '.join(reasons)}")
-    elif said["loop_was_late"]:
+    elif load["loop_was_late"]:
         lines.append("NOTE: the client was kept from running for longer than 10 ms at times; its processor is shared")
-    held = said["held"]
+    held = load["held"]
     assert isinstance(held, dict)
     if (held["p99"] or 0.0) > SEND_LAG_P99_MS_MAX:
         lines.append(

@@ -1,4 +1,4 @@
-"""A request on the wire, as pure data: its body, and the protocol that carries it."""
+"""The address, the body and the protocol of a request, without I/O."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Address:
 
     @property
     def authority(self) -> bytes:
-        """What a `host` header says."""
+        """The value of the `host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        usual = self.port == (443 if self.tls else 80)
-        return (host if usual else f"{host}:{self.port}").encode("idna" if host.isascii() else "utf-8")
+        default = self.port == (443 if self.tls else 80)
+        return (host if default else f"{host}:{self.port}").encode("idna" if host.isascii() else "utf-8")
 
 
 def parse_url(url: str, api: Api) -> Address:
-    """Read a server's URL: its root, its `/v1`, or the whole of an endpoint's; raises `ValueError` at what is none."""
+    """Parse a server's URL: its root, its `/v1` or an endpoint; raises `ValueError` if it is none."""
     parts = urlsplit(url)
     if parts.scheme not in PORTS or not parts.hostname:
-        raise ValueError(f"{url!r} is no URL of a server; say http://host:port or https://host")
+        raise ValueError(f"{url!r} is no URL of a server; write http://host:port or https://host")
     port = parts.port or PORTS[parts.scheme]
     return Address(parts.hostname, port, parts.scheme in {"https", "wss"}, _path(parts, PATHS[api]))
 
@@ -51,7 +51,7 @@ def _path(parts: SplitResult, endpoint: str) -> str:
 
 
 def dialogue(target: Target, where: Address) -> Dialogue:
-    """Return a new connection's dialogue."""
+    """Return the protocol of a new connection."""
     headers: Headers = [(b"user-agent", b"espalier-bench")]
     if target.key:
         headers.append((b"authorization", f"Bearer {target.key}".encode()))
@@ -59,26 +59,26 @@ def dialogue(target: Target, where: Address) -> Dialogue:
     return kind(where.authority, where.path.encode(), headers)
 
 
-def body(target: Target, ask: PlannedRequest) -> bytes:
-    """Return a request's body."""
-    said: dict[str, object] = {"model": target.model}
+def body(target: Target, request: PlannedRequest) -> bytes:
+    """Return the JSON body of a request."""
+    fields: dict[str, object] = {"model": target.model}
     match target.api:
         case "chat":
-            said |= {"messages": [{"role": "user", "content": ask.prompt}], "max_tokens": ask.output_tokens}
+            fields |= {"messages": [{"role": "user", "content": request.prompt}], "max_tokens": request.output_tokens}
         case "completions":
-            said |= {"prompt": ask.prompt, "max_tokens": ask.output_tokens}
+            fields |= {"prompt": request.prompt, "max_tokens": request.output_tokens}
         case "responses":
-            said |= {"input": ask.prompt, "max_output_tokens": ask.output_tokens, "store": False}
+            fields |= {"input": request.prompt, "max_output_tokens": request.output_tokens, "store": False}
         case "responses-ws":
-            said |= {"type": "response.create", "input": ask.prompt, "max_output_tokens": ask.output_tokens}
-            said |= {"store": False}
+            fields |= {"type": "response.create", "input": request.prompt, "max_output_tokens": request.output_tokens}
+            fields |= {"store": False}
     if target.api != "responses-ws":
-        said |= {"stream": True}
+        fields |= {"stream": True}
     if target.api in {"chat", "completions"}:
         running = {"continuous_usage_stats": True} if target.running_usage else {}
-        said |= {"stream_options": {"include_usage": True, **running}}
+        fields |= {"stream_options": {"include_usage": True, **running}}
     if target.temperature is not None:
-        said |= {"temperature": target.temperature}
+        fields |= {"temperature": target.temperature}
     if target.ignore_eos:
-        said |= {"ignore_eos": True}
-    return msgspec.json.encode(said | msgspec.json.decode(target.extra, type=dict[str, object]))
+        fields |= {"ignore_eos": True}
+    return msgspec.json.encode(fields | msgspec.json.decode(target.extra, type=dict[str, object]))

@@ -1,4 +1,4 @@
-"""Server-sent events, as their specification reads them, from bytes cut anywhere."""
+"""A parser of server-sent events, by their specification, for bytes that are cut anywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Event = tuple[bytes, bytes]  # its name, empty if it has none, and its data
 
 @define
 class EventStream:
-    """Collects lines into events. Comments, ids and retry times are read over."""
+    """Collects lines into events. Comments, ids and retry times are ignored."""
 
     _rest: list[bytes] = field(factory=list)  # of a line that has begun, in parts: together they may be megabytes
     _rest_size: int = 0
@@ -26,8 +26,8 @@ class EventStream:
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that `data` completes; raises `RequestFailed` at one that is too long."""
         # A carriage return at the end may be half of a line's end.
-        goes_on = b"\n" not in data and b"\r" not in data and not (self._rest and self._rest[-1].endswith(b"\r"))
-        if goes_on:
+        continues = b"\n" not in data and b"\r" not in data and not (self._rest and self._rest[-1].endswith(b"\r"))
+        if continues:
             self._keep(data)
             events = []
         else:
@@ -41,7 +41,7 @@ class EventStream:
         return events
 
     def end(self) -> list[Event]:
-        """Return the event that only lacked its blank line when the stream ended; half a line is nobody's event."""
+        """Return the event that lacked only its blank line when the stream ended; an unfinished line is dropped."""
         rest = b"".join(self._rest)
         return self._lines([*([rest[:-1]] if rest.endswith(b"\r") else []), b""])
 

@@ -1,6 +1,6 @@
-"""One WebSocket connection as pure data: a client without extensions, for servers whose frames are never masked.
+"""One WebSocket connection without I/O: a client without extensions, for servers whose frames are never masked.
 
-wsproto would do at 5.5 µs a frame; this takes about 1. The tests hold the two against each other.
+wsproto takes 5.5 µs for a frame and this parser about 1 µs. The tests compare the two.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def frame(opcode: int, payload: bytes, mask: bytes) -> bytes:
 
 @define
 class Frames:
-    """Cuts bytes into frames, and frames into messages."""
+    """Parses bytes into frames, and frames into messages."""
 
-    _rest: list[bytes] = field(factory=list)  # what is not cut yet, in parts: together they may be megabytes
+    _rest: list[bytes] = field(factory=list)  # bytes of an unfinished frame, in parts: together they may be megabytes
     _held: int = 0  # bytes in them
-    _wanted: int = 0  # as many make the first frame of them whole, as far as that is known
+    _wanted: int = 0  # bytes of that frame, 0 if not known yet
     _opcode: int | None = None  # of a message that has begun
     _parts: list[bytes] = field(factory=list)
     _size: int = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Return opcode and payload of each message that `data` completes; raises `RequestFailed` at what is none."""
+        """Return opcode and payload of each message that `data` completes; raises `RequestFailed` if one is invalid."""
         self._rest.append(data)
         self._held += len(data)
         if self._held < self._wanted:
@@ -79,13 +79,13 @@ class Frames:
         return messages
 
     def _unusual(self, opcode: int, last: bool, payload: bytes) -> list[tuple[int, bytes]]:
-        """Take a control frame, or a part of a message."""
+        """Return the message of a control frame, or of the last part of a fragmented one."""
         if opcode >= CLOSE:
             if opcode > PONG or not last or len(payload) > 125:
                 raise RequestFailed("shape", "not WebSocket", "a control frame is none")
             return [(opcode, payload)]
         if opcode > BINARY or (opcode == CONTINUATION) == (self._opcode is None):
-            raise RequestFailed("shape", "not WebSocket", "a message begins within another, or goes on without one")
+            raise RequestFailed("shape", "not WebSocket", "a message begins within another, or continues without one")
         self._opcode = opcode or self._opcode
         self._parts.append(payload)
         self._size += len(payload)
@@ -107,9 +107,9 @@ class SocketDialogue:
     headers: Headers
     ready: bool = False  # the handshake is over
     begun: bool = False
-    finished: bool = False  # a WebSocket's answers end by their own last event
+    finished: bool = False  # an answer over a WebSocket ends by its own last event
     reusable: bool = True
-    closed: RequestFailed | None = None  # the server has closed, with the events that came before it still to be read
+    closed: RequestFailed | None = None  # the server has closed; the events before it are still to be read
     _key: bytes = field(factory=lambda: base64.b64encode(secrets.token_bytes(16)))
     _head: h11.Connection = field(factory=lambda: h11.Connection(h11.CLIENT, max_incomplete_event_size=64 * 1024))
     _frames: Frames = field(factory=Frames)
@@ -119,24 +119,24 @@ class SocketDialogue:
 
     def hello(self) -> bytes:
         """Return the handshake."""
-        asked = [
+        headers = [
             (b"host", self.host),
             (b"upgrade", b"websocket"),
             (b"connection", b"Upgrade"),
             (b"sec-websocket-version", b"13"),
             (b"sec-websocket-key", self._key),
         ]
-        request = h11.Request(method=b"GET", target=self.path, headers=[*asked, *self.headers])
+        request = h11.Request(method=b"GET", target=self.path, headers=[*headers, *self.headers])
         return b"".join(self._head.send(each) or b"" for each in (request, h11.EndOfMessage()))
 
     def begin(self, body: bytes) -> bytes:
-        """Return a message's bytes."""
+        """Return the bytes of a message with this body."""
         self.begun = False
         return frame(TEXT, body, secrets.token_bytes(4))
 
     @property
     def outgoing(self) -> bytes:
-        """What must be sent now, unasked: answers to pings. Reading it takes it."""
+        """Frames that must be sent now, the answers to pings. Reading this property removes them."""
         waiting = bytes(self._outgoing)
         self._outgoing.clear()
         return waiting
@@ -144,7 +144,7 @@ class SocketDialogue:
     def feed(self, data: bytes) -> list[Event]:
         """Return the messages that `data` completes; empty `data` is the connection's end.
 
-        Raises `RequestFailed` if the server refuses, speaks no WebSocket, sends binary messages, closes or ends.
+        Raises `RequestFailed` if the server refuses, sends no WebSocket or a binary message, or closes.
         """
         if self.closed is not None:
             raise self.closed
@@ -178,7 +178,7 @@ class SocketDialogue:
         return RequestFailed("truncated" if self.begun else "connection", code, detail)
 
     def _read_handshake(self, data: bytes) -> bytes:
-        """Read the answer to the handshake; return what follows it."""
+        """Parse the response to the handshake; return the bytes behind it."""
         try:
             self._head.receive_data(data)
             while True:
@@ -201,7 +201,7 @@ class SocketDialogue:
     def _check(self, headers: dict[bytes, bytes]) -> None:
         accept = base64.b64encode(hashlib.sha1(self._key + MAGIC, usedforsecurity=False).digest())
         if headers.get(b"sec-websocket-accept") != accept:
-            raise RequestFailed("shape", "not WebSocket", "the handshake's answer does not fit")
+            raise RequestFailed("shape", "not WebSocket", "the response to the handshake does not match")
 
     def _refused(self) -> RequestFailed:
         return http_fault(self._status, bytes(self._error))

@@ -1,4 +1,4 @@
-"""A client's socket: as few system calls and task switches a read as Trio allows, since they are most of its price."""
+"""A client's socket, with as few system calls and task switches a read as Trio allows, which are most of its cost."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from attrs import define
 
 from bench.load.requests import Address
 
-READ_BYTES_MAX = 16 * 1024  # tokens are small, and room for more than this is asked of the system at each read
+READ_BYTES_MAX = 16 * 1024  # tokens are small, and each read allocates as much
 
-_trust = cache(ssl.create_default_context)  # to read all certificates takes milliseconds, in which no token is read
+_trust = cache(ssl.create_default_context)  # reading all certificates blocks for milliseconds
 
 
 class Wire(Protocol):
-    """Bytes to and from a server. What the system says against it is raised as it is: `OSError` or Trio's own."""
+    """Bytes to and from a server. Errors of the system are raised unchanged: `OSError` or Trio's own."""
 
     async def send(self, data: bytes) -> None:
         """Send all of `data`."""
 
     async def receive(self) -> bytes:
-        """Return what has come; empty at the end."""
+        """Wait for bytes and return them; empty at the end."""
 
     def waiting(self) -> bytes | None:
-        """Return what has come already, empty at the end, None if there is nothing or nobody can tell."""
+        """Return the bytes that wait, empty at the end, None if there are none or it is unknown."""
 
     def close(self) -> None:
-        """Leave; a server that still sends sees the connection reset."""
+        """Close at once; a server that still sends gets a reset."""
 
 
 @define(eq=False)
@@ -40,7 +40,7 @@ class Plain:
     _socket: socket.socket  # never blocks
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; with a checkpoint only where the system's buffer is full."""
+        """Send all of `data`; a checkpoint only when the system's buffer is full."""
         left = memoryview(data)
         while left:
             try:
@@ -49,7 +49,7 @@ class Plain:
                 await trio.lowlevel.wait_writable(self._socket)
 
     async def receive(self) -> bytes:
-        """Return what has come; empty at the end."""
+        """Wait for bytes and return them; empty at the end."""
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             try:
@@ -58,7 +58,7 @@ class Plain:
                 continue
 
     def waiting(self) -> bytes | None:
-        """Return what has come already."""
+        """Return the bytes that wait, empty at the end, None if there are none."""
         try:
             return self._socket.recv(READ_BYTES_MAX)
         except BlockingIOError:
@@ -67,7 +67,7 @@ class Plain:
             return b""
 
     def close(self) -> None:
-        """Leave at once."""
+        """Close at once."""
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
 
@@ -83,20 +83,20 @@ class Tls:
         await self._stream.send_all(data)
 
     async def receive(self) -> bytes:
-        """Return what has come; empty at the end."""
+        """Wait for bytes and return them; empty at the end."""
         return bytes(await self._stream.receive_some(READ_BYTES_MAX))
 
     def waiting(self) -> bytes | None:
-        """Say nothing: TLS cannot be looked into without waiting."""
+        """Return None: whether TLS has decrypted bytes is unknown without a read."""
         return None
 
     def close(self) -> None:
-        """Leave without a farewell."""
+        """Close without a TLS close notification."""
         self._stream.transport_stream.socket.close()
 
 
 async def connect(where: Address) -> Wire:
-    """Open a connection; raises what the system says against it."""
+    """Open a connection; raises the system's error if it cannot."""
     stream = await trio.open_tcp_stream(where.host, where.port)
     if not where.tls:
         plain = socket.socket(fileno=stream.socket.detach())

@@ -1,7 +1,7 @@
-"""One worker: it sends its share of the plan, and measures how busy it is itself.
+"""One worker: it sends its share of the plan, and measures its own CPU time and delays.
 
-`python -m bench.load.worker` reads a `Job` from its standard input, warms up, says `Ready`, waits for `Go`, and writes
-what happens to its standard output. The end of its input ends it.
+`python -m bench.load.worker` reads a `Job` from its standard input, warms up, writes `Ready`, waits for `Go`, and
+writes its records to its standard output. The end of its input ends it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.load.client import Exchange, Pool
 from bench.load.messages import Done, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
 from bench.load.requests import Address, parse_url
 
-Say = Callable[[Message], Awaitable[None]]
-WARM_UP_TOGETHER_MAX = 16
-TELL_EVERY_S = 0.25
+Send = Callable[[Message], Awaitable[None]]
+WARM_UP_CLIENTS_MAX = 16
+REPORT_EVERY_S = 0.25
 LAG_EVERY_S = 0.01
 READ_BYTES_MAX = 64 * 1024
 
@@ -32,7 +32,7 @@ class Worker:
     """Sends one share of a load."""
 
     job: Job
-    say: Say
+    send: Send
     clock: Callable[[], float] = time.perf_counter
     cpu: Callable[[], float] = time.process_time
     _where: Address = field(init=False)
@@ -44,24 +44,24 @@ class Worker:
     _may_begin: trio.Event = field(factory=trio.Event)
     _waiting: trio.CancelScope = field(factory=trio.CancelScope)
     _sending: trio.CancelScope = field(factory=trio.CancelScope)
-    _ended: list[Record] = field(factory=list)  # and not yet told
+    _ended: list[Record] = field(factory=list)  # and not yet sent to the parent
     _lags: array[float] = field(factory=lambda: array("d"))
 
     def __attrs_post_init__(self) -> None:
         self._where = parse_url(self.job.target.url, self.job.target.api)
 
-    def go(self, word: Go) -> None:
-        """Let it begin, at a time."""
-        self._start_at = word.at_s
+    def go(self, start: Go) -> None:
+        """Begin at a time."""
+        self._start_at = start.at_s
         self._may_begin.set()
 
     def stop(self) -> None:
-        """Send no more, and leave what runs; it is not counted."""
+        """Stop sending and abandon the running requests, which are not counted."""
         self._waiting.cancel(reason="stopped")
         self._sending.cancel(reason="stopped")
 
     async def run(self) -> None:
-        """Warm up, wait for the word, send, and say what happened."""
+        """Warm up, wait for `Go`, send the requests, and report."""
         with self._waiting:
             await self._warm_up()
             await self._may_begin.wait()
@@ -71,48 +71,48 @@ class Worker:
         self._tokens = self._opened = 0
         cpu_s = self.cpu()
         async with trio.open_nursery() as helpers:
-            helpers.start_soon(self._watch_the_loop)
-            helpers.start_soon(self._tell)
+            helpers.start_soon(self._measure_lag)
+            helpers.start_soon(self._report_regularly)
             with self._sending:
                 await (self._closed_loop() if self.job.pace.rate is None else self._open_loop())
             helpers.cancel_scope.cancel(reason="all has been sent and answered")
         wall_s, cpu_s = self.clock() - self._start_at, self.cpu() - cpu_s
-        await self._tell_once()
+        await self._report()
         lags = self._lags.tobytes()
-        await self.say(Done(wall_s=wall_s, cpu_s=cpu_s, tokens=self._tokens, lags=lags, connections=self._opened))
+        await self.send(Done(wall_s=wall_s, cpu_s=cpu_s, tokens=self._tokens, lags=lags, connections=self._opened))
 
     # Loops -------------------------------------------------------------------------------
 
     async def _warm_up(self) -> None:
         job = self.job
         numbers = list(plan.warmup_share(job.pace, job.worker, job.workers))
-        together = plan.clients_per_worker(job.pace.clients or WARM_UP_TOGETHER_MAX, job.worker, job.workers)
+        together = plan.clients_per_worker(job.pace.clients or WARM_UP_CLIENTS_MAX, job.worker, job.workers)
         left = iter(numbers)
 
         async def client(pool: Pool) -> None:
             for number in left:
-                await self._one(plan.ask(job.workload, number), pool)
+                await self._exchange(plan.planned_request(job.workload, number), pool)
 
         await self._clients(client, min(together, len(numbers)))
         faults = tuple(record.fault for record in self._ended if record.fault is not None)
         self._ended, self._counts = [], Progress()
-        await self.say(Ready(len(numbers), faults))
+        await self.send(Ready(len(numbers), faults))
 
     async def _closed_loop(self) -> None:
-        """Let each client send as soon as its last answer has ended; the next request goes to whoever is free."""
+        """Let each client send when its last answer has ended; requests go to the next free client."""
         job = self.job
         numbers = plan.share(job.pace, job.workload.seed, job.worker, job.workers)
         end_at = self._start_at + (float("inf") if job.pace.duration_s is None else job.pace.duration_s)
 
         async def client(pool: Pool) -> None:
-            thinks = False
+            pauses = False
             while True:
-                if thinks and job.pace.think_s > 0:
+                if pauses and job.pace.think_s > 0:
                     await trio.sleep(job.pace.think_s)
-                thinks = True
+                pauses = True
                 if self.clock() >= end_at or (due := next(numbers, None)) is None:
                     return
-                await self._one(plan.ask(job.workload, due[0]), pool)
+                await self._exchange(plan.planned_request(job.workload, due[0]), pool)
 
         await self._clients(client, plan.clients_per_worker(job.pace.clients or 1, job.worker, job.workers))
 
@@ -127,7 +127,7 @@ class Worker:
             self._close(*pools)
 
     async def _open_loop(self) -> None:
-        """Send each request when it is due, whatever became of the others."""
+        """Send each request when it is due, independently of the others."""
         job, pace = self.job, self.job.pace
         permits = pace.concurrency_max and plan.clients_per_worker(pace.concurrency_max, job.worker, job.workers)
         limit = None if permits is None else trio.Semaphore(permits)
@@ -139,31 +139,31 @@ class Worker:
                     if (early_s := self._start_at + at_s - self.clock()) > 0:
                         await trio.sleep(early_s)
                     else:
-                        await trio.lowlevel.checkpoint()  # late already, and yet answers must be read
+                        await trio.lowlevel.checkpoint()  # it is late, but answers must be read
                     requests.start_soon(self._due, number, at_s, pool, limit)
         finally:
             self._close(pool)
 
     async def _due(self, number: int, at_s: float, pool: Pool, limit: trio.Semaphore | None) -> None:
-        ask = plan.ask(self.job.workload, number, at_s)
+        request = plan.planned_request(self.job.workload, number, at_s)
         woke_at = self.clock()
         lag_s = woke_at - self._start_at - at_s
         if limit is None:
-            await self._one(ask, pool, lag_s, 0.0)
+            await self._exchange(request, pool, lag_s, 0.0)
             return
         async with limit:
-            await self._one(ask, pool, lag_s, self.clock() - woke_at)
+            await self._exchange(request, pool, lag_s, self.clock() - woke_at)
 
-    async def _one(
-        self, ask: plan.PlannedRequest, pool: Pool, lag_s: float | None = None, held_s: float | None = None
+    async def _exchange(
+        self, request: plan.PlannedRequest, pool: Pool, lag_s: float | None = None, held_s: float | None = None
     ) -> None:
         self._running += 1
-        record = await Exchange(ask, pool, self.clock, self._came).run(self._start_at, lag_s, held_s)
+        record = await Exchange(request, pool, self.clock, self._on_tokens).run(self._start_at, lag_s, held_s)
         self._running -= 1
         self._ended.append(record)
         self._counts = evolve(self._counts, **{record.ending: getattr(self._counts, record.ending) + 1})
 
-    def _came(self, tokens: int) -> None:
+    def _on_tokens(self, tokens: int) -> None:
         self._tokens += tokens
 
     def _close(self, *pools: Pool) -> None:
@@ -171,59 +171,59 @@ class Worker:
             self._opened += pool.opened
             pool.close()
 
-    # Of itself ---------------------------------------------------------------------------
+    # Self-measurement -------------------------------------------------------------------------
 
-    async def _watch_the_loop(self) -> None:
-        """Sleep, and write down how late each waking was."""
+    async def _measure_lag(self) -> None:
+        """Sleep again and again, and record how late each wake-up is."""
         while True:
             due_at = self.clock() + LAG_EVERY_S
             await trio.sleep(LAG_EVERY_S)
             self._lags.append(max(0.0, self.clock() - due_at))
 
-    async def _tell(self) -> None:
+    async def _report_regularly(self) -> None:
         while True:
-            await trio.sleep(TELL_EVERY_S)
-            await self._tell_once()
+            await trio.sleep(REPORT_EVERY_S)
+            await self._report()
 
-    async def _tell_once(self) -> None:
+    async def _report(self) -> None:
         ended, self._ended = self._ended, []
-        await self.say(evolve(self._counts, running=self._running, tokens=self._tokens))
+        await self.send(evolve(self._counts, running=self._running, tokens=self._tokens))
         if ended:
-            await self.say(Records(tuple(ended)))
+            await self.send(Records(tuple(ended)))
 
 
 # The process ------------------------------------------------------------------------------
 
 
 async def main() -> None:
-    """Be a worker on the standard streams. The input's end stops the sending; what is known by then is still said."""
-    heard = trio.lowlevel.FdStream(sys.stdin.fileno())
-    told = trio.lowlevel.FdStream(sys.stdout.fileno())
+    """Run a worker on the standard streams. The end of the input stops it; it still reports."""
+    source = trio.lowlevel.FdStream(sys.stdin.fileno())
+    sink = trio.lowlevel.FdStream(sys.stdout.fileno())
     frames = Frames()
     worker: Worker | None = None
 
-    async def say(message: Message) -> None:
-        await told.send_all(encode(message))
+    async def send(message: Message) -> None:
+        await sink.send_all(encode(message))
 
     async def work(worker: Worker) -> None:
         await worker.run()
-        nursery.cancel_scope.cancel(reason="all is said")
+        nursery.cancel_scope.cancel(reason="the worker has reported")
 
     try:
         async with trio.open_nursery() as nursery:
-            async for data in heard:
+            async for data in source:
                 for message in frames.feed(data):
                     if isinstance(message, Job):
-                        worker = Worker(message, say)
+                        worker = Worker(message, send)
                         nursery.start_soon(work, worker)
                     elif isinstance(message, Go) and worker is not None:
                         gc.collect()
-                        gc.freeze()  # what is there now stays: the collector need not look at it from now on
+                        gc.freeze()  # objects of the start stay: the collector skips them from now on
                         worker.go(message)
             if worker is not None:
                 worker.stop()
     except* trio.BrokenResourceError:
-        pass  # there is nobody to tell
+        pass  # the parent has gone
 
 
 if __name__ == "__main__":

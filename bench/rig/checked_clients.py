@@ -1,6 +1,6 @@
-"""Clients that check their answers: each is compared with the one that an undisturbed cluster gave.
+"""Clients that compare each answer with the one that an undisturbed cluster gave.
 
-At temperature 0 an answer depends on its prompt alone, whoever computes it and however often it was moved.
+At temperature 0 an answer depends on its prompt alone, whichever workers computed it and however often it was resumed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, read_or_disconnect, response_body
 from bench.rig.prompts import PROMPTS
 
-ASKED_PROMPTS = (
+CHECKED_PROMPTS = (
     *PROMPTS,
     "Who planted the walnut tree?",
     "How deep is the lake? " + "The river runs by the old mill and the oak. " * 20,
 )
 TOKENS_MAX = (None, 24)
 KINDS = ("stream", "whole", "two", "response")
-LEFT = 0.12
+LEAVE_SHARE = 0.12  # of the requests, those whose client disconnects early
 LEAVES_WITHIN_S = 3.0
-REFUSED_S = 0.4  # before a client that was refused comes back
-LOGPROB_APART = 0.05  # a real engine rounds by what it computes together, and a resumed answer's beginning is a prompt
-RESTARTING = 1012  # how a WebSocket closes whose server drains; what crosses it has not been read
-NEVER_S = 55.0  # whatever takes longer had no end
-REFUSALS = {"overloaded", "not_ready", "draining"}  # when nothing has been said yet
+RETRY_AFTER_S = 0.4  # before a client that was refused sends its next request
+LOGPROB_DIFFERENCE_MAX = 0.05  # a real engine rounds by its batch, and the beginning of a resumed answer is a prompt
+RESTARTING = 1012  # the close code of a server that drains; requests that were on their way have not been read
+NEVER_S = 55.0  # an answer that takes longer has no end
+REFUSALS = {"overloaded", "not_ready", "draining"}  # of an answer that has not begun
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,18 @@ class CompleteAnswer:
     text: str
     finish: str
     tokens: int
-    logprobs: tuple[tuple[str, float], ...] | None = None  # where they were asked for
+    logprobs: tuple[tuple[str, float], ...] | None = None  # None if they were not requested
 
     def same(self, other: CompleteAnswer) -> bool:
         """Whether both are the same answer, as far as both have log probabilities."""
-        alike = (self.text, self.finish, self.tokens) == (other.text, other.finish, other.tokens)
-        if not alike or self.logprobs is None or other.logprobs is None:
-            return alike
-        pairs = list(zip_longest(self.logprobs, other.logprobs, fillvalue=("", 0.0)))
-        return all(one[0] == two[0] and abs(one[1] - two[1]) < LOGPROB_APART for one, two in pairs)
+        equal = (self.text, self.finish, self.tokens) == (other.text, other.finish, other.tokens)
+        if not equal or self.logprobs is None or other.logprobs is None:
+            return equal
+        pairs = zip_longest(self.logprobs, other.logprobs, fillvalue=("", 0.0))
+        return all(
+            token == other_token and abs(logprob - other_logprob) < LOGPROB_DIFFERENCE_MAX
+            for (token, logprob), (other_token, other_logprob) in pairs
+        )
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,16 @@ class CheckedRequest:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The request."""
-        most = {} if self.tokens_max is None else {"max_tokens": self.tokens_max}
+        """The request as JSON."""
+        limit = {} if self.tokens_max is None else {"max_tokens": self.tokens_max}
         match self.kind:
             case "stream":
-                return chat_body(self.prompt, stream_options={"include_usage": True}, **most)
+                return chat_body(self.prompt, stream_options={"include_usage": True}, **limit)
             case "whole":
-                return chat_body(self.prompt, stream=False, logprobs=True, **most)
+                return chat_body(self.prompt, stream=False, logprobs=True, **limit)
             case "two":
-                return chat_body(self.prompt, stream=False, n=2, **most)
-        return response_body(self.prompt) | ({"max_output_tokens": self.tokens_max} if most else {})
+                return chat_body(self.prompt, stream=False, n=2, **limit)
+        return response_body(self.prompt) | ({"max_output_tokens": self.tokens_max} if limit else {})
 
 
 @dataclass
@@ -89,43 +92,40 @@ class AnswerOutcome:
 
 
 def complete_answers(body: dict[str, Any]) -> list[CompleteAnswer]:
-    """Return the answers in a body that is no stream."""
-    choices, tokens = body["choices"], body["usage"]["completion_tokens"]
-    found = []
+    """Return the answers in the body of a response that is no stream."""
+    choices = body["choices"]
+    tokens = body["usage"]["completion_tokens"] // len(choices)
+    answers = []
     for choice in choices:
-        scores = choice.get("logprobs")
-        logprobs = scores and tuple((each["token"], each["logprob"]) for each in scores["content"])
-        found.append(
-            CompleteAnswer(
-                choice["message"]["content"], choice["finish_reason"], tokens // len(choices), logprobs or None
-            )
-        )
-    return found
+        content = (choice.get("logprobs") or {}).get("content", ())
+        logprobs = tuple((token["token"], token["logprob"]) for token in content) or None
+        answers.append(CompleteAnswer(choice["message"]["content"], choice["finish_reason"], tokens, logprobs))
+    return answers
 
 
 def outcome_of_stream(outcome: Outcome) -> AnswerOutcome:
-    """Return the outcome of a stream."""
-    heard = AnswerOutcome(begun=outcome.text, status=outcome.status)
+    """Return the outcome of a stream that was read, with its error's code."""
+    received = AnswerOutcome(begun=outcome.text, status=outcome.status)
     if outcome.error is not None:
         code = str(outcome.error.get("cause") or outcome.error.get("code"))
         late = "TimeoutError" in str(outcome.error.get("message"))
-        heard.error = "no end" if late else code
+        received.error = "no end" if late else code
     elif outcome.whole:
         usage = outcome.usage or {}
         tokens = usage.get("completion_tokens", usage.get("output_tokens", -1))
-        heard.whole = [CompleteAnswer(outcome.text, str(outcome.finish), tokens)]
+        received.whole = [CompleteAnswer(outcome.text, str(outcome.finish), tokens)]
     elif outcome.finish is not None:
-        heard.error = outcome.finish
-    return heard
+        received.error = outcome.finish
+    return received
 
 
-def ask(port: int, wanted: CheckedRequest, leave_after_s: float | None = None) -> AnswerOutcome:
-    """Send a request and read to the end, or disconnect before; every error becomes part of the outcome."""
+def send(port: int, request: CheckedRequest, leave_after_s: float | None = None) -> AnswerOutcome:
+    """Send a request and read its answer, or disconnect early; every error becomes part of the outcome."""
     try:
-        if wanted.kind == "response":
-            return _response(port, wanted, leave_after_s)
-        chat = Chat(port, wanted.body)
-        if wanted.kind == "stream":
+        if request.kind == "response":
+            return _response(port, request, leave_after_s)
+        chat = Chat(port, request.body)
+        if request.kind == "stream":
             return outcome_of_stream(
                 read_or_disconnect(chat.read, chat.outcome, chat.leave, leave_after_s, NEVER_S + 20.0)
             )
@@ -138,17 +138,17 @@ def ask(port: int, wanted: CheckedRequest, leave_after_s: float | None = None) -
         return AnswerOutcome(error="no end" if isinstance(error, TimeoutError) else "connection")
 
 
-def _response(port: int, wanted: CheckedRequest, leave_after_s: float | None) -> AnswerOutcome:
+def _response(port: int, request: CheckedRequest, leave_after_s: float | None) -> AnswerOutcome:
     socket, outcome, events = ResponsesSocket(port), Outcome(), list[str]()
-    socket.send(wanted.body)
+    socket.send(request.body)
     outcome.status = 101
 
     def read() -> None:
         events.extend(event["type"] for event in socket.events(outcome))
 
     try:
-        heard = outcome_of_stream(read_or_disconnect(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
-        return replace(heard, error="draining") if outcome.close_code == RESTARTING and not events else heard
+        received = outcome_of_stream(read_or_disconnect(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
+        return replace(received, error="draining") if outcome.close_code == RESTARTING and not events else received
     finally:
         socket.leave()
         socket.close()
@@ -163,71 +163,82 @@ def _body(chat: Chat, leave_after_s: float | None) -> AnswerOutcome:
 
 
 def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
-    """Send every request once to an undisturbed cluster, and return the answers."""
+    """Return the answers of an undisturbed cluster to every request, by prompt and `tokens_max`."""
 
-    def one(target: tuple[str, int | None]) -> CompleteAnswer:
-        heard = ask(port, CheckedRequest("whole", *target))
-        if not heard.whole:
-            raise RuntimeError(f"a quiet cluster does not answer: {heard}")
-        return heard.whole[0]
+    def reference(key: tuple[str, int | None]) -> CompleteAnswer:
+        received = send(port, CheckedRequest("whole", *key))
+        if not received.whole:
+            raise RuntimeError(f"an undisturbed cluster does not answer: {received}")
+        return received.whole[0]
 
-    asked = list(product(ASKED_PROMPTS, TOKENS_MAX))
+    keys = list(product(CHECKED_PROMPTS, TOKENS_MAX))
     with ThreadPoolExecutor(8) as pool:
-        return dict(zip(asked, pool.map(one, asked), strict=True))
+        return dict(zip(keys, pool.map(reference, keys), strict=True))
 
 
 @dataclass(frozen=True)
 class GatewayInterruptions:
     """Interruptions of the gateway's node: only while it is killed may a connection end without an error.
 
-    When it was told to end it may come to listen no more; whoever has been let in by then hears how it ends.
+    After a SIGTERM it may stop listening, but every request that it has admitted gets an end.
     """
 
-    killed: int = 0  # times, and times that it came back: odd while it is down
-    told: int = 0
+    kills: int = 0  # how often it was killed or came back: odd while it is down
+    terminations: int = 0  # how often it got SIGTERM or came back: odd while it drains or is down
 
     def since(self, before: GatewayInterruptions) -> GatewayInterruptions:
-        """Return what has happened since, or was the case then."""
+        """Return 1 for each kind that has changed since, or that was going on then, and else 0."""
         return GatewayInterruptions(
-            int(self.killed != before.killed or before.killed % 2), int(self.told != before.told or before.told % 2)
+            int(self.kills != before.kills or before.kills % 2),
+            int(self.terminations != before.terminations or before.terminations % 2),
         )
 
 
 def verdict(
-    wanted: CheckedRequest, heard: AnswerOutcome, right: CompleteAnswer, *, left: bool, door: GatewayInterruptions
+    request: CheckedRequest,
+    received: AnswerOutcome,
+    right: CompleteAnswer,
+    *,
+    left: bool,
+    gateway: GatewayInterruptions,
 ) -> tuple[str, str | None]:
-    """Return the category of an answer, and what is wrong with it, if anything."""
-    if (wrong := _wrong(wanted, heard, right)) is not None:
+    """Return the category of an answer, and what is wrong with it, None if nothing is."""
+    if (wrong := _wrong(request, received, right)) is not None:
         return "WRONG", wrong
-    if heard.whole:
+    if received.whole:
         return "whole", None
     if left:
         return "left", None
-    if heard.error == "no end":
-        return "NO END", f"nothing for {NEVER_S:g} s after {heard.begun!r}"
-    if heard.error in {None, "connection"}:
-        cut = f"the connection ended without a word after {heard.begun!r} (status {heard.status})"
-        fair = door.killed or (door.told and not heard.status)
-        lost = "connection lost with the front" if door.killed else "refused nobody is there"
-        return (lost, None) if fair else ("CUT", cut)
-    return f"{'refused' if heard.error in REFUSALS and not heard.begun else 'error'} {heard.error}", None
+    if received.error == "no end":
+        return "NO END", f"nothing for {NEVER_S:g} s after {received.begun!r}"
+    if received.error in {None, "connection"}:
+        return _verdict_on_cut(received, gateway)
+    return f"{'refused' if received.error in REFUSALS and not received.begun else 'error'} {received.error}", None
 
 
-def _wrong(wanted: CheckedRequest, heard: AnswerOutcome, right: CompleteAnswer) -> str | None:
-    """Return what is wrong with what was heard, whole or not."""
-    if heard.whole and len(heard.whole) != (2 if wanted.kind == "two" else 1):
-        return f"{len(heard.whole)} answers"
-    for each in heard.whole:
-        if not each.same(right):
-            return f"{each} instead of {right}"
-    if not heard.whole and not right.text.startswith(heard.begun.removesuffix("\ufffd")):
-        return f"began {heard.begun!r} and ended in {heard.error}, instead of {right.text!r}"
+def _verdict_on_cut(received: AnswerOutcome, gateway: GatewayInterruptions) -> tuple[str, str | None]:
+    if gateway.kills:
+        return "connection lost with the front", None
+    if gateway.terminations and not received.status:
+        return "refused nobody is there", None
+    return "CUT", f"the connection ended without an error after {received.begun!r} (status {received.status})"
+
+
+def _wrong(request: CheckedRequest, received: AnswerOutcome, right: CompleteAnswer) -> str | None:
+    """Return what is wrong with an answer or its beginning, None if nothing is."""
+    if received.whole and len(received.whole) != (2 if request.kind == "two" else 1):
+        return f"{len(received.whole)} answers"
+    for answer in received.whole:
+        if not answer.same(right):
+            return f"{answer} instead of {right}"
+    if not received.whole and not right.text.startswith(received.begun.removesuffix("\ufffd")):
+        return f"began {received.begun!r} and ended in {received.error}, instead of {right.text!r}"
     return None
 
 
 @dataclass
 class Tally:
-    """The outcomes of all requests."""
+    """The outcomes of all requests, counted by category."""
 
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -235,31 +246,31 @@ class Tally:
     slowest_s: float = 0.0
     lock: Lock = field(default_factory=Lock)
 
-    def note(self, wanted: CheckedRequest, how: str, why: str | None, took_s: float) -> None:
+    def note(self, request: CheckedRequest, category: str, why: str | None, took_s: float) -> None:
         """Count one answer."""
         with self.lock:
-            self.counts[how] += 1
-            self.kinds[wanted.kind] += how == "whole"
+            self.counts[category] += 1
+            self.kinds[request.kind] += category == "whole"
             self.slowest_s = max(self.slowest_s, took_s)
             if why is not None:
-                self.bad.append(f"{how}: {json.dumps(wanted.body)[:200]}: {why} (after {took_s:.1f} s)")
+                self.bad.append(f"{category}: {json.dumps(request.body)[:200]}: {why} (after {took_s:.1f} s)")
 
     @property
     def requests(self) -> int:
-        """How many requests there were."""
+        """The number of requests."""
         return sum(self.counts.values())
 
     def lines(self) -> Iterable[str]:
         """Yield the counts, the most frequent first."""
-        for how, count in self.counts.most_common():
-            yield f"{count:>7}  {how}"
+        for category, count in self.counts.most_common():
+            yield f"{count:>7}  {category}"
 
 
-def client(tally: Tally, *target: Any, **more: Any) -> None:
+def client(tally: Tally, *arguments: Any, **options: Any) -> None:
     """Send requests until `over` is set; an exception of the client itself counts as bad."""
     try:
-        _client(tally, *target, **more)
-    except Exception as error:  # noqa: BLE001  # whatever it is, somebody must see it
+        _client(tally, *arguments, **options)
+    except Exception as error:  # noqa: BLE001  # any of them fails the run
         tally.bad.append(f"a client of the bench failed: {error!r}")
 
 
@@ -269,21 +280,22 @@ def _client(
     chance: Random,
     right: dict[tuple[str, int | None], CompleteAnswer],
     over: Event,
-    door: Callable[[], GatewayInterruptions] = GatewayInterruptions,
-    leaves: float = LEFT,
+    gateway: Callable[[], GatewayInterruptions] = GatewayInterruptions,
+    leave_share: float = LEAVE_SHARE,
 ) -> None:
-    """Ask one thing after the other until it is over; `door` says what has been done to the door's node."""
+    """Send one request after the other until `over` is set; `gateway` returns the interruptions of its node so far."""
     while not over.is_set():
-        if door().killed % 2:
-            over.wait(REFUSED_S)  # there is nobody to ask
+        if gateway().kills % 2:
+            over.wait(RETRY_AFTER_S)  # nothing listens
             continue
-        wanted = CheckedRequest(chance.choice(KINDS), chance.choice(ASKED_PROMPTS), chance.choice(TOKENS_MAX))
-        leave_after_s = chance.uniform(0, LEAVES_WITHIN_S) if chance.random() < leaves else None
-        before, start = door(), time.perf_counter()
-        heard = ask(port, wanted, leave_after_s)
+        request = CheckedRequest(chance.choice(KINDS), chance.choice(CHECKED_PROMPTS), chance.choice(TOKENS_MAX))
+        leave_after_s = chance.uniform(0, LEAVES_WITHIN_S) if chance.random() < leave_share else None
+        before, start = gateway(), time.perf_counter()
+        received = send(port, request, leave_after_s)
         took_s = time.perf_counter() - start
-        of_door, left = door().since(before), leave_after_s is not None
-        how, why = verdict(wanted, heard, right[wanted.prompt, wanted.tokens_max], left=left, door=of_door)
-        tally.note(wanted, how, why, took_s)
-        if how not in {"whole", "left"}:
-            over.wait(REFUSED_S * chance.uniform(0.5, 1.5))
+        interruptions, left = gateway().since(before), leave_after_s is not None
+        reference = right[request.prompt, request.tokens_max]
+        category, why = verdict(request, received, reference, left=left, gateway=interruptions)
+        tally.note(request, category, why, took_s)
+        if category not in {"whole", "left"}:
+            over.wait(RETRY_AFTER_S * chance.uniform(0.5, 1.5))

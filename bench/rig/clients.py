@@ -1,4 +1,4 @@
-"""Clients that record what came, when, and how it ended. Each holds one connection of its own."""
+"""Clients that record an answer, its times and how it ended. Each has one connection of its own."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ TIMEOUT_S = 60.0
 
 
 def chat_body(prompt: str, tokens_max: int | None = None, **options: Any) -> dict[str, Any]:
-    """Return a chat request that always gets the same answer; of exactly `tokens_max` tokens, if that is given."""
+    """Return a chat request that always gets the same answer, of exactly `tokens_max` tokens if that is given."""
     exact = {} if tokens_max is None else {"max_tokens": tokens_max, "ignore_eos": True}
     messages = [{"role": "user", "content": prompt}]
     return {"model": MODEL, "messages": messages, "temperature": 0, "stream": True, **exact, **options}
 
 
 def response_body(prompt: str, tokens_max: int | None = None, **options: Any) -> dict[str, Any]:
-    """Return the same as a `response.create`."""
+    """Return the same request as a `response.create`."""
     exact = {} if tokens_max is None else {"max_output_tokens": tokens_max, "ignore_eos": True}
     return {"type": "response.create", "model": MODEL, "input": prompt, "temperature": 0, **exact, **options}
 
 
 @dataclass
 class Outcome:
-    """How one answer went."""
+    """The answer to one request so far: its text, its end, its times."""
 
     text: str = ""
     finish: str | None = None  # a finish reason, if the answer claims to be whole
-    error: dict[str, Any] | None = None  # the error's object, as the client got it
+    error: dict[str, Any] | None = None  # the error object of the answer
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     usage: dict[str, Any] | None = None
@@ -47,7 +47,7 @@ class Outcome:
     first_at: float | None = None
     ended_at: float = 0.0
     close_code: int | None = None  # of a WebSocket that closed
-    refusals: list[dict[str, Any]] = field(default_factory=list)  # of other requests, heard meanwhile
+    refusals: list[dict[str, Any]] = field(default_factory=list)  # events of other requests that were refused meanwhile
 
     @property
     def whole(self) -> bool:
@@ -62,11 +62,11 @@ class Chat:
         self.outcome = Outcome()
         self.connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         self.connection.connect()
-        self._socket = self.connection.sock  # which an answer that ends the connection takes from it
+        self._socket = self.connection.sock  # http.client drops it with an answer that ends the connection
         self.connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream as they come; the outcome says how it ended."""
+        """Yield the events of a stream as they come; `outcome` has its end."""
         try:
             answer = self._answer()
             if answer.status != 200:
@@ -79,7 +79,7 @@ class Chat:
                     yield event
                 elif line.startswith(b"data: [DONE]"):
                     return
-        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a cut chunk
+        except (OSError, HTTPException, ValueError, AttributeError) as error:  # as http.client does for a cut chunk
             self.outcome.error = self.outcome.error or {"code": "connection", "message": repr(error)}
         finally:
             self.outcome.ended_at = time.perf_counter()
@@ -92,12 +92,12 @@ class Chat:
         return self.outcome
 
     def read_body(self) -> dict[str, Any]:
-        """Read an answer in one piece; empty where there is none, and then the outcome's error says why."""
+        """Return the body of an answer in one piece; empty on an error, which `outcome` has."""
         body: dict[str, Any] = {}
         try:
             body = json.loads(self._answer().read())
             self.outcome.error = body.get("error")
-        except (OSError, HTTPException, ValueError, AttributeError) as error:  # http.client's own, for a body cut short
+        except (OSError, HTTPException, ValueError, AttributeError) as error:  # likewise for a cut body
             self.outcome.error = {"code": "connection", "message": repr(error)}
         finally:
             self.outcome.ended_at = time.perf_counter()
@@ -105,12 +105,12 @@ class Chat:
         return {} if self.outcome.error else body
 
     def close(self) -> None:
-        """Disconnect, and close the socket; no thread may be reading any more."""
+        """Disconnect and close the socket; no thread may be reading it."""
         self.connection.close()
         self._socket.close()
 
     def leave(self) -> None:
-        """Disconnect at once; a thread that is reading sees the connection end."""
+        """Disconnect at once; a thread that reads gets the connection's end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -133,7 +133,7 @@ class Chat:
 
 
 class ResponsesSocket:
-    """One WebSocket in Responses mode."""
+    """One WebSocket to `/v1/responses`."""
 
     def __init__(self, port: int) -> None:
         url = f"ws://127.0.0.1:{port}/v1/responses"
@@ -147,13 +147,13 @@ class ResponsesSocket:
         self.connection.send(json.dumps(body))
 
     def events(self, outcome: Outcome) -> Iterator[dict[str, Any]]:
-        """Yield the events of one answer as they come; the outcome says how it ended."""
+        """Yield the events of one answer as they come, and record its end in `outcome`."""
         try:
             while True:
                 event = json.loads(self.connection.recv(TIMEOUT_S))
-                over = _count_event(outcome, event)
+                last = _count_event(outcome, event)
                 yield event
-                if over:
+                if last:
                     return
         except ConnectionClosed as closed:
             outcome.close_code = closed.rcvd.code if closed.rcvd else 1006
@@ -161,15 +161,15 @@ class ResponsesSocket:
         finally:
             outcome.ended_at = time.perf_counter()
 
-    def read(self) -> Outcome:
-        """Read one answer to its end."""
-        outcome = Outcome()
+    def read(self, outcome: Outcome | None = None) -> Outcome:
+        """Read one answer to its end, into `outcome` if it is given."""
+        outcome = Outcome() if outcome is None else outcome
         for _ in self.events(outcome):
             pass
         return outcome
 
     def close_code(self, within_s: float = 10.0) -> int | None:
-        """Wait for the server to close, and return its code."""
+        """Wait for the server's close frame; return its code, None after `within_s`."""
         try:
             while True:
                 self.connection.recv(within_s)
@@ -189,7 +189,7 @@ class ResponsesSocket:
 
 
 def _count_event(outcome: Outcome, event: dict[str, Any]) -> bool:
-    """Note one event of an answer; return whether it was the last."""
+    """Record one event of an answer; return whether it was the last."""
     match event["type"]:
         case "response.output_text.delta":
             outcome.first_at = outcome.first_at or time.perf_counter()
@@ -212,9 +212,9 @@ def _count_event(outcome: Outcome, event: dict[str, Any]) -> bool:
 
 
 class BackgroundReader:
-    """An answer that is read in a thread of its own."""
+    """Reads an answer in a thread of its own."""
 
-    def __init__(self, read: Any) -> None:
+    def __init__(self, read: Callable[[], Outcome]) -> None:
         self._read = read
         self.outcome: Outcome | None = None
         self._thread = Thread(target=self._run, daemon=True)
@@ -237,16 +237,15 @@ def read_or_disconnect(
     leave_after_s: float | None,
     within_s: float,
 ) -> Outcome:
-    """Read an answer to its end, or leave it after a while and wait up to `within_s` until its reader has noticed."""
+    """Read an answer to its end, or disconnect after `leave_after_s` and wait up to `within_s` for its reader."""
 
-    def whole() -> Outcome:
+    def read_all() -> Outcome:
         read()
         return outcome
 
     if leave_after_s is None:
-        return whole()
-    running = BackgroundReader(whole)
-    wait_until(lambda: running.outcome is not None, leave_after_s, every_s=0.01)
+        return read_all()
+    reader = BackgroundReader(read_all)
+    wait_until(lambda: reader.outcome is not None, leave_after_s, every_s=0.01)
     leave()
-    running.wait(within_s)
-    return outcome
+    return reader.wait(within_s)

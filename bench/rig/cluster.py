@@ -1,23 +1,22 @@
 """A cluster to measure: several nodes on this machine, each a process of its own, all of them always ended.
 
 Each node reads a file of its own. All files describe the same cluster but for two things. Each places the gateway on
-its own node, so that every node has a window: its `/metrics` tells what its own engines count, read anew at each
-scrape. And a file may name another address for a node than the one where it listens: that of a proxy before it.
+its own node, so that every node has a `/metrics` of its own, in which its engines' counts are read anew at each scrape.
+And a file may name another address for a node than the one where it listens: that of a proxy before it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 
-from bench.rig.node import MARK, MODEL, READY_WITHIN_S, ROOT, Node, ProcessEntry, metric, started, wait_until
+from bench.rig.node import MODEL, READY_WITHIN_S, ROOT, Node, free_ports, metric, start_process, wait_until
+from bench.rig.processes import MARK, ProcessEntry
 
 FRONT = "front"
 LOAD_GAUGES = ("running", "waiting", "kv_tokens_used")
@@ -32,7 +31,7 @@ port = {port}
 {gateway}
 [model.{model}]
 path = "{path}"
-{of_model}
+{model_lines}
 {engines}
 """
 NODE = """\
@@ -68,24 +67,15 @@ kv_tokens_max = 16384
 """
 
 
-def free_ports(count: int) -> list[int]:
-    """Return so many different ports that nobody listens on now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 def simulated(
-    node: str, leg: str = "both", *, slots: int = 16, costs: Mapping[str, float] | None = None, **more: float
+    node: str, leg: str = "both", *, slots: int = 16, costs: Mapping[str, float] | None = None, **settings: float
 ) -> str:
-    """Return the section of a simulated engine on a node; `more` is what stands in its table `simulated`."""
+    """Return the section of a simulated engine on a node; `settings` are the keys of its table `simulated`."""
     return SIMULATED.format(
         name=node_engine_name(node),
         slots=slots,
         leg=_leg(leg),
-        simulated=_lines(more),
+        simulated=_lines(settings),
         costs=_lines(costs or {}),
     )
 
@@ -106,6 +96,14 @@ def cluster_engine_name(node: str) -> str:
     return f"{node}/{node_engine_name(node)}"
 
 
+def engine_load(text: str, node: str) -> dict[str, float] | None:
+    """Return the counts of a node's engine in a scrape, None if the engine did not answer it."""
+    name = cluster_engine_name(node)
+    if f'espalier_engine_running{{engine="{name}"}}' not in text:
+        return None
+    return {gauge: metric(text, f"espalier_engine_{gauge}", engine=name) for gauge in LOAD_GAUGES}
+
+
 def _leg(leg: str) -> str:
     return "" if leg == "both" else f'leg = "{leg}"'
 
@@ -123,11 +121,11 @@ class Plan:
     gateway: str = ""
     model: str = ""
     drain_s: float = 30.0
-    front_drain_s: float | None = None  # where it is another
+    front_drain_s: float | None = None  # if it differs
 
     @property
     def names(self) -> list[str]:
-        """Every node, the workers first: whoever dials finds who listens."""
+        """Every node, the workers first: they listen before the front dials them."""
         return [*self.engines, FRONT]
 
 
@@ -137,24 +135,24 @@ class Cluster:
 
     plan: Plan
     folder: Path
-    windows: dict[str, int] = field(default_factory=dict)  # port of each node's own gateway
-    links: dict[str, int] = field(default_factory=dict)  # port where each worker listens for other nodes
-    doors: dict[str, int] = field(default_factory=dict)  # port where others look for it, if that is another one
-    nodes: dict[str, Node] = field(default_factory=dict)  # the latest of each name
-    past: list[Node] = field(default_factory=list)  # those before them
+    gateway_ports: dict[str, int] = field(default_factory=dict)
+    link_ports: dict[str, int] = field(default_factory=dict)  # where each worker listens for other nodes
+    dialed_ports: dict[str, int] = field(default_factory=dict)  # where other nodes dial it, if that is another port
+    nodes: dict[str, Node] = field(default_factory=dict)  # the latest process of each name
+    past: list[Node] = field(default_factory=list)  # the processes before them
 
     def __post_init__(self) -> None:
         ports = iter(free_ports(2 * len(self.plan.names)))
         for name in self.plan.names:
-            self.windows[name] = next(ports)
+            self.gateway_ports[name] = next(ports)
             if name != FRONT:
-                self.links[name] = next(ports)
-            for each in ("t", "logs"):
-                (self.folder / name / each).mkdir(parents=True, exist_ok=True)
+                self.link_ports[name] = next(ports)
+            for subfolder in ("t", "logs"):
+                (self.folder / name / subfolder).mkdir(parents=True, exist_ok=True)
 
     @property
     def front(self) -> Node:
-        """The node where clients knock."""
+        """The node that clients connect to."""
         return self.nodes[FRONT]
 
     @property
@@ -163,11 +161,11 @@ class Cluster:
         return list(self.plan.engines)
 
     def file(self, name: str) -> str:
-        """Return what one node reads."""
+        """Return the configuration file of one node."""
         plan, folder = self.plan, self.folder / name
         nodes = []
         for each in plan.names:
-            port = self.links.get(each) if each == name else self.doors.get(each, self.links.get(each))
+            port = self.link_ports.get(each) if each == name else self.dialed_ports.get(each, self.link_ports.get(each))
             listen = "" if port is None else f'listen = "127.0.0.1:{port}"'
             drain_s = plan.drain_s if each != FRONT or plan.front_drain_s is None else plan.front_drain_s
             nodes.append(NODE.format(name=each, drain_s=drain_s, logs=folder / "logs", listen=listen))
@@ -179,39 +177,39 @@ class Cluster:
             cluster=plan.cluster,
             nodes="".join(nodes),
             name=name,
-            port=self.windows[name],
+            port=self.gateway_ports[name],
             gateway=plan.gateway if name == FRONT else "",
             model=MODEL,
             path=ROOT / "examples" / MODEL,
-            of_model=plan.model,
+            model_lines=plan.model,
             engines="".join(engines),
         )
 
     def start(self, name: str) -> Node:
         """Start a node, without waiting for it.
 
-        To be called by a thread that lives as long as the node is to live: the kernel ends a child with that thread.
+        The calling thread must live as long as the node: the kernel kills the node when that thread ends.
         """
         folder = self.folder / name
         cluster, tmp = folder / "cluster.toml", folder / "t"
         cluster.write_text(self.file(name))
-        mark = f"{os.getpid()}-{self.windows[name]}-{len(self.nodes) + len(self.past)}"  # of this life alone
+        mark = f"{os.getpid()}-{self.gateway_ports[name]}-{len(self.nodes) + len(self.past)}"  # of this process alone
         with (folder / "output").open("ab") as output:
-            process = started(["--node", name, str(cluster)], output, {"TMPDIR": str(tmp), MARK: mark})
-        node = Node(process, self.windows[name], folder, tmp, mark, time.perf_counter())
-        if (before := self.nodes.get(name)) is not None:
-            node.names |= before.names
-            self.past.append(before)
+            process = start_process(["--node", name, str(cluster)], output, {"TMPDIR": str(tmp), MARK: mark})
+        node = Node(process, self.gateway_ports[name], folder, tmp, mark, time.perf_counter())
+        if (previous := self.nodes.get(name)) is not None:
+            node.shared_memory |= previous.shared_memory
+            self.past.append(previous)
         self.nodes[name] = node
         return node
 
     def engines_up(self) -> set[str]:
-        """Return the workers that the front could ask now."""
+        """Return the workers that the front can send requests to."""
         text = self.front.get("/metrics")[1].decode()
-        return {each for each in self.workers if metric(text, "espalier_engine_up", engine=cluster_engine_name(each))}
+        return {name for name in self.workers if metric(text, "espalier_engine_up", engine=cluster_engine_name(name))}
 
     def wait_ready(self, within_s: float = READY_WITHIN_S) -> float:
-        """Return after how long every node was ready and the front could ask every engine; raises if they were not."""
+        """Return after how many seconds every node was ready and every engine up; raises `RuntimeError` otherwise."""
 
         def ready() -> bool:
             for name, node in self.nodes.items():
@@ -223,85 +221,78 @@ class Cluster:
 
         took_s = wait_until(ready, within_s, every_s=0.05)
         if took_s is None:
-            said = "\n".join(f"{name}:\n{node.output()[-1500:]}" for name, node in self.nodes.items())
-            raise RuntimeError(f"the cluster did not get ready:\n{said}")
+            logs = "\n".join(f"{name}:\n{node.output()[-1500:]}" for name, node in self.nodes.items())
+            raise RuntimeError(f"the cluster did not get ready:\n{logs}")
         for node in self.nodes.values():
-            node.look()
+            node.observe()
         return took_s
 
     def counts(self, name: str) -> dict[str, float] | None:
-        """Return what a worker's engine counts itself, None if it does not say."""
-        with suppress(HTTPException):
-            text = self.nodes[name].get("/metrics", timeout_s=2.0)[1].decode()
-            if f'espalier_engine_running{{engine="{cluster_engine_name(name)}"}}' in text:
-                return {
-                    each: metric(text, f"espalier_engine_{each}", engine=cluster_engine_name(name))
-                    for each in LOAD_GAUGES
-                }
-        return None
+        """Return the counts of a worker's engine, None if its node has none from it."""
+        return engine_load(self.nodes[name].get("/metrics", timeout_s=2.0)[1].decode(), name)
 
     def held(self) -> list[str]:
-        """Return what any engine or the front still holds of requests, each as a sentence; nothing when all is idle."""
-        found = []
+        """Return a sentence for each engine that holds requests, and for the front; nothing when all are idle."""
+        sentences = []
         for name in self.workers:
             counts = self.counts(name)
             if counts is None:
-                found.append(f"the engine of {name} does not say what it holds")
+                sentences.append(f"the engine of {name} does not report its load")
             elif any(counts.values()):
-                found.append(f"the engine of {name} holds {counts}")
+                sentences.append(f"the engine of {name} holds {counts}")
         status, body = self.front.get("/metrics")
         if status != 200:
-            return [*found, "the front does not say what it holds"]
-        numbers = {each: metric(body.decode(), f"espalier_requests_{each}") for each in ("running", "waiting")}
-        return found + [f"the front has {number:g} requests {each}" for each, number in numbers.items() if number]
+            return [*sentences, "the front does not report its load"]
+        numbers = {state: metric(body.decode(), f"espalier_requests_{state}") for state in ("running", "waiting")}
+        return sentences + [f"the front has {number:g} requests {state}" for state, number in numbers.items() if number]
 
     def wait_idle(self, within_s: float) -> list[str]:
-        """Wait until nothing is held; return what still is."""
+        """Wait until no request is held; return the sentences of `held` for what still is."""
         wait_until(lambda: not self.held(), within_s, every_s=0.05)
         return self.held()
 
     def stop(self, within_s: float) -> list[str]:
-        """Tell every node to end, the front first; return what was not as it should be."""
-        found = []
+        """Send SIGTERM to every node, the front first; return a sentence for each that did not end cleanly."""
+        sentences = []
         for name in reversed(self.plan.names):
             node = self.nodes[name]
             if node.process.poll() is None:
-                node.look()
+                node.observe()
                 node.signal(signal.SIGTERM)
                 if node.wait_exit(within_s) is None:
-                    found.append(f"node {name} did not end within {within_s:g} s")
+                    sentences.append(f"node {name} did not end within {within_s:g} s")
                     continue
             if node.process.returncode != 0:
-                found.append(f"node {name} ended by {node.process.returncode}")
-            found += [f"node {name} left {each}" for each in node.left()]
-        return found
+                sentences.append(f"node {name} ended by {node.process.returncode}")
+            sentences += [f"node {name} left {each}" for each in node.leftovers()]
+        return sentences
 
     def end(self) -> None:
-        """Kill whatever is left of any node."""
+        """Kill every process of every node."""
         for node in self.nodes.values():
             if node.process.poll() is None:
                 with suppress(ProcessLookupError):
                     node.signal(signal.SIGCONT)
             node.end()
-        for seen in self.outlived():
+        for process in self.outlived():
             with suppress(ProcessLookupError):
-                os.kill(seen.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
 
     def outlived(self) -> list[ProcessEntry]:
-        """Return the processes that live of nodes which do not; only those that were seen when their node lived."""
-        return [seen for node in self.past for seen in node.known.values() if seen.lives]
+        """Return the living processes of dead nodes; only those that were observed while their node lived."""
+        return [process for node in self.past for process in node.observed.values() if process.lives]
 
 
 @contextmanager
 def cluster(folder: Path, plan: Plan, *, before: Callable[[Cluster], None] | None = None) -> Iterator[Cluster]:
     """Start the nodes of a plan, and end them whatever happens in the body; `before` may still change addresses."""
-    made = Cluster(plan, folder)
+    running = Cluster(plan, folder)
     if before is not None:
-        before(made)
+        before(running)
     try:
         for name in plan.names:
-            made.start(name)
-        made.wait_ready()
-        yield made
+            running.start(name)
+        running.wait_ready()
+        yield running
     finally:
-        made.end()
+        running.end()

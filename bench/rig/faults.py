@@ -1,9 +1,9 @@
-"""Faults of a cluster: a plan that a seed draws beforehand, and the code that carries it out.
+"""Faults of a cluster: a plan that a seed draws beforehand, and the injector that carries it out.
 
-The plan says when, what, to which of those who can be met, and for how long; who they are then depends on how fast the
-cluster is. A node that dies is started again, as a launcher would, once nothing is left of its life before: no process
-of it may outlive it by more than `GONE_WITHIN_S`, not counting the time for which that process was stopped. Only a node
-whose own processes were harmed before it was up for the first time may end by itself: its start has failed.
+The plan has the time, kind and length of each fault, and which of the possible targets it hits; which ones are possible
+then depends on how fast the cluster is. A node that dies is started again, as a launcher would, once all of its
+processes have ended: none may outlive it by more than `GONE_WITHIN_S`, not counting the time for which that process was
+stopped. A node may end by itself only if one of its processes was hit before its engine was up: its start has failed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from random import Random
 
 from bench.rig.checked_clients import GatewayInterruptions
 from bench.rig.cluster import FRONT, Cluster, cluster_engine_name
-from bench.rig.node import Node, ProcessEntry
+from bench.rig.node import Node
+from bench.rig.processes import ProcessEntry
 from bench.rig.proxy import FaultProxy
 
 SHUTDOWN_MAX_S = 15.0  # after its drain
-GONE_WITHIN_S = 5.0  # what a dead node had started
+GONE_WITHIN_S = 5.0  # the processes of a dead node
 DOWN_S = (0.1, 2.0)  # before a node that died is started again
-FAULT_DURATION_S = (0.1, 8.0)  # some shorter than the silence after which a node counts as lost, some longer
+FAULT_DURATION_S = (0.1, 8.0)  # on both sides of the silence after which a node counts as lost
 REFUSED_S = (0.5, 3.0)
-SLOW_S = (0.005, 0.05)  # after each piece
-KILLED_INSTEAD = 0.15  # of what is stopped: it never goes on
+SLOW_S = (0.005, 0.05)  # before each piece
+KILLED_WHILE_STOPPED = 0.15  # of the stopped nodes, those that are killed instead of continued
 
 NODES = {
     "kill a worker": 8,
@@ -56,219 +57,219 @@ ENGINES = {
     "kill a zygote": 2,
     **{fault: max(1, weight // 4) for fault, weight in NODES.items()},  # each costs an import of SGLang
 }
-BELOW = ("host", "scheduler", "zygote")
+ROLES = ("host", "scheduler", "zygote")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
 
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """One planned fault, with everything that is drawn for it."""
+    """One planned fault, with every random number that it needs."""
 
     at_s: float
-    fault: str
-    which: float  # of those to whom it can be done, as a share of one
-    share: float  # of the longest that it may last
-    number: int  # a seed of its own
+    kind: str
+    which: float  # of the possible targets, as a share of one
+    share: float  # of its longest duration
+    seed: int  # for what is drawn when it happens
 
-    def one_of(self, names: Sequence[str]) -> str:
-        """Return whom it meets."""
+    def choose(self, names: Sequence[str]) -> str:
+        """Return the target among the possible ones."""
         return names[int(self.which * len(names))]
 
-    def within(self, bounds: tuple[float, float]) -> float:
-        """Return how long it lasts."""
+    def duration_s(self, bounds: tuple[float, float]) -> float:
+        """Return its duration within these bounds."""
         return bounds[0] + self.share * (bounds[1] - bounds[0])
 
 
 def plan_faults(seed: int, seconds: float, every_s: float, faults: Mapping[str, int]) -> list[PlannedFault]:
     """Return the faults of so many seconds; the same arguments always give the same plan."""
-    chance, found = Random(seed), list[PlannedFault]()
+    chance, plan = Random(seed), list[PlannedFault]()
     at_s = 0.5
     while at_s < seconds:
-        fault = chance.choices(list(faults), list(faults.values()))[0]
-        found.append(PlannedFault(at_s, fault, chance.random(), chance.random(), chance.getrandbits(32)))
+        kind = chance.choices(list(faults), list(faults.values()))[0]
+        plan.append(PlannedFault(at_s, kind, chance.random(), chance.random(), chance.getrandbits(32)))
         at_s += chance.expovariate(1 / every_s)
-    return found
+    return plan
 
 
 @dataclass
 class FaultInjector:
-    """Carries a plan of faults out, and records what a node did that it must not do."""
+    """Carries out a plan of faults, starts dead nodes again, and records what a node must not have done."""
 
     target: Cluster
-    cutters: Mapping[str, FaultProxy]
+    proxies: Mapping[str, FaultProxy]
     done: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
-    door: GatewayInterruptions = field(default_factory=GatewayInterruptions)
+    interruptions: GatewayInterruptions = field(default_factory=GatewayInterruptions)
     _agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
-    _busy: dict[str, str] = field(default_factory=dict)  # what is being done to a node
-    _told: dict[str, float] = field(default_factory=dict)  # when it was told to end
-    _down_s: dict[str, float] = field(default_factory=dict)  # how long a node is to stay away
-    _written: Counter[str] = field(default_factory=Counter)  # characters that a node had logged before its latest start
-    _stopped: dict[int, ProcessEntry] = field(default_factory=dict)  # processes below nodes
-    _hurt: set[str] = field(default_factory=set)  # nodes of which something below was harmed in this life
+    _states: dict[str, str] = field(default_factory=dict)  # of a node: stopped, killed, terminated, down
+    _terminated_at: dict[str, float] = field(default_factory=dict)  # when a node got SIGTERM
+    _down_s: dict[str, float] = field(default_factory=dict)  # how long a node is to stay down
+    _logged_before: Counter[str] = field(default_factory=Counter)  # characters, up to a node's latest start
+    _stopped: dict[int, ProcessEntry] = field(default_factory=dict)  # processes of nodes, by pid
+    _hit: set[str] = field(default_factory=set)  # nodes of which another process was hit since their start
 
     def run(self, plan: Sequence[PlannedFault], seconds: float) -> None:
-        """Do harm for so long, then heal everything that can be healed at once."""
-        for harm in plan:
-            self._later(harm.at_s, partial(self._do, harm))
-        self._until(seconds, lambda: True)
-        self._until(self.target.plan.drain_s + SHUTDOWN_MAX_S + FAULT_DURATION_S[1] + GONE_WITHIN_S, self._unfinished)
-        for cutter in self.cutters.values():
-            cutter.heal()
+        """Inject the faults for so long, wait until every node is up again, then heal the connections."""
+        for fault in plan:
+            self._later(fault.at_s, partial(self._inject, fault))
+        self._run_for(seconds, lambda: True)
+        self._run_for(self.target.plan.drain_s + SHUTDOWN_MAX_S + FAULT_DURATION_S[1] + GONE_WITHIN_S, self._unfinished)
+        for proxy in self.proxies.values():
+            proxy.heal()
 
     def _unfinished(self) -> bool:
-        return bool(self._agenda or self._busy or self._stopped)
+        return bool(self._agenda or self._states or self._stopped)
 
-    def _until(self, seconds: float, goes_on: Callable[[], bool]) -> None:
+    def _run_for(self, seconds: float, unfinished: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
-        while goes_on() and time.monotonic() < deadline:
+        while unfinished() and time.monotonic() < deadline:
             while self._agenda and self._agenda[0][0] <= time.monotonic():
                 heappop(self._agenda)[2]()
             for name, node in list(self.target.nodes.items()):
-                if node.process.poll() is not None and self._busy.get(name) != "down":
+                if node.process.poll() is not None and self._states.get(name) != "down":
                     self._ended(name, node)
-            self._remind()
+            self._kill_late_nodes()
             time.sleep(0.02)
 
-    def _remind(self) -> None:
-        for name, since in list(self._told.items()):
+    def _kill_late_nodes(self) -> None:
+        for name, since in list(self._terminated_at.items()):
             if time.monotonic() - since > self.target.plan.drain_s + SHUTDOWN_MAX_S:
-                self._say(name, f"did not end within {SHUTDOWN_MAX_S:g} s of its drain's end")
-                del self._told[name]
+                self._record(name, f"did not end within {SHUTDOWN_MAX_S:g} s of its drain's end")
+                del self._terminated_at[name]
                 self.target.nodes[name].signal(signal.SIGKILL)
 
     def _later(self, after_s: float, do: Callable[[], None]) -> None:
         heappush(self._agenda, (time.monotonic() + after_s, next(self._numbers), do))
 
-    def _say(self, name: str, what: str) -> None:
+    def _record(self, name: str, what: str) -> None:
         self.bad.append(f"node {name} {what}\n{self.target.nodes[name].output()[-1500:]}")
 
-    # Harm --------------------------------------------------------------------------------
+    # Faults ------------------------------------------------------------------------------
 
-    def _do(self, harm: PlannedFault) -> None:
-        what, *_, whom = harm.fault.split()
-        if whom in {"link", "links"}:
-            met = self._harm_link(what, harm)
-        elif whom in BELOW:
-            met = self._harm_below(what, whom, harm)
+    def _inject(self, fault: PlannedFault) -> None:
+        action, *_, target = fault.kind.split()
+        if target in {"link", "links"}:
+            happened = self._inject_link(action, fault)
+        elif target in ROLES:
+            happened = self._inject_process(action, target, fault)
         else:
-            met = self._harm_node(what, [FRONT] if whom == FRONT else self.target.workers, harm)
-        self.done[harm.fault] += met
+            happened = self._inject_node(action, [FRONT] if target == FRONT else self.target.workers, fault)
+        self.done[fault.kind] += happened
 
-    def _harm_link(self, what: str, harm: PlannedFault) -> bool:
-        cutter, chance = self.cutters[harm.one_of(list(self.cutters))], Random(harm.number)
-        if what == "refuse":
-            cutter.refuse(harm.within(REFUSED_S))
+    def _inject_link(self, action: str, fault: PlannedFault) -> bool:
+        proxy, chance = self.proxies[fault.choose(list(self.proxies))], Random(fault.seed)
+        if action == "refuse":
+            proxy.refuse(fault.duration_s(REFUSED_S))
             return True
-        if what == "cut":
-            return cutter.cut(chance, reset=chance.random() < 0.5)
-        if what == "slow":
-            met = cutter.slow(chance, chance.uniform(*SLOW_S))
+        if action == "cut":
+            return proxy.cut(chance, reset=chance.random() < 0.5)
+        if action == "slow":
+            connection = proxy.slow(chance, chance.uniform(*SLOW_S))
         else:
-            met = cutter.hold(chance, one_way=what == "half-open")
-        if met is not None:
-            self._later(harm.within(FAULT_DURATION_S), met.flow)
-        return met is not None
+            connection = proxy.hold(chance, one_way=action == "half-open")
+        if connection is not None:
+            self._later(fault.duration_s(FAULT_DURATION_S), connection.flow)
+        return connection is not None
 
-    def _harm_node(self, what: str, names: Sequence[str], harm: PlannedFault) -> bool:
-        free = [name for name in names if name not in self._busy and self.target.nodes[name].process.poll() is None]
+    def _inject_node(self, action: str, names: Sequence[str], fault: PlannedFault) -> bool:
+        free = [name for name in names if name not in self._states and self.target.nodes[name].process.poll() is None]
         if not free:
             return False
-        name = harm.one_of(free)
-        node, self._down_s[name] = self.target.nodes[name], harm.within(DOWN_S)
-        node.look()  # at what must be gone soon
-        if what == "stop":
-            self._busy[name] = "stopped"
-            self._later(harm.within(FAULT_DURATION_S), lambda: self._go_on(name, harm))
-        elif what == "kill":
-            self._killing(name)
+        name = fault.choose(free)
+        node, self._down_s[name] = self.target.nodes[name], fault.duration_s(DOWN_S)
+        node.observe()  # the processes that must end with it
+        if action == "stop":
+            self._states[name] = "stopped"
+            self._later(fault.duration_s(FAULT_DURATION_S), lambda: self._continue_node(name, fault))
+        elif action == "kill":
+            self._mark_killed(name)
         else:
-            self._busy[name] = "told"
-            self._told[name] = time.monotonic()
+            self._states[name] = "terminated"
+            self._terminated_at[name] = time.monotonic()
             if name == FRONT:
-                self.door = replace(self.door, told=_odd(self.door.told + 1))
-        node.signal(SIGNALS[what])
+                self.interruptions = replace(self.interruptions, terminations=_odd(self.interruptions.terminations + 1))
+        node.signal(SIGNALS[action])
         return True
 
-    def _killing(self, name: str) -> None:
-        self._busy[name] = "killed"
+    def _mark_killed(self, name: str) -> None:
+        self._states[name] = "killed"
         if name == FRONT:
-            self.door = replace(self.door, killed=_odd(self.door.killed + 1))
+            self.interruptions = replace(self.interruptions, kills=_odd(self.interruptions.kills + 1))
 
-    def _go_on(self, name: str, harm: PlannedFault) -> None:
+    def _continue_node(self, name: str, fault: PlannedFault) -> None:
         if self.target.nodes[name].process.poll() is not None:
-            return  # it ended by itself, stopped as it was: `_ended` says so
-        if killed := Random(harm.number).random() < KILLED_INSTEAD:
-            self._killing(name)
+            return  # it ended while it was stopped, which `_ended` records
+        if killed := Random(fault.seed).random() < KILLED_WHILE_STOPPED:
+            self._mark_killed(name)
             self.done["killed while stopped"] += 1
         else:
-            del self._busy[name]
+            del self._states[name]
         self.target.nodes[name].signal(signal.SIGKILL if killed else signal.SIGCONT)
 
-    def _harm_below(self, what: str, role: str, harm: PlannedFault) -> bool:
-        """Harm a process that a node has started; the node may be stopped itself, or about to end."""
+    def _inject_process(self, action: str, role: str, fault: PlannedFault) -> bool:
+        """Signal a process that a node has started; the node may itself be stopped, or about to end."""
         living = {
-            name: self.target.nodes[name].look() for name in self.target.workers if self._busy.get(name) != "down"
+            name: self.target.nodes[name].observe() for name in self.target.workers if self._states.get(name) != "down"
         }
-        found = [name for name, seen in living.items() if role in seen and seen[role].pid not in self._stopped]
-        if not found:
+        names = [name for name, roles in living.items() if role in roles and roles[role].pid not in self._stopped]
+        if not names:
             return False
-        name = harm.one_of(found)
-        seen = living[name][role]
-        self._hurt.add(name)
+        name = fault.choose(names)
+        process = living[name][role]
+        self._hit.add(name)
         with suppress(ProcessLookupError):
-            os.kill(seen.pid, SIGNALS[what])
-        if what == "stop":
-            self._stopped[seen.pid] = seen
-            self._later(harm.within(FAULT_DURATION_S), lambda: self._go_on_below(seen))
+            os.kill(process.pid, SIGNALS[action])
+        if action == "stop":
+            self._stopped[process.pid] = process
+            self._later(fault.duration_s(FAULT_DURATION_S), lambda: self._continue_process(process))
         return True
 
-    def _go_on_below(self, seen: ProcessEntry) -> None:
-        del self._stopped[seen.pid]
-        if seen.lives:
+    def _continue_process(self, process: ProcessEntry) -> None:
+        del self._stopped[process.pid]
+        if process.lives:
             with suppress(ProcessLookupError):
-                os.kill(seen.pid, signal.SIGCONT)
+                os.kill(process.pid, signal.SIGCONT)
 
-    # What follows ------------------------------------------------------------------------
+    # Restarts ----------------------------------------------------------------------------
 
     def _ended(self, name: str, node: Node) -> None:
-        why, code = self._busy.get(name), node.process.returncode
-        said = node.output()[self._written[name] :]
-        self._told.pop(name, None)
-        if why is None or why == "stopped":
-            was_up = f'"child": "{cluster_engine_name(name)}", "child_event": "started"' in said
-            if code == 1 and name in self._hurt and not was_up:
+        state, code = self._states.get(name), node.process.returncode
+        log = node.output()[self._logged_before[name] :]
+        self._terminated_at.pop(name, None)
+        if state is None or state == "stopped":
+            was_up = f'"child": "{cluster_engine_name(name)}", "child_event": "started"' in log
+            if code == 1 and name in self._hit and not was_up:
                 self.done["a start failed"] += 1
             else:
-                self._say(name, f"ended by itself, by {code}")
-        elif why == "told":
-            # Before anything has begun, a signal just kills, and nobody has yet swept what the one before had left.
-            began = '"child_event"' in said
+                self._record(name, f"ended by itself, by {code}")
+        elif state == "terminated":
+            # Before its tree has begun, a signal just kills it, and its predecessor's leftovers may still be there.
+            began = '"child_event"' in log
             if code != 0 and (began or code != -signal.SIGTERM):
-                self._say(name, f"was told to end and ended by {code}")
-            if began and (left := node.left()):
-                self._say(name, f"left {left}")
-        self._busy[name] = "down"
+                self._record(name, f"got SIGTERM and ended by {code}")
+            if began and (left := node.leftovers()):
+                self._record(name, f"left {left}")
+        self._states[name] = "down"
         ended_at = time.monotonic()
         self._later(self._down_s.pop(name, DOWN_S[0]), lambda: self._start(name, ended_at))
 
     def _start(self, name: str, gone_since: float) -> None:
-        """Start a node again once nothing of its life before is left."""
+        """Start a node again once no process of its last run lives."""
         node, now = self.target.nodes[name], time.monotonic()
-        if left := node.alive():
-            if any(seen.pid in self._stopped for seen in left):
+        if living := node.living():
+            if any(process.pid in self._stopped for process in living):
                 gone_since = now
             if now - gone_since < GONE_WITHIN_S:
                 self._later(0.1, lambda: self._start(name, gone_since))
                 return
-            self._say(name, f"has ended, and {GONE_WITHIN_S:g} s later there are still {left}")
-            for seen in left:
+            self._record(name, f"has ended, and {GONE_WITHIN_S:g} s later there are still {living}")
+            for process in living:
                 with suppress(ProcessLookupError):
-                    os.kill(seen.pid, signal.SIGKILL)
-        del self._busy[name]
-        self._hurt.discard(name)
-        self._written[name] = len(node.output())
+                    os.kill(process.pid, signal.SIGKILL)
+        del self._states[name]
+        self._hit.discard(name)
+        self._logged_before[name] = len(node.output())
         self.target.start(name)
         self.done["started again"] += 1
         if name == FRONT:
@@ -278,10 +279,14 @@ class FaultInjector:
         if self.target.front.process.poll() is None and self.target.front.get("/health", timeout_s=0.5)[0] == 0:
             self._later(0.05, self._wait_front)
         elif self.target.front.process.poll() is None:
-            self.door = GatewayInterruptions(
-                self.door.killed + self.door.killed % 2, self.door.told + self.door.told % 2
+            self.interruptions = GatewayInterruptions(
+                _even(self.interruptions.kills), _even(self.interruptions.terminations)
             )
 
 
 def _odd(number: int) -> int:
     return number + (number + 1) % 2
+
+
+def _even(number: int) -> int:
+    return number + number % 2

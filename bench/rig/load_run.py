@@ -13,11 +13,11 @@ from bench.rig.node import MODEL, ROOT
 RUN_WITHIN_S = 300.0
 
 ALLOWED_TIMES, ALLOWED_MS = 1.5, 20.0
-"""By how much others may be slower beside an attack: so many times, or so many milliseconds more."""
+"""The allowed slowdown of other clients during an attack: by this factor, or by so many milliseconds."""
 
 
 def load(folder: Path, port: int, *options: object) -> dict[str, Any]:
-    """Run `bench load` against a port with these options, and return its document; raises if it did not end well."""
+    """Run `bench load` against a port with these options; return its JSON report. Raises if it did not exit with 0."""
     out = folder / "load.json"
     command = [sys.executable, "-m", "bench", "load", "--url", f"http://127.0.0.1:{port}", "--model", MODEL]
     command += ["--quiet", "--json", str(out), *map(str, options)]
@@ -27,5 +27,5 @@ def load(folder: Path, port: int, *options: object) -> dict[str, Any]:
 
 
 def slowdown_allowed(alone_ms: float, beside_ms: float) -> bool:
-    """Whether others were slowed down by no more than is allowed."""
+    """Whether a slowdown from `alone_ms` to `beside_ms` is allowed."""
     return beside_ms <= max(ALLOWED_TIMES * alone_ms, alone_ms + ALLOWED_MS)

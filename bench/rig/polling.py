@@ -1,7 +1,7 @@
 """The load of both engines of a pair, read from `/metrics` as often as its nodes answer.
 
-One worker is asked, which asks the other's engine anew over their link, over a connection that is kept. The front is
-asked only where its count is the question: on a machine of few cores its answer would take from the abort.
+One worker is scraped over a kept connection; for each scrape it asks the other's engine anew over their link. The front
+is scraped only where its counts are needed, since on few cores that takes CPU time from the abort that is measured.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from math import inf
 
-from bench.rig.cluster import FRONT, LOAD_GAUGES, Cluster, cluster_engine_name
+from bench.rig.cluster import FRONT, Cluster, engine_load
 from bench.rig.node import metric, wait_until
 
 PREFILL, DECODE = "prefill", "decode"
-FRONTS = ("running", "waiting")
+FRONT_STATES = ("running", "waiting")
 GIVE_UP_S = 15.0
 SETTLE_S = 0.1
 REACHED_S = 5.0
@@ -33,70 +33,70 @@ class PairLoad:
     prefill: dict[str, float]
     decode: dict[str, float]
     at: float
-    running: float = inf  # of the front, if it was asked
+    running: float = inf  # requests of the front, if it was scraped
     waiting: float = inf
 
     @property
     def idle(self) -> bool:
-        """Whether neither engine holds anything."""
+        """Whether neither engine holds a request."""
         return not any(self.prefill.values()) and not any(self.decode.values())
 
     @property
     def places(self) -> int:
-        """How many requests are in the engines, running or waiting."""
-        return int(sum(load[each] for load in (self.prefill, self.decode) for each in LOAD_GAUGES[:2]))
+        """The number of requests in the engines, running or waiting."""
+        return int(sum(load[gauge] for load in (self.prefill, self.decode) for gauge in ("running", "waiting")))
 
     @property
     def kv_tokens(self) -> int:
-        """How much KV memory they hold."""
-        return int(self.prefill[LOAD_GAUGES[2]] + self.decode[LOAD_GAUGES[2]])
+        """The number of KV tokens that the engines hold."""
+        return int(self.prefill["kv_tokens_used"] + self.decode["kv_tokens_used"])
 
 
 @dataclass
 class LoadPoller:
-    """Reads what the nodes count; it rests `pause_s` between two looks, as a look takes CPU time from the abort."""
+    """Scrapes the nodes, `pause_s` apart, since a scrape takes CPU time from the abort that is measured."""
 
     target: Cluster
     pause_s: float
     periods: list[float] = field(default_factory=list)
     _connections: dict[str, HTTPConnection] = field(default_factory=dict)
 
-    def look(self, *, front: bool = True) -> PairLoad:
-        """Ask for both engines, and the front as well if that is wanted; raises `RequestNotReleased` if one is silent.
+    def read(self, *, front: bool = True) -> PairLoad:
+        """Return the load of both engines and of the front, if asked for; raises `RequestNotReleased`.
 
-        A node leaves out an engine that does not answer it in time, as one may on a busy machine: it is asked again.
+        A scrape lacks an engine that did not answer in time, as on a busy machine; then it is repeated.
         """
         start = time.perf_counter()
         names = (PREFILL, FRONT) if front else (PREFILL,)
         while True:
             asked_at = time.perf_counter()
             for name in names:
-                self._ask(name)
+                self._send(name)
             texts = {name: self._connections[name].getresponse().read().decode() for name in names}
             at = time.perf_counter()
             self.periods.append(at - asked_at + self.pause_s)
-            prefill, decode = (_engine(texts[PREFILL], cluster_engine_name(name)) for name in (PREFILL, DECODE))
+            prefill, decode = (engine_load(texts[PREFILL], name) for name in (PREFILL, DECODE))
             if prefill is not None and decode is not None:
-                waits = [metric(texts[FRONT], f"espalier_requests_{each}") for each in FRONTS] if front else []
+                waits = [metric(texts[FRONT], f"espalier_requests_{state}") for state in FRONT_STATES] if front else []
                 return PairLoad(prefill, decode, at, *waits)
             if at - start > GIVE_UP_S:
-                raise RequestNotReleased(f"for {GIVE_UP_S:g} s an engine did not say what it holds")
+                raise RequestNotReleased(f"for {GIVE_UP_S:g} s an engine did not report its load")
 
     def wait(self, holds: Callable[[PairLoad], bool], *, front: bool = False) -> bool:
-        """Wait until the counts are so; return whether they were."""
-        return wait_until(lambda: holds(self.look(front=front)), REACHED_S, self.pause_s) is not None
+        """Wait until `holds` is true of the load, up to `REACHED_S`; return whether it was."""
+        return wait_until(lambda: holds(self.read(front=front)), REACHED_S, self.pause_s) is not None
 
     def until(
         self, free: Callable[[PairLoad], bool], quiet: Callable[[PairLoad], bool], since: float, *, front: bool = False
     ) -> float:
         """Return how long after `since` the counts were `free` for good, in seconds; raises `RequestNotReleased`.
 
-        An engine that has not yet heard of a request counts nothing either: it is for good when the front has been
-        `quiet` as well, for `SETTLE_S`. It is asked for that only when the engines are free, or if `free` wants it.
+        An engine that has not yet received a request counts nothing either. So the engines must be free until the front
+        has been `quiet` for `SETTLE_S`; the front is scraped once the engines are free, or always with `front`.
         """
         free_at, quiet_since = None, None
         while True:
-            counts = self.look(front=front or free_at is not None)
+            counts = self.read(front=front or free_at is not None)
             free_at = (free_at or counts.at) if free(counts) else None
             quiet_since = (quiet_since or counts.at) if free_at is not None and quiet(counts) else None
             if free_at is not None and quiet_since is not None and counts.at - quiet_since > SETTLE_S:
@@ -116,13 +116,7 @@ class LoadPoller:
         for each in self._connections.values():
             each.close()
 
-    def _ask(self, name: str) -> None:
+    def _send(self, name: str) -> None:
         if name not in self._connections:
             self._connections[name] = HTTPConnection("127.0.0.1", self.target.nodes[name].port, timeout=GIVE_UP_S)
         self._connections[name].request("GET", "/metrics")
-
-
-def _engine(text: str, name: str) -> dict[str, float] | None:
-    if f'espalier_engine_{LOAD_GAUGES[0]}{{engine="{name}"}}' not in text:
-        return None
-    return {each: metric(text, f"espalier_engine_{each}", engine=name) for each in LOAD_GAUGES}

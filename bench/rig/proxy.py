@@ -1,4 +1,4 @@
-"""A TCP proxy before one node: it passes bytes on until it is told to cut, hold, slow or refuse connections."""
+"""A TCP proxy before one node, whose connections can be cut, held, slowed down and refused."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from random import Random
 from threading import Event, Lock, Thread
 
 READ_BYTES = 65_536
-SLOW_CHUNK_BYTES = 512  # that pass a slow connection at once
+SLOW_CHUNK_BYTES = 512  # of a slow connection, between two pauses
 CONNECT_S = 2.0
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: the other end hears a reset instead of an end
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: the other end gets a reset instead of an end
 
 
 @dataclass(eq=False)
-class Passing:
-    """One connection that is being passed on: from its first end to its second, and back."""
+class ProxiedConnection:
+    """One connection and its two ends: the client's and the node's."""
 
     ends: tuple[socket.socket, socket.socket]
-    ways: tuple[Event, Event] = field(default_factory=lambda: (Event(), Event()))  # which of them flow
-    pause_s: float = 0.0  # after each piece
+    directions: tuple[Event, Event] = field(default_factory=lambda: (Event(), Event()))  # set while bytes may pass
+    pause_s: float = 0.0  # before each piece is sent
 
     def __post_init__(self) -> None:
         self.flow()
 
     def flow(self) -> None:
-        """Let everything pass at once from now on."""
+        """Let all bytes pass without a pause from now on."""
         self.pause_s = 0.0
-        for way in self.ways:
-            way.set()
+        for direction in self.directions:
+            direction.set()
 
     def cut(self, *, reset: bool) -> None:
-        """End it at both ends."""
+        """Shut down both ends, with a TCP reset if asked for."""
         for end in self.ends:
             with suppress(OSError):
                 if reset:
@@ -44,12 +44,12 @@ class Passing:
 
 
 class FaultProxy:
-    """Listens on a port of its own, and passes every connection on to another port."""
+    """Listens on a port of its own and forwards every connection to another port."""
 
     def __init__(self, to: int) -> None:
         self.to = to
         self._refuses_until = 0.0
-        self._passing: list[Passing] = []
+        self._connections: list[ProxiedConnection] = []
         self._lock = Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -57,94 +57,95 @@ class FaultProxy:
 
     def cut(self, chance: Random, *, reset: bool) -> bool:
         """End one connection; return whether there was one."""
-        one = self._one(chance)
-        if one is not None:
-            one.cut(reset=reset)
-        return one is not None
+        connection = self._choose(chance)
+        if connection is not None:
+            connection.cut(reset=reset)
+        return connection is not None
 
-    def hold(self, chance: Random, *, one_way: bool = False) -> Passing | None:
-        """Let no byte of one connection pass, or none that goes one way, until it is to `flow` again."""
-        one = self._one(chance)
-        if one is not None:
-            for way in [chance.choice(one.ways)] if one_way else one.ways:
-                way.clear()
-        return one
+    def hold(self, chance: Random, *, one_way: bool = False) -> ProxiedConnection | None:
+        """Let no byte of one connection pass, in both directions or in one, until its `flow` is called; return it."""
+        connection = self._choose(chance)
+        if connection is not None:
+            for direction in [chance.choice(connection.directions)] if one_way else connection.directions:
+                direction.clear()
+        return connection
 
-    def slow(self, chance: Random, pause_s: float) -> Passing | None:
-        """Pass one connection's bytes on in small pieces, each after a pause, until it is to `flow` again."""
-        one = self._one(chance)
-        if one is not None:
-            one.pause_s = pause_s
-        return one
+    def slow(self, chance: Random, pause_s: float) -> ProxiedConnection | None:
+        """Forward one connection's bytes in small pieces, each after a pause, until its `flow` is called; return it."""
+        connection = self._choose(chance)
+        if connection is not None:
+            connection.pause_s = pause_s
+        return connection
 
     def refuse(self, for_s: float) -> None:
-        """End every connection, and each that comes for so long."""
+        """Cut every connection, and each new one for so many seconds."""
         self._refuses_until = time.monotonic() + for_s
         with self._lock:
-            everyone = list(self._passing)
-        for each in everyone:
-            each.cut(reset=False)
+            connections = list(self._connections)
+        for connection in connections:
+            connection.cut(reset=False)
 
     def heal(self) -> None:
-        """Let everything pass again."""
+        """Let all bytes and connections pass again."""
         self._refuses_until = 0.0
         with self._lock:
-            for each in self._passing:
-                each.flow()
+            for connection in self._connections:
+                connection.flow()
 
     def close(self) -> None:
-        """Listen no more, and end what passes."""
+        """Stop listening and cut every connection."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.refuse(0.0)
 
-    def _one(self, chance: Random) -> Passing | None:
+    def _choose(self, chance: Random) -> ProxiedConnection | None:
         with self._lock:
-            return chance.choice(self._passing) if self._passing else None
+            return chance.choice(self._connections) if self._connections else None
 
     def _accept(self) -> None:
         while True:
             try:
-                came, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
-            Thread(target=self._pass, args=(came,), daemon=True).start()
+            Thread(target=self._forward, args=(client,), daemon=True).start()
 
-    def _pass(self, came: socket.socket) -> None:
+    def _forward(self, client: socket.socket) -> None:
         try:
             if time.monotonic() < self._refuses_until:
                 return
-            with socket.create_connection(("127.0.0.1", self.to), CONNECT_S) as there:
-                there.settimeout(None)
-                for end in (came, there):
+            with socket.create_connection(("127.0.0.1", self.to), CONNECT_S) as node:
+                node.settimeout(None)
+                for end in (client, node):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._both_ways(Passing((came, there)))
+                self._copy_both(ProxiedConnection((client, node)))
         except OSError:
-            pass  # nobody listens there now: whoever came finds its connection ended
+            pass  # the node does not listen: the client's connection ends
         finally:
-            came.close()
+            client.close()
 
-    def _both_ways(self, one: Passing) -> None:
-        came, there = one.ends
+    def _copy_both(self, connection: ProxiedConnection) -> None:
+        client, node = connection.ends
+        there, back = connection.directions
         with self._lock:
-            self._passing.append(one)
-        back = Thread(target=self._one_way, args=(one, one.ways[1], there, came), daemon=True)
+            self._connections.append(connection)
+        backward = Thread(target=self._copy, args=(connection, back, node, client), daemon=True)
         try:
-            back.start()
-            self._one_way(one, one.ways[0], came, there)
-            back.join()
+            backward.start()
+            self._copy(connection, there, client, node)
+            backward.join()
         finally:
             with self._lock:
-                self._passing.remove(one)
+                self._connections.remove(connection)
 
     @staticmethod
-    def _one_way(one: Passing, way: Event, source: socket.socket, sink: socket.socket) -> None:
+    def _copy(connection: ProxiedConnection, direction: Event, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(SLOW_CHUNK_BYTES if one.pause_s else READ_BYTES):
-                time.sleep(one.pause_s)
-                way.wait()
+            while data := source.recv(SLOW_CHUNK_BYTES if connection.pause_s else READ_BYTES):
+                time.sleep(connection.pause_s)
+                direction.wait()
                 sink.sendall(data)
-        way.wait()
+        direction.wait()
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from bench.fit import PRICES, Bench, Heard, Server, Unusable, first_token, fit, measure, next_token, table
+from bench.fit import Bench, Server, StreamTimes, measure
+from bench.step_costs import COSTS, Unusable, first_token, fit, next_token, table
 from protocol.messages import Generate, Sampling, Tokens
 from supervisor.engines.kinds import read_cluster
 
@@ -35,34 +36,34 @@ def rows(fixed, running, prefill, kv, overhead, noise=lambda: 1.0):
     return out
 
 
-@given(*(price for _ in PRICES))
+@given(*(price for _ in COSTS))
 def test_exact_times_give_the_exact_prices(fixed, running, prefill, kv, overhead) -> None:
     measured = rows(fixed, running, prefill, kv, overhead)
     fitted = fit(measured)
     assert fitted.rms < 1e-6
     for row in measured:
-        again = sum(amount * fitted.prices[name] for name, amount in zip(PRICES, row.amounts, strict=True))
+        again = sum(amount * fitted.costs[name] for name, amount in zip(COSTS, row.amounts, strict=True))
         assert again == pytest.approx(row.seconds, rel=1e-5)
 
 
 def test_prices_of_a_usual_size_are_told_apart() -> None:
     fitted = fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002))
-    assert fitted.prices == pytest.approx(dict(zip(PRICES, (0.008, 5e-5, 3e-5, 4e-8, 0.002), strict=True)), rel=1e-6)
+    assert fitted.costs == pytest.approx(dict(zip(COSTS, (0.008, 5e-5, 3e-5, 4e-8, 0.002), strict=True)), rel=1e-6)
 
 
 def test_noise_makes_a_residual_and_no_price_negative() -> None:
     rng = random.Random(0)
     fitted = fit(rows(0.008, 0.0, 3e-5, 0.0, 0.0, lambda: rng.uniform(0.9, 1.1)))
-    assert min(fitted.prices.values()) >= 0
+    assert min(fitted.costs.values()) >= 0
     assert 0.01 < fitted.rms < 0.1
     assert fitted.worst[0] >= fitted.rms
-    assert fitted.prices["per_prefill_token_s"] == pytest.approx(3e-5, rel=0.2)
+    assert fitted.costs["per_prefill_token_s"] == pytest.approx(3e-5, rel=0.2)
 
 
 def test_what_was_not_varied_is_not_told_apart_and_the_times_still_fit() -> None:
     fitted = fit([next_token(0.01, 4, 100)])
     assert fitted.rms < 1e-9
-    assert sum(value > 0 for value in fitted.prices.values()) == 1
+    assert sum(value > 0 for value in fitted.costs.values()) == 1
 
 
 def test_nothing_measured_is_said() -> None:
@@ -82,9 +83,9 @@ def test_the_table_is_a_section_of_the_file(tmp_path: Path) -> None:
 
 
 def test_tokens_without_text_are_taken_to_come_evenly() -> None:
-    told = Heard(0.0, times=[1.0, 2.0, 3.0, 4.0], ended_at=4.0, completion_tokens=4)
+    told = StreamTimes(0.0, pieces=[1.0, 2.0, 3.0, 4.0], ended_at=4.0, completion_tokens=4)
     assert told.tokens_between(1.0, 3.5) == 2
-    silent = Heard(0.0, times=[1.0], ended_at=11.0, completion_tokens=11)
+    silent = StreamTimes(0.0, pieces=[1.0], ended_at=11.0, completion_tokens=11)
     assert silent.tokens_between(3.0, 6.0) == 3
 
 
@@ -141,9 +142,9 @@ async def test_what_a_simulated_engine_costs_is_found_from_outside() -> None:
 
     fitted = fit(await with_server(spec, use))
     assert fitted.rms < 0.1
-    assert fitted.prices["fixed_s"] == pytest.approx(0.01, rel=0.25)
-    assert fitted.prices["per_running_s"] == pytest.approx(0.004, rel=0.25)
-    assert fitted.prices["per_prefill_token_s"] == pytest.approx(0.0001, rel=0.25)
+    assert fitted.costs["fixed_s"] == pytest.approx(0.01, rel=0.25)
+    assert fitted.costs["per_running_s"] == pytest.approx(0.004, rel=0.25)
+    assert fitted.costs["per_prefill_token_s"] == pytest.approx(0.0001, rel=0.25)
 
 
 @pytest.mark.realtime
@@ -157,10 +158,10 @@ async def test_a_server_that_answers_something_else_is_named() -> None:
         listeners = await nursery.start(partial(trio.serve_tcp, handle, 0, host="127.0.0.1"))
         port = listeners[0].socket.getsockname()[1]
         with pytest.raises(Unusable, match="404: no such"):
-            await trio.to_thread.run_sync(Server(f"http://127.0.0.1:{port}", "any").ask, "a", 2)
+            await trio.to_thread.run_sync(Server(f"http://127.0.0.1:{port}", "any").send, "a", 2)
         nursery.cancel_scope.cancel()
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(Unusable, match=r"127\.0\.0\.1:9"):
-        Server("http://127.0.0.1:9", "any").ask("a", 2)
+        Server("http://127.0.0.1:9", "any").send("a", 2)

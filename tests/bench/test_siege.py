@@ -36,7 +36,7 @@ def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why) -> No
 
     begun = Lock()
     begun.acquire()
-    with pytest.raises(RuntimeError, match="no attack") as raised, attack_during(noted, 1):
+    with pytest.raises(RuntimeError, match="the attack failed") as raised, attack_during(noted, 1):
         begun.acquire()
         threads[0].join(10)
     assert isinstance(raised.value.__cause__, why)

@@ -62,7 +62,8 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "bench/rig/prompts.py",
         "bench/rig/proxy.py",
     ),
-    "bench/rig/test_polling.py": ("bench/pair_abort_times.py",),
+    "bench/rig/test_polling.py": ("bench/pair_abort_times.py", "bench/pair_stages.py"),
+    "bench/test_fit.py": ("bench/step_costs.py",),
     "bench/test_siege.py": ("bench/soak.py",),
     "contracts/engine.py": ("actors/engines/port.py",),
     "protocol/dialects/test_chat.py": ("protocol/dialects/http.py",),
@@ -186,8 +187,12 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "system/processes/test_clusters.py": ("bench/chaos.py", "bench/rolling.py"),
     "system/processes/test_endings.py": (
         "actors/engines/sglang/host/zygote.py",
-        "bench/endings.py",
+        "bench/endings/__main__.py",
+        "bench/endings/node_ends.py",
+        "bench/endings/process_deaths.py",
+        "bench/endings/streams.py",
         "bench/rig/node.py",
+        "bench/rig/processes.py",
     ),
     "system/sglang": ("actors/engines/sglang/host/__main__.py",),
     "system/sglang/test_contract.py": ("actors/engines/sglang/host/server.py",),
@@ -209,11 +214,13 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
 RUN_BY_HAND = (  # they check their own results
     "bench/abort_times.py",
     "bench/attacks/cluster_attacks.py",
+    "bench/attacks/connection_attacks.py",
     "bench/attacks/engine_attacks.py",
     "bench/attacks/honest_client.py",
     "bench/attacks/node_attacks.py",
     "bench/crowd.py",
     "bench/link_price.py",
+    "bench/rig/client_keys.py",
     "bench/rig/load_run.py",
 )
 

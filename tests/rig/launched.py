@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.rig.cluster import free_ports
-from bench.rig.node import MARK, ROOT, Node, ProcessEntry, started
+from bench.rig.node import ROOT, Node, free_ports, start_process
+from bench.rig.processes import MARK, ProcessEntry
 
 SIMULATED = """\
 [node.front]
@@ -63,7 +63,7 @@ def running_launcher(folder: Path, cluster: str, port: int, *arguments: str) -> 
     file.write_text(cluster)
     mark = f"{os.getpid()}-{port}"
     with (folder / "output").open("wb") as output:
-        process = started([str(file), *arguments], output, {"TMPDIR": str(tmp), MARK: mark})
+        process = start_process([str(file), *arguments], output, {"TMPDIR": str(tmp), MARK: mark})
     running = Node(process, port, folder, tmp, mark, time.perf_counter())
     try:
         yield running
@@ -116,6 +116,6 @@ def events_logged(target: Node, event: str, **given: object) -> list[dict[str, A
 def nodes(target: Node) -> dict[str, ProcessEntry]:
     """Return the processes of a launcher's nodes that live, by name."""
     living = {
-        seen.command.split("--node ")[1].split()[0]: seen for seen in target.alive() if "--launched" in seen.command
+        seen.command.split("--node ")[1].split()[0]: seen for seen in target.living() if "--launched" in seen.command
     }
     return dict(sorted(living.items()))

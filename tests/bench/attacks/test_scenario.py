@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.attacks import __main__
-from bench.attacks.scenario import Verdict, _judge
+from bench.attacks.scenario import Verdict, judge
 
 
 def noted(during, *, lost=(), before=(0.05, 0.06, 0.05)):
@@ -24,7 +24,7 @@ def noted(during, *, lost=(), before=(0.05, 0.06, 0.05)):
 )
 def test_a_gap_or_a_loss_is_noticed(found, held) -> None:
     verdict = Verdict()
-    _judge(found, 10.0, verdict)
+    judge(found, 10.0, verdict)
     assert verdict.held is held
     assert (verdict.own_gap_ms, verdict.worst_first_ms, verdict.whole) == (50.0, 200.0, 3)
 
@@ -33,7 +33,7 @@ def test_an_attack_that_fails_by_itself_has_not_held() -> None:
     def fails(folder, verdict):
         raise RuntimeError("no node")
 
-    verdict = __main__.tried(fails)
+    verdict = __main__.run_attack(fails)
     assert not verdict.held
     assert "no node" in __main__.row("fails", verdict)
     assert " NO " in __main__.row("fails", verdict)

@@ -121,7 +121,7 @@ async def test_processes_share_a_load_and_their_samples_are_put_together() -> No
     assert sorted(each.number for each in run.records) == list(range(20))
     assert sorted(run.done) == [0, 1]
     assert sum(done.tokens for done in run.done.values()) == 60
-    assert run.so_far.completed == 20
+    assert run.total_progress.completed == 20
     assert all(each.sent_s >= 0 for each in run.records)
 
 
@@ -134,7 +134,7 @@ async def test_a_run_that_is_stopped_tells_what_it_knows() -> None:
         run = Run(split_job(job(server, clients=1, requests=5), 1))
         nursery.start_soon(run.run)
         with trio.fail_after(30):
-            while not (run.so_far.completed and run.so_far.running):  # noqa: ASYNC110  # the worker is another process, and tells when it likes
+            while not (run.total_progress.completed and run.total_progress.running):  # noqa: ASYNC110  # the worker is another process, and tells when it likes
                 await trio.sleep(0.01)
         run.stop()
     assert [each.number for each in run.records] == [0]
@@ -176,7 +176,7 @@ def test_frames_are_the_same_wherever_they_are_cut() -> None:
     for size in (1, 3, 7, len(data)):
         frames = Frames()
         assert [m for at in range(0, len(data), size) for m in frames.feed(data[at : at + size])] == said
-    with pytest.raises(ValueError, match="no frame of ours"):
+    with pytest.raises(ValueError, match="not a frame of a worker"):
         list(Frames().feed(b"Hello, world"))
 
 

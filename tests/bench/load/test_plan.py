@@ -17,8 +17,8 @@ from bench.load.plan import (
     Span,
     Workload,
     arrivals,
-    ask,
     clients_per_worker,
+    planned_request,
     share,
     warmup_share,
 )
@@ -28,42 +28,42 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_request_is_the_same_every_time_and_in_every_process() -> None:
     workload = Workload(seed=7, output_tokens=Span(1, 100), cancel_rate=0.5)
-    code = "from bench.load.plan import *; print(hash(str(ask(Workload(seed=7,output_tokens=Span(1,100),cancel_rate=.5),5))))"
+    code = "from bench.load.plan import *; print(hash(str(planned_request(Workload(seed=7,output_tokens=Span(1,100),cancel_rate=.5),5))))"
     code = code.replace("hash(", "(")  # text: what a hash says differs between processes
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert out.strip() == str(ask(workload, 5))
+    assert out.strip() == str(planned_request(workload, 5))
 
 
 def test_another_seed_and_another_number_give_another_prompt() -> None:
-    prompts = {ask(Workload(seed=seed), number).prompt for seed in range(3) for number in range(-2, 3)}
+    prompts = {planned_request(Workload(seed=seed), number).prompt for seed in range(3) for number in range(-2, 3)}
     assert len(prompts) == 15
 
 
 def test_a_prompt_has_as_many_words_as_tokens_are_wanted() -> None:
-    assert len(ask(Workload(prompt_tokens=Span(33, 33)), 0).prompt.split()) == 33
+    assert len(planned_request(Workload(prompt_tokens=Span(33, 33)), 0).prompt.split()) == 33
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers())
 def test_lengths_lie_within_their_span_and_reach_its_ends(least, more, seed) -> None:
     span = Span(least, least + more)
-    found = {ask(Workload(seed=seed, output_tokens=span), number).output_tokens for number in range(20)}
+    found = {planned_request(Workload(seed=seed, output_tokens=span), number).output_tokens for number in range(20)}
     assert all(span.least <= each <= span.most for each in found)
 
 
 def test_both_ends_of_a_span_are_drawn() -> None:
-    drawn = {ask(Workload(output_tokens=Span(3, 5)), number).output_tokens for number in range(100)}
+    drawn = {planned_request(Workload(output_tokens=Span(3, 5)), number).output_tokens for number in range(100)}
     assert drawn == {3, 4, 5}
 
 
 def test_prompts_of_a_file_come_in_turn_with_their_own_length() -> None:
     workload = Workload(prompts=(Prompt("a", 5), Prompt("b")), output_tokens=Span(9, 9))
-    asks = [ask(workload, number) for number in range(3)]
+    asks = [planned_request(workload, number) for number in range(3)]
     assert [(each.prompt, each.output_tokens) for each in asks] == [("a", 5), ("b", 9), ("a", 5)]
 
 
 def test_as_many_leave_as_are_asked_to_and_half_of_them_early() -> None:
     workload = Workload(cancel_rate=0.3, output_tokens=Span(64, 64), cancel_within_s=0.2)
-    leaves = [ask(workload, number).leave for number in range(4000)]
+    leaves = [planned_request(workload, number).leave for number in range(4000)]
     gone = [each for each in leaves if each is not None]
     early = [each for each in gone if each.tokens == 0]
     assert len(gone) == pytest.approx(1200, rel=0.1)
@@ -75,8 +75,11 @@ def test_as_many_leave_as_are_asked_to_and_half_of_them_early() -> None:
 
 def test_nobody_leaves_in_the_warm_up_nor_after_more_tokens_than_there_are() -> None:
     workload = Workload(cancel_rate=1.0, output_tokens=Span(1, 1))
-    assert ask(workload, -1).leave is None
-    assert all(isinstance(leave := ask(workload, n).leave, EarlyDisconnect) and leave.tokens == 0 for n in range(50))
+    assert planned_request(workload, -1).leave is None
+    assert all(
+        isinstance(leave := planned_request(workload, n).leave, EarlyDisconnect) and leave.tokens == 0
+        for n in range(50)
+    )
 
 
 # Poisson ----------------------------------------------------------------------------------

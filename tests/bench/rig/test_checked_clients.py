@@ -17,13 +17,14 @@ from bench.rig.checked_clients import (
     CompleteAnswer,
     GatewayInterruptions,
     Tally,
-    ask,
     complete_answers,
     outcome_of_stream,
+    send,
     verdict,
 )
 from bench.rig.clients import Outcome
-from bench.rig.cluster import FRONT, Cluster, Plan, free_ports, simulated
+from bench.rig.cluster import FRONT, Cluster, Plan, simulated
+from bench.rig.node import free_ports
 from bench.rig.proxy import SLOW_CHUNK_BYTES, FaultProxy
 from supervisor.engines.kinds import read_cluster
 
@@ -32,8 +33,8 @@ STREAM = CheckedRequest("stream", "Tell me about the oak", None)
 UP = GatewayInterruptions()
 
 
-def judged(heard, wanted=STREAM, *, left=False, door=UP):
-    return verdict(wanted, heard, RIGHT, left=left, door=door)[0]
+def judged(heard, wanted=STREAM, *, left=False, gateway=UP):
+    return verdict(wanted, heard, RIGHT, left=left, gateway=gateway)[0]
 
 
 # Verdicts --------------------------------------------------------------------------------
@@ -87,20 +88,23 @@ def test_a_refusal_comes_before_the_first_word() -> None:
 
 def test_a_connection_may_end_without_a_word_only_when_its_door_was_killed() -> None:
     cut = AnswerOutcome(begun="An oak", error="connection", status=200)
-    assert judged(cut, door=GatewayInterruptions(killed=1)) == "connection lost with the front"
-    assert judged(cut, door=GatewayInterruptions(told=1)) == "CUT"
+    assert judged(cut, gateway=GatewayInterruptions(kills=1)) == "connection lost with the front"
+    assert judged(cut, gateway=GatewayInterruptions(terminations=1)) == "CUT"
 
 
 def test_a_door_that_was_told_to_end_may_refuse_connections() -> None:
-    assert judged(AnswerOutcome(error="connection"), door=GatewayInterruptions(told=1)) == "refused nobody is there"
+    assert (
+        judged(AnswerOutcome(error="connection"), gateway=GatewayInterruptions(terminations=1))
+        == "refused nobody is there"
+    )
     assert judged(AnswerOutcome(error="connection")) == "CUT"
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "killed"), [((0, 0), (0, 0), 0), ((0, 0), (1, 0), 1), ((1, 0), (1, 0), 1), ((1, 0), (2, 0), 1)]
+    ("before", "now", "kills"), [((0, 0), (0, 0), 0), ((0, 0), (1, 0), 1), ((1, 0), (1, 0), 1), ((1, 0), (2, 0), 1)]
 )
-def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(before, now, killed) -> None:
-    assert GatewayInterruptions(*now).since(GatewayInterruptions(*before)).killed == killed
+def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(before, now, kills) -> None:
+    assert GatewayInterruptions(*now).since(GatewayInterruptions(*before)).kills == kills
 
 
 def test_a_stream_that_failed_tells_why() -> None:
@@ -147,7 +151,7 @@ def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(even
     thread.start()
     response = CheckedRequest("response", STREAM.prompt, None)
     try:
-        assert judged(ask(server.socket.getsockname()[1], response), response) == verdict
+        assert judged(send(server.socket.getsockname()[1], response), response) == verdict
     finally:
         server.shutdown()
         thread.join()
@@ -159,14 +163,14 @@ def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(even
 def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path: Path) -> None:
     pair = {"p": simulated("p", "prefill", costs={"transfer_s": 0.1}), "d": simulated("d", "decode", length_max=90)}
     target = Cluster(Plan(pair, drain_s=2.0), tmp_path)
-    target.doors["p"] = 1234
+    target.dialed_ports["p"] = 1234
     for name in target.plan.names:
         (tmp_path / name / "cluster.toml").write_text(target.file(name))
         read = read_cluster(tmp_path / name / "cluster.toml")
-        assert (read.gateway.node, read.gateway.port) == (name, target.windows[name])
+        assert (read.gateway.node, read.gateway.port) == (name, target.gateway_ports[name])
         assert read.node[FRONT].listen is None
-        assert str(read.node["d"].listen) == f"127.0.0.1:{target.links['d']}"
-        assert str(read.node["p"].listen) == f"127.0.0.1:{target.links['p'] if name == 'p' else 1234}"
+        assert str(read.node["d"].listen) == f"127.0.0.1:{target.link_ports['d']}"
+        assert str(read.node["p"].listen) == f"127.0.0.1:{target.link_ports['p'] if name == 'p' else 1234}"
         assert (read.engine["tiny-p"].leg, read.engine["tiny-d"].simulated.length_max) == ("prefill", 90)  # type: ignore[attr-defined]
         assert read.node["p"].drain_s == 2.0
 

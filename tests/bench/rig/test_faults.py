@@ -12,7 +12,7 @@ from bench.chaos import table
 from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions
 from bench.rig.cluster import FRONT, cluster_engine_name
 from bench.rig.faults import DOWN_S, ENGINES, FAULT_DURATION_S, NODES, FaultInjector, PlannedFault, plan_faults
-from bench.rig.node import ProcessEntry
+from bench.rig.processes import ProcessEntry
 from bench.rolling import Load
 
 ASK = CheckedRequest("stream", "Tell me about the oak", None)
@@ -35,16 +35,16 @@ def test_a_longer_plan_begins_with_the_shorter_one() -> None:
 @pytest.mark.parametrize("faults", [NODES, ENGINES])
 def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults) -> None:
     plan = plan_faults(20, 600.0, 1.5, faults)
-    assert {harm.fault for harm in plan} == set(faults)
-    assert all(0 < harm.at_s < 600 for harm in plan)
+    assert {fault.kind for fault in plan} == set(faults)
+    assert all(0 < fault.at_s < 600 for fault in plan)
     assert 300 < len(plan) < 500
 
 
 def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds() -> None:
     first, last = (PlannedFault(0.0, "kill a worker", share, share, 0) for share in (0.0, 0.999_999))
-    assert (first.one_of(["a", "b"]), last.one_of(["a", "b"]), last.one_of(["a"])) == ("a", "b", "a")
-    assert first.within(FAULT_DURATION_S) == FAULT_DURATION_S[0]
-    assert DOWN_S[0] < last.within(DOWN_S) <= DOWN_S[1]
+    assert (first.choose(["a", "b"]), last.choose(["a", "b"]), last.choose(["a"])) == ("a", "b", "a")
+    assert first.duration_s(FAULT_DURATION_S) == FAULT_DURATION_S[0]
+    assert DOWN_S[0] < last.duration_s(DOWN_S) <= DOWN_S[1]
 
 
 # Those who are met -----------------------------------------------------------------------
@@ -60,13 +60,13 @@ class Stub:
     def output(self):
         return self.said
 
-    def look(self):
+    def observe(self):
         return {}
 
-    def alive(self):
+    def living(self):
         return []
 
-    def left(self):
+    def leftovers(self):
         return self.left_behind
 
     def signal(self, number) -> None:
@@ -143,7 +143,7 @@ def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(
 ) -> None:
     node = Stub(said)
     host = ProcessEntry(1, 0, 1, "0", "S", "a host")
-    node.look = lambda: {"host": host}
+    node.observe = lambda: {"host": host}
 
     def killed(pid, number) -> None:
         assert (pid, number) == (host.pid, signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(
 @pytest.mark.realtime
 def test_clients_are_told_when_the_front_was_killed_and_when_it_is_back() -> None:
     chaos = done_to(Stubs(w1=Stub(UP)), "kill the front")
-    assert (chaos.bad, chaos.door.killed, chaos.door.told) == ([], 2, 0)
+    assert (chaos.bad, chaos.interruptions.kills, chaos.interruptions.terminations) == ([], 2, 0)
 
 
 # What is printed -------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_the_table_says_of_what_must_not_be_that_it_was_not() -> None:
         "1  truncated without an error",
         "0  without an end",
         "no moves",
-        "harm: kill a worker 2",
+        "faults: kill a worker 2",
     ]
 
 
@@ -182,7 +182,7 @@ def test_who_is_refused_while_the_front_is_away_has_not_failed() -> None:
     load = Load()
     for how in ("whole", "refused draining", "error engine_lost"):
         load.note(ASK, how, None, 1.0)
-    load.door = GatewayInterruptions(told=1)
+    load.interruptions = GatewayInterruptions(terminations=1)
     for how in ("whole", "refused not_ready", "error draining", "CUT"):
         load.note(ASK, how, None, 1.0)
     assert (load.requests, load.refused, load.failed, load.spoilt) == (7, 1, 3, 1)

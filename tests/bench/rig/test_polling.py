@@ -20,7 +20,7 @@ class Scripted(LoadPoller):
         super().__init__(Cluster(Plan({}), tmp_path), pause_s=0.0)
         self.script, self.fronts = list(script), []
 
-    def look(self, *, front=True):
+    def read(self, *, front=True):
         at, prefill, decode, running = self.script.pop(0)
         if not self.script:  # the last stays true
             self.script.append((at + SETTLE_S, prefill, decode, running))

@@ -14,9 +14,9 @@ import pytest
 
 from bench import chaos, rolling
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.cluster import FRONT, cluster, free_ports
+from bench.rig.cluster import FRONT, cluster
 from bench.rig.faults import NODES
-from bench.rig.node import ROOT, wait_until
+from bench.rig.node import ROOT, free_ports, wait_until
 from bench.rig.proxy import FaultProxy
 from tests.rig.launched import SIMULATED, running_launcher
 
@@ -30,7 +30,7 @@ AT_ONCE_S = 2.0
 def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder: Path) -> None:
     with cluster(folder, rolling.plan(drain_s=0.5)) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
-            took = rolling.renew(target, "w1")
+            took = rolling.restart(target, "w1")
         assert took["drained"] < 5.0
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
@@ -42,8 +42,8 @@ def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folde
     cutters = []
 
     def behind_cutter(target) -> None:
-        cutters.append(FaultProxy(target.links["w2"]))
-        target.doors["w2"] = cutters[0].port
+        cutters.append(FaultProxy(target.link_ports["w2"]))
+        target.dialed_ports["w2"] = cutters[0].port
 
     with cluster(folder, rolling.plan(drain_s=0.5), before=behind_cutter) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
@@ -65,8 +65,8 @@ def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder: Path) -
 
     def behind_cutters(target) -> None:
         for name in target.workers:
-            cutters[name] = FaultProxy(target.links[name])
-            target.doors[name] = cutters[name].port
+            cutters[name] = FaultProxy(target.link_ports[name])
+            target.dialed_ports[name] = cutters[name].port
 
     kind = chaos.Kind(("w1", "w2"), CLIENTS, 0.5, NODES, 60.0)
     with cluster(folder, chaos.plan("simulated", pair=False), before=behind_cutters) as target:
@@ -93,7 +93,7 @@ def drained(target, name):
 
 def signalled_once_it_says(node, text):
     """Send SIGTERM as soon as a node has logged this; return how long it then took to end, in seconds, and its code."""
-    node.look()
+    node.observe()
     assert wait_until(lambda: text in node.output(), WITHIN_S, every_s=0.001) is not None
     since = time.perf_counter()
     node.signal(SIGTERM)
@@ -105,7 +105,7 @@ def signalled_once_it_says(node, text):
 def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(folder: Path, event) -> None:
     with cluster(folder, rolling.plan(drain_s=10.0)) as target, drained(target, "w1"):
         took_s, code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
-        assert (code, took_s < AT_ONCE_S, target.nodes["w1"].left()) == (0, True, [])
+        assert (code, took_s < AT_ONCE_S, target.nodes["w1"].leftovers()) == (0, True, [])
 
 
 def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder: Path) -> None:
@@ -126,4 +126,4 @@ def test_a_signal_to_a_launcher_that_has_ended_its_nodes_finds_it_ending_well_an
         assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
         target.signal(SIGTERM)
         took_s, code = signalled_once_it_says(target, '"level": "info", "event": "stopped"')  # its own: no node's
-        assert (code, took_s < AT_ONCE_S, target.left()) == (0, True, [])
+        assert (code, took_s < AT_ONCE_S, target.leftovers()) == (0, True, [])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import endings
+from bench.endings import node_ends, process_deaths
+from bench.endings.streams import references
 from bench.rig.node import node
 
 pytestmark = pytest.mark.engine
@@ -17,13 +18,13 @@ pytestmark = pytest.mark.engine
 def test_a_node_survives_its_parts(folder: Path) -> None:
     """Scheduler, host, a loading host and zygote die one after the other under running streams; then SIGTERM."""
     with node(folder) as target:
-        texts = endings.references(target)
-        for scene in endings.ON_A_NODE.values():
+        texts = references(target)
+        for scene in process_deaths.SCENES.values():
             scene(target, texts)
         assert target.metric("espalier_child_restarts_total", child="main/zygote/process") == 1
         assert target.metric("espalier_engine_running") == target.metric("espalier_engine_kv_tokens_used") == 0
         target.signal(signal.SIGTERM)
-        endings.ended(target, 0, time.perf_counter(), within_s=20.0)
+        node_ends.exited(target, 0, time.perf_counter(), within_s=20.0)
 
 
 # What `test_a_node_survives_its_parts` leaves of `make endings`, without the scenes that only vary another one.
@@ -41,4 +42,4 @@ SCENES = [
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_node_ends(scene, folder: Path) -> None:
-    endings.OF_A_NODE[scene](folder)
+    node_ends.SCENES[scene](folder)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bench.rig.clients import Chat, chat_body
-from bench.rig.cluster import free_ports
-from bench.rig.node import ROOT, open_files, wait_until
+from bench.rig.node import ROOT, free_ports, wait_until
+from bench.rig.processes import open_files
 from tests.rig.launched import running_launcher
 
 pytestmark = pytest.mark.realtime
@@ -111,7 +111,7 @@ def test_b7_an_engine_that_crashes_again_and_again_is_noticed_by_nobody(folder: 
         honest.check()
         target.signal(signal.SIGTERM)
         assert target.wait_exit(WITHIN_S) is not None
-        assert (target.process.returncode, target.left()) == (0, [])
+        assert (target.process.returncode, target.leftovers()) == (0, [])
 
 
 def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbour
         honest.check()
         target.signal(signal.SIGTERM)
         assert target.wait_exit(WITHIN_S) is not None
-        assert (target.process.returncode, target.left()) == (0, [])
+        assert (target.process.returncode, target.leftovers()) == (0, [])
 
 
 def cpu_s(pid):
@@ -155,4 +155,4 @@ def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens
         assert wait_until(lambda: get(target, "/health")[0] == 200, WITHIN_S) is not None
         target.signal(signal.SIGTERM)
         assert target.wait_exit(WITHIN_S) is not None
-        assert (target.process.returncode, target.left()) == (0, [])
+        assert (target.process.returncode, target.leftovers()) == (0, [])

@@ -18,8 +18,7 @@ from threading import Thread
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.cluster import free_ports
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, free_ports, wait_until
 from supervisor.gateway.keys import key_file_lines
 from tests.rig.launched import SIMULATED, THIRD, events_logged, lines, nodes, run_cli, running_launcher, seen
 
@@ -55,7 +54,7 @@ def running(folder: Path):
     ports = free_ports(3)
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
         assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
-        target.alive()
+        target.living()
         yield target
 
 
@@ -105,7 +104,7 @@ def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running) -> None:
     assert outcome.whole
     assert outcome.usage["completion_tokens"] == 40
     assert running.wait_exit(WITHIN_S) is not None, running.output()
-    assert (running.process.returncode, running.left()) == (0, [])
+    assert (running.process.returncode, running.leftovers()) == (0, [])
     stopped = [each["node"] for each in events_logged(running, "stopped", exit_code=0) if "node" in each]
     assert (stopped[0], sorted(stopped)) == ("front", NAMES)
 
@@ -118,7 +117,7 @@ def test_a_second_signal_ends_all_within_two_seconds(running) -> None:
     running.signal(signal.SIGTERM)
     assert running.wait_exit(EXIT_MAX_S) is not None, running.output()
     assert running.wait_gone(EXIT_MAX_S - (time.perf_counter() - began)) is not None
-    assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
+    assert (running.process.returncode, running.leftovers()) == (128 + signal.SIGTERM, [])
     outcome = answer.wait(WITHIN_S)
     assert not outcome.whole
     assert outcome.error["code"] == "draining"
@@ -132,13 +131,13 @@ def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(ru
     running.signal(signal.SIGTERM)
     assert running.wait_exit(EXIT_MAX_S) is not None, running.output()
     assert time.perf_counter() - began < 1.2 + 0.4  # the rest is this machine's, which may be busy
-    assert (running.process.returncode, running.left()) == (128 + signal.SIGTERM, [])
+    assert (running.process.returncode, running.leftovers()) == (128 + signal.SIGTERM, [])
 
 
 def test_kill_9_of_the_launcher_leaves_no_process(running) -> None:
     answer = stream(running, 4000)
     running.signal(signal.SIGKILL)
-    assert running.wait_gone(EXIT_MAX_S) is not None, running.left()
+    assert running.wait_gone(EXIT_MAX_S) is not None, running.leftovers()
     assert not answer.wait(WITHIN_S).whole
 
 
@@ -147,7 +146,7 @@ def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder: Path) -
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
         target.signal(signal.SIGKILL)
-        assert target.wait_gone(EXIT_MAX_S) is not None, target.left()
+        assert target.wait_gone(EXIT_MAX_S) is not None, target.leftovers()
 
 
 def test_ctrl_c_while_nodes_load_ends_all_of_them(folder: Path) -> None:
@@ -156,7 +155,7 @@ def test_ctrl_c_while_nodes_load_ends_all_of_them(folder: Path) -> None:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
         target.signal(signal.SIGINT)
         assert target.wait_exit(WITHIN_S) is not None, target.output()
-        assert (target.process.returncode, target.left()) == (0, [])
+        assert (target.process.returncode, target.leftovers()) == (0, [])
         assert not [each for each in lines(target) if each.get("child_event") == "restarting"]
 
 
@@ -212,7 +211,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     assert asked(running) == (200, 4)  # three alone is left
     running.signal(signal.SIGTERM)
     assert running.wait_exit(WITHIN_S) is not None, running.output()
-    assert (running.process.returncode, running.left()) == (0, [])
+    assert (running.process.returncode, running.leftovers()) == (0, [])
 
 
 def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running) -> None:
@@ -293,7 +292,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
                     os.kill(before[name].pid, signal.SIGCONT)
             second.signal(signal.SIGTERM)
             assert second.wait_exit(WITHIN_S) is not None, second.output()
-            assert (second.process.returncode, second.left()) == (0, [])
+            assert (second.process.returncode, second.leftovers()) == (0, [])
         assert asked(running) == (200, 4)
     assert pids(nodes(running)) == pids(before)
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
@@ -330,7 +329,7 @@ def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_l
         os.kill(nodes(running)[name].pid, signal.SIGTERM)
         assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023
     assert running.wait_exit(WITHIN_S) is not None
-    assert (running.process.returncode, running.left()) == (0, [])
+    assert (running.process.returncode, running.leftovers()) == (0, [])
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
@@ -339,7 +338,7 @@ def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder: Path) -> No
     text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')
     with running_launcher(folder, text, ports[0]) as target:
         assert target.wait_exit(WITHIN_S) is not None
-        assert (target.process.returncode, target.left()) == (1, [])
+        assert (target.process.returncode, target.leftovers()) == (1, [])
         assert lines(target)[-1]["event"].startswith(
             "espalier: node two did not start: the folder for logs cannot be made: "
         )
@@ -365,7 +364,7 @@ def test_one_node_of_several_can_be_run_alone(folder: Path) -> None:
         assert wait_until(lambda: "Ready: node one with tiny-1" in target.output(), WITHIN_S) is not None, (
             target.output()
         )
-        assert len(target.alive()) == 1
+        assert len(target.living()) == 1
         target.signal(signal.SIGTERM)
         assert target.wait_exit(WITHIN_S) is not None
         assert target.process.returncode == 0

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.cluster import free_ports
-from bench.rig.node import MARK, MODEL, ROOT, Node, started
+from bench.rig.node import MODEL, ROOT, Node, free_ports, start_process
+from bench.rig.processes import MARK
 
 pytestmark = pytest.mark.realtime
 
@@ -43,7 +43,7 @@ def logging_to(folder, output, text=CLUSTER):
     file.write_text(text.format(port=port, tiny=ROOT / "examples" / MODEL))
     (folder / "output").touch()
     mark = f"{os.getpid()}-{port}"
-    process = started([str(file)], output, {"TMPDIR": str(tmp), MARK: mark})
+    process = start_process([str(file)], output, {"TMPDIR": str(tmp), MARK: mark})
     target = Node(process, port, folder, tmp, mark, time.perf_counter())
     try:
         target.wait_ready()
@@ -75,7 +75,7 @@ def test_b4_a_log_that_nobody_reads_stops_neither_requests_nor_the_end(folder: P
         connection.close()
         target.signal(signal.SIGTERM)
         assert target.wait_exit(WITHIN_S) is not None
-        assert (target.process.returncode, target.left()) == (0, [])
+        assert (target.process.returncode, target.leftovers()) == (0, [])
 
 
 def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder: Path) -> None:
@@ -89,4 +89,4 @@ def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_end(folder:
         assert beside.wait(WITHIN_S).whole
         target.signal(signal.SIGTERM)
         assert target.wait_exit(WITHIN_S) is not None
-        assert (target.process.returncode, target.left()) == (0, [])
+        assert (target.process.returncode, target.leftovers()) == (0, [])

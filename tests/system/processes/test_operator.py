@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 
 import pytest
 
-from bench.rig.node import MODEL, ROOT, free_port, place, started, wait_until
+from bench.rig.node import MODEL, ROOT, free_port, short_folder, start_process, wait_until
 from tests.rig.launched import run_cli
 
 pytestmark = pytest.mark.realtime
@@ -57,7 +57,7 @@ class Running:
 
     def start(self, name):
         output = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
-        process = started([str(self.file), "--node", name], output, {})
+        process = start_process([str(self.file), "--node", name], output, {})
         self.stack.callback(end, process)
         return process
 
@@ -109,7 +109,7 @@ def running():
 
 @contextmanager
 def cluster():
-    with place() as folder, ExitStack() as stack:
+    with short_folder() as folder, ExitStack() as stack:
         yield Running(folder, stack)
 
 

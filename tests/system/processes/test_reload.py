@@ -44,7 +44,7 @@ def hang_up(target, event):
 
 
 def processes(target):
-    return {(seen.pid, seen.started) for seen in target.alive()}
+    return {(seen.pid, seen.started) for seen in target.living()}
 
 
 def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_nothing(folder: Path) -> None:
@@ -86,4 +86,4 @@ def test_a_hang_up_lets_new_keys_in_and_old_ones_out_and_broken_ones_change_noth
 
         target.signal(signal.SIGTERM)
         assert target.wait_exit(WITHIN_S) is not None, target.output()
-        assert (target.process.returncode, target.left()) == (0, [])
+        assert (target.process.returncode, target.leftovers()) == (0, [])

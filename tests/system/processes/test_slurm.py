@@ -16,7 +16,7 @@ from urllib.error import URLError
 
 import pytest
 
-from bench.rig.node import place
+from bench.rig.node import short_folder
 from tests.repository.test_manifests import EXAMPLES, ROOT, SBATCH, free_port, get, simulated, until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scancel", "unshare")
@@ -112,7 +112,7 @@ class Slurm:
 
 @contextmanager
 def slurm():
-    with place() as folder:
+    with short_folder() as folder:
         made = Slurm(folder)
         try:
             until(lambda: made.run("sinfo", "--noheader", "--format=%t %D").strip() == "idle 3", 30.0)

@@ -17,7 +17,7 @@ from openai import OpenAI
 from actors.engines.port import Engine
 from actors.engines.sglang import shared_memory
 from actors.engines.sglang.spec import SglangSpec
-from bench.rig.node import MODEL, ROOT, Node, node, place
+from bench.rig.node import MODEL, ROOT, Node, node, short_folder
 from supervisor.engines.sglang import spawn
 from supervisor.engines.sglang.engine import HostRuntime, run_engine
 from supervisor.processes import run_folder
@@ -30,7 +30,7 @@ STARTED_WITHIN_S = 120.0
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Node]:
-    with place() as folder, node(folder) as running:
+    with short_folder() as folder, node(folder) as running:
         yield running
 
 
@@ -51,7 +51,7 @@ Keep = Callable[..., Awaitable[None]]  # an engine, given where it is offered an
 @asynccontextmanager
 async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
     """Run a zygote without a node around it, and say how an engine forked from it is kept."""
-    with place() as base, run_folder.run_folder(base, shared_memory.remove) as folder:
+    with short_folder() as base, run_folder.run_folder(base, shared_memory.remove) as folder:
         spec = SglangSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
         zygotes: Registration[spawn.Zygote] = Registration()
         grace = GracePeriods()

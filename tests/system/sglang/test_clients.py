@@ -177,7 +177,7 @@ def test_what_would_harm_the_engine_is_refused_by_name(served, field) -> None:
         assert error["type"] == "invalid_request_error"
         assert field in (error["param"] or "") or field in error["message"], (value, error)
         assert headers["x-should-retry"] == "false"
-    assert served.look()["host"].pid == host
+    assert served.observe()["host"].pid == host
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_k", "stop_token_ids", "seed", "logit_bias", "tools"])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.rig.node import MODEL, node, place, wait_until
+from bench.rig.node import MODEL, node, short_folder, wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -14,7 +14,7 @@ WITHIN_S = 60.0
 
 
 def test_o16_a_full_disk_under_the_engines_logs_is_told_and_the_engine_serves() -> None:
-    with place() as folder:
+    with short_folder() as folder:
         logs = folder / "logs"
         logs.mkdir()
         names = ("zygote", f"{MODEL}-0")

@@ -103,7 +103,7 @@ def own_gap(served) -> float:
 
 def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(served, own_gap) -> None:
     """Each is asked for with a bias toward the letter by which it hurts, and long enough that it would."""
-    before = {role: seen.pid for role, seen in served.look().items()}
+    before = {role: seen.pid for role, seen in served.observe().items()}
     refused, ended, answered = [], [], []
     with honest(served.port) as client:
         for sample in ATTACKS:
@@ -127,7 +127,7 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
     assert len(refused) > len(ATTACKS) // 2
     assert not client.lost
     assert client.worst() < own_gap + GAP_S
-    now = {role: seen.pid for role, seen in served.look().items()}
+    now = {role: seen.pid for role, seen in served.observe().items()}
     assert {role: pid for role, pid in now.items() if role != "checker"} == {
         role: pid for role, pid in before.items() if role != "checker"
     }

@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 
 from actors.engines.port import Engine
-from bench.rig.node import process_table
+from bench.rig.processes import process_table
 from protocol.errors import EngineDied, StartFailed
 from protocol.messages import Generate, Grammar, GrammarKind, Started
 from supervisor.supervision.registration import Registration

@@ -8,7 +8,7 @@ from ctypes.util import find_library
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, place, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, short_folder, wait_until
 from tests.rig.launched import at_free_ports, nodes, running_launcher
 from tests.system.sglang.greedy import all_completed, prompts
 
@@ -30,9 +30,9 @@ def pair():
     """The example of a pair, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
-    with place() as folder, running_launcher(folder, text, ports[0]) as target:
+    with short_folder() as folder, running_launcher(folder, text, ports[0]) as target:
         assert wait_until(lambda: "Ready: " in target.output(), READY_WITHIN_S) is not None, target.output()
-        target.look()
+        target.observe()
         yield target
 
 
@@ -48,14 +48,14 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     assert not [line for line in loud if "a turn took too long" not in line]  # which is the machine's affair here
     pair.signal(signal.SIGINT)
     assert pair.wait_exit(WITHIN_S) is not None, pair.output()
-    assert (pair.process.returncode, pair.left()) == (0, [])
+    assert (pair.process.returncode, pair.leftovers()) == (0, [])
 
 
 def test_kill_9_of_the_launcher_leaves_no_engine(pair) -> None:
     chat = Chat(pair.port, chat_body("Tell me a long story", 400))
     answer = BackgroundReader(chat.read)
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None, pair.output()
-    assert len(pair.alive()) >= 10  # the launcher, three nodes, and of each engine a zygote, a host and a scheduler
+    assert len(pair.living()) >= 10  # the launcher, three nodes, and of each engine a zygote, a host and a scheduler
     pair.signal(signal.SIGKILL)
-    assert pair.wait_gone(EXIT_MAX_S) is not None, pair.left()
+    assert pair.wait_gone(EXIT_MAX_S) is not None, pair.leftovers()
     assert not answer.wait(WITHIN_S).whole

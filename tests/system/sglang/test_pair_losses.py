@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.pair_abort_times import plan
+from bench.pair_stages import plan
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import cluster
-from bench.rig.node import place, wait_until
+from bench.rig.node import short_folder, wait_until
 from bench.rig.polling import DECODE, PREFILL
 from supervisor.config.schema import ClusterSection
 
@@ -38,7 +38,7 @@ OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 def pair():
     planned = plan("sglang", narrow=False, transfer_s=HELD_S)
     engines = {leg: text.replace(HOLD, HOLD + KEEP) for leg, text in planned.engines.items()}
-    with place() as folder, cluster(folder, replace(planned, engines=engines)) as target:
+    with short_folder() as folder, cluster(folder, replace(planned, engines=engines)) as target:
         yield target
         assert target.stop(ENDED_S) == []
 

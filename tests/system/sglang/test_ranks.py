@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, node, place, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, node, short_folder, wait_until
 from tests.rig.launched import at_free_ports, nodes, running_launcher
 from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
@@ -29,21 +29,21 @@ def spanning():
     """The example of an engine over two nodes, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
-    with place() as folder, running_launcher(folder, text + EXACT, ports[0]) as target:
+    with short_folder() as folder, running_launcher(folder, text + EXACT, ports[0]) as target:
         assert wait_until(lambda: "Ready: " in target.output(), READY_WITHIN_S) is not None, target.output()
-        target.look()
+        target.observe()
         yield target
 
 
 def schedulers(target):
     """Return the processes that compute, by their rank."""
-    found = [seen for seen in target.alive() if seen.command.startswith("sglang::scheduler_TP")]
+    found = [seen for seen in target.living() if seen.command.startswith("sglang::scheduler_TP")]
     return {int(seen.command.removeprefix("sglang::scheduler_TP")): seen for seen in found}
 
 
 def hosts(target):
     """Return the parents of the processes that compute, by their rank."""
-    alive = {seen.pid: seen for seen in target.alive()}
+    alive = {seen.pid: seen for seen in target.living()}
     return {rank: alive[seen.parent] for rank, seen in schedulers(target).items() if seen.parent in alive}
 
 
@@ -51,7 +51,7 @@ def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning) -> None:
     assert sorted(schedulers(spanning)) == [0, 1]
     info = json.loads(spanning.get("/server_info")[1])
     assert [engine["ranks"] for engine in info["engines"].values()] == [2]
-    with place() as folder, node(folder, engine=SGLANG + EXACT) as one:
+    with short_folder() as folder, node(folder, engine=SGLANG + EXACT) as one:
         wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (one.port, spanning.port))
     assert [index for index, pair in enumerate(zip(wanted, got, strict=True)) if pair[0] != pair[1]] == []
     assert max(len(tokens) for tokens, *_ in got) == TOKENS
@@ -79,4 +79,4 @@ def test_an_engine_over_two_nodes_leaves_nothing(spanning) -> None:
     spanning.signal(signal.SIGINT)
     assert spanning.wait_exit(WITHIN_S) is not None, spanning.output()
     assert spanning.wait_gone(EXIT_MAX_S) is not None
-    assert (spanning.process.returncode, spanning.left()) == (0, [])
+    assert (spanning.process.returncode, spanning.leftovers()) == (0, [])

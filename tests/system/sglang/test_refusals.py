@@ -73,7 +73,7 @@ def refusal(port: int, door: str, extra: dict) -> dict:
 
 
 def pids(served) -> dict[str, int]:
-    return {role: seen.pid for role, seen in served.look().items()}
+    return {role: seen.pid for role, seen in served.observe().items()}
 
 
 @pytest.mark.parametrize("door", DOORS)

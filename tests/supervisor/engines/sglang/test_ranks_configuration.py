@@ -13,7 +13,7 @@ from attrs import evolve
 
 from actors.engines.sglang import boot_message, shared_memory
 from actors.kit.calls import mailbox
-from bench.rig.cluster import free_ports
+from bench.rig.node import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
 from protocol.messages import Generate, RunRank
 from supervisor.cluster import readiness
