@@ -1,7 +1,7 @@
 """An answer in one piece: the JSON of its parts as they come, and its body in pieces.
 
-What comes is encoded in the turn in which it comes, so that nothing has to be built when the answer is whole, and what
-waits is bytes and no objects: of a token what its text and its log probabilities take in the body.
+Each reply is encoded when it arrives, so that the end of a long answer does not block the event loop, and the memory of
+an unfinished answer is bytes of its body and no objects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 @define(eq=False)
 class AnswerBody:
-    """A body whose length is known, to be taken once: what has been taken is no longer kept."""
+    """A body of known length that can be iterated once: a piece is not kept after it has been yielded."""
 
     _parts: deque[bytes | bytearray]
     size: int
@@ -31,8 +31,8 @@ class AnswerBody:
     @classmethod
     def from_parts(cls, parts: Iterable[bytes | bytearray]) -> AnswerBody:
         """Return the body that consists of these parts."""
-        kept = deque(parts)
-        return cls(kept, sum(map(len, kept)))
+        queue = deque(parts)
+        return cls(queue, sum(map(len, queue)))
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the body in pieces of at most `PIECE_BYTES`."""
@@ -52,7 +52,7 @@ class AnswerBody:
 
 @define(eq=False)
 class Choice:
-    """One choice as far as it was told, as the insides of JSON strings and lists."""
+    """One choice as far as it has come, as the insides of JSON strings and lists."""
 
     text: bytearray = field(factory=bytearray)
     ids: bytearray = field(factory=bytearray)
@@ -61,20 +61,20 @@ class Choice:
 
     @property
     def reason(self) -> bytes:
-        """How it ended, which it must have."""
+        """The JSON of its finish reason; it must have ended."""
         assert self.ended is not None
         return _encode(self.ended.reason)
 
 
 class AnswerBuilder(ABC):
-    """Takes the replies of one request, and makes the body of them."""
+    """Collects the replies of one request, and builds the body of the answer from them."""
 
     def __init__(self, choices: int, *, ids: bool, logprobs: bool) -> None:
         self._ids, self._logprobs = ids, logprobs
         self._choices = [Choice() for _ in range(choices)]
 
     def add(self, reply: Accepted | Started | Text | ChoiceEnded) -> None:
-        """Take the next reply, of whatever kind."""
+        """Add the next reply of any kind."""
         match reply:
             case Text():
                 choice = self._choice(reply.choice)
@@ -87,25 +87,25 @@ class AnswerBuilder(ABC):
                 self._choice(reply.choice).ended = reply
 
     def whole(self) -> list[Choice]:
-        """Return all the choices in their order; each must have ended, so that none looks whole that is not."""
+        """Return all choices in their order; each must have ended, so that no cut answer looks whole."""
         assert all(choice.ended is not None for choice in self._choices)
         return self._choices
 
     @abstractmethod
     def add_logprobs(self, choice: Choice, text: Text) -> None:
-        """Take the log probabilities of the next piece of a choice."""
+        """Add the log probabilities of the next piece of a choice."""
 
     @abstractmethod
     def finish(self, answered: Answered) -> AnswerBody:
         """Return the body of the whole answer."""
 
-    def _choice(self, place: int) -> Choice:
-        assert place < len(self._choices)
-        return self._choices[place]
+    def _choice(self, index: int) -> Choice:
+        assert index < len(self._choices)
+        return self._choices[index]
 
 
 def extend(buffer: bytearray, entries: object) -> None:
-    """Append what stands in a list to the inside of a JSON list."""
+    """Append the entries of a list to the inside of a JSON list."""
     inside = _encode(entries)[1:-1]
     if buffer and inside:
         buffer += b","

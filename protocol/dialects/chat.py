@@ -1,7 +1,7 @@
-"""OpenAI chat completions: what clients ask, and the chunks of one answer as ready server-sent events.
+"""OpenAI chat completions: the requests, and the chunks of one answer as server-sent events.
 
-Every load tool parses these chunks a little differently. What keeps all of them happy: no comments and no `event:`
-lines, no chunk that holds the role alone, and usage last before `[DONE]`, in a chunk without choices.
+Every load tool parses these chunks a little differently. All of them work with: no comments and no `event:` lines, no
+chunk that has the role alone, and usage last before `[DONE]`, in a chunk without choices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocol.text_messages import Respond, Role, Text, Turn
 
 @frozen
 class Part:
-    """A piece of text; images and audio are other types."""
+    """A piece of text; images and audio are not supported."""
 
     type: Literal["text"] = attrs.field(metadata=tag())
     text: str
@@ -32,9 +32,9 @@ class Part:
 
 @frozen
 class Message:
-    """One message of the conversation; those of tools are not supported."""
+    """A message of the conversation; messages of tools are not supported."""
 
-    harmless: ClassVar[Harmless] = {  # stock clients send an assistant's message back with all that they got
+    harmless: ClassVar[Harmless] = {  # stock clients send an assistant's message back with all of its fields
         "name": ("",),
         "refusal": ("",),
         "annotations": ([],),
@@ -50,7 +50,7 @@ class Message:
     content: str | Annotated[tuple[Part, ...], Holds(1)] | None = None
 
     def turn(self) -> Turn:
-        """Return the message as the processor knows it; its pieces follow each other with nothing in between."""
+        """Return the message for a processor; its pieces are joined with nothing in between."""
         content = self.content or ""
         return Turn(self.role, content if isinstance(content, str) else "".join(part.text for part in content))
 
@@ -98,17 +98,17 @@ class ChatRequest(ChoiceOptions):
 
     @property
     def tokens_max(self) -> int | None:
-        """The most tokens to answer with, under either of its names."""
+        """The most tokens to generate, by either name of the field."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def tokens_max_field(self) -> str:
         """The name that the client gave to `tokens_max`."""
-        old = self.max_completion_tokens is None and self.max_tokens is not None
-        return "max_tokens" if old else "max_completion_tokens"
+        deprecated = self.max_completion_tokens is None and self.max_tokens is not None
+        return "max_tokens" if deprecated else "max_completion_tokens"
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right."""
+        """Yield the mistakes between fields that are each valid."""
         for index, message in enumerate(self.messages):
             if message.content is None:
                 yield Mistake(f"messages[{index}].content", "is missing")
@@ -138,28 +138,28 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
 
 
 def completion_id(request_id: str) -> str:
-    """Return the id by which a client knows the answer to its request."""
+    """Return the `id` of the answer to a request."""
     return f"chatcmpl-{request_id}"
 
 
 class Chunks(ChoiceChunks):
-    """The chunks of a chat completion; the first one of a choice also has its role."""
+    """The chunks of a chat completion; the first chunk of a choice has the role, too."""
 
     def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
         common = common_fields("chat.completion.chunk", completion_id(request_id), created=created, model=request.model)
         super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), closing=b"}")
 
     def _begin(self, choice: int) -> bytes:
-        """Return the first chunk of a choice up to its text, after empty ones of those before it that have not begun.
+        """Return the first chunk of a choice up to its text, after empty chunks of earlier choices that have not begun.
 
         OpenAI's own client expects new choices in their order.
         """
-        out = b""
-        for each in range(len(self._heads), choice + 1):
-            head = b'%b%d,"delta":{"role":"assistant","content":' % (self._start, each)
-            out += head if each == choice else head + b'""' + self._plain_end
-            self._heads[each] = b'%b%d,"delta":{"content":' % (self._start, each)
-        return out
+        chunks = b""
+        for index in range(len(self._heads), choice + 1):
+            head = b'%b%d,"delta":{"role":"assistant","content":' % (self._start, index)
+            chunks += head if index == choice else head + b'""' + self._plain_end
+            self._heads[index] = b'%b%d,"delta":{"content":' % (self._start, index)
+        return chunks
 
     def _last_head(self, choice: int) -> bytes:
         return b'%b%d,"delta":{' % (self._start, choice) if choice in self._heads else self._begin(choice) + b'""'
@@ -177,7 +177,7 @@ class Completion(ChoicesBody):
         super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), around=around)
 
     def add_logprobs(self, choice: Choice, text: Text) -> None:
-        """Take the log probabilities of the next piece of a choice."""
+        """Add the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, logprob_entries(text.logprobs))
 
     def _logprobs_parts(self, _: int, choice: Choice) -> Iterable[bytes | bytearray]:

@@ -1,9 +1,9 @@
-"""The answers of chat completions and of completions, which differ only in what stands around a choice's text.
+"""The answers of chat completions and of completions, which differ only in the JSON around the text of a choice.
 
-Both list choices, and each choice has an index, its text in some wrapping, log probabilities, a reason why it ended
-and, if the client asked for them, token ids. That frame is written here once, for a stream (`ChoiceChunks`) and for an
-answer in one piece (`ChoicesBody`); a dialect adds the wrapping and its form of log probabilities. Chunks are put
-together from bytes that are encoded once a choice, because this runs for every piece of text that a client gets.
+Both list choices, and each choice has an index, its text, log probabilities, a finish reason and, if the client asked
+for them, token ids. What they share is written here once, for a stream (`ChoiceChunks`) and for an answer in one piece
+(`ChoicesBody`); a dialect adds the JSON around the text and its form of log probabilities. Chunks are put together from
+bytes that are encoded once for each choice, because this runs for every piece of text that a client gets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def common_fields(kind: str, answer_id: str, *, created: int, model: str) -> dict[str, object]:
-    """Return the fields that every chunk of an answer has, and the answer in one piece, under another `kind`."""
+    """Return the fields that all chunks of an answer have, or an answer in one piece; `kind` is their `object`."""
     return {
         "id": answer_id,
         "object": kind,
@@ -37,7 +37,7 @@ def common_fields(kind: str, answer_id: str, *, created: int, model: str) -> dic
 class ChoiceChunks(ABC):
     """Server-sent events of one streamed answer: pieces of its choices, the end of each, and the end of the answer.
 
-    `closing` is what closes the wrapping of a choice's text.
+    `closing` is the JSON behind the text of a choice.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ChoiceChunks(ABC):
         self._start = b"data: " + _encode(chunk)[:-1] + b',"choices":[{"index":'
         self._closing = closing
         self._plain_end = closing + b',"logprobs":null,"finish_reason":null}]}\n\n'
-        self._heads: dict[int, bytes] = {}  # of each choice that has begun: its chunks up to their text
+        self._heads: dict[int, bytes] = {}  # by choice that has begun: the JSON of its further chunks up to their text
         self._running = choices
 
     def text(self, reply: Text) -> bytes:
@@ -75,32 +75,32 @@ class ChoiceChunks(ABC):
         return b'%b%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (head, self._closing, _encode(ended.reason))
 
     def finish(self, answered: Answered) -> bytes:
-        """Return the end of a whole answer, with its usage if the client asked for that."""
-        assert self._running == 0  # else it would look whole and not be
+        """Return the end of a whole answer, with its usage if the client asked for it."""
+        assert self._running == 0  # else a cut answer would look whole
         last = b""
         if self._includes_usage:
             last = b"data: " + b"".join(_body(self._common, (), answered).pieces()) + b"\n\n"
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: RequestError) -> bytes:
-        """Return the event of an answer that failed; no `[DONE]` follows, so that it never looks whole."""
+        """Return the event of an answer that failed; no `[DONE]` follows, so that it does not look whole."""
         return b"data: " + error_body(error) + b"\n\n"
 
     @abstractmethod
     def _begin(self, choice: int) -> bytes:
-        """Return the first chunk of a choice up to its text, and keep the head of its further chunks."""
+        """Return the first chunk of a choice up to its text, and set the head of its further chunks."""
 
     @abstractmethod
     def _last_head(self, choice: int) -> bytes:
-        """Return the last chunk of a choice up to `closing`: it has no text."""
+        """Return the last chunk of a choice, whose text is empty, up to `closing`."""
 
     @abstractmethod
     def _logprobs_of(self, reply: Text) -> object:
-        """Return the log probabilities of a piece, as JSON has them."""
+        """Return the log probabilities of a piece, for encoding."""
 
 
 class ChoicesBody(AnswerBuilder):
-    """The body of an answer in one piece; `around` stands before and after the inside of a choice's text."""
+    """The body of an answer in one piece; `around` is the JSON before and after the text of a choice."""
 
     def __init__(
         self,

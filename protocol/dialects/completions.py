@@ -1,6 +1,6 @@
-"""OpenAI completions: prompts as they are, texts or token ids, and the chunks of one answer as server-sent events.
+"""OpenAI completions: requests with prompts of text or token ids, and the chunks of one answer as server-sent events.
 
-What keeps every load tool happy with chat completions does so here too: see `chat`.
+The chunks keep to the form that `chat` explains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.strict.objects import Harmless
 from protocol.text_messages import Respond, Text
 
 KIND = "text_completion"  # of a chunk, too
-TOKENS_MAX = 16  # where a request names no other number, as with OpenAI
+TOKENS_MAX = 16  # the default of `max_tokens`, as with OpenAI
 
 
 @frozen(kw_only=True)
@@ -51,19 +51,19 @@ class CompletionRequest(ChoiceOptions):
 
     @property
     def tokens_max(self) -> int:
-        """The most tokens to answer each prompt with."""
+        """The most tokens to generate for each choice."""
         return TOKENS_MAX if self.max_tokens is None else self.max_tokens
 
     @property
     def choices_total(self) -> int:
-        """How many choices the answer has."""
+        """The number of choices of the answer."""
         return self.prompt.count * self.choices
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right."""
+        """Yield the mistakes between fields that are each valid."""
         if self.suffix:
-            said = "is not supported here, as no engine of this server fills in the middle; leave it out"
-            yield Mistake("suffix", said, unsupported=True)
+            message = "is not supported here, as no engine of this server fills in the middle; leave it out"
+            yield Mistake("suffix", message, unsupported=True)
         computed, name = self.choices, "n"
         if self.best_of is not None:
             computed, name = self.best_of, "best_of"
@@ -72,12 +72,12 @@ class CompletionRequest(ChoiceOptions):
             elif self.best_of > self.choices and self.stream:
                 yield Mistake("best_of", "cannot be streamed: which choices are the best is known when all have ended")
         if self.prompt.count * computed > CHOICES_MAX:
-            said = f"{self.prompt.count} prompts times {computed} make {self.prompt.count * computed} choices"
-            where = name if computed > 1 else "prompt"
-            yield Mistake(where, f"{said}; a request can have at most {CHOICES_MAX}")
+            product = f"{self.prompt.count} prompts times {computed} make {self.prompt.count * computed} choices"
+            path = name if computed > 1 else "prompt"
+            yield Mistake(path, f"{product}; a request can have at most {CHOICES_MAX}")
         if self.echo and self.logprobs is not None:
-            said = "cannot stand beside logprobs: those of a prompt are not computed here"
-            yield Mistake("echo", said, unsupported=True)
+            message = "cannot stand beside logprobs: those of a prompt are not computed here"
+            yield Mistake("echo", message, unsupported=True)
         yield from self.cross_field_mistakes(self.tokens_max, "max_tokens")
 
 
@@ -103,7 +103,7 @@ def to_respond(request: CompletionRequest, *, request_id: str) -> Respond:
 
 
 def completion_id(request_id: str) -> str:
-    """Return the id by which a client knows the answer to its request."""
+    """Return the `id` of the answer to a request."""
     return f"cmpl-{request_id}"
 
 
@@ -132,7 +132,7 @@ class _Table:
     """The log probabilities of one choice: each column as the inside of a JSON list."""
 
     tabulator: Tabulator = field(factory=Tabulator)
-    columns: dict[str, bytearray] = field(factory=lambda: {each.name: bytearray() for each in attrs.fields(Columns)})
+    columns: dict[str, bytearray] = field(factory=lambda: {name: bytearray() for name in attrs.fields_dict(Columns)})
 
     def add(self, text: Text) -> None:
         columns = self.tabulator.add(text, Columns())
@@ -140,8 +140,8 @@ class _Table:
             extend(column, getattr(columns, name))
 
     def parts(self) -> Iterator[bytes | bytearray]:
-        for place, (name, column) in enumerate(self.columns.items()):
-            yield b'%b"%b":[' % (b"," if place else b"{", name.encode())
+        for index, (name, column) in enumerate(self.columns.items()):
+            yield b'%b"%b":[' % (b"," if index else b"{", name.encode())
             yield column
             yield b"]"
         yield b"}"
@@ -157,7 +157,7 @@ class Completion(ChoicesBody):
         self._tables = [_Table() for _ in range(choices * logprobs)]
 
     def add_logprobs(self, _: Choice, text: Text) -> None:
-        """Take the log probabilities of the next piece of a choice."""
+        """Add the log probabilities of the next piece of a choice."""
         self._tables[text.choice].add(text)
 
     def _logprobs_parts(self, index: int, _: Choice) -> Iterable[bytes | bytearray]:

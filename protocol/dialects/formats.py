@@ -1,4 +1,4 @@
-"""What clients may ask an answer to look like, and the grammar that each such wish becomes."""
+"""The formats that a client may require of an answer, and the grammar of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, join, wrong
 from protocol.strict.objects import tag
 
-JSON_BYTES_MAX = 128 * 1024  # about what OpenAI takes of a schema
-JSON_LEVELS_MAX = 100  # of three times as many an engine makes a grammar in half a second, of eight times in twelve
+JSON_BYTES_MAX = 128 * 1024  # about OpenAI's own limit of a schema
+JSON_LEVELS_MAX = 100  # an engine compiles a schema of 300 levels in half a second, one of 800 in twelve seconds
 PATTERN_CHARACTERS_MAX = 32 * 1024
 
 FormatName = Annotated[str, Matches("[A-Za-z0-9_-]{1,64}", "1 to 64 of the characters A-Z a-z 0-9 _ -")]
@@ -26,13 +26,13 @@ Pattern = Annotated[str, Holds(1, PATTERN_CHARACTERS_MAX)]
 
 _ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 _STRINGS = re.compile(STRING, re.DOTALL)
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NO_STEPS = bytes(set(range(256)) - set(_STEPS))
+_BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NOT_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
 
 
 @frozen
 class JsonObject:
-    """A JSON object that means something to the engine alone, as its text."""
+    """A JSON object that only the engine interprets, as text."""
 
     kinds: ClassVar[tuple[type, ...]] = (dict,)
 
@@ -54,13 +54,13 @@ class JsonObject:
 
 @frozen
 class JsonObjectOrText(JsonObject):
-    """A JSON object that may also come as a string which holds one, as SGLang has it."""
+    """A JSON object that may also be sent as a string that holds one, as SGLang allows."""
 
     kinds: ClassVar[tuple[type, ...]] = (dict, str)
 
     @classmethod
     def structured(cls, value: object) -> Self:
-        """Return the object as text; raises `Mistakes` for text that is none, too."""
+        """Return the object as text; raises `Mistakes` for a string that holds none, too."""
         if isinstance(value, str):
             if len(value) > JSON_BYTES_MAX:
                 raise wrong(f"must have at most {JSON_BYTES_MAX} bytes, has {len(value)}")
@@ -76,13 +76,13 @@ class JsonObjectOrText(JsonObject):
 
 
 def _levels(text: bytes) -> int:
-    """Return how deep JSON is nested."""
-    return max(accumulate(map(_STEPS.__getitem__, _STRINGS.sub(b"", text).translate(None, _NO_STEPS))))
+    """Return the depth of nesting of a JSON text."""
+    return max(accumulate(map(_BRACKETS.__getitem__, _STRINGS.sub(b"", text).translate(None, _NOT_BRACKETS))))
 
 
 @frozen
 class JsonSchema:
-    """The schema of chat completions, under its name; `strict` or not, every answer keeps to it."""
+    """A JSON schema and its name; answers conform to it whether `strict` is set or not."""
 
     name: FormatName
     schema: JsonObject
@@ -92,25 +92,25 @@ class JsonSchema:
 
 @frozen
 class ResponseFormat:
-    """`response_format` of chat completions."""
+    """The format of the answer: any text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = attrs.field(metadata=tag())
     json_schema: JsonSchema | None = None
 
     def grammar(self) -> Grammar | None:
-        """Return what answers must look like, None for any text."""
+        """Return the grammar of answers, None if any text will do."""
         if self.type == "json_object":
             return _ANY_OBJECT
         return None if self.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, self.json_schema.schema.text)
 
     def mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right."""
+        """Yield the mistakes between fields that are each valid."""
         yield from _needed(self.type, path, {"json_schema": self.json_schema}, ("json_schema",))
 
 
 @frozen
 class TextFormat:
-    """`text.format` of Responses, which has the schema beside its name."""
+    """The format of the answer: any text, any JSON object, or JSON of a schema, which has a name."""
 
     type: Literal["text", "json_object", "json_schema"] = attrs.field(metadata=tag())
     name: FormatName | None = None
@@ -119,19 +119,19 @@ class TextFormat:
     strict: bool | None = None
 
     def grammar(self) -> Grammar | None:
-        """Return what answers must look like, None for any text."""
+        """Return the grammar of answers, None if any text will do."""
         if self.type == "json_object":
             return _ANY_OBJECT
         return None if self.schema is None else Grammar(GrammarKind.JSON_SCHEMA, self.schema.text)
 
     def mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right."""
+        """Yield the mistakes between fields that are each valid."""
         fields = {"name": self.name, "schema": self.schema, "description": self.description, "strict": self.strict}
         yield from _needed(self.type, path, fields, ("name", "schema"))
 
 
 def _needed(kind: str, path: str, fields: Mapping[str, object], needed: tuple[str, ...]) -> Iterator[Mistake]:
-    """Yield which fields of a schema are missing, or stand where no schema is asked for."""
+    """Yield the fields of a schema that are missing, or that belong to another type than the one that is set."""
     for name, value in fields.items():
         if kind == "json_schema" and value is None and name in needed:
             yield Mistake(join(path, name), "is missing")

@@ -9,11 +9,11 @@ from attrs import Factory, define, field, frozen
 
 from protocol.text_messages import Text, TokenText
 
-LEAST = -9999.0  # what OpenAI says of a token that is as good as impossible; JSON has no infinity
+LEAST = -9999.0  # as OpenAI writes that of a nearly impossible token; JSON has no infinity
 
 
 def logprob_entries(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
-    """Return tokens as chat completions and Responses list them."""
+    """Return tokens with their log probabilities as chat completions and Responses have them."""
     return [
         {
             **_token(token.text, token.data, token.logprob),
@@ -24,20 +24,20 @@ def logprob_entries(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
 
 
 def split_text(text: Text, tokens_max: int) -> Iterator[Text]:
-    """Yield `text` in pieces of at most so many log probabilities, each with what its own tokens add to the text.
+    """Yield `text` in pieces of at most `tokens_max` log probabilities, each with the text of its own tokens.
 
-    Together the pieces are the whole of it, where a token's bytes do not say exactly which part of the text is its own.
+    Joined, the pieces are exactly `text`, even if the bytes of tokens do not tell exactly which part of it is theirs.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    at = 0
+    offset = 0
     for begin in range(0, len(text.logprobs), tokens_max):
         end = begin + tokens_max
         tokens = text.logprobs[begin:end]
         last = end >= len(text.logprobs)
-        to = None if last else at + len(decoder.decode(b"".join(token.data for token in tokens)))
+        stop = None if last else offset + len(decoder.decode(b"".join(token.data for token in tokens)))
         ids = text.ids[begin:] if last else text.ids[begin:end]
-        yield Text(text.text[at:to], text.tokens - begin if last else len(tokens), text.choice, tokens, ids)
-        at = to or 0
+        yield Text(text.text[offset:stop], text.tokens - begin if last else len(tokens), text.choice, tokens, ids)
+        offset = stop or 0
 
 
 def _token(text: str, data: bytes, logprob: float) -> dict[str, object]:
@@ -45,12 +45,12 @@ def _token(text: str, data: bytes, logprob: float) -> dict[str, object]:
 
 
 def _finite(logprob: float) -> float:
-    return max(LEAST, logprob)  # in this order, as it is for not-a-number, too
+    return max(LEAST, logprob)  # in this order, in which not-a-number becomes `LEAST`, too
 
 
 @frozen
 class Columns:
-    """Log probabilities as completions have them; `text_offset` is where in its choice's text each token begins."""
+    """Log probabilities as completions have them; `text_offset` is the place of each token in its choice."""
 
     tokens: list[str] = Factory(list)
     token_logprobs: list[float] = Factory(list)
@@ -60,36 +60,36 @@ class Columns:
 
 @define(eq=False)
 class Tabulator:
-    """Puts the log probabilities of one choice into columns, piece by piece."""
+    """Converts the log probabilities of one choice into columns, piece by piece."""
 
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
-    _at: int = 0  # characters that the tokens so far come to
-    _told: int = 0  # characters of the text that was told
+    _tokens_length: int = 0  # characters of the tokens so far
+    _text_length: int = 0  # characters of the text so far
 
     def add(self, text: Text, into: Columns) -> Columns:
         """Add the next piece of text to columns, and return them."""
-        self._told += len(text.text)
+        self._text_length += len(text.text)
         for token in text.logprobs:
             into.tokens.append(_name(token.text, token.data))
             into.token_logprobs.append(_finite(token.logprob))
             into.top_logprobs.append(_likeliest(token))
-            into.text_offset.append(min(self._at, self._told))
-            self._at += len(self._decoder.decode(token.data))
-        # Decoders of text take away the space before its first word, so the tokens can come to more than was told.
-        self._at = min(self._at, self._told)
+            into.text_offset.append(min(self._tokens_length, self._text_length))
+            self._tokens_length += len(self._decoder.decode(token.data))
+        # A detokenizer removes the space before the first word, so that the tokens can be longer than the text.
+        self._tokens_length = min(self._tokens_length, self._text_length)
         return into
 
 
 def _likeliest(token: TokenText) -> dict[str, float]:
-    """Return the likeliest tokens by name, and the chosen one wherever it stands."""
-    out: dict[str, float] = {}
+    """Return the likeliest tokens by name, with the chosen one whatever its rank."""
+    logprobs: dict[str, float] = {}
     for text, data, logprob in (*token.top, (token.text, token.data, token.logprob)):
-        out.setdefault(_name(text, data), _finite(logprob))
-    return out
+        logprobs.setdefault(_name(text, data), _finite(logprob))
+    return logprobs
 
 
 def _name(text: str, data: bytes) -> str:
-    """Return a token as text, or as its bytes in hexadecimal where they are a part of a character."""
+    """Return a token as text, or as its bytes in hexadecimal if they are not whole characters."""
     try:
         data.decode()
     except UnicodeDecodeError:

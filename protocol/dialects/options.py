@@ -1,4 +1,4 @@
-"""The fields that several dialects share, with their limits: each range is written here and nowhere else."""
+"""The fields of requests that several dialects share, with their limits: each range stands here and nowhere else."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CHOICES_MAX = 128  # of one request, of all its prompts together
 
 @frozen
 class TopK:
-    """-1 means all tokens, so zero is the one small number that means nothing."""
+    """The range of `top_k`: -1 for all tokens, or a count."""
 
     def mistake(self, value: object) -> str | None:
-        """Say that a number is neither -1 nor a count."""
+        """Return the range if a number is neither -1 nor a count."""
         assert isinstance(value, int)
         if value == -1 or 1 <= value <= INT32_MAX:
             return None
@@ -41,10 +41,10 @@ class TopK:
 
 @frozen
 class SpellsTokenId:
-    """A key of JSON is a string; each token id has one spelling, so that none can stand twice."""
+    """A token id as a key of a JSON object, which is a string; each id has one spelling, so that none occurs twice."""
 
     def mistake(self, value: object) -> str | None:
-        """Say that a string is not a token id as it is written in decimal."""
+        """Return the range if a string is not a token id in plain decimal."""
         assert isinstance(value, str)
         if re.fullmatch("0|[1-9][0-9]{0,9}", value) and int(value) <= INT32_MAX:
             return None
@@ -64,7 +64,7 @@ TopLogprobs = Annotated[int, Within(at_least=0, at_most=TOP_LOGPROBS_MAX)]
 
 @frozen(kw_only=True)
 class Options:
-    """How the client wants tokens to be chosen and the answer to end; None leaves it to the model."""
+    """Sampling, stop conditions and grammars of a request; None leaves a field to the model's default."""
 
     temperature: Annotated[float, Within(at_least=0, at_most=2)] | None = None
     top_p: Annotated[float, Within(above=0, at_most=1)] | None = None
@@ -88,25 +88,25 @@ class Options:
     cache_salt: Name | None = None
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
-        """Return the grammar that the dialect's own field asks for, and that field's name."""
+        """Return the name of the dialect's own field for formats and the grammar that it requires, None without one."""
         return None
 
     def grammars(self) -> list[tuple[str, Grammar]]:
-        """Return every grammar that is asked for, each with the name of its field."""
+        """Return every grammar that is required, each with the name of its field."""
         tag = None if self.structural_tag is None else self.structural_tag.text
-        own = self.format_grammar()
+        from_format = self.format_grammar()
         extensions = (
             ("regex", GrammarKind.REGEX, self.regex),
             ("ebnf", GrammarKind.EBNF, self.ebnf),
             ("structural_tag", GrammarKind.STRUCTURAL_TAG, tag),
         )
-        asked = [(name, Grammar(kind, text)) for name, kind, text in extensions if text is not None]
-        return asked if own is None else [own, *asked]
+        grammars = [(name, Grammar(kind, text)) for name, kind, text in extensions if text is not None]
+        return grammars if from_format is None else [from_format, *grammars]
 
-    def cross_field_mistakes(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right; `spelled` is the client's name for `tokens_max`."""
+    def cross_field_mistakes(self, tokens_max: int | None, tokens_max_field: str) -> Iterator[Mistake]:
+        """Yield the mistakes between fields that are each valid; `tokens_max_field` is the client's `tokens_max`."""
         if tokens_max is not None and (self.min_tokens or 0) > tokens_max:
-            yield Mistake("min_tokens", f"must be at most {spelled} ({tokens_max}), got {self.min_tokens}")
+            yield Mistake("min_tokens", f"must be at most {tokens_max_field} ({tokens_max}), got {self.min_tokens}")
         names = [name for name, _ in self.grammars()]
         if names[1:]:
             yield Mistake(names[1], f"cannot stand beside {names[0]}: an answer keeps to one grammar at most")
@@ -114,11 +114,11 @@ class Options:
 
 @frozen
 class StreamOptions:
-    """What a stream carries beside text."""
+    """What a stream has besides text."""
 
     harmless: ClassVar[Harmless] = {
         "include_obfuscation": (False,),
-        "continuous_usage_stats": (bool,),  # guidellm always asks for it, and reads the last chunk's usage only
+        "continuous_usage_stats": (bool,),  # guidellm always sets it, and reads the usage of the last chunk only
     }
 
     include_usage: bool | None = None
@@ -126,7 +126,7 @@ class StreamOptions:
 
 @frozen(kw_only=True)
 class ChoiceOptions(Options):
-    """What chat completions and completions share beyond that: several choices, formats, and how they are sent."""
+    """The further fields that chat completions and completions share: choices, formats, and streams."""
 
     n: ChoiceCount | None = None
     response_format: ResponseFormat | None = None
@@ -135,24 +135,24 @@ class ChoiceOptions(Options):
 
     @property
     def choices(self) -> int:
-        """How many choices each prompt gets."""
+        """The number of choices for each prompt."""
         return 1 if self.n is None else self.n
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk that says what the request cost."""
+        """Whether a stream ends with a chunk that has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
-        """Return the grammar that `response_format` asks for."""
+        """Return `response_format` and the grammar that it requires."""
         grammar = None if self.response_format is None else self.response_format.grammar()
         return None if grammar is None else ("response_format", grammar)
 
-    def cross_field_mistakes(self, tokens_max: int | None, spelled: str) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right; `spelled` is the client's name for `tokens_max`."""
+    def cross_field_mistakes(self, tokens_max: int | None, tokens_max_field: str) -> Iterator[Mistake]:
+        """Yield the mistakes between fields that are each valid; `tokens_max_field` is the client's `tokens_max`."""
         if self.response_format is not None:
             yield from self.response_format.mistakes("response_format")
-        yield from super().cross_field_mistakes(tokens_max, spelled)
+        yield from super().cross_field_mistakes(tokens_max, tokens_max_field)
 
 
 def respond(
@@ -171,12 +171,12 @@ def respond(
     truncate: bool = False,
     warm_up: bool = False,
 ) -> Respond:
-    """Return the request that a processor understands; `params` has the client's names of fields, where they differ."""
+    """Return the request for a processor; `params` has the client's names of fields that differ from `Respond`'s."""
     stop = options.stop or ()
-    spelled = {"tokens_min": "min_tokens", **params}
+    names = {"tokens_min": "min_tokens", **params}
     grammar: Grammar | None = None
-    if asked := options.grammars():  # one at most
-        spelled["grammar"], grammar = asked[0]
+    if grammars := options.grammars():  # one at most
+        names["grammar"], grammar = grammars[0]
     return Respond(
         id=request_id,
         turns=turns,
@@ -207,5 +207,5 @@ def respond(
         warm_up=warm_up,
         priority=options.priority,
         cache_salt=options.cache_salt,
-        params=spelled,
+        params=names,
     )

@@ -9,12 +9,12 @@ from attrs import frozen
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX
 from protocol.strict.mistakes import Mistakes, describe, wrong
 
-IDS_MAX = 2**20  # of all prompts together; what is longer than a model takes is refused later, and with its length
+IDS_MAX = 2**20  # of all prompts together; a prompt that is too long for its model is refused later, with its length
 
 
 @frozen
 class TokenIds:
-    """A list of token ids, which may be long."""
+    """A list of token ids; it may have a million entries, so it is checked without a loop in Python."""
 
     kinds: ClassVar[tuple[type, ...]] = (list,)
 
@@ -22,21 +22,21 @@ class TokenIds:
 
     @classmethod
     def structured(cls, value: object) -> Self:
-        """Return the list; raises `Mistakes` for an empty one, or one that holds anything but token ids."""
+        """Return the list; raises `Mistakes` if it is empty or holds anything but token ids."""
         assert isinstance(value, list)
         if not value:
             raise wrong("must not be empty")
         if len(value) > IDS_MAX:
             raise wrong(f"must hold at most {IDS_MAX} token ids, holds {len(value)}")
-        # Sets and extremes at the speed of C: a long prompt must not hold up everybody else.
+        # `set`, `min` and `max` run in C: a long prompt must not block the event loop.
         if set(map(type, value)) != {int} or min(value) < 0 or max(value) > INT32_MAX:
             raise _first_wrong(value)
         return cls(tuple(value))
 
 
 def _first_wrong(value: list[object]) -> Mistakes:
-    place = next(at for at, each in enumerate(value) if type(each) is not int or not 0 <= each <= INT32_MAX)
-    return wrong(f"must be a token id from 0 to {INT32_MAX}, got {describe(value[place])}", f"[{place}]")
+    index = next(i for i, token in enumerate(value) if type(token) is not int or not 0 <= token <= INT32_MAX)
+    return wrong(f"must be a token id from 0 to {INT32_MAX}, got {describe(value[index])}", f"[{index}]")
 
 
 @frozen
@@ -50,12 +50,12 @@ class Prompts:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of prompts."""
         return len(self.texts) + len(self.token_lists)
 
     @classmethod
     def structured(cls, value: object) -> Self:
-        """Return what a client sent as `prompt`; raises `Mistakes` for what is none."""
+        """Return the prompts in the field `prompt`; raises `Mistakes` if it holds anything else."""
         if isinstance(value, str):
             return cls(texts=(value,))
         assert isinstance(value, list)
@@ -63,30 +63,30 @@ class Prompts:
             raise wrong("must not be empty")
         match value[0]:
             case str():
-                _check(value, str, "a string like the first one")
+                _check_prompts(value, str, "a string like the first one")
                 return cls(texts=tuple(value))
             case list():
-                _check(value, list, "a list of token ids like the first one")
-                return cls(token_lists=_lists(value))
+                _check_prompts(value, list, "a list of token ids like the first one")
+                return cls(token_lists=_token_lists(value))
             case _:
                 return cls(token_lists=(TokenIds.structured(value).ids,))
 
 
-def _check(value: list[object], kind: type, words: str) -> None:
+def _check_prompts(value: list[object], kind: type, words: str) -> None:
     if len(value) > CHOICES_MAX:
         raise wrong(f"must hold at most {CHOICES_MAX} prompts, holds {len(value)}")
-    for place, each in enumerate(value):
-        if type(each) is not kind:
-            raise wrong(f"expected {words}, got {describe(each)}", f"[{place}]")
+    for index, prompt in enumerate(value):
+        if type(prompt) is not kind:
+            raise wrong(f"expected {words}, got {describe(prompt)}", f"[{index}]")
 
 
-def _lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
+def _token_lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
     if (total := sum(map(len, value))) > IDS_MAX:
         raise wrong(f"must hold at most {IDS_MAX} token ids, holds {total}")
-    out: list[tuple[int, ...]] = []
-    for place, each in enumerate(value):
+    token_lists: list[tuple[int, ...]] = []
+    for index, ids in enumerate(value):
         try:
-            out.append(TokenIds.structured(each).ids)
+            token_lists.append(TokenIds.structured(ids).ids)
         except Mistakes as error:
-            raise wrong(error.mistakes[0].message, f"[{place}]{error.mistakes[0].path}") from None
-    return tuple(out)
+            raise wrong(error.mistakes[0].message, f"[{index}]{error.mistakes[0].path}") from None
+    return tuple(token_lists)

@@ -1,4 +1,8 @@
-"""From the text of a client's request to its class, and from its mistakes to one error."""
+"""Reading the body of a request: from JSON to the class of the request, and from its mistakes to one error.
+
+A body is untrusted, and decoding it runs in the event loop: its time is bounded before it begins, by the number of
+containers that a linear scan counts. `reading_work` estimates that time for the caller, who decides where to read.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +18,40 @@ from protocol.strict.structure import structure
 
 
 class Checking(Protocol):
-    """A class whose fields can be right one by one, and wrong beside each other."""
+    """A class of requests that checks its fields against each other."""
 
     def mistakes(self) -> Iterable[Mistake]:
-        """Return what is wrong between fields that are each right."""
+        """Return the mistakes between fields that are each valid."""
 
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Checking)
 
-LISTED_MAX = 8  # mistakes in one sentence
+LISTED_MAX = 8  # mistakes in one error
 CONTAINERS_MAX = 32_768
-"""The most lists, objects and keys of one body: each costs microseconds, in which nobody else is served."""
+"""The most lists, objects and keys of one body: each costs microseconds of the event loop."""
 
-BYTES_A_CHARACTER = 32  # that are read in the time in which a character is tokenised
-CHARACTERS_A_CONTAINER = 3
+BYTES_A_CHARACTER = 32  # bytes that are decoded in the time in which one character is tokenised
+CHARACTERS_A_CONTAINER = 3  # characters that are tokenised in the time in which one container is decoded
 
-# Nothing here is ever tried a second way, and a string without its end goes on to the end of the text: linear time.
+# Possessive quantifiers never backtrack, and a string without an end matches up to the end of the text: linear time.
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def pattern_of_excess(containers: int) -> re.Pattern[bytes]:
-    """Return what matches JSON that has more lists, objects and keys than this; it looks no further than it must."""
-    one = rb'[^"\[{:]*+(?:%b[^"\[{:]*+)*+[\[{:]' % STRING
-    return re.compile(rb"(?:%b){%d}" % (one, containers + 1), re.DOTALL)
+    """Return a pattern that matches JSON with more lists, objects and keys than this, and stops at the first excess."""
+    container = rb'[^"\[{:]*+(?:%b[^"\[{:]*+)*+[\[{:]' % STRING
+    return re.compile(rb"(?:%b){%d}" % (container, containers + 1), re.DOTALL)
 
 
 _TOO_MANY = pattern_of_excess(CONTAINERS_MAX)
 
 
 def decode(text: bytes | str) -> dict[str, object]:
-    """Return the JSON object that `text` holds; of a key that stands twice the last one counts, as everywhere.
+    """Return the JSON object that `text` holds; of a repeated key the last value counts, as is usual.
 
-    Raises `BadRequest` for what is no JSON, no object, or made of too many parts.
+    Raises `BadRequest` for invalid JSON, for anything but an object, and for too many containers.
     """
     try:
         raw = text.encode() if isinstance(text, str) else text
@@ -67,13 +71,13 @@ def decode(text: bytes | str) -> dict[str, object]:
 
 
 def reading_work(text: bytes | str) -> int:
-    """Return how long a body takes to read, in characters to tokenise: by its length, and by what it is made of."""
+    """Return the time that a body takes to read, in characters to tokenise, by its length and its containers."""
     raw = text.encode() if isinstance(text, str) else text
     return len(raw) // BYTES_A_CHARACTER + CHARACTERS_A_CONTAINER * sum(map(raw.count, (b"[", b"{", b":")))
 
 
 def read(data: object, cls: type[T]) -> T:
-    """Return `data` as a `cls`, or raise one error that lists every mistake in it."""
+    """Return `data` as a `cls`; raises one `RequestError` that lists every mistake in it."""
     try:
         return structure(data, cls)
     except Mistakes as error:
@@ -81,7 +85,7 @@ def read(data: object, cls: type[T]) -> T:
 
 
 def read_checked(data: object, cls: type[C]) -> C:
-    """Return `data` as a `cls` that finds no mistakes in itself, or raise one error that lists them all."""
+    """Return `data` as a `cls` whose fields agree; raises one `RequestError` that lists all mistakes."""
     result = read(data, cls)
     if mistakes := tuple(result.mistakes()):
         raise as_request_error(mistakes)
@@ -89,9 +93,9 @@ def read_checked(data: object, cls: type[C]) -> C:
 
 
 def as_request_error(mistakes: Sequence[Mistake]) -> RequestError:
-    """Return the error that says all of these; its `param` is the first that is at fault."""
-    said = [str(mistake) for mistake in mistakes[:LISTED_MAX]]
+    """Return one error that lists the mistakes; its `param` is the path of the first."""
+    sentences = [str(mistake) for mistake in mistakes[:LISTED_MAX]]
     if len(mistakes) > LISTED_MAX:
-        said.append(f"and {len(mistakes) - LISTED_MAX} more")
+        sentences.append(f"and {len(mistakes) - LISTED_MAX} more")
     kind = Unsupported if all(mistake.unsupported for mistake in mistakes) else BadRequest
-    return kind("; ".join(said), param=mistakes[0].path or None)
+    return kind("; ".join(sentences), param=mistakes[0].path or None)

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in the shapes that SGLang's and vLLM's clients know."""
+"""`/tokenize` and `/detokenize`, in the shapes of SGLang and vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless
 from protocol.text_messages import Detokenize, Detokenized, Tokenize, Tokenized
 
-# What is encoded in one step: a thread that encodes keeps Python from all others meanwhile.
+# Limits of one call of the encoder, which holds the GIL while it runs.
 CHARACTERS_A_STEP = 64 * 1024
 IDS_A_STEP = 16 * 1024
 
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 @frozen(kw_only=True)
 class TokenizeRequest:
-    """The body of `POST /tokenize`: a text as it is, or a conversation as the model reads it."""
+    """The body of `POST /tokenize`: a text, or a conversation, which the chat template turns into one."""
 
     harmless: ClassVar[Harmless] = {
         "tools": ([],),
@@ -45,14 +45,14 @@ class TokenizeRequest:
     add_special_tokens: bool | None = None
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right."""
+        """Yield the mistakes between fields that are each valid."""
         if self.prompt is None and self.messages is None:
             yield Mistake("prompt", "is missing, and so is messages; send one")
         if self.prompt is not None and self.messages is not None:
             yield Mistake("messages", "cannot stand beside prompt; send one")
         if self.messages is not None and self.add_special_tokens:
-            said = "is for a prompt; the chat template puts around messages what they need"
-            yield Mistake("add_special_tokens", said, unsupported=True)
+            text = "is for a prompt; the chat template puts around messages what they need"
+            yield Mistake("add_special_tokens", text, unsupported=True)
         for index, message in enumerate(self.messages or ()):
             if message.content is None:
                 yield Mistake(f"messages[{index}].content", "is missing")
@@ -62,7 +62,7 @@ class TokenizeRequest:
 class DetokenizeRequest:
     """The body of `POST /detokenize`."""
 
-    harmless: ClassVar[Harmless] = {"skip_special_tokens": (False,)}  # a text that leaves them out would be another
+    harmless: ClassVar[Harmless] = {"skip_special_tokens": (False,)}  # special tokens are always a part of the text
 
     model: Name | None = None
     tokens: TokenIds
@@ -83,10 +83,10 @@ def to_tokenize(request: TokenizeRequest) -> Tokenize:
 def tokenized(answer: Tokenized) -> AnswerBody:
     """Return the body that answers `POST /tokenize`."""
     ids = answer.ids
-    parts = [_encode(ids[at : at + IDS_A_STEP])[1:-1] for at in range(0, len(ids), IDS_A_STEP)]
-    between = [part for each in parts for part in (b",", each)][1:]
+    parts = [_encode(ids[start : start + IDS_A_STEP])[1:-1] for start in range(0, len(ids), IDS_A_STEP)]
+    separated = [piece for part in parts for piece in (b",", part)][1:]
     return AnswerBody.from_parts(
-        [b'{"tokens":[', *between, b'],"count":%d,"max_model_len":%d}' % (len(ids), answer.context_max)]
+        [b'{"tokens":[', *separated, b'],"count":%d,"max_model_len":%d}' % (len(ids), answer.context_max)]
     )
 
 
@@ -101,7 +101,7 @@ def to_detokenize(request: DetokenizeRequest) -> Detokenize:
 
 
 def detokenized(answer: Detokenized) -> AnswerBody:
-    """Return the body that answers `POST /detokenize`: SGLang has the text by one name, vLLM by the other."""
+    """Return the body that answers `POST /detokenize`, with the text under SGLang's name and under vLLM's."""
     text, step = answer.text, CHARACTERS_A_STEP
-    parts = [_encode(text[at : at + step])[1:-1] for at in range(0, len(text), step)]
+    parts = [_encode(text[start : start + step])[1:-1] for start in range(0, len(text), step)]
     return AnswerBody.from_parts([b'{"text":"', *parts, b'","prompt":"', *parts, b'"}'])

@@ -1,4 +1,4 @@
-"""JSON Schemas of what is answered; there may always be more in an answer than they say."""
+"""JSON Schemas of answers; an answer may have more fields than its schema."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def _maybe(schema: Schema) -> Schema:
+def _nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, NULL]}
 
 
 _USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
 _SHARED: dict[str, Schema] = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "usage": _USAGE}
-_CHOICE: dict[str, Schema] = {"index": _COUNT, "logprobs": _maybe({"type": "object"}), "finish_reason": _REASON}
+_CHOICE: dict[str, Schema] = {"index": _COUNT, "logprobs": _nullable({"type": "object"}), "finish_reason": _REASON}
 _MESSAGE = _object(role={"const": "assistant"}, content=_TEXT)
 _PART = _object(type={"const": "output_text"}, text=_TEXT, annotations=_list({}), logprobs=_list({}))
 _ITEM = _object(id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, status=_TEXT, content=_list(_PART))
@@ -36,7 +36,7 @@ SCHEMAS: dict[str, Schema] = {
         error=_object(
             message=_TEXT,
             type={"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
-            param=_maybe(_TEXT),
+            param=_nullable(_TEXT),
             code={"enum": sorted(ERRORS_BY_CODE)},
         )
     ),

@@ -1,6 +1,6 @@
 """The OpenAPI document of the gateway's HTTP routes, made from the classes that parse the requests.
 
-Each route describes itself as one `Operation`. The routes belong to the gateway, which hands their operations in.
+Each route describes itself as one `Operation`. The routes belong to the gateway, which passes their operations.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from protocol.openapi import answer_schemas
 from protocol.openapi.request_schemas import NULL, Schema, Schemas, without_null
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
-# Statuses of errors that any request can meet: wrong syntax, no key or a foreign page, slowness, size, limits, and the
-# server's own state.
+# Statuses that any request can get: for wrong syntax, a missing key or a foreign page, slowness, size, limits, and the
+# state of the server.
 ALWAYS = (400, 401, 403, 408, 413, 429, 431, 500, 501, 503, 505)
 
 Media: TypeAlias = Mapping[str, Schema]
 """Schemas of bodies by their media types."""
 
 PLAIN_TEXT: Media = {"text/plain": {"type": "string"}}
-# Some tools read this schema as that of the whole body, some as that of each event, so it has no type.
+# Some tools apply this schema to the whole body, others to each event, so it has no type.
 EVENT_STREAM: Media = {"text/event-stream": {"description": "Server-sent events with JSON, if `stream` is true."}}
 
 
 class Access(StrEnum):
     """Who may call an operation."""
 
-    OPEN = "open"  # everybody, even where keys are wanted
+    OPEN = "open"  # everybody, even if keys are required
     KEY = "key"
     ADMIN = "admin"
 
 
 @frozen(eq=False)
 class Operation:
-    """One method of one path: what it takes and answers, and who may call it."""
+    """One method of one path: its request, its answer, and who may call it."""
 
     method: str
     path: str  # its last segment may be a parameter, in braces
     summary: str
-    answer: Media  # of status 200; none if the operation opens a WebSocket
-    request: type | None = None  # the class that the JSON of its body is read into
-    example: object = None  # a request
-    errors: tuple[int, ...] = ()  # statuses beside those that any request, or any body, can meet
+    answer: Media  # of status 200; empty if the operation opens a WebSocket
+    request: type | None = None  # the class of its body, which is JSON
+    example: object = None  # of a request
+    errors: tuple[int, ...] = ()  # statuses besides those that any request, or any body, can get
     parameters: tuple[Schema, ...] = ()
     access: Access = Access.KEY
     extensions: Schema = Factory(dict)
 
 
 def json_body(schema: Schema | str) -> Media:
-    """Return a body of JSON with this schema, or with the one of this name among those of the document."""
+    """Return a JSON body with this schema, or with the schema of this name in the document."""
     return {"application/json": {"$ref": f"#/components/schemas/{schema}"} if isinstance(schema, str) else schema}
 
 
 def document(
     version: str, operations: Sequence[Operation], *, models: Sequence[str] = (), keys_wanted: bool = True
 ) -> dict[str, object]:
-    """Return the document of a server with these operations and models; without names any model may be asked for."""
-    schemas = Schemas(_MORE)
+    """Return the document of a server with these operations and models; without models, any name is valid."""
+    schemas = Schemas(_RULES)
     paths: dict[str, dict[str, Schema]] = {}
     for operation in operations:
         described = _operation(operation, schemas, keys_wanted)
@@ -79,9 +79,10 @@ def document(
             "version": version,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": (
-                "Large language models, in OpenAI's shapes. A field that is not named here is refused, and an integer"
-                " is written without a point. Every answer says its x-request-id; a request may bring its own. What"
-                " a GET knows, a HEAD knows, and every path knows OPTIONS."
+                "Large language models, with OpenAI's request and response formats. Fields that are not listed here are"
+                " refused, and integers are written without a decimal point. Every response has the header"
+                " x-request-id, whose value a request may choose. Every path of GET also serves HEAD, and all paths"
+                " serve OPTIONS."
             ),
         },
         "paths": paths,
@@ -102,7 +103,7 @@ def _operation(operation: Operation, schemas: Schemas, keys_wanted: bool) -> Sch
         **operation.extensions,
     }
     if operation.access is Access.ADMIN:
-        described["description"] = "Where there are keys it takes one of an admin."
+        described["description"] = "Requires an admin key, if the server requires keys."
     if operation.parameters:
         described["parameters"] = list(operation.parameters)
     if operation.request is not None:
@@ -115,9 +116,9 @@ def _responses(operation: Operation) -> Schema:
     described: Schema = {}
     if operation.answer:
         content = {media: {"schema": schema} for media, schema in operation.answer.items()}
-        described["200"] = {"description": "What was asked for.", "content": content}
+        described["200"] = {"description": "The request succeeded.", "content": content}
     else:
-        described["101"] = {"description": "A WebSocket, for who asked for one."}
+        described["101"] = {"description": "The connection becomes a WebSocket."}
     media = (415,) if operation.request is not None else ()
     for status in sorted({*ALWAYS, *operation.errors, *media}):
         content = {"application/json": {"schema": ERROR}}
@@ -137,7 +138,7 @@ def _security(access: Access, *, keys_wanted: bool) -> list[Schema]:
     return [{"bearer": []}] if keys_wanted else [{}, {"bearer": []}]
 
 
-# What the fields of a request demand of each other, as far as a schema can say it --------------
+# Rules between the fields of a request, as far as a schema can express them ---------------------
 
 
 def _changed(schema: Schema, **properties: Schema) -> Schema:
@@ -149,8 +150,8 @@ def _changed(schema: Schema, **properties: Schema) -> Schema:
 def _property(schema: Schema, name: str) -> Schema:
     properties = schema["properties"]
     assert isinstance(properties, dict)
-    found: Schema = properties[name]
-    return found
+    schema_of_property: Schema = properties[name]
+    return schema_of_property
 
 
 def _message(schema: Schema) -> Schema:
@@ -159,7 +160,7 @@ def _message(schema: Schema) -> Schema:
 
 
 def _format(needed: tuple[str, ...], others: tuple[str, ...]) -> Schema:
-    """Say that a format has its schema exactly if it is of the type that has one."""
+    """Return the rule that a format has a schema if and only if its type is `json_schema`."""
     with_schema = {"type": {"const": "json_schema"}, **{name: {"not": NULL} for name in needed}}
     without = {"type": {"enum": ["text", "json_object"]}, **dict.fromkeys((*needed, *others), NULL)}
     return {"oneOf": [{"required": list(needed), "properties": with_schema}, {"properties": without}]}
@@ -168,48 +169,48 @@ def _format(needed: tuple[str, ...], others: tuple[str, ...]) -> Schema:
 def _tokenize(schema: Schema) -> Schema:
     prompt = {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}}
     special = {"enum": [False, None]}
-    said = {"messages": {"type": "array"}, "prompt": NULL, "add_special_tokens": special}
-    return {**schema, "oneOf": [prompt, {"required": ["messages"], "properties": said}]}
+    messages = {"messages": {"type": "array"}, "prompt": NULL, "add_special_tokens": special}
+    return {**schema, "oneOf": [prompt, {"required": ["messages"], "properties": messages}]}
 
 
-_TOP = {"required": ["top_logprobs"], "properties": {"top_logprobs": {"type": "integer", "minimum": 1}}}
+_HAS_TOP_LOGPROBS = {"required": ["top_logprobs"], "properties": {"top_logprobs": {"type": "integer", "minimum": 1}}}
 
 
 def _chat(schema: Schema) -> Schema:
     then = {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}}
-    return {**schema, "if": _TOP, "then": then}
+    return {**schema, "if": _HAS_TOP_LOGPROBS, "then": then}
 
 
 def _completion(schema: Schema) -> Schema:
     return _changed(schema, suffix={"enum": [None, ""]})
 
 
-def _asked(schema: Schema) -> Schema:
+def _response_request(schema: Schema) -> Schema:
     include = {"type": "array", "items": {"enum": [responses.LOGPROBS]}}
     then = {"required": ["include"], "properties": {"include": {"type": "array", "minItems": 1}}}
-    return {**_changed(schema, include={"anyOf": [include, NULL]}), "if": _TOP, "then": then}
+    return {**_changed(schema, include={"anyOf": [include, NULL]}), "if": _HAS_TOP_LOGPROBS, "then": then}
 
 
-def _http(schema: Schema) -> Schema:
-    return _asked(_changed(schema, previous_response_id=NULL))  # nothing is remembered between two requests
+def _response_http(schema: Schema) -> Schema:
+    return _response_request(_changed(schema, previous_response_id=NULL))  # only a connection keeps responses
 
 
 def _name_models(named: Mapping[str, Schema], models: Sequence[str]) -> None:
     for name, schema in named.items():
         properties = schema["properties"]
         if isinstance(properties, dict) and "model" in properties and name != "Create":
-            known: Schema = {"type": "string", "enum": list(models)}
+            served: Schema = {"type": "string", "enum": list(models)}
             optional = "model" not in list(schema["required"] if isinstance(schema["required"], list) else ())
-            properties["model"] = {"anyOf": [known, NULL]} if optional else known
+            properties["model"] = {"anyOf": [served, NULL]} if optional else served
 
 
-_MORE = {
+_RULES = {
     chat.Message: _message,
     chat.ChatRequest: _chat,
     completions.CompletionRequest: _completion,
     formats.ResponseFormat: lambda schema: schema | _format(("json_schema",), ()),
     formats.TextFormat: lambda schema: schema | _format(("name", "schema"), ("description", "strict")),
-    responses.Create: _asked,
-    responses.CreateHttp: _http,
+    responses.Create: _response_request,
+    responses.CreateHttp: _response_http,
     tokens.TokenizeRequest: _tokenize,
 }

@@ -1,4 +1,7 @@
-"""JSON Schema of what `structure` reads: the same classes, the same checks, so that the two cannot differ."""
+"""JSON Schemas of requests, made from the classes and checks that parse them, so that the two cannot differ.
+
+A type or a check that has no keyword here raises `TypeError`, so that the document cannot lack a limit silently.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from protocol.strict.objects import Harmless
 
 Schema: TypeAlias = dict[str, object]
 More: TypeAlias = Mapping[type, Callable[[Schema], Schema]]
-"""What a class demands beyond its fields, as a function from the one schema to the other."""
+"""By class, what it requires besides its fields: a function from its schema to the complete one."""
 
 NULL: Schema = {"type": "null"}
 _PLAIN: dict[object, str] = {
@@ -54,14 +57,14 @@ _OWN: dict[object, Schema] = {
 
 @define(eq=False)
 class Schemas:
-    """The schemas of classes by name, each written once, and what `more` knows of them."""
+    """The schemas of classes by name, each written once and completed by `more`."""
 
     more: More
     named: dict[str, Schema] = Factory(dict)
     _names: dict[type, str] = Factory(dict)
 
     def schema(self, kind: object) -> Schema:
-        """Return the schema of a type, for a class a reference to it; raises `TypeError` if nobody can read it."""
+        """Return the schema of a type, or a reference to that of a class; raises `TypeError` for a type without one."""
         if isinstance(kind, type) and kind in _OWN:
             return _OWN[kind]
         if kind in _PLAIN:
@@ -93,7 +96,7 @@ class Schemas:
     def _reference(self, cls: type[attrs.AttrsInstance]) -> Schema:
         if cls not in self._names:
             name = cls.__name__
-            while name in self.named:  # two dialects may have each its own
+            while name in self.named:  # two dialects may have classes of the same name
                 name = f"{_dialect(cls).capitalize()}{name}"
             self._names[cls], self.named[name] = name, {}
             schema, more = self._object(cls), self.more.get(cls)
@@ -116,29 +119,29 @@ class Schemas:
 
 
 def _dialect(cls: type) -> str:
-    """Return the dialect of a class: its module's name, or its folder's where a dialect is one."""
+    """Return the dialect of a class: the name of its module or, if the dialect is a folder, of that."""
     return cls.__module__.partition(".dialects.")[2].partition(".")[0]
 
 
 def without_null(schema: Schema) -> Schema:
-    """Return a schema without the null that it allows."""
+    """Return a schema that no longer allows null."""
     options = schema["anyOf"]
     assert isinstance(options, list)
-    left = [option for option in options if option != NULL]
-    return left[0] if len(left) == 1 else {"anyOf": left}
+    remaining = [option for option in options if option != NULL]
+    return remaining[0] if len(remaining) == 1 else {"anyOf": remaining}
 
 
 def _harmless(values: tuple[object, ...]) -> Schema:
-    options = [_fine(each) for each in values]
+    options = [_accepted(value) for value in values]
     return {"anyOf": [NULL, *options]} if options else NULL
 
 
-def _fine(value: object) -> Schema:
+def _accepted(value: object) -> Schema:
     if isinstance(value, type):
         return {"type": _PLAIN[value]}
-    if isinstance(value, dict):  # in which a key that is null might as well not be there
-        known = {key: _fine(each) for key, each in value.items()}
-        return {"type": "object", "properties": known, "required": [*known], "additionalProperties": NULL}
+    if isinstance(value, dict):  # in which null is as good as a missing key
+        properties = {key: _accepted(item) for key, item in value.items()}
+        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": NULL}
     return {"const": value}
 
 
@@ -148,8 +151,8 @@ def _keywords(check: object, schema: Schema) -> Schema:
             bounds = {"minimum": check.at_least, "exclusiveMinimum": check.above, "maximum": check.at_most}
             return {name: bound for name, bound in bounds.items() if bound is not None}
         case Holds():
-            what = {"string": "Length", "array": "Items"}.get(str(schema["type"]), "Properties")
-            sizes = {f"min{what}": check.at_least or None, f"max{what}": check.at_most}
+            unit = {"string": "Length", "array": "Items"}.get(str(schema["type"]), "Properties")
+            sizes = {f"min{unit}": check.at_least or None, f"max{unit}": check.at_most}
             return {name: size for name, size in sizes.items() if size is not None}
         case Matches():
             return {"pattern": f"^({check.pattern})$"}

@@ -113,6 +113,8 @@ BUGS: Bugs = {
             "        self._pieces.append(reply.text)\n",
             "        self._pieces.append(reply.text * 2)\n",
         ),
+    ),
+    "protocol/dialects/responses/objects.py": (
         Bug(
             "a response's usage is another's",
             '"output_tokens": usage.completion_tokens',

@@ -70,6 +70,10 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "protocol/dialects/test_chat_chunks.py": ("protocol/dialects/choices.py", "protocol/dialects/logprobs.py"),
     "protocol/dialects/test_completions.py": ("protocol/dialects/prompt.py",),
     "protocol/dialects/test_options.py": ("protocol/strict/checks.py",),
+    "protocol/dialects/responses/test_events.py": (
+        "protocol/dialects/responses/body.py",
+        "protocol/dialects/responses/objects.py",
+    ),
     "protocol/openapi/test_document.py": (
         "protocol/openapi/answer_schemas.py",
         "protocol/openapi/request_schemas.py",

@@ -1,8 +1,10 @@
-"""OpenAI's Responses, over WebSocket and over HTTP: what clients send (`requests`) and what they receive (`events`)."""
+"""OpenAI's Responses, over WebSocket and over HTTP: `requests`, and the `events` or the `body` that answer them."""
 
 from __future__ import annotations
 
-from protocol.dialects.responses.events import FINAL_EVENTS, Completion, Events, error_event, response_id
+from protocol.dialects.responses.body import Completion
+from protocol.dialects.responses.events import FINAL_EVENTS, Events, error_event
+from protocol.dialects.responses.objects import response_id
 from protocol.dialects.responses.requests import (
     LOGPROBS,
     CancelResponse,

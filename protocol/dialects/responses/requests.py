@@ -1,8 +1,9 @@
-"""OpenAI Responses: what clients ask, over WebSocket and over HTTP. What they hear is in `responses_events`.
+"""OpenAI Responses: the requests of clients, over WebSocket and over HTTP.
 
-OpenAI has no event that cancels; `response.cancel` is an extension under the Realtime dialect's name. Fields that ask
-for nothing special are accepted, fields that this server doesn't fulfil are refused by name, and none is dropped in
-silence, except `stream` and `background` on a socket, where they mean nothing and stock clients send them all the same.
+OpenAI has no event that cancels; `response.cancel` is an extension with the name that the Realtime API gives it. Fields
+whose value changes nothing are accepted, fields that this server does not implement are refused by name, and none is
+ignored silently, except `stream` and `background` on a WebSocket, where they have no meaning and stock clients send
+them nevertheless.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ TOOL_CHOICES = ("auto", "none")
 StreamId = Annotated[str, Matches(STREAM_ID, "1 to 256 of the characters A-Z a-z 0-9 _ . -")]
 MetadataKey = Annotated[str, Holds(0, 64)]
 MetadataValue = Annotated[str, Holds(0, 512)]
-Label = Annotated[str, Holds(0, 512)]  # of whoever asks; it is said back
+Label = Annotated[str, Holds(0, 512)]  # of the end user; it is returned in the response
 
 
 @frozen
 class Part:
-    """A piece of text; images, audio and files are other types."""
+    """A piece of text; images, audio and files are not supported."""
 
-    harmless: ClassVar[Harmless] = {"annotations": (list,), "logprobs": (list,)}  # they describe an answer of before
+    harmless: ClassVar[Harmless] = {"annotations": (list,), "logprobs": (list,)}  # of an earlier answer
 
     type: Literal["input_text", "output_text"] = attrs.field(metadata=tag())
     text: str
@@ -45,7 +46,7 @@ class Part:
 
 @frozen
 class Item:
-    """One message of the conversation."""
+    """A message of the conversation."""
 
     harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "phase": (str,)}
 
@@ -54,22 +55,22 @@ class Item:
     type: Literal["message"] = attrs.field(default="message", metadata=tag())
 
     def turn(self) -> Turn:
-        """Return the message as the processor knows it; its pieces follow each other with nothing in between."""
+        """Return the message for a processor; its pieces are joined with nothing in between."""
         content = self.content
         return Turn(self.role, content if isinstance(content, str) else "".join(part.text for part in content))
 
 
 @frozen
 class ToolChoice:
-    """Whether tools may be called, which is said back; nothing else can be asked for where there are none."""
+    """Whether tools may be called, which is returned in the response; without tools it has no effect."""
 
     kinds: ClassVar[tuple[type, ...]] = (str, dict)
 
-    said: str
+    mode: str
 
     @classmethod
     def structured(cls, value: object) -> Self:
-        """Return a choice that asks for no tool; raises `Mistakes` for any other."""
+        """Return a choice that requires no tool; raises `Mistakes` for any other."""
         if value in TOOL_CHOICES:
             return cls(str(value))
         named = " or ".join(map(describe, TOOL_CHOICES))
@@ -78,7 +79,7 @@ class ToolChoice:
 
 @frozen
 class TextConfig:
-    """What the answer's text looks like."""
+    """The format of the text of the answer."""
 
     harmless: ClassVar[Harmless] = {"verbosity": ("medium",)}
 
@@ -87,10 +88,10 @@ class TextConfig:
 
 @frozen(kw_only=True)
 class ResponseRequest(Options):
-    """What can be asked over WebSocket and over HTTP alike."""
+    """The fields of a request over WebSocket and over HTTP."""
 
     harmless: ClassVar[Harmless] = {
-        "store": (False,),  # a response lives in its connection's memory, if anywhere
+        "store": (False,),  # responses are kept only by the connection, if at all
         "tools": ([],),
         "max_tool_calls": (),
         "reasoning": ({},),
@@ -124,31 +125,31 @@ class ResponseRequest(Options):
 
     @property
     def logprobs(self) -> int | None:
-        """How many of the likeliest tokens to tell beside each one, None for no log probabilities."""
+        """The number of likeliest tokens to return with each token, None for no log probabilities."""
         return self.top_logprobs or 0 if LOGPROBS in (self.include or ()) else None
 
     @property
     def format(self) -> TextFormat | None:
-        """What the answer's text must look like."""
+        """The required format of the text of the answer."""
         return None if self.text is None else self.text.format
 
     def turns(self) -> tuple[Turn, ...]:
-        """Return what was said in this request, instructions apart: they do not outlive it, and this does."""
+        """Return the turns of this request without its instructions, which later requests do not inherit."""
         if isinstance(self.input, str):
             return (Turn(Role.USER, self.input),)
         return tuple(item.turn() for item in self.input)
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
-        """Return the grammar that `text.format` asks for."""
+        """Return `text.format` and the grammar that it requires."""
         grammar = None if self.format is None else self.format.grammar()
         return None if grammar is None else ("text.format", grammar)
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield what is wrong between fields that are each right."""
-        for index, each in enumerate(self.include or ()):
-            if each != LOGPROBS:
-                said = f"{describe(each)} is not supported here; only {describe(LOGPROBS)} is"
-                yield Mistake(f"include[{index}]", said, unsupported=True)
+        """Yield the mistakes between fields that are each valid."""
+        for index, name in enumerate(self.include or ()):
+            if name != LOGPROBS:
+                message = f"{describe(name)} is not supported here; only {describe(LOGPROBS)} is"
+                yield Mistake(f"include[{index}]", message, unsupported=True)
         if self.top_logprobs and self.logprobs is None:
             yield Mistake("top_logprobs", f"needs include to name {describe(LOGPROBS)}")
         if self.format is not None:
@@ -158,7 +159,7 @@ class ResponseRequest(Options):
 
 @frozen(kw_only=True)
 class Create(ResponseRequest):
-    """`response.create`: answer this conversation."""
+    """The event `response.create`: generate the answer to a conversation."""
 
     harmless: ClassVar[Harmless] = {**ResponseRequest.harmless, "stream": (bool,), "background": (bool,)}
 
@@ -168,7 +169,7 @@ class Create(ResponseRequest):
 
     @property
     def warm_up(self) -> bool:
-        """Whether only the prompt is to be computed, for what will follow on it."""
+        """Whether only the prompt is computed, for later requests that begin with it."""
         return self.generate is False
 
 
@@ -182,18 +183,18 @@ class CreateHttp(ResponseRequest):
 
     @property
     def stream_id(self) -> None:
-        """The lane of the connection, which has none."""
+        """None: an HTTP connection has no lanes."""
         return
 
     @property
     def warm_up(self) -> bool:
-        """Whether only the prompt is to be computed, which makes sense on a socket only."""
+        """Whether only the prompt is computed, which makes sense on a WebSocket only."""
         return False
 
 
 @frozen(kw_only=True)
 class CancelResponse:
-    """`response.cancel`: end the response of this id, or whatever runs in this lane."""
+    """The event `response.cancel`: end the response with this id, or the one that runs in this lane."""
 
     type: Literal["response.cancel"]
     response_id: Name | None = None
@@ -214,11 +215,11 @@ def read_event(data: dict[str, object], *, default_model: str | None = None) -> 
         if default_model is not None and data.get("model") is None:
             data["model"] = default_model
         return read_checked(data, Create)
-    known = '"response.create" or "response.cancel"'
+    supported = '"response.create" or "response.cancel"'
     if isinstance(kind, str):
-        raise Unsupported(f"type: {describe(kind)} is not an event of this server; send {known}", param="type")
-    said = f"got {describe(kind)}" if "type" in data else "it is missing"
-    raise BadRequest(f"type: expected {known}, {said}", param="type")
+        raise Unsupported(f"type: {describe(kind)} is not an event of this server; send {supported}", param="type")
+    found = f"got {describe(kind)}" if "type" in data else "it is missing"
+    raise BadRequest(f"type: expected {supported}, {found}", param="type")
 
 
 def parse_http(body: bytes) -> CreateHttp:
@@ -234,18 +235,18 @@ def parse_http(body: bytes) -> CreateHttp:
 
 
 def stream_id_of(data: Mapping[str, object]) -> str | None:
-    """Return the lane that an event which could not be read names, if that much can be."""
+    """Return the lane of an event that is otherwise invalid, None if its `stream_id` is invalid, too."""
     stream_id = data.get("stream_id")
     return stream_id if isinstance(stream_id, str) and re.fullmatch(STREAM_ID, stream_id) else None
 
 
 def to_respond(create: Create | CreateHttp, *, request_id: str, history: tuple[Turn, ...] = ()) -> Respond:
-    """Return the request for a processor; `history` is what was said in the responses before, instructions apart."""
-    first = () if create.instructions is None else (Turn(Role.SYSTEM, create.instructions),)
+    """Return the request for a processor; `history` has the turns of earlier responses, without instructions."""
+    instructions = () if create.instructions is None else (Turn(Role.SYSTEM, create.instructions),)
     return respond(
         create,
         request_id=request_id,
-        turns=first + history + create.turns(),
+        turns=instructions + history + create.turns(),
         tokens_max=create.max_output_tokens,
         logprobs=create.logprobs,
         truncate=create.truncation == "auto",

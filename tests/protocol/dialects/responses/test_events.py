@@ -6,7 +6,8 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import responses_server_event
 
 from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse, parse_http, response_id
-from protocol.dialects.responses.events import FORMAT_ECHOED_MAX, LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
+from protocol.dialects.responses.events import LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
+from protocol.dialects.responses.objects import FORMAT_ECHOED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import FinishReason, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText

@@ -1,0 +1,103 @@
+"""The JSON objects of which events and bodies of Responses are made: the response, its item, its part, its usage.
+
+A response repeats the fields of its request. Stock WebSocket clients accept messages of at most 1 MiB, so that fields
+without a limit of their own are left out if they are long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from protocol.messages import Usage
+
+if TYPE_CHECKING:
+    from protocol.dialects.formats import TextFormat
+    from protocol.dialects.responses.requests import Create, CreateHttp
+
+    AnyCreate: TypeAlias = Create | CreateHttp
+
+INSTRUCTIONS_ECHOED_MAX = 1024
+FORMAT_ECHOED_MAX = 16 * 1024
+
+
+def response_id(request_id: str) -> str:
+    """Return the `id` of the response to a request."""
+    return f"resp_{request_id}"
+
+
+def response_object(
+    create: AnyCreate, name: str, created_at: int, status: str, output: Sequence[object], usage: Usage | None
+) -> dict[str, object]:
+    """Return a response with this id."""
+    short = create.instructions is not None and len(create.instructions) <= INSTRUCTIONS_ECHOED_MAX
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": created_at,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": create.instructions if short else None,
+        "max_output_tokens": create.max_output_tokens,
+        "metadata": create.metadata or {},
+        "model": create.model,
+        "output": output,
+        "parallel_tool_calls": create.parallel_tool_calls is not False,
+        "previous_response_id": create.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": create.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": create.temperature,
+        "text": {"format": _format(create.format)},
+        "tool_choice": "auto" if create.tool_choice is None else create.tool_choice.mode,
+        "tools": [],
+        "top_logprobs": create.top_logprobs or 0,
+        "top_p": create.top_p,
+        "truncation": create.truncation or "disabled",
+        "usage": None if usage is None else usage_object(usage),
+        "user": create.user,
+    }
+
+
+def _format(wanted: TextFormat | None) -> dict[str, object]:
+    if wanted is None or wanted.schema is None:
+        return {"type": "text" if wanted is None else wanted.type}
+    short = len(wanted.schema.text) + len(wanted.description or "") <= FORMAT_ECHOED_MAX
+    return {
+        "type": wanted.type,
+        "name": wanted.name,
+        "description": wanted.description if short else None,
+        "schema": msgspec.Raw(wanted.schema.text.encode() if short else b"{}"),
+        "strict": wanted.strict,
+    }
+
+
+def item_id(request_id: str) -> str:
+    """Return the `id` of the one item of the response to a request."""
+    return f"msg_{request_id}"
+
+
+def item_object(name: str, status: str, content: Sequence[object]) -> dict[str, object]:
+    """Return an item with this id, which is a message of the assistant."""
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def part_object(text: str | msgspec.Raw, logprobs: Sequence[object] = ()) -> dict[str, object]:
+    """Return a part of an item, which is text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def usage_object(usage: Usage) -> dict[str, object]:
+    """Return the tokens of a request."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
