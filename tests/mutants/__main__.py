@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,12 +21,12 @@ from tests.mutants.bug import Bug
 from tests.mutants.table import MUTANTS, PARTS, SUITES
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 100  # a suite that hangs has noticed, too
+FOLDERS = ("protocol", "actors", "supervisor", "bench", "tests", "examples")
 
 
-def planted(path: str, bug: Bug, folder: Path) -> Path:
-    """Copy what is needed, with the bug in it."""
-    for name in ("protocol", "actors", "supervisor", "bench", "tests", "examples"):
+def plant(path: str, bug: Bug, folder: Path) -> None:
+    """Copy what the suites need into a folder, with the bug in it; exit if its place in the code is not found once."""
+    for name in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__", "cpu", "*.safetensors")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -33,40 +34,44 @@ def planted(path: str, bug: Bug, folder: Path) -> Path:
     if text.count(bug.old) != 1:
         sys.exit(f"{bug.name}: what it replaces occurs {text.count(bug.old)} times in {path}")
     (folder / path).write_text(text.replace(bug.old, bug.new))
-    return folder
 
 
-def noticed(folder: Path, arguments: list[str]) -> bool:
-    """Run a suite up to its first failure; a suite that hangs has failed."""
+def first_failure(folder: Path, arguments: list[str], patience_s: float) -> str:
+    """Run a suite up to its first failure, and return the test that failed, if any; a suite that hangs has failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=patience_s, check=False, text=True)
     except subprocess.TimeoutExpired:
-        return True
-    if done.returncode not in {0, 1}:  # that is no test's failure
-        sys.exit(done.stdout.decode() + done.stderr.decode())
-    return done.returncode == 1
+        return f"not done in {patience_s:.0f} s"
+    if done.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+)(?: - |$)", done.stdout, re.MULTILINE)
+    if done.returncode == 1 and failed:
+        return failed[1]
+    if done.returncode == 2 and failed:  # a bug may break a file of tests while it is imported
+        return failed[1]
+    sys.exit(done.stdout + done.stderr)
 
 
 @cache
-def sound(name: str) -> bool:
-    """Whether a suite passes where no bug is planted; one that does not would notice them all."""
-    if noticed(ROOT, SUITES[name]):
-        sys.exit(f"the suite {name} fails without any bug")
+def sound(suite: str, patience_s: float) -> bool:
+    """Return true if a suite passes where no bug is planted; one that does not would notice them all."""
+    if failed := first_failure(ROOT, SUITES[suite], patience_s):
+        sys.exit(f"the suite {suite} fails without any bug: {failed}")
     return True
 
 
-def verdict(path: str, bug: Bug, suites: list[str], *, first: bool) -> str:
+def verdict(path: str, bug: Bug, suites: list[str], *, first: bool, patience_s: float) -> str:
     """Return the suites that notice a bug in a file, or why none need notice, or that none does."""
-    by = []
+    noticed = []
     with tempfile.TemporaryDirectory() as place:
-        folder = planted(path, bug, Path(place))
-        for name in suites:
-            if noticed(folder, SUITES[name]) and sound(name):
-                by.append(name)
+        plant(path, bug, Path(place))
+        for suite in suites:
+            if (failed := first_failure(Path(place), SUITES[suite], patience_s)) and sound(suite, patience_s):
+                noticed.append(f"{suite}: {failed}")
                 if first:
                     break
-    return ", ".join(by) or (f"harmless: {bug.harmless}" if bug.harmless else "SURVIVED")
+    return ", ".join(noticed) or (f"harmless: {bug.harmless}" if bug.harmless else "SURVIVED")
 
 
 def main() -> int:
@@ -76,20 +81,21 @@ def main() -> int:
     parser.add_argument("--suite", action="append", choices=SUITES, help="only this one")
     parser.add_argument("--first", action="store_true", help="stop at the first suite that notices")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--patience-s", type=float, default=100.0, help="a suite that takes longer has noticed, too")
     options = parser.parse_args()
-    chosen = [each for each in MUTANTS if any(word in f"{each[2]}: {each[1].name}" for word in options.words)]
+    chosen = [mutant for mutant in MUTANTS if any(word in f"{mutant[2]}: {mutant[1].name}" for word in options.words)]
     survived = 0
 
     def judged(mutant: tuple[str, Bug, str]) -> str:
         path, bug, part = mutant
         home = PARTS[part]
         suites = options.suite or [*home, *(name for name in SUITES if name not in home)]
-        return verdict(path, bug, suites, first=options.first)
+        return verdict(path, bug, suites, first=options.first, patience_s=options.patience_s)
 
     with ThreadPoolExecutor(options.processes) as pool:
-        for (_, bug, _), said in zip(chosen, pool.map(judged, chosen), strict=True):
-            survived += said == "SURVIVED"
-            print(f"{bug.name:62s} {said}", flush=True)  # noqa: T201
+        for (_, bug, _), judgement in zip(chosen, pool.map(judged, chosen), strict=True):
+            survived += judgement == "SURVIVED"
+            print(f"{bug.name:62s} {judgement}", flush=True)  # noqa: T201
     print(f"{len(chosen)} planted, {survived} survived")  # noqa: T201
     return min(survived, 1)
 
