@@ -45,10 +45,8 @@ def first_failure(folder: Path, arguments: list[str], patience_s: float) -> str:
         return f"not done in {patience_s:.0f} s"
     if done.returncode == 0:
         return ""
-    failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+)(?: - |$)", done.stdout, re.MULTILINE)
-    if done.returncode == 1 and failed:
-        return failed[1]
-    if done.returncode == 2 and failed:  # a bug may break a file of tests while it is imported
+    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if done.returncode in {1, 2} and failed:  # 2: a bug may break a file of tests while it is imported
         return failed[1]
     sys.exit(done.stdout + done.stderr)
 

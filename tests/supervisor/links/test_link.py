@@ -946,7 +946,7 @@ async def test_to_ask_somebody_unknown_is_not_ready_and_no_violation(autojump_cl
 
 
 async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: MockClock) -> None:
-    sizes = (3_000_000, 0, 17)
+    sizes = (600_000, 0, 17)
     tensors = tuple(Tensor("uint8", (size,), memoryview(bytes([at]) * size)) for at, size in enumerate(sizes))
 
     async def one(call, replies) -> None:

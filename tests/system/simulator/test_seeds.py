@@ -17,7 +17,7 @@ from tests.system.simulator.release_times import DELAYS, KEEPS
 from tests.system.simulator.seed import run_seed
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 200
+SEEDS = 120  # all that they must see is seen by the first 58; `make hunt` runs 2,000
 CLUSTER_SEEDS = 32
 GONE = re.compile(r"'gone', ([^)]+)\)")  # and what made it late
 
@@ -40,10 +40,10 @@ def test_nothing_false_is_said_and_everything_comes_home(tens) -> None:
 def test_a_seed_decides_everything_whatever_the_process() -> None:
     traces = []
     for hash_seed in "12":
-        command = [sys.executable, "-m", "tests.system.hunt", "--first", "0", "--seeds", "8", "--traces"]
+        command = [sys.executable, "-m", "tests.system.hunt", "--first", "0", "--seeds", "4", "--traces"]
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
         traces.append(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout)
-    assert traces[0] == traces[1] == "".join(f"{run_seed(seed)}\n" for seed in range(8)).encode()
+    assert traces[0] == traces[1] == "".join(f"{run_seed(seed)}\n" for seed in range(4)).encode()
 
 
 def test_the_seeds_see_every_fault_and_every_outcome() -> None:
