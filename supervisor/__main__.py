@@ -1,4 +1,8 @@
-"""`python -m supervisor cluster.toml [--check] [--node NAME]`, `... status|drain|reload`; and `hash-key [NAME]`."""
+"""The command line: `python -m supervisor cluster.toml [--check] [--node NAME]`, `... status|drain|reload`, `hash-key`.
+
+What is checked before anything runs (the file, the placement, the limits of this host) ends the process here with a
+sentence for the operator. From `_run` on, output goes through the queued log, so that nothing waits for its reader.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +38,15 @@ from supervisor.version import version
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "supervisor")
-OPERATE = ("status", "drain", "reload")
+OPERATOR_COMMANDS = ("status", "drain", "reload")
 
 
 def main() -> int:
     """Parse the command line; check a cluster, run nodes of it, or hash a key. Return the exit code."""
     if sys.argv[1:2] == ["hash-key"]:
         return hash_key(sys.argv[2] if sys.argv[2:] else "NAME")
-    if sys.argv[2:3] and sys.argv[2] in OPERATE:
-        return operated(sys.argv[1:])
+    if sys.argv[2:3] and sys.argv[2] in OPERATOR_COMMANDS:
+        return run_operator_command(sys.argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m supervisor",
         description="Serve language models by a tree of actors.",
@@ -66,11 +70,11 @@ def main() -> int:
     if parent is not None:
         os.set_inheritable(parent.fd, False)
         reaper.exit_if_orphaned(parent.fd)
-        faulthandler.register(signal.SIGQUIT, file=parent.fd, all_threads=True)  # when it hangs: where
+        faulthandler.register(signal.SIGQUIT, file=parent.fd, all_threads=True)  # sent to a node that hangs
     descriptor_needs.raise_limit()
     try:
         if arguments.check:
-            return _print(checked(arguments.file, arguments.join, arguments.node))
+            return _print(check_report(arguments.file, arguments.join, arguments.node))
         loaded = load_cluster(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
         names = placement.select_nodes(loaded.cluster, arguments.node)
         preflight.check_can_start(loaded.cluster, *names)
@@ -86,16 +90,17 @@ def main() -> int:
 
 
 def _run(loaded: load.Loaded, names: tuple[str, ...], parent: ParentPipe | None, earlier: EarlierFailures) -> int:
-    """Run nodes of a cluster, and return the exit code; from here on nothing waits for a reader of the log."""
+    """Run nodes of a cluster and return the exit code; from here on nothing waits for a reader of the log."""
     nodes = loaded.cluster.node
-    alone = names[0] if len(names) == 1 and len(nodes) > 1 else None
-    own = nodes[names[0]]  # a launcher takes the settings of its first node
-    terminal = logs.configure_logging(node=alone, lines_max=own.log_queue_lines_max, bytes_max=own.log_queue_bytes_max)
+    node_name = names[0] if len(names) == 1 and len(nodes) > 1 else None
+    section = nodes[names[0]]  # a launcher takes the settings of its first node
+    lines_max, bytes_max = section.log_queue_lines_max, section.log_queue_bytes_max
+    terminal = logs.configure_logging(node=node_name, lines_max=lines_max, bytes_max=bytes_max)
     logs.log_interpreter_warnings()
     gc.collect()
-    gc.freeze()  # what is there by now stays: to look through all of it again takes more than a turn, every few seconds
+    gc.freeze()  # modules stay anyway, and every collection that traverses them takes longer than a turn may
     try:
-        run = _running(loaded, names, terminal, parent, earlier)
+        run = _run_function(loaded, names, terminal, parent, earlier)
         code: int = trio.run(run, strict_exception_groups=True)
     except ActorError as error:
         if parent is None:
@@ -117,7 +122,7 @@ def _run(loaded: load.Loaded, names: tuple[str, ...], parent: ParentPipe | None,
 
 
 def _print(text: str) -> int:
-    """Print a text, and return the exit code; raises `StartFailed` if it cannot be written, to a full disk say."""
+    """Print a text and return the exit code; raises `StartFailed` if it cannot be written, as to a full disk."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -125,8 +130,8 @@ def _print(text: str) -> int:
     return 0
 
 
-def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
-    """Return the tree of each node, and warnings; raises `StartFailed` with every mistake."""
+def check_report(file: Path, joined: Sequence[str], node_name: str | None) -> str:
+    """Return the output of `--check`: each node, then warnings; raises `StartFailed` with every mistake."""
 
     def examine(cluster: load.Cluster) -> Iterator[Mistake]:
         yield from file_checks.mistakes(cluster, os.environ)
@@ -135,21 +140,21 @@ def checked(file: Path, joined: Sequence[str], node_name: str | None) -> str:
     cluster = read_cluster(file, joined, examine)
     names = tuple(cluster.node) if node_name is None else placement.select_nodes(cluster, node_name)
     trees = [preview.describe_node(cluster, name, os.environ) for name in names]
-    warnings = [f"warning: {each}" for each in file_checks.warnings(cluster, time.time())]
+    warnings = [f"warning: {sentence}" for sentence in file_checks.warnings(cluster, time.time())]
     return "\n\n".join([*trees, *(["\n".join(warnings)] if warnings else [])])
 
 
-def _running(
+def _run_function(
     loaded: load.Loaded,
     names: tuple[str, ...],
     terminal: logs.Terminal,
     parent: ParentPipe | None,
     earlier: EarlierFailures,
 ) -> Callable[[], Awaitable[int]]:
-    """Return the function that runs one node in this process, or several in processes of their own."""
+    """Return the function that runs one node in this process, or a launcher of several."""
     environment = dict(os.environ)
     if len(names) > 1:
-        joins = [word for at in loaded.joined for word in ("--join", at)]
+        joins = [word for address in loaded.joined for word in ("--join", address)]
         command = (*COMMAND, str(loaded.file), *joins)
         return launcher.Launcher(loaded, names, command, environment, terminal, SystemRandom()).run
     (name,) = names
@@ -161,10 +166,10 @@ def _running(
     return partial(node.run, loaded, name, terminal, environment, launched)
 
 
-def operated(arguments: list[str]) -> int:
-    """Run one of the commands for a running cluster, and return the exit code."""
-    from supervisor.cli import commands  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
-    from supervisor.printable import printable  # noqa: PLC0415  # no node needs what it takes to draw on a terminal
+def run_operator_command(arguments: list[str]) -> int:
+    """Run one of the commands for a running cluster and return the exit code."""
+    from supervisor.cli import commands  # noqa: PLC0415  # a node must not load the libraries of terminals
+    from supervisor.printable import printable  # noqa: PLC0415  # a node must not load the libraries of terminals
 
     try:
         return commands.main(arguments, os.environ, node.new_nonce)
@@ -174,7 +179,7 @@ def operated(arguments: list[str]) -> int:
 
 
 def hash_key(name: str) -> int:
-    """Read a secret from the standard input, and print the lines that add it to a key file as `name`."""
+    """Read a secret from the standard input and print the lines that add it to a key file as `name`."""
     secret = getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     try:
         print(keys.key_file_lines(name, secret))

@@ -1,7 +1,7 @@
-"""Observers that count in a node's metrics what its actors report.
+"""Observers that count the events of actors in the metrics of a node.
 
-Actors know nothing of metrics, and metrics know nothing of actors: each actor calls an observer whose class it defines,
-and the classes here are where the two meet.
+Actors do not import metrics, and metrics do not import actors: each actor defines the class of its observer, and the
+subclasses here connect the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from supervisor.telemetry.metrics import Metrics
 
 @define(eq=False)
 class SlotMetrics(SlotObserver):
-    """Counts what becomes of one engine's slots."""
+    """The metrics of one engine's slots."""
 
     metrics: Metrics
     engine: str
@@ -31,7 +31,7 @@ class SlotMetrics(SlotObserver):
 
 @frozen
 class RoutingMetrics(RoutingObserver):
-    """Counts what becomes of one model's requests in the router."""
+    """The metrics of one model's requests in its router."""
 
     metrics: Metrics
     model: str
@@ -41,11 +41,11 @@ class RoutingMetrics(RoutingObserver):
         self.metrics.worker_called(self.model, worker, outcome)
 
     def call_resumed(self, code: str, sent: int) -> None:
-        """Count a request that goes on at another worker: `sent` tokens were with its client before."""
+        """Count a request that is resumed at another worker, after `sent` tokens were sent to its client."""
         self.metrics.worker_lost(self.model, code, "resumed" if sent else "retried")
 
     def call_not_resumed(self, code: str) -> None:
-        """Count a request that ends because no other worker can go on exactly."""
+        """Count a request that ends because no other worker can resume it exactly."""
         self.metrics.worker_lost(self.model, code, "impossible")
 
     def worker_ejected(self, worker: str, code: str) -> None:

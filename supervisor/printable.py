@@ -1,4 +1,4 @@
-"""Text of others, made safe to show: in a log, in a terminal, in an error sentence."""
+"""Text from clients, files and other nodes, made safe to print in a log, a terminal or an error message."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ TEXT_LENGTH_MAX = 2000
 def printable(text: str) -> str:
     """Return text on one line, cut to `TEXT_LENGTH_MAX`, with all control characters escaped."""
     cut = text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}..."
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)

@@ -1,7 +1,7 @@
-"""The runtime of a node: everything that its children take from the machine, passed in as one value.
+"""The runtime of a node: all that its children take from the machine, passed to them as one value.
 
-Time, randomness, threads and the environment come in through here and nowhere else, so that a test or a simulation
-can replace them, and a run with the same seed takes the same steps.
+Time, randomness, threads and the environment come in here and nowhere else, so that a test or a simulation can replace
+them, and a run with the same seed takes the same steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which Espalier this is."""
+"""The version of Espalier."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
-CHECKOUT = "0.1.0"  # as pyproject.toml says
+CHECKOUT = "0.1.0"  # as in pyproject.toml
 
 
 def version() -> str:

@@ -1,1 +1,1 @@
-"""The command line of an operator: the status of a running cluster, drains, reloads."""
+"""The commands of an operator: the status of a running cluster, drains, reloads."""

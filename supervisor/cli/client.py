@@ -1,9 +1,9 @@
-"""The client of a command: asks the nodes of a cluster, each by the route on which it can be reached.
+"""The client of a command: it asks the nodes of a cluster, each by the route on which it can be reached.
 
 A command greets a node as another node would, with the cluster's secret, but under a name that no node may have. A node
-that does not listen is asked by the socket in its run folder, if it runs here as the same user, or else through a node
-that has a link to it, as is one that cannot be reached from here. Nodes are not trusted: what they report of others is
-checked, and the number of nodes asked through them is limited by time.
+that does not listen is asked by the socket in its run folder, if it runs here as the same user. A node that cannot be
+reached from here is asked through one that has a link to it. Nodes are not trusted: their reports of others are
+validated, and all requests through other nodes share one time limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NAME_BYTES = 4
 
 @define(eq=False)
 class ClusterClient:
-    """A client of all nodes of a cluster; `routes` has where each node that has answered is asked."""
+    """A client of all nodes of a cluster; `routes` has the route of each node that has answered."""
 
     cluster: Cluster
     secret: bytes = field(repr=False)
@@ -74,18 +74,18 @@ class ClusterClient:
         return statuses
 
     async def _poll_others(self, statuses: dict[str, StatusOrError]) -> bool:
-        """Ask for the nodes to which those that have answered have links; return whether any more have answered."""
+        """Ask the nodes to which those that have answered have links; return whether any more have answered."""
         before = dict(self.routes)
         for through, route in before.items():
             status = statuses[through]
-            others = [each.node for each in status.links if each.up] if isinstance(status, Status) else []
+            others = [link.node for link in status.links if link.up] if isinstance(status, Status) else []
             for name in sorted(set(others) - self.routes.keys()):
                 statuses[name] = f"node {through} has a link to it, through which it has not answered in time"
                 await self._poll_at(name, route, statuses)
         return len(self.routes) > len(before)
 
     async def ask(self, name: str, request: Message) -> Message:
-        """Ask a node by its route; raises `PeerLost`, `PeerRefused` or the error that it answers with."""
+        """Return a node's answer to a request; raises `PeerLost`, `PeerRefused` or the error that it answers with."""
         return await self._ask_at(self.routes[name], request)
 
     async def _poll_at(self, name: str, route: Route, statuses: dict[str, StatusOrError]) -> None:
@@ -121,7 +121,7 @@ class ClusterClient:
         return answers[0]
 
     def route(self, name: str) -> Route | None:
-        """Return where a node listens, or its run folder if it runs here; None if it cannot be asked by itself."""
+        """Return where a node listens, or its run folder if it runs here; None if it has no route of its own."""
         node = self.cluster.node.get(name)
         if node is None or node.dial_address is None:
             return self.folders.get(name)
@@ -177,7 +177,7 @@ async def _answer(link: Link, request: Message) -> Message | None:
 
 
 def nothing_listens(error: BaseException | None) -> bool:
-    """Whether nothing listens there, which is more than that it could not be reached."""
+    """Whether an error shows that nothing listens at an address, and not merely that it could not be reached."""
     if error is None:
         return False
     gone = ConnectionRefusedError | FileNotFoundError
@@ -185,7 +185,7 @@ def nothing_listens(error: BaseException | None) -> bool:
 
 
 def validated_status(status: Message) -> Message:
-    """Return the status that a node reports if its times are finite, else raise `PeerViolation`."""
+    """Return a node's answer; raises `PeerViolation` if it is a status with impossible numbers."""
     if isinstance(status, Status):
         check_state(status.state)
         times = (status.up_s, *(child.since_s for child in status.tree), *(link.silent_s for link in status.links))

@@ -1,8 +1,8 @@
 """The commands `status`, `drain` and `reload`, which an operator runs in a shell.
 
 A command reads the cluster's file like a node, but a mistake in the file must not keep an operator from a cluster
-that runs: nodes of this machine are then found by their run folders, and asked by their sockets. What nodes report is
-printed only after everything that could control the terminal has been taken out of it.
+that runs: nodes of this machine are then found by their run folders, and asked by their sockets. Text from nodes is
+printed only without characters that could control the terminal.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ NEW_NODE_WAIT_S = 20.0  # for a node that its launcher starts to answer
 
 
 class _Console(Console):
-    """A console that leaves a closed output to the command."""
+    """A console that reports a closed output as `BrokenPipeError`."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error; the library would exit with 1."""
+        """Raise the error, where the library would exit with 1."""
         raise BrokenPipeError
 
 
@@ -68,20 +68,20 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     drain = commands.add_parser("drain", help="let a node finish its requests and exit; waits until it has gone")
     drain.add_argument("node")
     commands.add_parser("reload", help="let every node read its file again")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     console = _Console(highlight=False, soft_wrap=False)
-    folders = _folders(given.file, given.pid)
-    reloads = given.command == "reload"  # keys are reloaded in any case
+    folders = _folders(options.file, options.pid)
+    reloads = options.command == "reload"  # keys are reloaded in any case
 
     def new_client(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
         # Without a file, nodes are reached by their sockets alone, which ask for no secret.
         secret = link_credentials.cluster_secret(cluster, environment) if cluster.model else b""
         return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
 
-    client, wrong = _make_client(given.file, folders, new_client, use_broken_file=reloads)
+    client, wrong = _make_client(options.file, folders, new_client, use_broken_file=reloads)
     if wrong and reloads:
         _print(console, wrong)
-    elif wrong:  # a program reads the other output
+    elif wrong:  # to the standard error stream, since a program reads the other
         first, *_ = wrong.splitlines()
         notice = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
         _print(_Console(stderr=True, highlight=False), notice)
@@ -91,11 +91,11 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
             f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
         )
     run: Callable[[], Awaitable[int]]
-    match given.command:
+    match options.command:
         case "status":
-            run = partial(_status, client, console, as_json=given.json, watch=given.watch)
+            run = partial(_status, client, console, as_json=options.json, watch=options.watch)
         case "drain":
-            run = partial(_drain, client, console, given.node)
+            run = partial(_drain, client, console, options.node)
         case _:
             run = partial(_reload, client, console)
     try:
@@ -109,16 +109,17 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
 
 def _folders(file: Path, pid: int | None) -> dict[str, Path]:
     """Return the run folders of the file's nodes on this host, by node; raises `StartFailed` if one runs twice."""
-    found: dict[str, Path] = {}
-    for each in unix_socket.running_nodes(Path(tempfile.gettempdir()), file):
-        if pid not in {None, each.pid}:
+    folders: dict[str, Path] = {}
+    for running in unix_socket.running_nodes(Path(tempfile.gettempdir()), file):
+        name = running.node
+        if pid not in {None, running.pid}:
             continue
-        if each.node in found:
+        if name in folders:
             raise StartFailed(
-                f"node {each.node} of {file} runs here more than once; name one by --pid, such as {each.pid}"
+                f"node {name} of {file} runs here more than once; name one by --pid, such as {running.pid}"
             )
-        found[each.node] = Path(each.folder)
-    return found
+        folders[name] = Path(running.folder)
+    return folders
 
 
 def _make_client(
@@ -128,7 +129,7 @@ def _make_client(
     *,
     use_broken_file: bool,
 ) -> tuple[ClusterClient, str]:
-    """Return a client for the cluster, and the mistakes in its file: nodes that run here can be asked in spite of them.
+    """Return a client for the cluster, and the mistakes in its file, in spite of which nodes that run here are asked.
 
     Raises `StartFailed` if the file is wrong and none runs here, unless `use_broken_file` allows to ask the nodes that
     a file with mistakes describes.
@@ -140,15 +141,15 @@ def _make_client(
         return new_client(described, folders), ""
     except load.FileMistakes as error:
         described, wrong = error.cluster if folders or use_broken_file else None, error
-    except StartFailed as error:  # it is no file of a cluster, or its secret or certificates are unusable
+    except StartFailed as error:  # not a cluster's file, or its secret or certificates cannot be used
         described, wrong = None, error
     if described is not None:
         with suppress(StartFailed):
             return new_client(described, folders), str(wrong)
     if not folders:
         raise wrong
-    here = Cluster(model={}, engine={}, node={name: NodeSection() for name in folders})
-    return new_client(here, folders), str(wrong)
+    local = Cluster(model={}, engine={}, node={name: NodeSection() for name in folders})
+    return new_client(local, folders), str(wrong)
 
 
 async def _status(client: ClusterClient, console: Console, *, as_json: bool, watch: bool) -> int:
@@ -222,14 +223,14 @@ async def _drain(client: ClusterClient, console: Console, name: str) -> int:
 
 
 async def _poll_node(client: ClusterClient, name: str) -> Status | None:
-    """Return the status of a node that has answered before, None once it has gone: nothing listens, or no link is left.
+    """Return the status of a node that has answered before, None once it is gone: nothing listens, or no link is left.
 
-    Raises `PeerLost` if no node is left that could know.
+    Raises `PeerLost` if no node is left whose links could tell.
     """
     through = client.routes[name]
     direct = through == client.route(name)
     while True:
-        client.routes.setdefault(name, through)  # a poll that it did not answer has dropped its route
+        client.routes.setdefault(name, through)  # a poll without its answer has removed its route
         try:
             status = await client.ask(name, GetStatus(name))
             return status if isinstance(status, Status) else None
@@ -277,7 +278,7 @@ async def _reload(client: ClusterClient, console: Console) -> int:
 async def _wait_for(
     client: ClusterClient, statuses: Mapping[str, StatusOrError], starts: Collection[str]
 ) -> Mapping[str, StatusOrError]:
-    """Return the statuses once all nodes that start have answered, or have not for `NEW_NODE_WAIT_S`."""
+    """Return the statuses once all nodes that start have answered, after `NEW_NODE_WAIT_S` at the latest."""
     with trio.move_on_after(NEW_NODE_WAIT_S):
         while any(isinstance(statuses.get(name), str) for name in starts):
             await trio.sleep(FAST_POLL_S)
@@ -286,5 +287,5 @@ async def _wait_for(
 
 
 def _print(console: Console, text: str) -> None:
-    """Print a sentence that may hold text from nodes."""
+    """Print a sentence that may contain text from nodes."""
     console.print(printable(text), markup=False, emoji=False, soft_wrap=True)

@@ -20,11 +20,11 @@ StatusOrError: TypeAlias = Status | str
 
 GOOD, WARN, BAD, DIM = "green", "yellow", "red", "dim"
 VERBS = {"starting": "is starting", "ended": "has ended", "stopping": "is stopping", "stopped": "has stopped"}
-VERBS |= {"not started": "is not started"}  # the other states are verbs themselves
+VERBS |= {"not started": "is not started"}  # other states are verbs already
 UNITS = ("B", "kB", "MB", "GB", "TB")
 ABOUT = "about"
 GAP = 2  # between two columns
-WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # to which a column is folded before another is left out
+WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # to which columns are folded before one is left out
 
 
 def render_status(name: str, statuses: Mapping[str, StatusOrError]) -> RenderableType:
@@ -57,19 +57,19 @@ def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]
             if child.state != READY and (child.why or child.path not in parents):  # else its children have the reason
                 yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", WARN
         yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in each.refused)
-        for aside in each.aside:
-            again = f"is tried again in {aside.for_s:.0f} s" if aside.for_s else "is tried again"
-            yield f"{aside.worker} keeps failing ({aside.why}), is set aside by node {name} and {again}", WARN
+        for ejection in each.aside:
+            again = f"is tried again in {ejection.for_s:.0f} s" if ejection.for_s else "is tried again"
+            yield f"{ejection.worker} keeps failing ({ejection.why}), is set aside by node {name} and {again}", WARN
         for link in each.links:
-            if not link.up and not isinstance(statuses.get(link.node), str):  # else that node has its own
+            if not link.up and not isinstance(statuses.get(link.node), str):  # else that node has a sentence of its own
                 yield f"node {name} has no link to node {link.node}", BAD
     versions = {each.version for each in statuses.values() if isinstance(each, Status)}
     if len(versions) > 1:
         yield f"nodes run different versions: {', '.join(sorted(versions))}", WARN
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
 def render_reload(name: str, result: Reloaded) -> RenderableType:
@@ -79,14 +79,14 @@ def render_reload(name: str, result: Reloaded) -> RenderableType:
         text.append(" nothing has changed")
     for sentences, style in ((result.changed, GOOD), (result.not_changed, WARN), (result.refused, BAD)):
         for sentence in sentences:
-            for line in sentence.split("\n"):  # a file's mistakes are told a line each
+            for line in sentence.split("\n"):  # the mistakes in a file, a line each
                 text.append(f"\n  {printable(line)}", style)
     return text
 
 
 @frozen
 class _HangingText:
-    """A text with one prefix before its first line, and another before each line into which it is folded."""
+    """A text with one prefix before its first line, and another before each further line into which it is folded."""
 
     first: str
     others: str
@@ -111,14 +111,14 @@ Cell: TypeAlias = str | Text | _HangingText
 
 @frozen
 class _Columns:
-    """A table that fits a narrow terminal: of the `optional` columns as many as have room; the others are named below.
+    """A table that fits a narrow terminal: as many `optional` columns as have room; the others are named below.
 
-    What still has no room is folded. Only the column `ABOUT` is cut.
+    Cells that are still too wide are folded; only those of the column `ABOUT` are cut.
     """
 
     heads: Sequence[str]
-    optional: Sequence[str]  # the first is dropped last
-    right: Sequence[str]  # which stand at the right of their columns
+    optional: Sequence[str]  # the last is left out first
+    right: Sequence[str]  # aligned at the right
     rows: list[Sequence[Cell]] = field(factory=list)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -163,7 +163,7 @@ def _trees(statuses: Mapping[str, StatusOrError]) -> _Columns:
 
 
 def _about(child: ChildState) -> Text:
-    """Return the last error of a child if it is not up or was restarted, else what the child is."""
+    """Return the last error of a child that is not up or was restarted, else its description."""
     if child.why and child.state != READY:
         return Text(printable(child.why), WARN)
     if child.why and child.restarts:
@@ -172,7 +172,7 @@ def _about(child: ChildState) -> Text:
 
 
 def _with_branches(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, ChildState]]:
-    """Yield each child with the branches drawn before its first line and before its other lines; parents come first."""
+    """Yield each child with the branches before its first line and before its further lines; parents come first."""
     parents, more = set[str](), list[bool]()  # whether another of the same parent follows
     for child in reversed(tree):
         parent = child.path.rpartition("/")[0]

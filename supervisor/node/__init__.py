@@ -1,1 +1,1 @@
-"""One node: a process with one supervision tree, assembled from the description of its cluster."""
+"""One node: a process with one supervision tree, assembled from the configuration of its cluster."""

@@ -4,9 +4,9 @@ Nothing runs here. What children share (registrations, inboxes, the directory) i
 restarts; then the children are made, and `assemble` lists them in the order of their starts. That list is the node's
 first policy, so it stands in one expression: helpers return children, and nothing is inserted afterwards.
 
-The gateway starts first and stops last: it states why no request is served yet, and how the last ones ended. So does
-the monitoring endpoint. Then come the links, through which other nodes learn the same. Engines follow, and last the
-actors that use them. Children of one kind need nothing of each other, so they start and stop concurrently.
+The gateway starts first and stops last: it reports why no request is served yet, and answers the last ones. So does
+the monitoring endpoint. Then come the links, by which other nodes learn the same. Engines follow, and last the
+actors that use them. Children of one kind do not need each other, so they start and stop concurrently.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Children = tuple[Child | Tree, ...]
 
 @define(eq=False)
 class Assembly:
-    """One node's tree, and what the node's own tasks use; one node of a cluster has the gateway."""
+    """The tree of a node, and the objects that its own tasks use; one node of a cluster has the gateway."""
 
     tree: Tree
     directory: Directory
@@ -57,7 +57,7 @@ class Assembly:
     published: Mapping[str, Retried]  # by the name of the child that publishes it
     gateway: Gateway | None = None
     links: Mesh | None = None
-    monitoring: Gateway | None = None  # for probes and scrapers alone
+    monitoring: Gateway | None = None  # the endpoint for probes and scrapers
 
     def on_event(self, event: ChildEvent) -> None:
         """Apply an event to the status of the tree, and to the registration of the child that is restarted."""
@@ -69,7 +69,7 @@ class Assembly:
 
     @property
     def start_failure(self) -> str | None:
-        """Why none of this node's engines could be started, once each was tried; None if it serves others as well."""
+        """The reason why no engine of this node could start, once each has tried; None if the node has other uses."""
         serves_others = self.gateway is not None and self.links is not None
         never_up = (registration for registration in self.engines.values() if registration.last is None)
         failures = [registration.failure for registration in never_up if registration.failure is not None]
@@ -127,7 +127,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
 
 
 def in_order(*, gateway: Children, monitoring: Children, links: Children, others: Children) -> Children:
-    """Return the children of a node in the order of their starts; each needs only what it must."""
+    """Return the children of a node in the order of their starts, with the children that each needs."""
     return (
         *_needing((), (*gateway, *monitoring)),
         *_needing((*gateway, *monitoring), links),
@@ -136,6 +136,6 @@ def in_order(*, gateway: Children, monitoring: Children, links: Children, others
 
 
 def _needing(needed: Sequence[Child | Tree], children: Children) -> Children:
-    """Return `children` so that each needs all of `needed`, and those that it has named itself."""
-    names = tuple(each.name for each in needed)
+    """Return `children`, each of which needs all of `needed` besides those that it already names."""
+    names = tuple(member.name for member in needed)
     return tuple(evolve(child, needs=(*names, *(child.needs or ()))) for child in children)

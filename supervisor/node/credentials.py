@@ -1,4 +1,4 @@
-"""What decides who may connect to a node: read and checked as a whole before anything of the node is built.
+"""The credentials of a node, which decide who may connect to it: read and checked before the node is assembled.
 
 No field has a default. A missing key or secret means "everybody may connect" to the code that compares it, so a default
 would turn one forgotten line into an open cluster; a value that must be given turns it into a type error.
@@ -32,7 +32,7 @@ class Credentials:
 
     @property
     def monitoring_keys(self) -> Keys:
-        """The keys of the monitoring endpoint: those of clients where there are any, which know the admin's too."""
+        """The keys of the monitoring endpoint: those of clients, with admin keys among them, if this node has them."""
         return self.watchers if self.keys is None else self.keys
 
 

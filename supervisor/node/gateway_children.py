@@ -33,7 +33,7 @@ def make_gateway(
     credentials: Credentials,
 ) -> Gateway:
     """Return the gateway of the cluster, which serves these models."""
-    assert credentials.keys is not None  # they are read on the node of the gateway
+    assert credentials.keys is not None  # since this node has the gateway
     section, names = cluster.gateway, tuple(cluster.model)
     never_ready = partial(readiness.never_ready, directory, names)
     ejected = partial(router_child.ejected, reloadable.routings)

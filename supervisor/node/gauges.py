@@ -1,4 +1,4 @@
-"""Gauges that are read from a node's state at each scrape: its tasks, its engines, its links, its gateway."""
+"""Gauges read from the state of a node at each scrape: of its tasks, its engines, its links, its gateway."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
 
 
 def _mismatches(directory: Directory) -> Samples:
-    rejections = directory.models.rejections  # a property that is made anew each time
+    rejections = directory.models.rejections  # a property, computed at each use
     return [((name,), float(name in rejections)) for name in directory.offers_by_name()]
 
 
@@ -61,7 +61,7 @@ def add_gateway_gauges(registry: Registry, gateway: Gateway) -> None:
 
 
 def add_link_metrics(registry: Registry, directory: Directory, traffic: Mapping[str, Traffic]) -> None:
-    """Define the metrics of the links to other nodes; the counts of a lost link go on with the next one to its node."""
+    """Define the metrics of links to other nodes; the counts of a lost link continue with the next link to its node."""
 
     def links() -> list[tuple[str, Link]]:
         return [(name, node.link) for name, node in directory.nodes.items() if node.link is not None]
@@ -94,19 +94,19 @@ def add_link_metrics(registry: Registry, directory: Directory, traffic: Mapping[
         *("espalier_link_messages", "Messages", "peer direction"),
         lambda: [
             ((node, direction), count)
-            for node, crossed in traffic.items()
-            for direction, count in (("sent", crossed.messages_sent), ("received", crossed.messages_received))
+            for node, totals in traffic.items()
+            for direction, count in (("sent", totals.messages_sent), ("received", totals.messages_received))
         ],
     )
     registry.add_counter(
         *("espalier_link_bytes", "Bytes of messages", "peer direction"),
         lambda: [
             ((node, direction), count)
-            for node, crossed in traffic.items()
-            for direction, count in (("sent", crossed.bytes_sent), ("received", crossed.bytes_received))
+            for node, totals in traffic.items()
+            for direction, count in (("sent", totals.bytes_sent), ("received", totals.bytes_received))
         ],
     )
     registry.add_counter(
         *("espalier_link_stream_waits", "Waits for a free stream", "peer"),
-        lambda: [((node,), crossed.waits) for node, crossed in traffic.items()],
+        lambda: [((node,), totals.waits) for node, totals in traffic.items()],
     )

@@ -22,9 +22,9 @@ from supervisor.supervision.tree import Child
 def make_mesh(
     cluster: Cluster, directory: Directory, runtime: Runtime, services: Services, credentials: Credentials, run: str
 ) -> Mesh | None:
-    """Return the links of a node, None if it is and remains alone; `run` names this run of its process.
+    """Return the mesh of a node, None if the node has no others; `run` is an id of this run of its process.
 
-    The nodes of the file are put into the directory. Workers of this node are served beside `services`.
+    The other nodes of the file are added to the directory. Workers of this node are served besides `services`.
     """
     node = directory.name
     section = cluster.node[node]

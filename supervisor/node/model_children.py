@@ -31,7 +31,7 @@ ProcessorInbox: TypeAlias = trio.MemoryReceiveChannel[Call[TextRequest, TextRepl
 
 @define(eq=False)
 class Reloadable:
-    """The settings of requests that a reload may change; they hold for requests that come later."""
+    """The settings of requests that a reload may change, for requests that come later."""
 
     prompt_tokens_max: int
     routings: dict[str, Routing] = field(factory=dict)  # by model
@@ -52,7 +52,7 @@ def model_children(
     runtime: Runtime,
     reloadable: Reloadable,
 ) -> Models:
-    """Return the models of the cluster and their children; their routings are put into `reloadable`."""
+    """Return the models of the cluster and their children; adds their routings to `reloadable`."""
     served: dict[str, ServedModel] = {}
     children: list[Child] = []
     for name in cluster.model:

@@ -1,7 +1,7 @@
 """The monitoring endpoint of a node: a gateway with the routes of probes and metrics alone.
 
-It is an ordinary `Gateway`, so that whoever connects here meets the same limits and the same keys as clients do. It has
-an address of its own, which a firewall can keep from clients, and exists on nodes that have no gateway.
+It is an ordinary `Gateway`, so that the limits and keys of clients hold for its callers too. It has an address of its
+own, which a firewall can keep from clients, and exists on nodes that have no gateway.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def monitoring_child(address: Endpoint | None, endpoint: Gateway) -> Child:
 
 
 def unready(cluster: Cluster, directory: Directory) -> str | None:
-    """Return why a node without a gateway cannot do its work at the moment, None if it can."""
+    """Return why a node without a gateway is not ready, None if it is."""
     if directory.draining:
         return "the node drains"
     if (conflict := directory.name_conflict) is not None:
@@ -88,9 +88,8 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
     for name, worker in directory.local.items():
         if worker.engine.current is None:
             return f"engine {name} {worker.engine.status_text}"
-    front = cluster.gateway.node
-    link = directory.node(front).link
-    return f"there is no link to node {front}" if link is None else None
+    gateway_node = cluster.gateway.node
+    return f"there is no link to node {gateway_node}" if directory.node(gateway_node).link is None else None
 
 
 async def local_metrics_text(engines: engine_control.Engines, metrics: Metrics) -> bytes:

@@ -1,15 +1,15 @@
-"""A node: one process, one `trio.run`, one tree, and its shutdown.
+"""A node: one process with one `trio.run` and one supervision tree, and its shutdown.
 
-Who owns what of a shutdown:
+A shutdown has several owners, each of one part:
 
 - `_Node` owns when it begins (a signal, an operator), its order and its deadlines: stop admitting, let streams finish
-  until `drain_s`, cut the rest with a retryable error, say goodbye to the other nodes, stop the tree.
-- The gateway, the directory and the links own what is running: each is told to drain, and can be waited for.
+  until `drain_s`, cut the rest with a retryable error, send a goodbye to the other nodes, stop the tree.
+- The gateway, the directory and the links own what runs: each can be drained, and waited for.
 - `supervise` owns the order in which the tree stops; it is cancelled here, once, when nothing is left to wait for.
 - `GracePeriods` owns all waits, so that a second signal shortens every one of them at once.
 - The kernel owns the rest: what does not end in time is killed, and the next node removes the folder of a killed one.
 
-A failure of the tree takes none of these steps: what it has stopped is gone already.
+If the tree fails, none of these steps is taken, since what the tree has stopped can no longer finish.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
-from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Loaded
+from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Loaded, NodeSection
 from supervisor.control import unix_socket
 from supervisor.gateway.keys import SECRET_VARIABLES
 from supervisor.links.heartbeat import Heartbeat
@@ -55,23 +55,23 @@ from supervisor.threads.text_threads import TextThreads
 log = logging.getLogger(__name__)
 
 ROOM_BITS = 63  # of a rendezvous room, as SGLang has them
-BYE_S = 0.05  # for a goodbye to be sent
+BYE_S = 0.05  # for the goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
 LAST_LINES_S = 0.2  # for the log to be written after that
-HEARTBEAT_S = 1.0  # at most, and at most a fifth of the time after which a launcher kills a node that hangs
+HEARTBEAT_S = 1.0  # between two heartbeats to a launcher, if its watchdog allows so long
 HEARTBEATS_PER_WATCHDOG = 5
-SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # variables that engines must not see
+SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # variables that no engine's process may have
 
 
 @frozen
 class LauncherHooks:
-    """What a node calls in its launcher: it is ready, the file may have new nodes, its event loop runs."""
+    """Messages of a node to the launcher that has started it, and what that knows of earlier processes of the node."""
 
-    up: Callable[[], None] = lambda: None
-    reload: Callable[[], None] | None = None
-    heartbeat: Callable[[], None] | None = None
-    earlier: EarlierFailures = EarlierFailures()  # of this node's previous processes
+    up: Callable[[], None] = lambda: None  # the tree is ready
+    reload: Callable[[], None] | None = None  # the file may have new nodes
+    heartbeat: Callable[[], None] | None = None  # the event loop runs
+    earlier: EarlierFailures = EarlierFailures()
 
 
 NOT_LAUNCHED = LauncherHooks()
@@ -119,10 +119,10 @@ async def run(
         assembly = assemble(cluster, name, runtime, credentials)
         assembly.status.earlier_failures = launched.earlier
         node = _Node(loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat)
-        node.obey(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
+        node.attach_controls(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
         for warning in file_checks.warnings(cluster, runtime.now()):
             log.warning(warning)
-        _warn_of_plain_keys(cluster, credentials)
+        _warn_of_keys_without_tls(cluster, credentials)
         log.info("starting", extra={"node": name, "engine_logs": str(logs)})
         runtime.reserve.fill()
         return await node.run(launched.up, partial(_announce, cluster, assembly, terminal))
@@ -137,7 +137,7 @@ class _Node:
     runtime: Runtime
     terminal: Terminal
     drain_s: float
-    heartbeat: Callable[[], None] | None = None  # to a launcher
+    heartbeat: Callable[[], None] | None = None
     exit_code: int = 0
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _nursery: trio.Nursery | None = None  # while it runs
@@ -145,8 +145,8 @@ class _Node:
     _reloader: Reloader | None = None
     _failure: ActorError | None = None
 
-    def obey(self, reloader: Reloader) -> None:
-        """Let operators drain this node, reload its file, and see its admission gate."""
+    def attach_controls(self, reloader: Reloader) -> None:
+        """Connect the control service to this node: drain, reload, and the state of the admission gate."""
         self._reloader = reloader
         self.assembly.controls.drain = partial(self.drain, "an operator asks for it")
         self.assembly.controls.reload = reloader.reload
@@ -154,7 +154,7 @@ class _Node:
             self.assembly.controls.gate_state = self.assembly.gateway.gate.state
 
     def set_drain_s(self, drain_s: float) -> None:
-        """Change the time in seconds that streams have to finish in a drain."""
+        """Set the time in seconds in which streams may finish in a drain."""
         self.drain_s = drain_s
 
     def drain(self, reason: str) -> None:
@@ -162,7 +162,7 @@ class _Node:
         if self._nursery is None or self.assembly.directory.draining:
             return
         log.info("draining", extra={"reason": reason, "drain_s": self.drain_s})
-        self.assembly.directory.drain()  # from now on other nodes choose this one's workers no more
+        self.assembly.directory.drain()  # from now on no other node chooses a worker of this one
         self._nursery.start_soon(self._shut_down)
 
     async def run(self, up: Callable[[], None], announce: Callable[[], None]) -> int:
@@ -174,22 +174,20 @@ class _Node:
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
             if self.heartbeat is not None:
-                nursery.start_soon(
-                    _send_heartbeats, self.heartbeat, self.loaded.cluster.node[self.assembly.directory.name].watchdog_s
-                )
-            nursery.start_soon(self._answer_operators)
+                nursery.start_soon(_send_heartbeats, self.heartbeat, self._section.watchdog_s)
+            nursery.start_soon(self._serve_operators)
             if self._reloader is not None:
                 nursery.start_soon(self._reloader.run)
             await nursery.start(handle_signals, self)
 
             def ready() -> None:
                 up()
-                nursery.start_soon(self._announce, announce)
+                nursery.start_soon(self._announce_when_ready, announce)
 
             try:
                 with self._tree:
                     await supervise(
-                        self.assembly.tree, rng=SystemRandom(), on_event=self._watch, task_status=OnStarted(ready)
+                        self.assembly.tree, rng=SystemRandom(), on_event=self._on_event, task_status=OnStarted(ready)
                     )
             except ActorError as error:
                 self._failure = error  # raised below: here, the nursery would wrap it in a group
@@ -203,19 +201,23 @@ class _Node:
         log.info("stopped", extra={"exit_code": self.exit_code})
         return self.exit_code
 
-    async def _answer_operators(self) -> None:
+    @property
+    def _section(self) -> NodeSection:
+        return self.loaded.cluster.node[self.assembly.directory.name]
+
+    async def _serve_operators(self) -> None:
         cluster, controls = self.loaded.cluster, self.assembly.controls
         heart = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
         name = self.assembly.directory.name
         await unix_socket.serve(self.runtime.folder, self.loaded.file, name, controls.services, heart)
 
     async def _watch_turns(self) -> None:
-        monitor = LoopMonitor(self.loaded.cluster.node[self.assembly.directory.name].turn_max_s)
+        monitor = LoopMonitor(self._section.turn_max_s)
         monitor.add_metrics(self.runtime.metrics.registry)
         with monitor.watching():
             await trio.sleep_forever()
 
-    def _watch(self, event: ChildEvent) -> None:
+    def _on_event(self, event: ChildEvent) -> None:
         self.terminal.on_event(event)
         self.assembly.on_event(event)
         if event.kind is ChildEventKind.RESTARTING:
@@ -224,13 +226,13 @@ class _Node:
                 self._failure = StartFailed(reason)
                 self._tree.cancel(reason="no engine could be started")
 
-    async def _announce(self, announce: Callable[[], None]) -> None:
-        """Announce that the node is ready, once every model can be served, by engines on whichever node."""
-        logged = None
+    async def _announce_when_ready(self, announce: Callable[[], None]) -> None:
+        """Announce that the node is ready, once every model has an engine on some node."""
+        logged_reason = None
         while self.assembly.gateway is not None and (reason := self.assembly.gateway.unready()) is not None:
-            if reason != logged:
+            if reason != logged_reason:
                 log.info("waiting", extra={"reason": reason})
-                logged = reason
+                logged_reason = reason
             await self.assembly.directory.wait_changed()
         if not self.assembly.directory.draining:
             announce()
@@ -248,14 +250,14 @@ class _Node:
             self._reloader.ask()
 
     def on_stop(self, name: str) -> bool:
-        """Begin the shutdown; return False at a second signal. A drain that an operator began is no signal."""
-        first, self._signalled = not self._signalled, True
-        if first:
+        """Begin the shutdown; return False at a second signal. A drain by an operator counts as no signal."""
+        is_first, self._signalled = not self._signalled, True
+        if is_first:
             self.drain(name)
-        return first
+        return is_first
 
     def on_second_signal(self, number: int) -> None:
-        """Shorten all waits of the shutdown, and exit soon whatever does not end."""
+        """Shorten all waits of the shutdown, and exit soon even if the tree does not end."""
         assert self._nursery is not None  # signals are handled while it runs
         self.exit_code = 128 + number
         self.runtime.grace.shorten()
@@ -264,16 +266,16 @@ class _Node:
     # Shutdown ----------------------------------------------------------------------------
 
     async def _shut_down(self) -> None:
-        """Stop admitting, let streams finish, end the rest with an error, stop the tree."""
+        """Take the steps of a shutdown in order: drain, cut, send a goodbye, stop the tree."""
         assembly, grace = self.assembly, self.runtime.grace
         with grace.wait_at_most(self.drain_s):
             if assembly.gateway is not None:
                 assembly.gateway.drain()
-            if assembly.links is not None:  # a node that has not been told yet may still choose a worker of this one
+            if assembly.links is not None:  # until a node learns of the drain, it may choose a worker here
                 await trio.sleep(assembly.links.section.tell_s)
             if assembly.gateway is not None:
                 await assembly.gateway.gate.wait_empty()
-                await assembly.gateway.connections.wait_idle()  # an answer is whole when the client has it
+                await assembly.gateway.connections.wait_idle()  # an answer is complete once its client has received it
             await assembly.directory.wait_idle()
         if assembly.gateway is not None:
             if cut := assembly.gateway.abort():
@@ -288,8 +290,8 @@ class _Node:
         self._tree.cancel(reason="the node shuts down")
 
     async def _exit_hard(self) -> None:
-        """Exit after `HARD_EXIT_S` even if the tree has not ended, and leave nothing behind."""
-        await trio.sleep(HARD_EXIT_S)  # cancelled if the tree ends before
+        """Exit the process after `HARD_EXIT_S`, without processes or files left behind."""
+        await trio.sleep(HARD_EXIT_S)  # cancelled if the tree ends first
         reaper.kill_all()
         run_folder.remove(self.runtime.folder.path, shared_memory.remove)
         self.terminal.flush(LAST_LINES_S)
@@ -297,15 +299,15 @@ class _Node:
 
 
 async def _send_heartbeats(heartbeat: Callable[[], None], watchdog_s: float) -> None:
-    """Show the launcher that this node's event loop runs: it kills a node that hangs for `watchdog_s` seconds."""
+    """Send heartbeats to the launcher, which kills a node that has sent none for `watchdog_s` seconds."""
     while True:
         heartbeat()
         await trio.sleep(min(HEARTBEAT_S, watchdog_s / HEARTBEATS_PER_WATCHDOG))
 
 
-def _warn_of_plain_keys(cluster: Cluster, credentials: Credentials) -> None:
-    wanted = credentials.keys is not None and credentials.keys.wanted
-    if wanted and credentials.client_tls is None and cluster.gateway.host not in LOOPBACK_HOSTS:
+def _warn_of_keys_without_tls(cluster: Cluster, credentials: Credentials) -> None:
+    keys_wanted = credentials.keys is not None and credentials.keys.wanted
+    if keys_wanted and credentials.client_tls is None and cluster.gateway.host not in LOOPBACK_HOSTS:
         log.warning("clients send their keys in the clear: there is no gateway.tls_certificate")
 
 
@@ -315,7 +317,7 @@ def new_nonce() -> bytes:
 
 
 def _rooms(first: int) -> Iterator[int]:
-    """Yield the numbers of rendezvous rooms from `first`, each once; nodes begin at random numbers far apart."""
+    """Yield numbers of rendezvous rooms from `first`, each once; nodes begin at random numbers, far from each other."""
     return (room % 2**ROOM_BITS for room in count(first))
 
 

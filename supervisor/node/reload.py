@@ -1,8 +1,11 @@
-"""Reload a node's file while it runs: apply what can be applied at once, and report what takes a restart.
+"""The reload of a node's file while it runs: apply what can be applied at once, and report what takes a restart.
 
 The file is read and checked as a whole, with all that it names, before any of it is applied: a file with a mistake
-changes nothing. Values are compared with those in force, key by key, so a reload reports each difference in a sentence,
-and says of every key whether it holds now or from the next start on. Only one reload runs at a time.
+changes nothing but keys and certificates, which are read by themselves. Values are compared with those in force, key by
+key, and each difference is reported in a sentence. Only one reload runs at a time. Files are read in a thread; the
+values of the file are applied in one turn, so that no request sees half of them.
+
+A key that needs a socket, a process or a tokenizer to be made again is never applied: that takes a restart.
 """
 
 from __future__ import annotations
@@ -35,12 +38,13 @@ from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
-SILENCES = ("heartbeat_s", "silent_s", "stalled_s")
-GREETED = ("handshake_s", "handshakes_max", "tls_names")
-LINKED = ("streams_max", *SILENCES, *GREETED, "tell_s", "announcements_max", "retry_min_s", "retry_max_s")
+SILENCE_KEYS = ("heartbeat_s", "silent_s", "stalled_s")
+GREETING_KEYS = ("handshake_s", "handshakes_max", "tls_names")
+ANNOUNCEMENT_KEYS = ("tell_s", "announcements_max")
+LINK_KEYS = ("streams_max", *SILENCE_KEYS, *GREETING_KEYS, *ANNOUNCEMENT_KEYS, "retry_min_s", "retry_max_s")
 TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
-AT_THE_GATE = ("requests_max", "admit_s", "waiting_max")
-ASKING = ("first_token_s", "total_s")
+ADMISSION_KEYS = ("requests_max", "admit_s", "waiting_max")
+RUNNER_KEYS = ("first_token_s", "total_s")
 
 
 class _NotInFile(StartFailed):
@@ -49,13 +53,13 @@ class _NotInFile(StartFailed):
 
 @frozen
 class _Read:
-    """The file as it is now, and all files that it names: everything is read before anything is applied."""
+    """The file as it is now, and all that it names: everything is read before anything is applied."""
 
     cluster: Cluster
     differences: tuple[Change, ...]  # from the file at the start
     secret: bytes = field(repr=False)
     tls: LinkTls | None
-    keys: Keys | None = None  # of clients, where this node has the gateway
+    keys: Keys | None = None  # of clients, if this node has the gateway
     context: ssl.SSLContext | None = None  # of its certificate
 
 
@@ -71,34 +75,34 @@ class _Outcome:
 
 @define(eq=False)
 class _Next:
-    """The next reload, shared by all who ask before it begins."""
+    """The next reload, shared by all requests that come before it begins."""
 
     wanted: trio.Event = field(factory=trio.Event)
     done: trio.Event = field(factory=trio.Event)
-    result: Reloaded | None = None  # None: a bug ended it
+    result: Reloaded | None = None  # None: it was ended by a bug
 
 
 @define(eq=False)
 class Reloader:
-    """Reloads the file of one node; `cluster` is the file as it was when the node started."""
+    """The reloads of one node; `loaded` is its file as it was when the node started."""
 
     name: str
     loaded: Loaded
     assembly: Assembly
     environment: Mapping[str, str] = field(repr=False)
     set_drain_s: Callable[[float], None]
-    ask_launcher: Callable[[], None] | None = None  # to start nodes that are new in the file
+    ask_launcher: Callable[[], None] | None = None  # to start the nodes that are new in the file
     reads: FileReader = field(factory=FileThreads)
-    _applied: dict[tuple[str, ...], object] = field(factory=dict)  # values applied since the start, by key
-    _new: set[str] = field(factory=set)  # nodes that were added to the file, on this host, since the start
-    _placed: set[str] = field(init=False)  # the nodes of this host, by the latest version of the file
+    _applied: dict[tuple[str, ...], object] = field(factory=dict)  # values applied since the start, by path
+    _new: set[str] = field(factory=set)  # nodes of this host that were added to the file since the start
+    _placed: set[str] = field(init=False)  # the nodes of this host in the latest version of the file
     _next: _Next = field(factory=_Next)
 
     def __attrs_post_init__(self) -> None:
-        self._placed = self._placed_by(self.loaded.cluster)
+        self._placed = self._nodes_of_host(self.loaded.cluster)
 
     def ask(self) -> None:
-        """Ask for a reload of the file, the keys and the certificate, without waiting for it."""
+        """Request a reload of the file, the keys and the certificate, without waiting for it."""
         self._next.wanted.set()
 
     async def reload(self) -> Reloaded:
@@ -115,9 +119,9 @@ class Reloader:
         return request.result
 
     async def run(self) -> None:
-        """Reload whenever that is asked for, one reload after the other, until cancelled.
+        """Serve requests for reloads, one reload after the other, until cancelled.
 
-        This is a task of the node itself: a reload that has begun is completed although its caller has left.
+        This is a task of the node, so that a reload that has begun is completed even if its caller leaves.
         """
         while True:
             await self._next.wanted.wait()
@@ -134,7 +138,7 @@ class Reloader:
         try:
             read = await self.reads(self._read)
             self._apply_all(read, outcome)
-            outcome.starts += self._to_start(read.cluster)
+            outcome.starts += self._nodes_to_start(read.cluster)
         except _NotInFile as error:
             outcome.unchanged.append(f"the file changes nothing: {error}")
         except StartFailed as error:
@@ -167,15 +171,15 @@ class Reloader:
 
     def _apply_all(self, read: _Read, outcome: _Outcome) -> None:
         differences = {change.path: change for change in read.differences}
-        for path in self._applied:  # a value that is again as it was at the start is a change as well
+        for path in self._applied:  # a value that has returned to that of the start is a change too
             differences.setdefault(path, Change(path, None, value_at(self.loaded.cluster, path)))
-        unapplied: dict[str, list[str]] = {}  # keys of engines and models; their values may be secrets
+        unapplied: dict[str, list[str]] = {}  # keys of engines and models by section, without their values: secrets
         for difference in differences.values():
             change = evolve(difference, old=self._applied.get(difference.path, difference.old))
-            if change.old == change.new or (applied := self._apply(change, read)) is None:
-                continue  # the latter concerns another node
+            if change.old == change.new or (applied := self._apply(change, read)) is None:  # None: of other nodes alone
+                continue
             if applied:
-                self._note(change, read.cluster, outcome)
+                self._record(change, read.cluster, outcome)
             elif change.path[0] in {"engine", "model"}:
                 unapplied.setdefault(" ".join(change.path[:2]), []).append(".".join(change.path[2:]))
             else:
@@ -191,24 +195,24 @@ class Reloader:
             if links.tls is not None and read.tls is not None:
                 links.tls = read.tls  # the contents of its files may have changed
 
-    def _to_start(self, new: Cluster) -> list[str]:
-        """Return the nodes that the launcher of this one may start now: those new on its host that nobody reaches.
+    def _nodes_to_start(self, new: Cluster) -> list[str]:
+        """Return the nodes that the launcher of this one may start now: those new on its host that have no link yet.
 
-        Others that are away may have been drained: the launcher starts those no more.
+        Other nodes without a link may have been drained, and the launcher starts no such node again.
         """
-        before, self._placed = self._placed, self._placed_by(new)
+        before, self._placed = self._placed, self._nodes_of_host(new)
         self._new = self._placed & (self._new | self._placed - before)
         if self.ask_launcher is None:
             return []
         directory = self.assembly.directory
         return [name for name in new.node if name in self._new and directory.node(name).link is None]
 
-    def _placed_by(self, cluster: Cluster) -> set[str]:
+    def _nodes_of_host(self, cluster: Cluster) -> set[str]:
         host = cluster.node[self.name].host
         return {name for name, node in cluster.node.items() if node.host == host}
 
-    def _note(self, change: Change, new: Cluster, outcome: _Outcome) -> None:
-        """Note what has been applied, and whether the launcher that started this node now starts a new one."""
+    def _record(self, change: Change, new: Cluster, outcome: _Outcome) -> None:
+        """Record a change as applied, and whether the launcher now starts a new node because of it."""
         self._applied[change.path] = change.new
         outcome.changed.append(describe_applied(change))
         if isinstance(change.new, NodeSection) and change.old is None and self.ask_launcher is not None:
@@ -216,64 +220,64 @@ class Reloader:
             if new.node[name].host == new.node[self.name].host:
                 outcome.changed[-1] += ", and the launcher here starts it"
 
-    # What each key takes -----------------------------------------------------------------
+    # Applying a change ------------------------------------------------------------------
 
     def _apply(self, change: Change, read: _Read) -> bool | None:
-        """Apply one change: whether that could be done, None if this node has nothing to do with it."""
+        """Apply one change; return False if it takes a restart, None if it does not concern this node."""
         new = read.cluster
         match change.path:
             case ("gateway", *keys):
-                return self._gateway(tuple(keys), read)
+                return self._apply_to_gateway(tuple(keys), read)
             case ("cluster", key):
-                return self._cluster(key, read)
+                return self._apply_to_links(key, read)
             case ("node", name, *keys):
-                return self._node(name, tuple(keys), change, new)
+                return self._apply_to_nodes(name, tuple(keys), change, new)
             case ("model", name, *keys):
-                return self._model(name, tuple(keys), new)
+                return self._apply_to_model(name, tuple(keys), new)
             case ("engine", name, *_):
-                both = (self.loaded.cluster.engine.get(name), new.engine.get(name))
-                return False if any(each is not None and self.name in each.nodes for each in both) else None
+                versions = (self.loaded.cluster.engine.get(name), new.engine.get(name))
+                return False if any(each is not None and self.name in each.nodes for each in versions) else None
         return False
 
-    def _gateway(self, keys: tuple[str, ...], read: _Read) -> bool | None:
+    def _apply_to_gateway(self, keys: tuple[str, ...], read: _Read) -> bool | None:
         gateway, section = self.assembly.gateway, read.cluster.gateway
         if gateway is None:
             return False if keys == ("node",) and section.node == self.name else None
         match keys:
-            case (key,) if key in AT_THE_GATE:
-                # The processors' own places are as many as there were at the start.
-                most = min(section.requests_max, self.loaded.cluster.gateway.requests_max)
-                gateway.gate.change(most, section.admit_s, section.waiting_max)
+            case (key,) if key in ADMISSION_KEYS:
+                # Processors have as many places as at the start, so more requests than then are never admitted.
+                requests_max = min(section.requests_max, self.loaded.cluster.gateway.requests_max)
+                gateway.gate.change(requests_max, section.admit_s, section.waiting_max)
                 if key == "requests_max":
-                    self._applied["gateway", key] = most  # whatever the file says: its next change is judged by this
-                return key != "requests_max" or most == section.requests_max
-            case (key,) if key in ASKING:
+                    self._applied["gateway", key] = requests_max  # not the file's: the next reload compares with it
+                return key != "requests_max" or requests_max == section.requests_max
+            case (key,) if key in RUNNER_KEYS:
                 setattr(gateway.runner, key, getattr(section, key))
             case ("prompt_tokens_max",):
                 self.assembly.reloadable.prompt_tokens_max = section.prompt_tokens_max
             case ("allowed_hosts" | "allowed_origins" | "grammars",):
                 gateway.origins = Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins))
                 gateway.grammars = frozenset(section.grammars)
-            case ("keys",) if read.keys is not None:  # else the gateway is another node's now, by the file
+            case ("keys",) if read.keys is not None:  # None: the new file has the gateway on another node
                 gateway.keys.sources = read.keys.sources
             case ("tls_certificate" | "tls_key",):
-                return _certificate(gateway, read)
-            case ("limits", key) if key != "send_buffer_bytes":  # that one is the listening socket's
+                return _apply_certificate(gateway, read)
+            case ("limits", key) if key != "send_buffer_bytes":  # which belongs to the listening socket
                 gateway.limits = evolve(gateway.limits, **{key: getattr(section.limits, key)})
             case _:
                 return False
         return True
 
-    def _cluster(self, key: str, read: _Read) -> bool | None:
+    def _apply_to_links(self, key: str, read: _Read) -> bool | None:
         links = self.assembly.links
         if links is None:
             return None
-        if key in LINKED and (key != "tls_names" or links.tls is not None):
+        if key in LINK_KEYS and (key != "tls_names" or links.tls is not None):
             links.section = evolve(links.section, **{key: getattr(read.cluster.cluster, key)})
             return True
         return key in TLS_FILES and links.tls is not None and read.tls is not None
 
-    def _node(self, name: str, keys: tuple[str, ...], change: Change, new: Cluster) -> bool | None:
+    def _apply_to_nodes(self, name: str, keys: tuple[str, ...], change: Change, new: Cluster) -> bool | None:
         assembly = self.assembly
         if name == self.name:
             if keys == ("drain_s",):
@@ -284,25 +288,22 @@ class Reloader:
         section = new.node.get(name)
         if section is None or assembly.links is None:
             return False
-        if isinstance(change.old, NodeSection) and change.old.listen == section.listen:  # known since an earlier reload
+        if isinstance(change.old, NodeSection) and change.old.listen == section.listen:  # applied by an earlier reload
             return None
-        if section.listen is None and change.old is not None:  # where it listened is never forgotten
+        if section.listen is None and change.old is not None:  # an address, once known, stays known
             return False
         offers = [offer(key, each) for key, each in new.engines_on(name).items()]
         address = section.dial_address
         assembly.directory.configure(name, None if address is None else str(address), offers)
-        assembly.directory.notify()  # the task that dials nodes looks there
+        assembly.directory.notify()  # wakes the task that dials nodes
         return True
 
-    def _model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:
+    def _apply_to_model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:
         routing, section = self.assembly.reloadable.routings.get(name), new.model.get(name)
         if self.assembly.gateway is None:
-            ours = (*self.loaded.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
-            return (
-                False
-                if any(each.model == name for each in ours) and keys[:1] not in {(k,) for k in RELOADABLE}
-                else None
-            )
+            engines = (*self.loaded.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
+            is_served_here = any(engine.model == name for engine in engines)
+            return False if is_served_here and not (keys and keys[0] in RELOADABLE) else None
         if routing is None or section is None or not keys or keys[0] not in RELOADABLE:
             return False
         routing.policy = POLICIES[section.policy]
@@ -311,8 +312,8 @@ class Reloader:
         return True
 
 
-def _certificate(gateway: Gateway, read: _Read) -> bool:
-    """Show other files to clients that come from now on; to begin or to end to speak TLS takes a restart."""
+def _apply_certificate(gateway: Gateway, read: _Read) -> bool:
+    """Use another certificate for new connections of clients; to turn TLS on or off takes a restart."""
     if gateway.certificate is None or read.context is None:
         return False
     gateway.certificate, gateway.tls = read.cluster.certificate, read.context

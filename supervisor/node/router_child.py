@@ -1,4 +1,4 @@
-"""How the requests of a model are routed, as its section of `cluster.toml` says."""
+"""The router of a model as its section of `cluster.toml` configures it, and the gauge of ejected workers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LIMITS = (
     *("move_after_s", "moves_max", "preemptions_max"),
 )
 RELOADABLE = ("policy", "prefill_tokens_min", *LIMITS, "ejection")
-"""What a reload may change."""
+"""The keys of a model that a reload may change."""
 
 
 def limits(section: ModelSection) -> FailoverLimits:
-    """Return how far a request of the model goes on after the loss of a worker."""
+    """Return the limits on resuming a request of the model after the loss of a worker."""
     return FailoverLimits(**{name: getattr(section, name) for name in LIMITS}, ejection=section.ejection)
 
 
 def child(name: str, section: ModelSection, inbox: RequestInbox, routing: Routing) -> Child:
-    """Return the router of a model."""
+    """Return the child that runs the router of a model."""
     return Child(
         name=f"router-{name.replace('/', ':')}",
         run=router,
@@ -49,7 +49,7 @@ def _spelled(key: str) -> str:
 
 
 def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
-    """Return which workers are set aside, of every model that is routed here."""
+    """Return the ejected workers of every model that is routed here."""
     now = trio.current_time()
     return tuple(
         EjectionState(model, each.name, each.why, round(each.for_s, 3))

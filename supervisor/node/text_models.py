@@ -1,4 +1,4 @@
-"""The files of models, read once when a node starts: tokenizer, chat template, and the digest of their folder."""
+"""The text models of a node: tokenizer, chat template and digest of each model folder, read once at the start."""
 
 from __future__ import annotations
 

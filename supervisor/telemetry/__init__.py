@@ -1,1 +1,1 @@
-"""What a node reports of itself: metrics, logs, and how long turns of its event loop take."""
+"""The telemetry of a node: its metrics, its log, and the monitor of its event loop."""

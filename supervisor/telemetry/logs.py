@@ -1,8 +1,8 @@
-"""The log of a process: one structured line an event; on a terminal, readable lines above a live status line.
+"""The log of a process: one JSON line for each event; on a terminal, readable lines above a live status line.
 
 Lines are written by threads behind bounded queues, so logging never blocks the event loop: what cannot be written in
-time is dropped and counted. Every value in a line is bounded as well, because some of them were chosen by clients or
-other nodes. Prompts and answers are never logged.
+time is dropped and counted. Every value in a line is bounded as well, because clients and other nodes choose some of
+them. Prompts and answers are never logged.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from supervisor.threads.queued_writer import BYTES_MAX, LINES_MAX, QueuedWriter,
 log = logging.getLogger(__name__)
 
 RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-IN_MESSAGE = {"child", "child_event"}  # fields that a readable line has in its message already
+IN_MESSAGE = {"child", "child_event"}  # fields that the message of a readable line contains already
 SHOWN_LEVELS = {"warning", "error", "critical"}
-TRANSIENT_EVENTS = {"starting", "stopping"}  # of children; a live line shows these, so they get no line of their own
+TRANSIENT_EVENTS = {"starting", "stopping"}  # of children; the live line shows them, so they get no line of their own
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
 VALUE_CHARACTERS_MAX = 2048  # of each text in a record
@@ -41,7 +41,7 @@ FLUSH_S = 1.0  # for the last lines to be written before a process exits
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; with `node` in it where several nodes log to one place."""
+    """A formatter of records as one JSON object a line, with the name of a node if one is given."""
 
     def __init__(self, node: str | None = None) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One readable line: the time, the message, then the fields as `name=value`."""
+    """A formatter of records as readable lines: the time, the message, then the fields as `name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, with a traceback below it if there is one."""
@@ -124,7 +124,7 @@ def _truncated(text: str) -> str:
 
 
 def _without_middle(trace: str) -> str:
-    """Return a traceback, without its middle if it is too long: its beginning and its end matter."""
+    """Return a traceback, without its middle if it is too long."""
     half = TRACE_CHARACTERS_MAX // 2
     return trace if len(trace) <= TRACE_CHARACTERS_MAX else f"{trace[:half]}\n...\n{trace[-half:]}"
 
@@ -142,7 +142,7 @@ class Terminal:
     bytes_max: int = BYTES_MAX
     log: QueuedWriter = field(init=False)
     _announcements: QueuedWriter = field(init=False)
-    _transient: dict[str, tuple[str, float]] = field(factory=dict)  # children that start or stop: event and time
+    _transient: dict[str, tuple[str, float]] = field(factory=dict)  # event and time of each child that starts or stops
     _shown: str = ""  # the live line
 
     def __attrs_post_init__(self) -> None:
@@ -198,7 +198,7 @@ class Terminal:
         innermost = [path for path in children if not any(other.startswith(f"{path}/") for other in children)]
         parts = [f"{event} {path} {now - since:.1f} s" for path in innermost for event, since in [children[path]]]
         text = f"  {', '.join(parts)}" if parts else ""
-        # While the terminal is stopped, nothing is queued: when it goes on, only the latest line counts.
+        # Nothing is queued while the terminal is stopped: once it continues, only the latest line matters.
         if text != self._shown and self.log.idle and self.log.put(_encoded(f"{CLEAR}{text}")):
             self._shown = text
 
@@ -233,7 +233,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception as error:  # noqa: BLE001  # a record that cannot be formatted must not fail its author
+        except Exception as error:  # noqa: BLE001  # a record that cannot be formatted must not fail the code that logs it
             record.msg, record.args = f"a log record could not be formatted: {type(error).__name__}", None
             record.__dict__ = {name: value for name, value in vars(record).items() if name in RECORD_FIELDS}
             text = self.format(record)
@@ -269,7 +269,7 @@ def exit_code_of_failed_write(error: OSError) -> int:
 
 
 def log_interpreter_warnings() -> None:
-    """Log what Python would write to the standard error stream by itself, blocking."""
+    """Log the warnings that Python itself would write to the standard error stream, blocking."""
     logging.captureWarnings(True)
     sys.unraisablehook = _log_unraisable
 

@@ -1,13 +1,13 @@
-"""The event loop's monitor: which task's turn exceeded its budget, and where a blocked loop is.
+"""The monitor of the event loop: which task's turn exceeded its budget, and where a blocked loop is.
 
 Between two of its checkpoints a task has the event loop to itself: every other request, keepalive and signal waits
 until that *turn* is over. So each turn has a budget of wall time. A turn that exceeds it is a bug of this program, and
-is counted under the name of the task's function; wall time is what is measured, because a thread that holds Python's
-lock or a busy machine delays others as much as work does. Collecting garbage is counted by itself: it happens in
-whichever turn allocates next, and is no fault of that task.
+is counted under the name of the task's function. Wall time is measured, because a thread that holds Python's lock and a
+busy machine delay others as much as work does. Garbage collection is counted by itself: it happens in whichever turn
+allocates next, and is not caused by that task.
 
-An instrument of Trio runs after a turn only. A turn that never ends is found by a thread that looks at the loop twice
-a second and logs where it is. The names under which turns are counted are bounded: they become labels of metrics.
+An instrument of Trio runs only after a turn. A turn that never ends is found by a thread that looks at the loop twice a
+second and logs where it is. The names under which turns are counted are bounded: they become labels of metrics.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class LoopMonitor(trio.abc.Instrument):
             self._count(COLLECTION, duration_s)
 
     def _look(self) -> None:
-        """Log once for each turn that does not end where it is; runs in a thread."""
+        """Log the stack of each turn that does not end, once; runs in a thread."""
         logged: float | None = None
         last_look_at = self.clock()
         while not self._stopped.wait(LOOK_INTERVAL_S):
@@ -142,7 +142,7 @@ class LoopMonitor(trio.abc.Instrument):
             since = self._since
             if not self._idle and since != logged and self.clock() - since > BLOCKED_S:
                 logged = since
-                frame = sys._current_frames().get(self._thread)  # noqa: SLF001  # the only way to see it
+                frame = sys._current_frames().get(self._thread)  # noqa: SLF001  # the only way to read its stack
                 stack = [] if frame is None else traceback.format_stack(frame)[-DEPTH_MAX:]
                 extra = {"duration_s": round(self.clock() - since, 1), "stack": stack}
                 log.error("the event loop is blocked", extra=extra)

@@ -1,11 +1,11 @@
 """A bounded queue in front of a slow sink, and the one thread that writes to it: logging never blocks the event loop.
 
-A log goes to a terminal that may be stopped, to a pipe that is not read, to a disk that is full or hangs. A thread
-waits for it instead of the event loop. What finds no room in the queue is dropped and counted, and a notice is written
-in its place, so that a reader knows that something is missing, and how much.
+A log goes to a terminal that may be stopped, to a pipe that nobody reads, or to a disk that is full or hangs. A thread
+waits for it, so that the event loop does not. Items for which the queue has no room are dropped and counted, and a
+notice is written in their place, so that a reader knows that something is missing, and how much.
 
 Several processes may write to one pipe, so the thread writes whole lines, at most as many bytes at a time as the
-kernel keeps together. The queue is safe to use from any thread and from a finalizer.
+kernel writes atomically. The queue is safe to use from any thread and from a finalizer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lost_lines(items: int, _: int) -> bytes:
 
 
 def ignore(error: OSError | ValueError | None) -> None:
-    """Do nothing with an error."""
+    """Ignore an error."""
 
 
 @define(eq=False)
@@ -60,7 +60,7 @@ class QueuedWriter:
     on_failure: Callable[[OSError | ValueError | None], None] = ignore
     start: Callable[[Callable[[], None]], None] = start_daemon_thread
     chunk_bytes: int = CHUNK_BYTES
-    lost_items: int = 0  # since the start
+    lost_items: int = 0  # since the process started
     lost_bytes: int = 0
     failing: bool = False
     _queue: deque[tuple[bytes, _Gap]] = field(factory=deque)  # each item with what was dropped just before it

@@ -1,9 +1,9 @@
 """The thread pool for work whose size a client chooses: tokenising, chat templates, large bodies.
 
-Such work would block the event loop for everybody, and in a plain thread pool one client's long prompts would delay
-all others. So each owner (the name of a client's key) has a queue of its own, and threads are given to queues in
-turn: behind any number of long prompts of one key, another key waits for one task at most. Heavy work is queued apart
-and never takes every thread, so that a short prompt finds one even where no keys are used.
+Such work would block the event loop, and in a plain thread pool one client's long prompts would delay all others. So
+each owner (the name of a client key) has a queue of its own, and threads are given to queues in turn: behind any number
+of long prompts of one key, another key waits for one task at most. Heavy work has queues of its own and never takes
+every thread, so that a short prompt finds one even where no keys are used.
 
 A thread cannot be cancelled. A caller that leaves while its work runs abandons the thread, which counts as running
 until it ends: the limit is on threads, never on callers.
@@ -27,7 +27,7 @@ HEAVY_CHARACTERS_MIN = 200_000  # to tokenise: about a tenth of a second
 
 
 class Limits(Protocol):
-    """How many threads there are, and how many callers may wait for one: of all owners together, and of each."""
+    """The number of threads, and of callers that may wait for one."""
 
     @property
     def threads(self) -> int:
@@ -96,8 +96,8 @@ class TextThreads:
         self._check_room(owner)
         key, waiter = (owner, heavy), _Waiter()
         if key not in self._queues:
-            # Before the queue that had the latest turn and after all others. At the very front, an owner that asks
-            # again after each answer would get a new queue each time, and would go ahead of those who wait for ever.
+            # Before the queue that had the latest turn, and after all others. If new queues came first, an owner that
+            # asks again after each answer would get a new queue each time, and would overtake all who wait.
             self._queues[key] = _Queue(self._turns - 0.5)
         self._queues[key].waiting.append(waiter)
         self.waiting += 1
@@ -123,7 +123,7 @@ class TextThreads:
         self._forget_empty((owner, heavy))
 
     def statistics(self) -> Statistics:
-        """Return how much runs and waits now."""
+        """Return how many callers run and wait now."""
         return Statistics(self.running, self.waiting, len({owner for owner, _ in self._queues}))
 
     def _check_room(self, owner: str) -> None:
@@ -135,7 +135,7 @@ class TextThreads:
             raise Overloaded(f"{own} long texts of this key wait to be read")
 
     def _wake(self) -> None:
-        """Give each free thread to the queue whose latest turn is the longest ago, of those that may have it."""
+        """Give each free thread to the queue whose latest turn is the longest ago, of those that may get it."""
         while self.running < self.limits.threads:
             heavy_allowed = self._heavy < max(1, self.limits.threads - 1)
             queues = [

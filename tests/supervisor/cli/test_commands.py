@@ -260,5 +260,5 @@ def test_whatever_keeps_a_command_from_being_done_is_one_sentence(
         raise NotReady("node b is away")
 
     monkeypatch.setattr(commands, "main", away)
-    assert __main__.operated(["cluster.toml", "drain", "b"]) == 1
+    assert __main__.run_operator_command(["cluster.toml", "drain", "b"]) == 1
     assert capsys.readouterr().err == "espalier: node b is away\n"

@@ -181,7 +181,7 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
         await node.links.carried.carry("b", near, "a", Incarnation())
     gateway = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
     waits = _Node(None, SimpleNamespace(gateway=gateway, directory=node.directory), None, None, 0.0)
-    nursery.start_soon(waits._announce, partial(said.append, "ready"))
+    nursery.start_soon(waits._announce_when_ready, partial(said.append, "ready"))
     section = node.section
     await trio.sleep(2 * section.retry_max_s)
     assert said == []

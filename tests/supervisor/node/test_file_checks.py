@@ -272,7 +272,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
         f"every user of this host may read {tmp_path / name}: chmod o-r {tmp_path / name}"
         for name in ("secret", "keys.toml")
     ]
-    text = __main__.checked(file, (), None)
+    text = __main__.check_report(file, (), None)
     assert f"warning: every user of this host may read {tmp_path / 'secret'}" in text
     (tmp_path / "secret").chmod(0o666)
     (tmp_path / "keys.toml").chmod(0o666)
@@ -365,7 +365,7 @@ from supervisor import __main__ as main
 async def run():
     print(gc.get_freeze_count() > len(gc.get_objects()))
     return 0
-main._running = lambda *_: run
+main._run_function = lambda *_: run
 sys.argv[1:] = [sys.argv[1], "--node", "main"]
 sys.exit(main.main())
 """
