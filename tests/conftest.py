@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
+def pytest_runtest_call(item) -> Iterator[None]:
     """Fail a test in which a task of the product kept the event loop for too long."""
     if item.get_closest_marker("turns_exempt") is not None:
         return (yield)

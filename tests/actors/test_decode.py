@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -10,8 +12,9 @@ from attrs import frozen
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
+from actors.engines.port import Generation
 from actors.engines.slots import Deadlines
-from actors.kit.calls import Address
+from actors.kit.calls import Address, Answer
 from actors.kit.priority_inbox import priority_inbox
 from protocol.errors import (
     ActorLost,
@@ -23,7 +26,7 @@ from protocol.errors import (
     InternalError,
     TooManyInternalErrors,
 )
-from protocol.messages import EngineLoad, Started, Tokens
+from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.rig.fake_engine import Costs, FakeEngine, generate, whole
 from tests.system.simulator import counting
 
@@ -31,16 +34,18 @@ from tests.system.simulator import counting
 @frozen
 class Worker:
     address: Address
-    engine: FakeEngine
+    engine: Any  # a FakeEngine, or what a test has made of it
     actor: trio.CancelScope
 
     @property
-    def log(self):
+    def log(self) -> list[str]:
         return self.engine.log
 
 
 @asynccontextmanager
-async def working(costs=None, slots=2, inbox_size=2, deadlines=None, engine=None):
+async def working(
+    costs=None, slots: int = 2, inbox_size: int = 2, deadlines: Deadlines | None = None, engine=None
+) -> AsyncIterator[Worker]:
     """A decode actor over a fake engine that outlives it."""
     engine = engine or FakeEngine(costs or Costs())
     address, inbox = priority_inbox(inbox_size, lambda _: 0)
@@ -59,7 +64,7 @@ async def ask(worker, wanted):
         return [token for reply in got if isinstance(reply, Tokens) for token in reply.ids], await replies.result()
 
 
-async def leave_after(worker, wanted, seconds) -> None:
+async def leave_after(worker, wanted: Generate, seconds) -> None:
     with trio.move_on_after(seconds):
         await ask(worker, wanted)
 
@@ -89,7 +94,7 @@ async def test_tokens_pass_without_waking_the_actor(autojump_clock: MockClock) -
 
 
 @pytest.mark.parametrize("after_s", [0.5, 1, 1.5, 2.5])
-async def test_leaving_aborts_whatever_has_come_so_far(after_s, autojump_clock: MockClock) -> None:
+async def test_leaving_aborts_whatever_has_come_so_far(after_s: float, autojump_clock: MockClock) -> None:
     async with working(Costs(release_s=0.25)) as worker:
         await leave_after(worker, generate("a", tokens_max=50), after_s)
         await trio.sleep(0.25)
@@ -134,7 +139,7 @@ async def test_whoever_finds_no_slot_waits_in_the_inbox_and_then_at_its_door(aut
     async with working(slots=2, inbox_size=2) as worker:
         finished = []
 
-        async def client(number) -> None:
+        async def client(number: int) -> None:
             await ask(worker, generate(str(number), tokens_max=2))
             finished.append(trio.current_time())
 
@@ -142,7 +147,7 @@ async def test_whoever_finds_no_slot_waits_in_the_inbox_and_then_at_its_door(aut
             for number in range(7):
                 nursery.start_soon(client, number)
             await wait_all_tasks_blocked()
-            assert worker.address.inbox.waiting == (2, 3)
+            assert worker.address.inbox.waiting == (2, 3)  # type: ignore[attr-defined]
             assert await worker.engine.load() == EngineLoad(2, 0, 0)
         assert finished == [2, 2, 4, 4, 6, 6, 8]
 
@@ -232,7 +237,7 @@ async def test_when_the_actor_ends_every_asker_hears_so_taken_or_not(autojump_cl
             nursery.cancel_scope.cancel()
         assert not late.cancelled_caught
         assert heard == [("a", 2)]  # b was never taken: it waits for the next life of the actor
-        assert worker.address.inbox.waiting[1] == 0
+        assert worker.address.inbox.waiting[1] == 0  # type: ignore[attr-defined]
 
 
 # Errors -----------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ async def test_a_lost_engine_fails_its_requests_and_ends_the_actor(autojump_cloc
 
 
 class Buggy(FakeEngine):
-    def submit(self, request):
+    def submit(self, request: Generate) -> Generation | Answer[Started | Tokens, Finished]:
         if request.id.startswith("bug"):
             raise KeyError(request.id)
         return super().submit(request)

@@ -10,14 +10,15 @@ from attrs import define, evolve, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
+from actors.engines.port import Generation
 from actors.engines.slots import Deadlines, SlotObserver
-from actors.kit.calls import Address
+from actors.kit.calls import Address, Answer
 from actors.kit.priority_inbox import priority_inbox
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
-from protocol.messages import Tokens
+from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.actors.test_decode import ask, leave_after, working
 from tests.actors.test_router import Fake, FakePool, Play, generate, routed
 from tests.actors.test_router import ask as route
@@ -37,26 +38,26 @@ class Hanging(FakeEngine):
         self.hung: set[str] = set()
         self.healed = trio.Event()
 
-    def submit(self, request):
+    def submit(self, request: Generate) -> Generation | Answer[Started | Tokens, Finished]:
         answer = super().submit(request)
         if request.id in self.names or request.tokens == HANGS:
             self.hung.add(request.id)
             self.scheduler.waiting.popitem()  # the batch never hears of it
         return answer
 
-    async def wait_released(self, request_id) -> None:
+    async def wait_released(self, request_id: str) -> None:
         if request_id in self.hung:
             await self.healed.wait()
         else:
             await super().wait_released(request_id)
 
-    async def load(self):
+    async def load(self) -> EngineLoad:
         if self.mute:
             await trio.sleep_forever()
         return await super().load()
 
 
-async def expect(error, worker, wanted) -> None:
+async def expect(error: type[EngineLost | DeadlineExceeded | Preempted], worker, wanted: Generate) -> None:
     with pytest.raises(error):
         await ask(worker, wanted)
 
@@ -151,7 +152,7 @@ async def test_whoever_watches_hears_how_many_slots_are_stuck(autojump_clock: Mo
     heard = []
 
     class Hears(SlotObserver):
-        def stuck(self, slots) -> None:
+        def stuck(self, slots: int) -> None:
             heard.append((trio.current_time(), slots))
 
     engine, (address, inbox) = Hanging("a", "b"), priority_inbox(2, lambda _: 0)
@@ -309,7 +310,7 @@ async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_
                 nursery.start_soon(expect_exactly, DeadlineExceeded, worker, wanted_of(name, tokens_max=50))
 
 
-async def expect_exactly(error, worker, wanted) -> None:
+async def expect_exactly(error: type[DeadlineExceeded], worker, wanted: Generate) -> None:
     with pytest.raises(error) as caught:
         await ask(worker, wanted)
     assert type(caught.value) is error

@@ -68,7 +68,7 @@ async def ask(address: Address, request: Generate) -> tuple[list[Started | Token
 async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojump_clock: MockClock) -> None:
     answers = {}
 
-    async def ask_leg(leg, address) -> None:
+    async def ask_leg(leg: str, address) -> None:
         answers[leg] = await ask(address, met("a", 1))
 
     async with pair() as made, trio.open_nursery() as legs:
@@ -121,7 +121,7 @@ async def test_a_request_without_a_rendezvous_is_refused_alone(autojump_clock: M
 async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autojump_clock: MockClock) -> None:
     began: list[str] = []
 
-    async def ask_for(made, name, **more) -> None:
+    async def ask_for(made: Pair, name: str, **more: int) -> None:
         await ask(made.prefill, met(name, len(name), **more))
         began.append(name)
 
@@ -138,7 +138,7 @@ async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autoj
 async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock: MockClock) -> None:
     ends = [pytest.RaisesExc(EngineDied, match=why) for why in ("crashed", "is lost")]
 
-    async def ask_and_fail(made) -> None:
+    async def ask_and_fail(made: Pair) -> None:
         with pytest.raises(EngineLost):
             await ask(made.prefill, met("a", 1, prompt=200))
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from actors.kit.calls import mailbox
+from actors.kit.calls import Answer, mailbox
 from actors.kit.offload import OFFLOAD_SIZE_MIN
 from actors.processor import processor
-from actors.text.model import Defaults
+from actors.text.model import Defaults, TextModel
 from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
-from protocol.messages import FinishReason, Started, Usage
+from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.model_folder import FILES
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Role, Text, Turn
 from tests.rig.gateway import FOLDER, INFO, TINY, Worker, load_with_fixed_clock
@@ -26,7 +28,7 @@ KNOWN = PromptLimits(INFO, MOST, MOST)
 CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
 
 
-def respond(said="n=5", *, turns=None, params=None, **fields):
+def respond(said: str = "n=5", *, turns=None, params=None, **fields) -> Respond:
     turns = turns or (Turn(Role.USER, said),)
     return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
 
@@ -36,7 +38,7 @@ def spy():
 
     class Spy(Worker):
         @asynccontextmanager
-        async def ask(self, request, credit):
+        async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
             self.asked.append(request)  # type: ignore[attr-defined]
             async with super().ask(request, credit) as answer:
                 yield answer
@@ -47,7 +49,14 @@ def spy():
 
 
 @asynccontextmanager
-async def running(worker=None, model=TINY, known=KNOWN, aside=None, requests_max=4, tokenize_max=10**6):
+async def running(
+    worker=None,
+    model: TextModel = TINY,
+    known: PromptLimits | None = KNOWN,
+    aside: Any = None,
+    requests_max: int = 4,
+    tokenize_max: int = 10**6,
+):
     async def at_once(function, **_):
         await trio.lowlevel.checkpoint()
         return function()
@@ -68,7 +77,7 @@ async def ask(address, request):
         return replies, await answer.result()
 
 
-def text(replies):
+def text(replies) -> str:
     return "".join(reply.text for reply in replies if isinstance(reply, Text))
 
 
@@ -136,7 +145,7 @@ async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clo
         ({"temperature": 0.7, "top_p": None}, Defaults(temperature=0.7)),
     ],
 )
-def test_defaults_are_read_as_transformers_writes_them(config, wanted) -> None:
+def test_defaults_are_read_as_transformers_writes_them(config: dict[str, Any], wanted: Defaults) -> None:
     assert load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()}).defaults == wanted
 
 
@@ -159,7 +168,7 @@ def test_defaults_are_read_as_transformers_writes_them(config, wanted) -> None:
     ],
 )
 async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
-    request_, kind, param, said, autojump_clock: trio.testing.MockClock
+    request_, kind: type[ContextTooLong | BadRequest], param: str, said: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = Worker()
     async with running(worker) as address:
@@ -220,7 +229,7 @@ async def test_a_prompt_is_never_shortened_in_silence() -> None:
     ],
 )
 async def test_a_template_can_refuse_but_do_nothing_else(
-    template, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    template: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker()
     with pytest.raises(StartFailed, match="chat template refuses"):
@@ -242,7 +251,7 @@ async def test_a_template_can_refuse_but_do_nothing_else(
         ("{% generation %}{{ messages[0]['content'] }}{% endgeneration %}", "n=4"),
     ],
 )
-def test_a_template_has_what_transformers_gives_it(template, text) -> None:
+def test_a_template_has_what_transformers_gives_it(template: str, text: str | None) -> None:
     said = load_with_fixed_clock(CONTENTS, template).prompt(respond("n=4").turns)
     assert said == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
 
@@ -255,7 +264,7 @@ def test_of_several_templates_the_default_one_counts() -> None:
 
 
 @pytest.mark.parametrize("template", ["{{ lipsum.__globals__ }}", "{{ raise_exception.__globals__ }}"])
-def test_a_template_sees_nothing_of_the_program(template) -> None:
+def test_a_template_sees_nothing_of_the_program(template: str) -> None:
     assert load_with_fixed_clock(CONTENTS, template).prompt(respond().turns) == ""
 
 
@@ -269,7 +278,7 @@ def test_a_template_sees_nothing_of_the_program(template) -> None:
         (CONTENTS, "{% if %}", "the chat template cannot be read"),
     ],
 )
-def test_a_model_that_cannot_be_used_says_why(contents, template, said) -> None:
+def test_a_model_that_cannot_be_used_says_why(contents: dict[str, bytes], template: str | None, said: str) -> None:
     with pytest.raises(StartFailed, match=said):
         load_with_fixed_clock(contents, template)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from typing import Any
 
 import pytest
 import trio
@@ -42,6 +43,7 @@ from protocol.errors import (
     LinkLost,
     NotReady,
     Overloaded,
+    RequestError,
 )
 from protocol.messages import (
     EngineLoad,
@@ -210,7 +212,9 @@ class World:
 
 
 @asynccontextmanager
-async def routed(*workers, inbox_size=64, limits=None, prefill_tokens_min=0) -> AsyncIterator[World]:
+async def routed(
+    *workers, inbox_size: int = 64, limits: FailoverLimits | None = None, prefill_tokens_min: int = 0
+) -> AsyncIterator[World]:
     ids, rng = count(1), random.Random(0)
     address, inbox = mailbox(inbox_size)
     async with trio.open_nursery() as stage:
@@ -234,7 +238,7 @@ async def routed(*workers, inbox_size=64, limits=None, prefill_tokens_min=0) -> 
         stage.cancel_scope.cancel()
 
 
-def generate(name="a", tokens_max=6, prompt=PROMPT, logprobs=None, **sampling) -> Generate:
+def generate(name="a", tokens_max=6, prompt=PROMPT, logprobs: int | None = None, **sampling) -> Generate:
     return Generate(name, list(prompt), Sampling(tokens_max, **sampling), logprobs)
 
 
@@ -284,7 +288,7 @@ loads = every_load.map(lambda every: [load for load in every if not load.full]).
 
 
 @given(loads)
-def test_the_least_loaded_is_chosen(every) -> None:
+def test_the_least_loaded_is_chosen(every: list[Load]) -> None:
     chosen = every[least_loaded(generate(), every)]
     assert all(chosen.busy * load.slots <= load.busy * chosen.slots for load in every)
     same = [load for load in every if load.busy * chosen.slots == chosen.busy * load.slots]
@@ -292,10 +296,10 @@ def test_the_least_loaded_is_chosen(every) -> None:
 
 
 @given(every_load)
-def test_a_policy_is_asked_about_workers_with_room_alone(every) -> None:
+def test_a_policy_is_asked_about_workers_with_room_alone(every: list[Load]) -> None:
     seen: list[Load] = []
 
-    def policy(_, loads):
+    def policy(_: Generate, loads: Sequence[Load]) -> int:
         seen.extend(loads)
         return len(loads) - 1
 
@@ -322,7 +326,7 @@ memories = st.builds(
 
 
 @given(st.lists(memories, min_size=1, max_size=6), st.integers(0, 9))
-def test_one_whose_memory_has_room_is_chosen(every, tokens) -> None:
+def test_one_whose_memory_has_room_is_chosen(every, tokens: int) -> None:
     request = generate(prompt=[], tokens_max=tokens)
     chosen = every[least_loaded(request, every)]
     assert chosen.fits(request) == any(load.fits(request) for load in every)
@@ -343,13 +347,13 @@ def test_a_worker_that_does_not_tell_of_its_memory_has_room() -> None:
 
 
 @given(loads, st.randoms(use_true_random=False))
-def test_the_choice_does_not_depend_on_the_order(every, rng) -> None:
+def test_the_choice_does_not_depend_on_the_order(every: list[Load], rng: random.Random) -> None:
     mixed = rng.sample(every, len(every))
     assert every[least_loaded(generate(), every)] == mixed[least_loaded(generate(), mixed)]
 
 
 @given(loads, st.data())
-def test_who_is_busier_than_the_chosen_changes_nothing(every, data) -> None:
+def test_who_is_busier_than_the_chosen_changes_nothing(every: list[Load], data: st.DataObject) -> None:
     at = least_loaded(generate(), every)
     other = data.draw(st.integers(0, len(every) - 1))
     busier = [*every]
@@ -496,7 +500,7 @@ async def test_what_the_prefill_had_in_its_cache_is_what_was_cached(autojump_clo
     ("prompt", "whole", "expected"), [(9, True, "w"), (10, True, "p d"), (9, False, "p d"), (10, False, "p d")]
 )
 async def test_a_short_prompt_goes_to_one_that_computes_both_where_there_is_one(
-    prompt, whole, expected, autojump_clock: MockClock
+    prompt: int, whole: bool, expected: str, autojump_clock: MockClock
 ) -> None:
     workers = [*pair(), *([Fake("w")] if whole else [])]
     async with routed(*workers, prefill_tokens_min=10) as world:
@@ -505,7 +509,7 @@ async def test_a_short_prompt_goes_to_one_that_computes_both_where_there_is_one(
 
 
 @pytest.mark.parametrize("missing", ["p", "d"])
-async def test_a_leg_alone_is_never_asked(missing, autojump_clock: MockClock) -> None:
+async def test_a_leg_alone_is_never_asked(missing: str, autojump_clock: MockClock) -> None:
     async with routed(*pair()) as world:
         world.pool.change(missing)
         with trio.move_on_after(20):
@@ -528,7 +532,7 @@ REFUSED = BadRequest("no")
 
 @pytest.mark.parametrize(("failing", "tokens"), [("prefill", 0), ("decode", 0), ("decode", 3)])
 async def test_the_failure_of_a_leg_ends_the_other_in_the_same_instant(
-    failing, tokens, autojump_clock: MockClock
+    failing: str, tokens: int, autojump_clock: MockClock
 ) -> None:
     stuck = Play(None, 3)  # says some tokens, and then nothing for ever
     plays = {"prefill": [stuck], "decode": [stuck]} | {failing: [Play(REFUSED, tokens)]}
@@ -563,7 +567,7 @@ async def test_a_prefill_that_fails_in_the_middle_of_the_stream_ends_the_decode(
 
 
 @pytest.mark.parametrize("after_s", [0, 0.5, 1.5, 4.5])
-async def test_leaving_ends_both(after_s, autojump_clock: MockClock) -> None:
+async def test_leaving_ends_both(after_s: float, autojump_clock: MockClock) -> None:
     async with routed(*pair(prefill=[Play(None, 0)])) as world:
         with trio.move_on_after(after_s):
             await ask(world, generate())
@@ -588,7 +592,7 @@ async def test_of_two_errors_the_one_that_is_not_for_others_to_mend_is_told(auto
 
 @pytest.mark.parametrize("failing", ["prefill", "decode"])
 async def test_a_pair_whose_leg_is_lost_is_asked_again_with_another_in_its_place_in_another_room(
-    failing, autojump_clock: MockClock
+    failing: str, autojump_clock: MockClock
 ) -> None:
     legs = pair(**{failing: [Play(EngineLost("gone"), 0)]})
     others = Fake("p2", leg=Leg.PREFILL, bootstrap=("h", 2), more=2), Fake("d2", leg=Leg.DECODE, more=2)
@@ -624,7 +628,9 @@ LOSSES = [ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Ov
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("tokens", range(7))
 @pytest.mark.parametrize("length", [1000, 5])
-async def test_a_loss_at_any_token_is_not_seen(loss, tokens, length, autojump_clock: MockClock) -> None:
+async def test_a_loss_at_any_token_is_not_seen(
+    loss: type[RequestError], tokens: int, length: int, autojump_clock: MockClock
+) -> None:
     lost = Play(loss("gone"), tokens, cached=3, length=length, at_once=tokens > 0)
     async with routed(Fake("a", [lost]), Fake("b", otherwise=Play(cached=4, length=length))) as world:
         wanted = generate(tokens_max=6, tokens_min=2, logprobs=0)
@@ -658,7 +664,9 @@ async def test_a_stop_token_ends_whole_too(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"ignore_eos": True}, {"tokens_min": 4}])
-async def test_a_token_that_ends_nothing_is_gone_on_from(sampling, autojump_clock: MockClock) -> None:
+async def test_a_token_that_ends_nothing_is_gone_on_from(
+    sampling: Mapping[str, int], autojump_clock: MockClock
+) -> None:
     lost, well = Play(EngineLost("gone"), 4, length=3, at_once=True), Play(length=8)
     async with routed(Fake("a", [lost]), Fake("b", otherwise=well)) as world:
         got = await ask(world, generate(**sampling))
@@ -668,7 +676,9 @@ async def test_a_token_that_ends_nothing_is_gone_on_from(sampling, autojump_cloc
 
 @pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, InternalError])
 @pytest.mark.parametrize("tokens", [0, 3])
-async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock: MockClock) -> None:
+async def test_what_is_no_loss_is_passed_as_it_is(
+    error: type[BadRequest | ContextTooLong | DeadlineExceeded | InternalError], tokens: int, autojump_clock: MockClock
+) -> None:
     made = error("because", param="x")
     async with routed(Fake("a", [Play(made, tokens)]), Fake("b")) as world:
         with pytest.raises(error) as caught:
@@ -686,7 +696,7 @@ async def test_what_is_no_loss_is_passed_as_it_is(error, tokens, autojump_clock:
     ],
 )
 async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(
-    sampling, loss, autojump_clock: MockClock
+    sampling: dict[str, Any], loss: type[EngineLost | LinkLost], autojump_clock: MockClock
 ) -> None:
     assert not resumes_exactly(Sampling(1, **sampling))
     plays = [Play(loss("first"), 0), Play(loss("then"), 2)]
@@ -699,7 +709,7 @@ async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_el
 
 
 @pytest.mark.parametrize(("most", "whole"), [(0, False), (1, False), (2, True)])
-async def test_a_request_goes_on_as_often_as_it_may(most, whole, autojump_clock: MockClock) -> None:
+async def test_a_request_goes_on_as_often_as_it_may(most: int, whole: bool, autojump_clock: MockClock) -> None:
     workers = [Fake("a", [Play(EngineLost("1"), 2)]), Fake("b", [Play(LinkLost("2"), 1)], more=1), Fake("c", more=2)]
     async with routed(*workers, limits=FailoverLimits(resumes_max=most)) as world:
         if whole:
@@ -712,7 +722,9 @@ async def test_a_request_goes_on_as_often_as_it_may(most, whole, autojump_clock:
 
 
 @pytest.mark.parametrize(("most", "whole"), [(3, True), (2, False)])
-async def test_a_request_goes_on_with_as_many_tokens_as_it_may(most, whole, autojump_clock: MockClock) -> None:
+async def test_a_request_goes_on_with_as_many_tokens_as_it_may(
+    most: int, whole: bool, autojump_clock: MockClock
+) -> None:
     limits = FailoverLimits(resume_tokens_max=most)
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b"), limits=limits) as world:
         if whole:
@@ -723,7 +735,9 @@ async def test_a_request_goes_on_with_as_many_tokens_as_it_may(most, whole, auto
 
 
 @pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
-async def test_a_request_waits_as_long_for_another_worker_as_it_may(back_s, whole, autojump_clock: MockClock) -> None:
+async def test_a_request_waits_as_long_for_another_worker_as_it_may(
+    back_s: int, whole: bool, autojump_clock: MockClock
+) -> None:
     async with routed(Fake("a", [Play(LinkLost("gone"), 3)])) as world, trio.open_nursery() as nursery:
 
         async def come_and_go() -> None:
@@ -762,7 +776,7 @@ async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(aut
 
 @pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
 async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_moment(
-    back_s, whole, autojump_clock: MockClock
+    back_s: int, whole: bool, autojump_clock: MockClock
 ) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as world, trio.open_nursery() as nursery:
         world.pool.change("b")
@@ -783,7 +797,7 @@ async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_
 
 @pytest.mark.parametrize(("leg", "waits"), [(Leg.PREFILL, True), (Leg.BOTH, True), (Leg.DECODE, False)])
 async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_both_legs(
-    leg, waits, autojump_clock: MockClock
+    leg: Leg, waits: bool, autojump_clock: MockClock
 ) -> None:
     prefill, decode_ = pair(prefill=[Play(EngineLost("p"), 0)])
     async with routed(prefill, decode_, Fake("down", leg=leg, bootstrap=("h", 1))) as world:
@@ -868,7 +882,7 @@ async def test_a_bug_fails_its_request_alone(autojump_clock: MockClock, caplog: 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed) -> None:
+def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
         def plays() -> list[Play]:
             chances = (Play(), Play(rng.choice(LOSSES)("gone"), rng.randrange(12), at_once=rng.random() < 0.5))
@@ -940,7 +954,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
     async with routed(limits=FailoverLimits(resume_s=60)) as world, trio.open_nursery() as engines:
 
-        async def act(inbox, engine, name) -> None:
+        async def act(inbox, engine: SimulatedEngine, name) -> None:
             try:
                 await decode(inbox, engine, engine.info.running_max, Deadlines())
             except* EngineDied:
@@ -948,7 +962,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
             while True:  # nobody starts it again here, so whoever waits in the inbox is told
                 (await inbox.receive()).answer.fail(ActorLost("the worker has ended"))
 
-        async def compute(engine) -> None:
+        async def compute(engine: SimulatedEngine) -> None:
             with suppress(EngineDied):
                 await engine.run()
 
@@ -1016,7 +1030,7 @@ def expected() -> list[int]:
 
 @pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash the first", "crash the second"])
 @pytest.mark.parametrize("legs", ROOMS.values(), ids=ROOMS.keys())
-def test_at_every_step(legs, crash, expected) -> None:
+def test_at_every_step(legs: tuple[Leg, ...], crash: int | None, expected: list[int]) -> None:
     for step in range(1, 2000):
         try:
             if simulate(lambda _, step=step: sweep_one(legs, step, crash, expected), seed=1):

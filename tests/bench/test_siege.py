@@ -1,6 +1,6 @@
 """What the long runs say of themselves: an attack that was none, and a failure that was none."""
 
-from threading import Lock, current_thread
+from threading import Event, Lock, current_thread
 
 import pytest
 
@@ -26,10 +26,12 @@ def leaves(port, over) -> None:
 
 
 @pytest.mark.parametrize(("attack", "why"), [(dies, AssertionError), (leaves, RuntimeError)])
-def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why) -> None:
+def test_an_attack_that_is_over_before_its_time_fails_the_run(
+    attack, why: type[AssertionError] | type[RuntimeError]
+) -> None:
     threads = []
 
-    def noted(port, over) -> None:
+    def noted(port: int, over: Event) -> None:
         threads.append(current_thread())
         begun.release()
         attack(port, over)
@@ -56,7 +58,9 @@ def test_an_attack_that_is_over_before_its_time_fails_the_run(attack, why) -> No
         ("response.cancel", True, Outcome(error=INTERNAL), "failed"),
     ],
 )
-def test_who_was_to_leave_has_left_only_if_nothing_else_ended_it(kind, left, outcome, how) -> None:
+def test_who_was_to_leave_has_left_only_if_nothing_else_ended_it(
+    kind: str, left: bool, outcome: Outcome, how: str
+) -> None:
     tally = Tally({"p": "x"})
     tally.note(kind, left, "p", outcome)
     assert tally.outcomes == {f"{kind} {how}": 1}

@@ -42,7 +42,7 @@ def new_id() -> str:
     return f"{next(_numbers):0{REQUEST_ID_LENGTH}x}"
 
 
-def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling) -> Generate:
+def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling: bool | Grammar) -> Generate:
     """Return a greedy request whose prompt differs from the last one's, so that no cache holds it."""
     request_id = new_id()
     start, most = int(request_id, 16), engine.info.vocabulary_size

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from actors.engines.port import Generation
+from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.simulated.batch import BatchUpdate
+from actors.kit.calls import Answer
 from protocol.errors import EngineLost
-from protocol.messages import EngineLoad
+from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.contracts.engine import CHECKS, check_engine
 from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, whole
 from tests.rig.fake_host import far_engine
@@ -19,13 +24,13 @@ from tests.system.simulator import simulate
 COSTS = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
 
 
-def at_hand():
+def at_hand() -> AbstractAsyncContextManager[FakeEngine]:
     return near_engine(Costs(**COSTS))
 
 
-def behind_a_link(rng=None, **network):
+def behind_a_link(rng: random.Random | None = None, **network: float):
     @asynccontextmanager
-    async def make():
+    async def make() -> AsyncIterator[SglangEngine]:
         async with far_engine(Costs(**COSTS), rng, **network) as far:
             yield far.engine
 
@@ -38,7 +43,7 @@ async def test_the_fake_engine_keeps_the_contract(make_engine, autojump_clock: M
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_contract_holds_over_a_bad_network(seed) -> None:
+def test_the_contract_holds_over_a_bad_network(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
         await check_engine(behind_a_link(rng, delay_s=0.005, piece_max=rng.choice((1, 7, 500)), room=256))
 
@@ -46,37 +51,37 @@ def test_the_contract_holds_over_a_bad_network(seed) -> None:
 
 
 class Forgetful(FakeEngine):
-    def abort(self, request_id) -> None:
+    def abort(self, request_id: str) -> None:
         pass
 
 
 class Leaky(FakeEngine):
-    async def load(self):
+    async def load(self) -> EngineLoad:
         load = await super().load()
         return EngineLoad(load.running, load.waiting, load.kv_tokens_used + (len(self.log) > 20))
 
 
 class Hasty(FakeEngine):
-    async def wait_released(self, request_id) -> None:
+    async def wait_released(self, request_id: str) -> None:
         await trio.lowlevel.checkpoint()
 
 
 class Trusting(FakeEngine):
-    def submit(self, request):
+    def submit(self, request: Generate) -> Generation | Answer[Started | Tokens, Finished]:
         if request.sampling.tokens_max == 0:
             request = generate(request.id)
         return super().submit(request)
 
 
 class Short(FakeEngine):
-    def _deliver(self, update) -> None:
+    def _deliver(self, update: BatchUpdate) -> None:
         for _, finished in update.ended:
             object.__setattr__(finished.usage, "completion_tokens", finished.usage.completion_tokens - 1)
         super()._deliver(update)
 
 
 @pytest.mark.parametrize("liar", [Forgetful, Leaky, Hasty, Trusting, Short])
-async def test_an_engine_that_breaks_a_promise_is_found_out(liar, autojump_clock: MockClock) -> None:
+async def test_an_engine_that_breaks_a_promise_is_found_out(liar: object, autojump_clock: MockClock) -> None:
     @asynccontextmanager
     async def make():
         engine = liar(Costs(**COSTS))
@@ -92,7 +97,7 @@ async def test_an_engine_that_breaks_a_promise_is_found_out(liar, autojump_clock
     assert any("while checking" in note for note in getattr(_leaf(caught.value), "__notes__", ()))
 
 
-def _leaf(error):
+def _leaf(error: BaseException):
     while isinstance(error, BaseExceptionGroup) and not hasattr(error, "__notes__"):
         error = error.exceptions[0]
     return error
@@ -143,7 +148,7 @@ async def test_requests_wait_for_kv_memory(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("far", [False, True])
-async def test_a_crash_fails_every_answer_as_engine_lost(far, autojump_clock: MockClock) -> None:
+async def test_a_crash_fails_every_answer_as_engine_lost(far: bool, autojump_clock: MockClock) -> None:
     async with near_engine() if not far else far_engine() as made:
         engine, host = (made.engine, made.host) if far else (made, made)
         answers = [engine.submit(generate(name)) for name in "abcdef"]

@@ -33,7 +33,7 @@ from tests.protocol.test_streams import keeps_nothing
 LEFT = Fail(1, "left", "the asker left")
 
 
-def bytes_of(size, seed=0):
+def bytes_of(size, seed: int = 0):
     return (bytes(range(seed, 256)) * (size // (256 - seed) + 1))[:size]
 
 
@@ -44,7 +44,7 @@ def views(*data):
 class Pair:
     """Two ends that have greeted each other: `near` asks and `far` answers."""
 
-    def __init__(self, *, streams=4, **fields) -> None:
+    def __init__(self, *, streams: int = 4, **fields: int) -> None:
         self.near, self.far = Peer("near", serves_max=0, **fields), Peer("far", serves_max=streams, **fields)
         self.to_near(), self.to_far()
 
@@ -63,15 +63,15 @@ class Pair:
             heard[1].extend(self.to_far())
         return heard
 
-    def ask(self, data=b"", credit=9):
+    def ask(self, data: bytes = b"", credit: int = 9) -> int:
         stream = self.near.asked.last + 1
         self.near.send(Open(stream, b"ask", credit, attached=len(data)), views(data) if data else ())
         return stream
 
-    def reply(self, data, body=b"reply", units=1) -> None:
+    def reply(self, data: bytes, body: bytes = b"reply", units: int = 1) -> None:
         self.far.send(Item(1, body, units, len(data)), views(data))
 
-    def at_rest(self):
+    def at_rest(self) -> bool:
         assert len(self.near.asked) == len(self.far.served) == 0
         assert not self.near.asked.owing
         assert not self.far.served.owing
@@ -81,7 +81,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair():
+def pair() -> Pair:
     return Pair()
 
 
@@ -93,7 +93,7 @@ def frames(data):
     return list(FrameReader().feed(data))
 
 
-def facing(*said, streams=4, **fields):
+def facing(*said: object, streams: int = 4, **fields):
     """An end that serves, and has heard what a hand-written asker says."""
     peer = Peer("here", serves_max=streams, **fields)
     heard = hear(peer, b"".join(map(encode, (Hello(VERSION, "there", streams), *said))))[1:]
@@ -113,7 +113,7 @@ def asking(*said, **fields):
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, WINDOW_BYTES, 3 * WINDOW_BYTES + 5])
-def test_a_request_and_a_reply_arrive_whole(pair, size) -> None:
+def test_a_request_and_a_reply_arrive_whole(pair, size: int) -> None:
     data = bytes_of(size)
     pair.ask(data)
     near, far = pair.settle()
@@ -244,7 +244,7 @@ def test_a_reply_that_waits_has_spent_its_credit_already(pair) -> None:
 
 
 @pytest.mark.parametrize("frame", [Item(1, b"", 0), End(1, b""), Fail(1, "internal", "x")], ids=repr)
-def test_nothing_follows_an_end_that_waits(pair, frame) -> None:
+def test_nothing_follows_an_end_that_waits(pair, frame: Item | End | Fail) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
@@ -444,7 +444,7 @@ def test_replies_that_wait_behind_others_count_too() -> None:
     ],
     ids=repr,
 )
-def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame, data) -> None:
+def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame: Open | Announce, data: tuple[bytes, ...]) -> None:
     with pytest.raises(LocalViolation, match="attached"):
         pair.near.send(frame, views(*data))
     assert pair.near.data_to_send() == b""
@@ -483,7 +483,7 @@ def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 3, 2**63])
-def test_no_more_room_is_given_than_was_taken(pair, size) -> None:
+def test_no_more_room_is_given_than_was_taken(pair, size: int) -> None:
     pair.ask(b"ab")
     pair.near.data_to_send()
     with pytest.raises(PeerViolation, match=f"room for {size} attached bytes, of 2 on their way"):
@@ -514,7 +514,7 @@ def test_room_is_not_given_twice(pair) -> None:
     ],
     ids=repr,
 )
-def test_pieces_that_do_not_fit_their_reply_are_a_violation(lie) -> None:
+def test_pieces_that_do_not_fit_their_reply_are_a_violation(lie: tuple[object, ...]) -> None:
     with pytest.raises(PeerViolation):
         asking(*lie)
 

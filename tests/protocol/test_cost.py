@@ -6,6 +6,7 @@ import random
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -42,7 +43,9 @@ SEVERAL = evolve(ASKED, turns=(), texts=("a", "b", "c"))
         (evolve(ASKED, token_lists=((1,), (2,)), turns=()), 2, "prompt"),
     ],
 )
-def test_a_request_is_as_many_generations_as_engines_compute_for_it(request_, generations, param) -> None:
+def test_a_request_is_as_many_generations_as_engines_compute_for_it(
+    request_: Respond, generations: int, param: str
+) -> None:
     assert (generations_of(request_), multiplying_field(request_)) == (generations, param)
 
 
@@ -71,7 +74,7 @@ def test_the_work_of_a_generation_is_its_prompt_and_its_answer() -> None:
 # The gate ------------------------------------------------------------------------------------------
 
 
-async def hold(gate, log, name, for_s=1.0, **asked) -> None:
+async def hold(gate, log, name, for_s=1.0, **asked: str | int) -> None:
     try:
         async with gate.admitted(**asked):
             log.append((trio.current_time(), name))
@@ -90,7 +93,7 @@ async def line_up(gate, log, *waiters) -> None:
     assert not gate.statistics().by_owner
 
 
-def gate(requests_max, admit_s=60.0, waiting_max=100):
+def gate(requests_max, admit_s: float = 60.0, waiting_max=100) -> AdmissionGate:
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
@@ -170,7 +173,7 @@ async def test_small_ones_pass_a_large_one_that_does_not_fit_but_not_for_ever(
     """Half of the places are the large one's by right: those are kept for it as they come free."""
     made, log, small = gate(8, admit_s=1000), [], {"owner": "b"}
 
-    async def keep_coming(nursery: trio.Nursery, number) -> None:
+    async def keep_coming(nursery: trio.Nursery, number: int) -> None:
         await trio.sleep(number / 8)
         for turn in range(20):
             await hold(made, log, f"b{number}.{turn}", 1.0, **small)
@@ -215,7 +218,7 @@ async def test_of_a_full_line_the_owner_that_waits_with_most_loses_its_last(
 
 @pytest.mark.parametrize("mine", ["a", "b", "c"])
 async def test_nobody_in_a_full_line_is_displaced_by_one_whose_owner_has_as_much_there(
-    mine, autojump_clock: trio.testing.MockClock
+    mine: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     made, log = gate(1, waiting_max=2), []
     waiters = [(name, 10, {"owner": name}) for name in "xab"]
@@ -242,7 +245,7 @@ async def test_b13_a_request_of_many_answers_is_passed_by_as_many_as_it_weighs_a
 ) -> None:
     made, log = gate(8), []
 
-    async def again_and_again(number) -> None:
+    async def again_and_again(number: int) -> None:
         await trio.sleep(number / 16)
         for _ in range(20):
             await hold(made, log, f"small {number}", owner="b")
@@ -277,7 +280,7 @@ async def test_one_that_waits_for_its_turn_and_gives_up_lets_the_others_on(
 
 @pytest.mark.parametrize("lowered", [3, 4])
 async def test_one_that_fits_no_more_since_a_reload_is_in_nobodys_way(
-    lowered, autojump_clock: trio.testing.MockClock
+    lowered: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     made, log = gate(8, admit_s=50), []
     async with trio.open_nursery() as nursery:
@@ -291,11 +294,11 @@ async def test_one_that_fits_no_more_since_a_reload_is_in_nobodys_way(
     assert max(at for at, name, *_ in log if name.startswith("small")) <= 20
 
 
-async def spent_s(keys):
+async def spent_s(keys: int) -> float:
     """Return the processor time of ten looks along a line of so many keys in which nobody fits."""
     made = gate(16, waiting_max=3000)
 
-    async def stay(number) -> None:
+    async def stay(number: int) -> None:
         async with made.admitted(owner=f"key {number}", weight=15 + (number == 0)):
             await trio.sleep_forever()
 
@@ -326,12 +329,14 @@ COMING = st.lists(st.tuples(OWNER, st.integers(1, 4), st.integers(0, 1), st.inte
 
 
 @given(requests_max=st.integers(4, 6), waiting_max=st.integers(1, 5), coming=COMING, seed=st.integers(0, 99))
-def test_whatever_comes_the_places_are_never_too_few_or_too_many(requests_max, waiting_max, coming, seed) -> None:
+def test_whatever_comes_the_places_are_never_too_few_or_too_many(
+    requests_max: int, waiting_max: int, coming: list[tuple[str, int, int, int]], seed: int
+) -> None:
     async def main() -> None:
         made, rng = gate(requests_max, waiting_max=waiting_max), random.Random(seed)
         scopes = []
 
-        async def stay(owner, weight, priority, scope) -> None:
+        async def stay(owner, weight, priority, scope: trio.CancelScope) -> None:
             with scope:
                 try:
                     async with made.admitted(priority, owner=owner, weight=weight, owner_max=4):
@@ -380,7 +385,7 @@ def test_b13_a_keys_concurrency_counts_generations() -> None:
     assert caught.value.param == "n"
 
 
-def texts(**fields):
+def texts(**fields: int):
     return {"model": "tiny", "prompt": "n=3", **fields}
 
 
@@ -406,7 +411,7 @@ async def test_b13_a_key_of_one_request_at_a_time_cannot_ask_for_128_answers(
     ("fields", "param"), [({"n": 9}, "n"), ({"best_of": 9}, "best_of"), ({"prompt": ["n=3"] * 9}, "prompt")]
 )
 async def test_b13_more_answers_than_the_gate_admits_are_refused_by_their_field(
-    fields, param, autojump_clock: trio.testing.MockClock
+    fields: dict[str, Any], param: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with rig(requests_max=8) as made:
         client = await made.client()

@@ -41,6 +41,7 @@ from protocol.frames import (
     WindowUpdate,
     encode,
 )
+from protocol.kind import Message
 from protocol.messages import FinishReason
 from protocol.peer import Peer
 from protocol.tensors import BYTES, Dtype, Tensor, check_tensor
@@ -78,7 +79,7 @@ frames = st.one_of(
 )
 
 
-def head(kind, length):
+def head(kind, length: int) -> bytes:
     return struct.pack("<BI", kind, length)
 
 
@@ -87,7 +88,7 @@ def raw(kind, body):
     return head(kind, len(data)) + data
 
 
-def pieces(data, cuts):
+def pieces(data: bytes, cuts):
     at = 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
         yield data[at:cut]
@@ -119,7 +120,7 @@ tensors = st.builds(
 )
 
 
-def hexadecimal(digits):
+def hexadecimal(digits: int):
     return st.integers(1, 16**digits - 1).map(lambda number: f"{number:0{digits}x}")
 
 
@@ -166,7 +167,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("kind", codec.KINDS.values(), ids=lambda kind: kind.__name__)
-def test_every_message_survives_the_wire(kind) -> None:
+def test_every_message_survives_the_wire(kind: type[Message]) -> None:
     @settings(max_examples=15, deadline=None)
     @given(of(kind))
     def survives(message) -> None:
@@ -211,13 +212,13 @@ def hear(data, *, greeted=True) -> None:
 
 @fast
 @given(st.binary(max_size=200), st.booleans())
-def test_random_bytes_raise_a_violation_and_nothing_else(data, greeted) -> None:
+def test_random_bytes_raise_a_violation_and_nothing_else(data: bytes, greeted: bool) -> None:
     hear(data, greeted=greeted)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.binary(max_size=60))
-def test_random_bodies_raise_a_violation_and_nothing_else(kind, body) -> None:
+def test_random_bodies_raise_a_violation_and_nothing_else(kind, body: bytes) -> None:
     hear(head(kind, len(body)) + body)
 
 
@@ -250,7 +251,7 @@ def test_random_messages_raise_a_violation_and_nothing_else(kind, body) -> None:
 
 @fast
 @given(st.lists(frames, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 255))
-def test_one_wrong_byte_raises_a_violation_at_most(sent, place, value) -> None:
+def test_one_wrong_byte_raises_a_violation_at_most(sent, place: int, value: int) -> None:
     data = bytearray(b"".join(map(encode, sent)))
     data[place % len(data)] = value
     hear(bytes(data))
@@ -269,7 +270,7 @@ def test_one_wrong_byte_raises_a_violation_at_most(sent, place, value) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_bodies_that_once_broke_a_decoder_are_violations(kind, body) -> None:
+def test_bodies_that_once_broke_a_decoder_are_violations(kind: int, body: bytes) -> None:
     without_fields = not KINDS[kind].__attrs_attrs__
     # What there is beside the fields of a frame or a message is passed over, unread.
     with suppress(PeerViolation) if without_fields else pytest.raises(PeerViolation):
@@ -278,7 +279,7 @@ def test_bodies_that_once_broke_a_decoder_are_violations(kind, body) -> None:
         codec.decode(bytes((kind,)) + body)
 
 
-def greeted_peer():
+def greeted_peer() -> Peer:
     peer = Peer("here", serves_max=2)
     list(peer.receive_data(encode(Hello(VERSION, "there", 2))))
     peer.send(Open(1, b"x", 2))
@@ -318,7 +319,7 @@ def greeted_peer():
         (encode(Step([1], [3], [1, 2, 3], [], [])), "credit for 2"),
     ],
 )
-def test_each_lie_is_told_from_the_others(data, says) -> None:
+def test_each_lie_is_told_from_the_others(data, says: str) -> None:
     with pytest.raises(PeerViolation, match=says):
         list(greeted_peer().receive_data(data))
 
@@ -341,7 +342,7 @@ def test_a_frame_cut_short_is_not_a_frame() -> None:
         Announce(b""),
     ],
 )
-def test_whoever_does_not_say_hello_first_is_not_heard(frame) -> None:
+def test_whoever_does_not_say_hello_first_is_not_heard(frame: object) -> None:
     with pytest.raises(PeerViolation, match=f"{type(frame).__name__} before Hello"):
         list(Peer("here", serves_max=2).receive_data(encode(frame)))
 
@@ -352,7 +353,7 @@ def test_another_version_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", bytes((max(codec.KINDS) + 1,)), b"\xff\x80"])
-def test_a_message_of_no_kind_is_a_violation(data) -> None:
+def test_a_message_of_no_kind_is_a_violation(data: bytes) -> None:
     with pytest.raises(PeerViolation, match="no message is of kind"):
         codec.decode(data)
 

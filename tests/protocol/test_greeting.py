@@ -8,6 +8,7 @@ import hmac as standard_hmac
 from collections import deque
 from contextlib import suppress
 from itertools import product
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
@@ -37,11 +38,11 @@ from protocol.greeting import (
 SECRET = b"quetzalcoatl-0123456789"
 
 
-def dialer(node="front", cluster="demo", secret=SECRET, nonce=b"d" * 32, expects="back"):
+def dialer(node="front", cluster="demo", secret=SECRET, nonce=b"d" * 32, expects="back") -> Greeter:
     return Greeter("dials", cluster, node, secret, nonce, expects)
 
 
-def listener(node="back", cluster="demo", secret=SECRET, nonce=b"l" * 32, expects=None):
+def listener(node="back", cluster="demo", secret=SECRET, nonce=b"l" * 32, expects=None) -> Greeter:
     return Greeter("listens", cluster, node, secret, nonce, expects)
 
 
@@ -92,7 +93,7 @@ class Meeting:
         return [end.peer for end in self.ends]
 
 
-def refusal(greeter: Greeter, *messages: bytes, kind=PeerRefused) -> str:
+def refusal(greeter: Greeter, *messages: bytes, kind: type[PeerRefused | PeerViolation] = PeerRefused) -> str:
     """Let a greeter hear messages of which the last is refused, and return the sentence."""
     for message in messages[:-1]:
         greeter.receive(message)
@@ -103,7 +104,7 @@ def refusal(greeter: Greeter, *messages: bytes, kind=PeerRefused) -> str:
     return str(caught.value)
 
 
-def hello(node="back", cluster="demo", nonce=b"x" * 32) -> bytes:
+def hello(node: str = "back", cluster: str = "demo", nonce=b"x" * 32) -> bytes:
     return encode(Greeting(VERSION, cluster, node, nonce))
 
 
@@ -136,7 +137,7 @@ pairs = st.lists(nonces, min_size=2, max_size=2, unique=True)
 @given(names, st.lists(names, min_size=2, max_size=2, unique=True), secrets, pairs, choices)
 @example("demo", ["front", "back"], b"", [b"d" * 32, b"l" * 32], [])
 def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_come(
-    cluster, nodes, secret, pair, order
+    cluster: str, nodes, secret: bytes, pair: list[bytes], order: list[int]
 ) -> None:
     ends = dialer(nodes[0], cluster, secret, pair[0], nodes[1]), listener(nodes[1], cluster, secret, pair[1])
     meeting = Meeting(*ends).play(order)
@@ -151,7 +152,9 @@ def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_co
 @example([b"", SECRET], [1, 1, 0, 0])
 @example([b"", b"\0"], [])  # one key to a bare HMAC
 @example([SECRET * 3, hashlib.sha256(SECRET * 3).digest()], [])  # these as well
-def test_two_ends_with_different_secrets_both_fail_and_neither_ever_believes_that_it_is_done(two, order) -> None:
+def test_two_ends_with_different_secrets_both_fail_and_neither_ever_believes_that_it_is_done(
+    two, order: list[int]
+) -> None:
     meeting = Meeting(dialer(secret=two[0]), listener(secret=two[1]))
     while turns := meeting.turns():
         meeting.turn(turns[order.pop() % len(turns) if order else 0])
@@ -217,7 +220,7 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
         ),
     ],
 )
-def test_both_ends_are_told_why_they_do_not_talk(ends, says, order) -> None:
+def test_both_ends_are_told_why_they_do_not_talk(ends, says: tuple[str, str], order: tuple[int, ...]) -> None:
     make, one, other = ends
     meeting = Meeting(make(**one), listener(**other)).play(order)
     assert meeting.sentences == list(says)
@@ -284,7 +287,7 @@ def test_a_proof_of_a_dialer_proves_nothing_at_another_door_of_the_same_dialer()
 
 
 @pytest.mark.parametrize("same", ["dialer", "listener", "neither"])
-def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same) -> None:
+def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same: str) -> None:
     dialed, listened = recorded()
     fresh = listener(nonce=b"2" * 32 if same == "listener" else b"3" * 32)
     if same == "listener":  # the same nonce again, which its caller must never give
@@ -300,7 +303,7 @@ def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same) -> Non
 
 
 @pytest.mark.parametrize("change", [{"node": "mid"}, {"nonce": b"y" * 32}])
-def test_a_greeting_that_was_changed_on_its_way_fails_at_the_proof(change) -> None:
+def test_a_greeting_that_was_changed_on_its_way_fails_at_the_proof(change: dict[str, Any]) -> None:
     here, there = dialer(), listener()
     there.receive(hello(**{"node": "front", "nonce": here.nonce, **change}))
     (proof,) = here.receive(there.start()[0])
@@ -343,7 +346,9 @@ def test_no_two_greetings_have_one_proof() -> None:
         pytest.param([hello() + b"\xc0"], "a Greeting that cannot be read", id="more behind it"),
     ],
 )
-def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are_told(messages, says) -> None:
+def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are_told(
+    messages: list[bytes], says: str
+) -> None:
     here, there = dialer(), listener()
     sentence = refusal(here, *messages, kind=PeerViolation)
     assert says in sentence
@@ -353,7 +358,7 @@ def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines", "\u202egnp", "\x1b[2J", "nul\0"])
 @pytest.mark.parametrize("what", ["node", "cluster"])
-def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what, name) -> None:
+def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what: str, name: str) -> None:
     body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
     sentence = refusal(dialer(), raw(1, {**body, what: name}), kind=PeerViolation)
     assert sentence == f"a Greeting that cannot be read: the name of a {what} is 1 to 128 printable characters"
@@ -362,7 +367,7 @@ def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what, na
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_nonce_of_another_size_is_refused_and_cannot_be_sent(size) -> None:
+def test_a_nonce_of_another_size_is_refused_and_cannot_be_sent(size: int) -> None:
     body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
     sentence = refusal(dialer(), raw(1, {**body, "nonce": b"x" * size}), kind=PeerViolation)
     assert sentence == f"a Greeting that cannot be read: a nonce has 32 bytes, not {size}"
@@ -381,7 +386,7 @@ def test_an_end_that_was_sure_is_so_no_longer_when_more_comes() -> None:
 
 
 @pytest.mark.parametrize("last", [encode(Refusal("node", "")), encode(Proof(b"?" * 32)), hello(cluster="prod"), b""])
-def test_an_end_that_has_refused_or_was_refused_hears_nothing_more(last) -> None:
+def test_an_end_that_has_refused_or_was_refused_hears_nothing_more(last: bytes) -> None:
     dialed, _ = recorded()
     here = listener(nonce=b"2" * 32)
     with pytest.raises(ActorError):
@@ -426,7 +431,9 @@ messages = st.one_of(
 
 @settings(max_examples=600)
 @given(st.lists(messages, max_size=5), st.booleans())
-def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_prove_anything(heard, dials) -> None:
+def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_prove_anything(
+    heard, dials: bool
+) -> None:
     here = (dialer if dials else listener)(nonce=b"9" * 32, expects=None)
     for message in heard:
         with suppress(PeerRefused, PeerViolation):
@@ -441,7 +448,7 @@ def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_p
 
 @settings(max_examples=300)
 @given(st.integers(0, 3), st.integers(0, 10**6), st.integers(1, 255))
-def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which, place, flip) -> None:
+def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which: int, place: int, flip: int) -> None:
     """Both have the secret, so an end may be done only if it heard what the other said."""
     ends = dialer(), listener()
     meeting = Meeting(*ends)
@@ -461,7 +468,7 @@ def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which,
 
 
 @given(honest, st.data())
-def test_every_truncation_of_a_message_is_a_violation(message, data) -> None:
+def test_every_truncation_of_a_message_is_a_violation(message: bytes, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, len(message) - 1))
     refusal(dialer(nonce=b"9" * 32), message[:size], kind=PeerViolation)
 
@@ -470,7 +477,7 @@ def test_every_truncation_of_a_message_is_a_violation(message, data) -> None:
 
 
 @pytest.mark.parametrize("secret", [SECRET, b"another-secret"])
-def test_the_secret_is_in_no_message_and_in_no_representation(secret) -> None:
+def test_the_secret_is_in_no_message_and_in_no_representation(secret: bytes) -> None:
     meeting = Meeting(dialer(), listener(secret=secret)).play()
     seen = [*meeting.said, *(str(error).encode() for error in meeting.failed)]
     seen += [repr(end).encode() + str(end).encode() for end in meeting.ends]
@@ -488,7 +495,7 @@ def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("other", [Incarnation("other", 9), Incarnation("run", 10)])
-def test_which_process_it_is_is_proved(other) -> None:
+def test_which_process_it_is_is_proved(other: Incarnation) -> None:
     here, there = dialer(), listener()
     here.incarnation = Incarnation("run", 9)
     here.__attrs_post_init__()
@@ -505,7 +512,7 @@ def test_which_process_it_is_is_proved(other) -> None:
 
 
 @pytest.mark.parametrize("fields", [("x" * 129, 0), ("\n", 0), ("r", -1), ("r", 2**40)])
-def test_a_process_that_cannot_be_is_none(fields) -> None:
+def test_a_process_that_cannot_be_is_none(fields: tuple[str, int]) -> None:
     with pytest.raises(ValueError, match=r"run|time"):
         Incarnation(*fields)
 

@@ -30,7 +30,9 @@ OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
         ),
     ],
 )
-def test_a_folder_that_differs_is_another_model_and_its_files_are_named(told, said) -> None:
+def test_a_folder_that_differs_is_another_model_and_its_files_are_named(
+    told: tuple[tuple[str, str], ...], said: str | None
+) -> None:
     assert mismatch(OWN, told) == said
     assert mismatch((), told) is None, "who has looked at nothing judges nobody"
 

@@ -14,8 +14,8 @@ from enum import StrEnum
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from types import UnionType
-from typing import Union, get_args, get_origin, get_type_hints
+from types import ModuleType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import msgspec
@@ -98,7 +98,7 @@ def enumerations(cls, found) -> None:
             found.add(tuple(hint))
 
 
-def wire(module):
+def wire(module: ModuleType):
     return {str(number): [module.encode(each).hex() for each in both] for number, both in examples(module.KINDS)}
 
 
@@ -126,11 +126,11 @@ def values():
     return sorted(map(list, found))
 
 
-def digest(value):
+def digest(value) -> str:
     return sha256(msgspec.json.encode(value)).hexdigest()
 
 
-def served(*, keys_wanted):
+def served(*, keys_wanted: bool) -> dict[str, Any]:
     return document("0", ROUTES.operations, models=("tiny", "large"), keys_wanted=keys_wanted)
 
 
@@ -141,7 +141,7 @@ def shape(value):
     return [shape(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def is_sentence(key):
+def is_sentence(key) -> bool:
     return key in {"description", "summary"}
 
 
@@ -161,12 +161,12 @@ PINNED = json.loads(PINS.read_text()) if PINS.exists() else {}
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_message_is_written_as_it_was_before_the_moves(name) -> None:
+def test_every_message_is_written_as_it_was_before_the_moves(name: str) -> None:
     assert wire(SETS[name]) == PINNED[name]
 
 
 @pytest.mark.parametrize("name", ["messages", "greeting"])
-def test_every_message_of_before_the_moves_can_be_read(name) -> None:
+def test_every_message_of_before_the_moves_can_be_read(name: str) -> None:
     module = SETS[name]
     for number, both in examples(module.KINDS):
         assert [module.decode(bytes.fromhex(each)) for each in PINNED[name][str(number)]] == both

@@ -19,6 +19,7 @@ from protocol.frames import (
     End,
     Ended,
     Fail,
+    Frame,
     Item,
     Open,
     ReplyData,
@@ -68,7 +69,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.opens(1, 5, 0)
             self.settles()
 
-    def say(self, end, frame, views=()):
+    def say(self, end, frame, views=()) -> bool:
         """Say something, unless too much is attached already; return whether it has been said."""
         try:
             self.ends[end].send(frame, views)
@@ -85,7 +86,7 @@ class TwoEnds(RuleBasedStateMachine):
         assert bool(data) == ready
         self.wires[end].extend(data)
 
-    def body(self, size):
+    def body(self, size) -> tuple[bytes, tuple[memoryview[int], memoryview[int]] | tuple[()]]:
         """Return a body, and bytes to attach to it that are its own."""
         number = len(self.attached)
         body = b"%d" % number
@@ -93,11 +94,11 @@ class TwoEnds(RuleBasedStateMachine):
         half = memoryview(self.attached[body])
         return body, (half[: size // 2], half[size // 2 :]) if size else ()
 
-    def live(self, streams, state=("open", "leaving")):
+    def live(self, streams: Streams, state: tuple[str, ...] = ("open", "leaving")):
         return [stream for stream in range(1, streams.last + 1) if streams.state(stream) in state]
 
     @rule(end=which, credit=st.integers(0, 5), size=sizes)
-    def opens(self, end, credit, size) -> None:
+    def opens(self, end: int, credit: int, size: int) -> None:
         asked = self.ends[end].asked
         if len(asked) < asked.open_max:
             body, views = self.body(size)
@@ -160,7 +161,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.wires))
     @rule(end=which, size=st.sampled_from((1, 13, 1000, 1000)))
-    def delivers(self, end, size) -> None:
+    def delivers(self, end: int, size: int) -> None:
         data = bytes(self.wires[end][:size])
         del self.wires[end][:size]
         peer = self.ends[1 - end]
@@ -168,7 +169,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.hears(1 - end, frame, bytes(peer.attached))
         assert not peer.attached
 
-    def hears(self, end, frame, data) -> None:
+    def hears(self, end, frame: Frame, data: bytes) -> None:
         match frame:
             case Open():
                 assert data == self.attached[frame.body]
@@ -184,7 +185,7 @@ class TwoEnds(RuleBasedStateMachine):
                 assert not data
                 assert not isinstance(frame, RequestData | ReplyData | WindowUpdate)
 
-    def left(self, end, frame):
+    def left(self, end, frame: Item) -> bool:
         return self.ends[end].asked.state(frame.stream) == "leaving"
 
     @invariant()
@@ -245,7 +246,7 @@ class TwoEnds(RuleBasedStateMachine):
         self.when_quiet_both_ends_agree()
 
 
-def keeps_nothing(peer) -> None:
+def keeps_nothing(peer: Peer) -> None:
     """Nothing of what was attached, ever, is left in an end that is quiet."""
     assert (
         len(peer._outgoing)
@@ -266,13 +267,13 @@ TestTwoEnds.settings = settings(max_examples=200, stateful_step_count=40, deadli
 # The table, case by case ------------------------------------------------------------------
 
 
-def opened(credit=2, streams_max=4):
+def opened(credit: int = 2, streams_max: int = 4) -> Streams:
     streams = Streams(streams_max)
     streams.step(Open(1, b"", credit))
     return streams
 
 
-def frame(kind, stream=1):
+def frame(kind, stream=1) -> object:
     return {
         Open: Open(stream, b"", 1),
         RequestData: RequestData(stream, b"1"),
@@ -285,7 +286,7 @@ def frame(kind, stream=1):
     }[kind]
 
 
-def in_state(state, kind=None):
+def in_state(state, kind=None) -> Streams:
     """A stream in a state, with bytes to come if `kind` brings some."""
     streams = Streams(4)
     if state == "new":
@@ -300,7 +301,7 @@ def in_state(state, kind=None):
 
 @pytest.mark.parametrize("state", NEXT)
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
-def test_every_frame_in_every_state_does_what_the_table_says(state, kind) -> None:
+def test_every_frame_in_every_state_does_what_the_table_says(state: str, kind: type) -> None:
     streams = in_state(state, kind)
     assert streams.state(1) == state
     if kind in NEXT[state]:
@@ -314,7 +315,7 @@ def test_every_frame_in_every_state_does_what_the_table_says(state, kind) -> Non
 
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("stream", [-1, 0, 3, 2**62])
-def test_no_stream_is_skipped_or_invented(kind, stream) -> None:
+def test_no_stream_is_skipped_or_invented(kind: type, stream: int) -> None:
     with pytest.raises(PeerViolation):
         opened().step(frame(kind, stream))
 
@@ -336,13 +337,13 @@ def test_a_stream_that_is_left_still_counts_until_its_answerer_closes_it() -> No
 
 
 @pytest.mark.parametrize("units", [-1, 3])
-def test_a_reply_takes_no_more_than_it_was_granted_and_gives_nothing_back(units) -> None:
+def test_a_reply_takes_no_more_than_it_was_granted_and_gives_nothing_back(units: int) -> None:
     with pytest.raises(PeerViolation, match="has credit for 2"):
         opened(2).step(Item(1, b"", units))
 
 
 @pytest.mark.parametrize("units", [-1, CREDIT_MAX])
-def test_credit_is_neither_negative_nor_endless(units) -> None:
+def test_credit_is_neither_negative_nor_endless(units: int) -> None:
     with pytest.raises(PeerViolation, match="units of credit"):
         opened(2).step(Credit(1, units))
 
@@ -371,12 +372,12 @@ def test_credit_for_a_closed_stream_means_nothing() -> None:
     ],
     ids=repr,
 )
-def test_a_step_whose_arrays_lie_is_a_violation(step) -> None:
+def test_a_step_whose_arrays_lie_is_a_violation(step: Step) -> None:
     with pytest.raises(PeerViolation):
         opened(2).step_tokens(step)
 
 
-def waits_for(asking=0, replying=0):
+def waits_for(asking: int = 0, replying: int = 0) -> Streams:
     streams = Streams(4)
     streams.step(Open(1, b"", 2, attached=asking))
     if replying:
@@ -397,7 +398,7 @@ def waits_for(asking=0, replying=0):
     ],
     ids=repr,
 )
-def test_no_reply_comes_before_the_bytes_that_come_first(owed, reply) -> None:
+def test_no_reply_comes_before_the_bytes_that_come_first(owed: dict[str, int], reply: Item | End | Step) -> None:
     streams = waits_for(**owed)
     with pytest.raises(PeerViolation, match="before 5 bytes that were to come first"):
         streams.step_tokens(reply) if isinstance(reply, Step) else streams.step(reply)
@@ -413,14 +414,14 @@ def test_a_step_for_others_passes_a_stream_that_waits_for_bytes() -> None:
 
 @pytest.mark.parametrize("kind", [RequestData, ReplyData])
 @pytest.mark.parametrize("size", [0, 6])
-def test_no_piece_is_empty_or_longer_than_what_is_to_come(kind, size) -> None:
+def test_no_piece_is_empty_or_longer_than_what_is_to_come(kind: type[RequestData | ReplyData], size: int) -> None:
     streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     with pytest.raises(PeerViolation, match=f"{size} attached bytes on stream 1, which has 5 to come"):
         streams.step(kind(1, bytes(size)))
 
 
 @pytest.mark.parametrize("kind", [RequestData, ReplyData])
-def test_nothing_is_to_come_after_the_last_piece(kind) -> None:
+def test_nothing_is_to_come_after_the_last_piece(kind: type[RequestData | ReplyData]) -> None:
     streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     streams.step(kind(1, b"123"))
     assert sum(streams.owed(1)) == 2
@@ -444,7 +445,7 @@ def test_fewer_bytes_than_none_are_never_attached() -> None:
 
 
 @pytest.mark.parametrize("owed", [{"asking": 5}, {"replying": 5}], ids=str)
-def test_a_stream_that_fails_owes_nothing(owed) -> None:
+def test_a_stream_that_fails_owes_nothing(owed: dict[str, int]) -> None:
     streams = waits_for(**owed)
     streams.step(Fail(1, "internal", "x"))
     assert not streams.owing

@@ -142,7 +142,9 @@ def test_no_two_panels_lie_on_each_other() -> None:
     assert max(x for x, _ in cells) < 24
 
 
-async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_these_labels(told) -> None:
+async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_these_labels(
+    told: dict[str, set[str]],
+) -> None:
     for panel in PANELS:
         for target in panel["targets"]:
             names = names_in(target["expr"])
@@ -153,7 +155,7 @@ async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_th
             assert asked <= known, (panel["title"], asked - known)
 
 
-async def test_every_family_that_a_cluster_tells_is_on_the_dashboard(told) -> None:
+async def test_every_family_that_a_cluster_tells_is_on_the_dashboard(told: dict[str, set[str]]) -> None:
     shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in told}
     assert families == {re.sub("_(bucket|sum|count)$", "", name) for name in shown}

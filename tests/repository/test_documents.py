@@ -52,7 +52,7 @@ def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page) -> None:
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES} - FORMER))
-def test_a_path_that_a_page_names_exists(page) -> None:
+def test_a_path_that_a_page_names_exists(page: str) -> None:
     named = {name for name in (word.split("::")[0] for word in CODE.findall(prose(page))) if PATH.fullmatch(name)}
     missing = [name for name in sorted(named) if not PLACEHOLDER.search(name) and not (ROOT / name).exists()]
     assert not missing

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import URLError
 
@@ -69,7 +70,7 @@ def cluster(tmp_path: Path) -> Cluster:
 # Kubernetes -------------------------------------------------------------------------------
 
 
-def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster) -> None:
+def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster: Cluster) -> None:
     assert set(cluster.node) == set(PODS)
     for name in PODS:
         command = container(name)["command"]
@@ -79,7 +80,7 @@ def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name) -> None:
+def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster: Cluster, name: str) -> None:
     given = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container(name)["env"]}
     assert {each["name"] for each in given.values()} == {"espalier-secrets"}
     assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
@@ -90,7 +91,7 @@ def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster, name) -> No
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name) -> None:
+def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster: Cluster, name: str) -> None:
     hook = container(name).get("lifecycle", {}).get("preStop", {}).get("exec", {"command": ["sleep", "0"]})
     (word, seconds) = hook["command"]
     assert word == "sleep"
@@ -100,15 +101,15 @@ def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster, name) -> N
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_ports_and_names_are_those_of_the_file(cluster, name) -> None:
+def test_ports_and_names_are_those_of_the_file(cluster: Cluster, name: str) -> None:
     ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
     node = cluster.node[name]
     wanted = {"link": node.listen.port, "metrics": node.metrics.port}
     if cluster.gateway.node == name:
         wanted["http"] = cluster.gateway.port
     for engine in cluster.engines_on(name).values():
-        if engine.bootstrap_port is not None:
-            wanted["bootstrap"] = engine.bootstrap_port
+        if engine.bootstrap_port is not None:  # type: ignore[attr-defined]
+            wanted["bootstrap"] = engine.bootstrap_port  # type: ignore[attr-defined]
     assert ports == wanted
     service = manifest("StatefulSet", name)["spec"]["serviceName"]
     assert node.listen.host == f"{name}-0.{service}.espalier.svc.cluster.local"
@@ -116,7 +117,7 @@ def test_ports_and_names_are_those_of_the_file(cluster, name) -> None:
 
 
 @pytest.mark.parametrize("service", ["espalier", "nodes"])
-def test_a_service_leads_to_pods_and_ports_that_exist(cluster, service) -> None:
+def test_a_service_leads_to_pods_and_ports_that_exist(cluster: Cluster, service: str) -> None:
     spec = manifest("Service", service)["spec"]
     chosen = [name for name, pod in PODS.items() if spec["selector"].items() <= pod["metadata"]["labels"].items()]
     assert chosen == (["front"] if service == "espalier" else list(NODES))
@@ -130,7 +131,7 @@ def test_a_service_leads_to_pods_and_ports_that_exist(cluster, service) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name) -> None:
+def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name: str) -> None:
     probes = {kind: container(name)[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
     assert {kind: probe["path"] for kind, probe in probes.items()} == {
         "startup": "/health",
@@ -141,9 +142,9 @@ def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name) -> None
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster, name) -> None:
+def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster: Cluster, name: str) -> None:
     limits = container(name)["resources"]["limits"]
-    gpus = sum(engine.tensor_parallel for engine in cluster.engines_on(name).values() if engine.device == "cuda")
+    gpus = sum(engine.tensor_parallel for engine in cluster.engines_on(name).values() if engine.device == "cuda")  # type: ignore[attr-defined]
     assert limits.get("nvidia.com/gpu", 0) == gpus
     assert "memory" in limits
     volumes = {volume["name"] for volume in PODS[name]["spec"]["volumes"]}
@@ -276,7 +277,7 @@ def get(port: int, host: str, path: str, **headers: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def until(true, within_s: float) -> None:
+def until(true: Callable[[], bool], within_s: float) -> None:
     end = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < end

@@ -100,7 +100,7 @@ trio.run(main)
 UNLISTED = "a Unlisted has no row in `KINDS`, so it crosses no link"
 
 
-def written_by(folder, answer):
+def written_by(folder: Path, answer: str) -> list[str]:
     """Add the message in a scratch copy whose node answers with `answer`, and return what its caller writes."""
     made = scratch(folder)
     made.insert("protocol/cluster.py", "KINDS = (", CLASSES)

@@ -14,7 +14,7 @@ LOCKED = re.compile(r"(\S+==\S+) --hash=sha256:[0-9a-f]{64}")
 
 
 @pytest.mark.parametrize("name", ["cpu", "dev"])
-def test_a_lock_file_holds_a_hash_for_each_pin_of_its_list_and_no_other(name) -> None:
+def test_a_lock_file_holds_a_hash_for_each_pin_of_its_list_and_no_other(name: str) -> None:
     pins = LOCKING["pins"]((FOLDER / f"{name}.txt").read_text())
     lines = (FOLDER / f"{name}.lock").read_text().splitlines()[1:]
     assert [LOCKED.fullmatch(line)[1] for line in lines] == list(pins.values()), "run: make lock"

@@ -55,7 +55,7 @@ def imported(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=str)
-def test_no_import_leads_to_the_same_floor_or_up(path) -> None:
+def test_no_import_leads_to_the_same_floor_or_up(path: Path) -> None:
     if path.name == "__init__.py" and str(path.parent) not in FLOOR_OF:
         return
     own = room(path)
@@ -70,7 +70,7 @@ def test_no_two_files_import_each_other() -> None:
 
 
 @pytest.mark.parametrize("name", WALLS)
-def test_a_room_with_walls_imports_what_they_let_through(name) -> None:
+def test_a_room_with_walls_imports_what_they_let_through(name: str) -> None:
     for path in (each for each in PRODUCT if room(each) == name):
         names = {module(other) for other in imported(path) if room(other) != name}
         assert all(any(each == may or each.startswith(f"{may}.") for may in WALLS[name]) for each in names), names

@@ -149,7 +149,7 @@ def test_what_is_called_an_actor_is_one() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[:2] == ("supervisor", "config")], ids=str)
-def test_the_configuration_is_a_value_that_knows_nobody_who_reads_it(path) -> None:
+def test_the_configuration_is_a_value_that_knows_nobody_who_reads_it(path: object) -> None:
     """Limits of actors and of processes stand in it; whoever runs by them imports it, and never the other way round."""
     below = {"config", "files", "processes", "engines"}
     addresses = "supervisor.links.endpoint"
@@ -169,7 +169,7 @@ def test_a_node_imports_nothing_of_the_engine_host(path) -> None:
 
 
 @pytest.mark.parametrize("path", HOST_SIDE, ids=str)
-def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path) -> None:
+def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path: Path) -> None:
     ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
     assert all(name.startswith(("protocol", "actors.engines.sglang")) for name in ours)
     assert "trio" not in roots(path)
@@ -188,7 +188,7 @@ def test_no_actor_starts_a_thread(path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
-def test_the_bench_sees_what_a_client_sees(path) -> None:
+def test_the_bench_sees_what_a_client_sees(path: object) -> None:
     assert not roots(path) & {"actors", "supervisor", "tests", "sglang", "torch"}
 
 

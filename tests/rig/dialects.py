@@ -1,15 +1,19 @@
 """Clients of several dialects, for their tests: one that may send any JSON, and one that reads strictly."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from protocol.dialects.chat import ChatRequest
+from protocol.dialects.completions import CompletionRequest
 from protocol.dialects.http import error_body
 from protocol.errors import RequestError
 from protocol.messages import FinishReason
-from protocol.text_messages import ChoiceEnded, Respond, Text
+from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -18,7 +22,12 @@ json_values = st.recursive(
 )
 
 
-def check_answered_or_refused(value, base, parse, to_respond) -> None:
+def check_answered_or_refused(
+    value,
+    base: dict[str, Any],
+    parse: Callable[[bytes], ChatRequest | CompletionRequest],
+    to_respond: Callable[..., Respond],
+) -> None:
     """Check that a value, alone or merged into a valid request, is either accepted or refused with a `RequestError`."""
     for data in (value, base | value if isinstance(value, dict) else value):
         try:
@@ -62,11 +71,11 @@ def events(stream: bytes) -> list[bytes]:
     return [line.removeprefix(b"data: ") for line in lines]
 
 
-def ended(choice=0, reason=FinishReason.STOP):
+def ended(choice: int = 0, reason: FinishReason = FinishReason.STOP) -> ChoiceEnded:
     return ChoiceEnded(reason, choice)
 
 
-def streamed(chunks, replies, answered):
+def streamed(chunks, replies, answered: Answered):
     """Return the bytes that a gateway sends for these replies and their end."""
     said = [chunks.text(each) if isinstance(each, Text) else chunks.choice_ended(each) for each in replies]
     return b"".join(said) + chunks.finish(answered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 
@@ -20,6 +21,7 @@ from supervisor.cluster.workers import LocalWorker
 from supervisor.config.load import ClusterSection
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
+from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
 
@@ -75,10 +77,10 @@ class Node:
         )
 
     @property
-    def at(self):
+    def at(self) -> str:
         return f"{LOOPBACK_HOSTS}:{self.links.port}"
 
-    def knows(self, *others) -> None:
+    def knows(self, *others: Node) -> None:
         for other in others:
             listens = other.links.port is not None
             self.directory.configure(other.name, other.at if listens else None)
@@ -88,10 +90,10 @@ class Node:
     def linked(self):
         return {name for name, node in self.directory.nodes.items() if node.link is not None}
 
-    def link(self, other):
+    def link(self, other: Node) -> Link | None:
         return self.directory.nodes[other.name].link
 
-    def offers_of(self, other):
+    def offers_of(self, other: Node):
         return [each for each in self.directory.offers() if each.name == f"{other.name}-0"]
 
     async def run(self, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
@@ -122,7 +124,7 @@ class Node:
             async for call in self._inbox:  # type: ignore[attr-defined]
                 nursery.start_soon(one, call)
 
-    async def ask(self, other, tokens_max=3, request_id="r"):
+    async def ask(self, other: Node, tokens_max: int = 3, request_id: str = "r") -> list[int]:
         """Ask another node's worker, and return the token ids of its answer."""
         worker = next(each for each in self.directory.all_workers() if each.load.name == f"{other.name}/{other.name}-0")
         ids = []
@@ -140,7 +142,7 @@ class Engine:
 
 
 @asynccontextmanager
-async def linked_nodes(*nodes, know=True):
+async def linked_nodes(*nodes, know: bool = True) -> AsyncIterator[trio.Nursery]:
     """Run nodes that are all linked to each other."""
     async with trio.open_nursery() as nursery:
         for node in nodes:
@@ -152,7 +154,7 @@ async def linked_nodes(*nodes, know=True):
         nursery.cancel_scope.cancel()
 
 
-async def until(true, within_s=WITHIN_S) -> None:
+async def until(true, within_s: float = WITHIN_S) -> None:
     """Wait until something is true."""
     with trio.fail_after(within_s):
         while not true():  # noqa: ASYNC110  # tests alone wait so
@@ -166,7 +168,7 @@ async def all_linked(*nodes) -> None:
 
 
 @asynccontextmanager
-async def raw_connection(node, data=b""):
+async def raw_connection(node: Node, data=b"") -> AsyncIterator[trio.SocketStream]:
     """Open a connection to a node and send `data`; what follows a WebSocket upgrade is sent after its response."""
     stream = await trio.open_tcp_stream(LOOPBACK_HOSTS, node.links.port)
     async with stream:
@@ -183,7 +185,7 @@ async def raw_connection(node, data=b""):
         yield stream
 
 
-async def ended(stream, within_s=WITHIN_S):
+async def ended(stream, within_s: float = WITHIN_S) -> bytes:
     """Read until the other end closes, and return what came."""
     said = b""
     with trio.fail_after(within_s):
@@ -197,13 +199,13 @@ async def ended(stream, within_s=WITHIN_S):
             said += data
 
 
-async def handshake_as_peer(node, name, say, *, hello=True):
+async def handshake_as_peer(node: Node, name, say, *, hello: bool = True) -> bytes:
     """Complete the handshake as a node does, then send `data`, and return what the other node sent at last."""
     numbers = count()
     greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))
     heard = []
 
-    async def talk(wire) -> None:
+    async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, greeter, 1.0)
         if hello:
             await wire.send_all(encode(Hello(VERSION, name, 8)))

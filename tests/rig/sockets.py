@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from protocol.dialects.responses import FINAL_EVENTS
 
 
@@ -9,11 +11,11 @@ def types(events):
     return [event["type"] for event in events]
 
 
-def said(events):
+def said(events) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
-async def websocket_client(made, **headers):
+async def websocket_client(made, **headers: str):
     client = await made.client()
     assert (await client.upgrade(**headers)).status == 101
     return client
@@ -29,7 +31,7 @@ async def collected(client, responses):
     return lanes
 
 
-async def whole(client, *requests):
+async def whole(client, *requests: dict[str, Any]):
     """Send requests one after the other, and return the last response."""
     for request in requests:
         await client.say(request)

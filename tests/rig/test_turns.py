@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -16,13 +17,13 @@ from tests.system.simulator.seed import run_seed
 pytestmark = pytest.mark.turns_exempt("turns that take too long are what it is about")
 
 
-def computes(seconds) -> None:
+def computes(seconds: float) -> None:
     began = time.thread_time()
     while time.thread_time() - began < seconds:
         pass
 
 
-def run(pulse):
+def run(pulse: Callable[[], None]) -> list[str]:
     """Run a task of the product that calls `pulse` once a turn, under watch, and return what is told of it."""
 
     async def main() -> None:
@@ -64,7 +65,7 @@ def find(self, model):
 """
 
 
-def costing(monkeypatch, times) -> None:
+def costing(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Run a seed that is counted, in which each request calls so many functions in one turn, and not the simulator's."""
     planted = {"times": times, "plain": RequestRunner.find}
     exec(compile(PLANTED, "planted", "exec"), planted)

@@ -39,7 +39,7 @@ LIMITS = {
 }
 
 
-def expected(tokens):
+def expected(tokens) -> str:
     from tests.rig.gateway import TINY
 
     line = ids(LINE)
@@ -77,7 +77,7 @@ class Crowd:
                 await act(client)
         await self.end(client)
 
-    async def end(self, client) -> None:
+    async def end(self, client: Client) -> None:
         how = self.rng.choice(["close", "close", "reset", "half"])
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             if how == "reset":
@@ -88,7 +88,7 @@ class Crowd:
                     await client.closed()
         client.stream.socket.close()
 
-    def said(self, most=60):
+    def said(self, most: int = 60) -> tuple[int, str]:
         tokens = self.rng.randint(1, most)
         return tokens, f"n={tokens} s={self.rng.choice([0, 0, 0, 0.1])}"
 
@@ -167,7 +167,7 @@ class Crowd:
             if not await self.hear(client, wanted, heard, known):
                 return
 
-    async def hear(self, client, wanted, heard, known):
+    async def hear(self, client, wanted, heard, known: list[None]):
         """Read one frame; return whether more can come."""
         first, payload = await client.frame()
         if first == 0x88:
@@ -258,18 +258,18 @@ class Crowd:
 
 
 @pytest.fixture
-def rather_slow():
+def rather_slow() -> trio.testing.MockClock:
     return trio.testing.MockClock(autojump_threshold=0)
 
 
-def held():
+def held() -> int:
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize(("seed", "drains"), [(0, False), (1, True)])
 async def test_nothing_is_left_of_any_client(
-    seed, drains, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    seed: int, drains: bool, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     rng = random.Random(seed * 2 + drains)

@@ -15,7 +15,7 @@ from tests.rig.gateway import at_rest, chat, create, rig
 from tests.rig.sockets import said
 
 
-async def aside(function, *arguments) -> None:
+async def aside(function, *arguments: str | int) -> None:
     with trio.fail_after(20):
         await trio.to_thread.run_sync(function, *arguments)
 

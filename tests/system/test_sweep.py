@@ -33,13 +33,13 @@ def crash_the_host(world: SmallSystem, _: trio.CancelScope) -> None:
     world.hosts[0].crash()
 
 
-async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope], None], tokens_max: int):
+async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope], None], tokens_max: int) -> bool:
     """Do `act` just before the step; return whether that came before the victim had ended."""
     costs = Costs(slots=1, step_s=0.05, prefill_s=0.01, release_s=0.03)
     async with living(SmallSystem(costs=costs, inbox_size=1, streams=3)) as world:
         victim, submitted = trio.CancelScope(), []
 
-        async def ask(name, scope) -> None:
+        async def ask(name, scope: trio.CancelScope) -> None:
             with scope:
                 try:
                     await world.ask(generate(name, tokens_max=tokens_max))
@@ -70,7 +70,7 @@ async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope
     return steps.taken < step
 
 
-async def stop_one(rng, step: int):
+async def stop_one(rng, step: int) -> bool:
     """End the whole tree just before the step; return whether that came before its clients had ended."""
     async with living(SmallSystem(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
         ended = []
@@ -104,7 +104,7 @@ def test_the_tree_can_be_stopped_at_every_step() -> None:
 
 
 @pytest.mark.parametrize("act", [leave, cut_the_front, cut_the_line, crash_the_host], ids=lambda act: act.__name__)
-def test_at_every_step(act) -> None:
+def test_at_every_step(act: Callable[[SmallSystem, trio.CancelScope], None]) -> None:
     logging.disable(logging.CRITICAL)  # thousands of restarts, all of them wanted
     try:
         for step in range(1, STEPS_MAX):

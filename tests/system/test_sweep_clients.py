@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -39,7 +40,7 @@ async def in_a_lane(reader: Reader) -> None:
     await reader.events()
 
 
-async def leave_at(rng, step: int, program):
+async def leave_at(rng, step: int, program) -> bool:
     """Close the victim's socket just before the step; return whether that came before its program had ended."""
     costs = Costs(slots=1, step_s=0.05, prefill_s=0.001, release_s=0.03, vocabulary_size=VOCABULARY)
     async with living(System(costs=costs, inbox_size=1, requests_max=2)) as system:
@@ -63,7 +64,7 @@ async def leave_at(rng, step: int, program):
 
 
 @pytest.mark.parametrize("program", [streaming, with_two_choices, in_a_lane], ids=lambda each: each.__name__)
-def test_a_client_may_leave_at_every_step(program) -> None:
+def test_a_client_may_leave_at_every_step(program: Callable[[Reader], Awaitable[None]]) -> None:
     for step in range(1, STEPS_MAX):
         try:
             if simulate(lambda rng, step=step: leave_at(rng, step, program), seed=1):

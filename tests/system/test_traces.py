@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
 from attrs import define, evolve, field, frozen
 from trio.testing import MockClock
 
+from actors.engines.port import Generation
 from actors.kit.calls import Address
 from protocol import codec, frames
 from protocol.errors import EngineLost, EngineRefused, InternalError
 from protocol.frames import Open
+from protocol.messages import Generate
 from protocol.trace import Trace, child_span
 from supervisor.cluster.workers import RemoteWorker
 from tests.actors import test_decode, test_router
@@ -35,7 +39,7 @@ class Keeping(Worker):
 
     asked: list = field(factory=list)
 
-    def ask(self, request, credit):
+    def ask(self, request: Generate, credit: int) -> Any:
         self.asked.append(request)
         return super().ask(request, credit)
 
@@ -45,13 +49,13 @@ def lines(caplog: pytest.LogCaptureFixture):
     """What was logged of requests, as a span or nothing."""
     caplog.set_level(logging.INFO)
 
-    def said(message="request ended"):
+    def said(message: str = "request ended"):
         return [each for each in caplog.records if each.message == message]
 
     return said
 
 
-def span(line):
+def span(line) -> Trace:
     return Trace(line.trace, line.span, getattr(line, "parent", None))
 
 
@@ -74,7 +78,7 @@ async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoev
 
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT.upper()}, {"traceparent": "00", "tracestate": "a=b"}])
-async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers, lines) -> None:
+async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers: dict[str, str], lines) -> None:
     async with rig(worker=Keeping()) as made:
         client = await made.client()
         for _ in range(2):
@@ -149,7 +153,7 @@ async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines) 
 # Each leg ---------------------------------------------------------------------------------
 
 
-def spans(*workers):
+def spans(*workers: Fake):
     return [(each.trace.id, each.trace.span, each.trace.parent) for worker in workers for each in worker.asked]
 
 
@@ -172,7 +176,9 @@ async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock: MockClock
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
-async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(trace, autojump_clock: MockClock) -> None:
+async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(
+    trace: Trace | None, autojump_clock: MockClock
+) -> None:
     prefill, decode = pair()
     async with routed(prefill, decode) as world:
         world.routing.new_id = None
@@ -180,7 +186,7 @@ async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(trac
     assert [each.trace for worker in (prefill, decode) for each in worker.asked] == [trace] * 2
 
 
-def counted():
+def counted() -> Callable[[], str]:
     numbers = iter(range(1, 99))
     return lambda: f"{next(numbers):032x}"
 
@@ -188,7 +194,7 @@ def counted():
 # At a worker ------------------------------------------------------------------------------
 
 
-async def asked(worker, wanted, within_s=1000.0):
+async def asked(worker, wanted: Generate, within_s=1000.0):
     with trio.move_on_after(within_s):
         return await test_decode.ask(worker, wanted)
 
@@ -202,7 +208,7 @@ async def asked(worker, wanted, within_s=1000.0):
     ],
 )
 async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
-    within_s, costs, outcome, took_s, lines, autojump_clock: MockClock
+    within_s: float, costs: Costs, outcome: str, took_s: float, lines, autojump_clock: MockClock
 ) -> None:
     async with test_decode.working(costs) as worker:
         with suppress(EngineRefused):
@@ -213,7 +219,9 @@ async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
-async def test_of_any_other_request_a_worker_tells_nothing(trace, lines, autojump_clock: MockClock) -> None:
+async def test_of_any_other_request_a_worker_tells_nothing(
+    trace: Trace | None, lines, autojump_clock: MockClock
+) -> None:
     async with test_decode.working() as worker:
         await asked(worker, evolve(generate("r"), trace=trace))
     assert lines("generation ended") == []
@@ -221,7 +229,7 @@ async def test_of_any_other_request_a_worker_tells_nothing(trace, lines, autojum
 
 async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojump_clock: MockClock) -> None:
     class Buggy(FakeEngine):
-        def submit(self, request):
+        def submit(self, request: Generate) -> Generation:
             raise ZeroDivisionError
 
     trace = child_span(None, OWN)

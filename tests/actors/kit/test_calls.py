@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from protocol.errors import (
     ActorLost,
     BadRequest,
     EngineStuck,
+    EspalierError,
     InternalError,
     LinkLost,
     Overloaded,
@@ -28,11 +30,11 @@ class Ask:
     id: str = "r"
 
 
-def answer(credit=100):
+def answer(credit: int = 100):
     return Answer(credit)
 
 
-async def relaying(source, into, got=None, until=None) -> None:
+async def relaying(source, into, got=None, until: Callable[[], int] | None = None) -> None:
     result = await source.relay(into, until)
     if got is not None:
         got.append(result)
@@ -244,7 +246,9 @@ async def test_a_result_that_is_there_beats_a_deadline_that_is_past(autojump_clo
 # A call and its answerer ------------------------------------------------------------------
 
 
-async def serve(inbox, serve_one, bugs=None, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
+async def serve(
+    inbox, serve_one, bugs: BugCounter | None = None, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     bugs = bugs or BugCounter()
 
     async def one(call) -> None:
@@ -257,7 +261,7 @@ async def serve(inbox, serve_one, bugs=None, *, task_status=trio.TASK_STATUS_IGN
             nursery.start_soon(one, call)
 
 
-async def ask(address, request=None, credit=9):
+async def ask(address, request: Ask | None = None, credit: int = 9):
     async with address.ask(request or Ask(), credit) as replies:
         return await replies.result()
 
@@ -455,7 +459,9 @@ async def test_a_request_error_inside_groups_still_fails_its_call(
 @pytest.mark.parametrize(
     "error", [EngineStuck("it kept its slot"), ExceptionGroup("", [LinkLost("x"), EngineStuck("y")])]
 )
-async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(error, autojump_clock: MockClock) -> None:
+async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(
+    error: EngineStuck | ExceptionGroup[EspalierError], autojump_clock: MockClock
+) -> None:
     address, inbox = mailbox(1)
 
     async def stuck(call, replies):

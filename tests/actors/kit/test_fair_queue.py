@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.kit.calls import Answer, Call
 from actors.kit.fair_queue import FairQueue
 from actors.kit.priority_inbox import PriorityInbox
-from protocol.messages import Generate, Sampling
+from protocol.messages import Finished, Generate, Sampling, Started, Tokens
 from supervisor.engines.work import request_inbox
 
 
@@ -55,7 +55,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_line_is_what_the_model_says_after_every_step(steps) -> None:
+def test_a_line_is_what_the_model_says_after_every_step(steps: list[tuple[str, str, int] | tuple[str, int]]) -> None:
     line, model = FairQueue(), Model()
     for what, *of in steps:
         if what == "add":
@@ -110,11 +110,11 @@ def call(owner, weight=1, name=None):
     return Call((owner, weight, name), Answer(0))
 
 
-def made(size=1000):
+def made(size: int = 1000):
     return PriorityInbox(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
 
 
-async def taken(of, times):
+async def taken(of, times: int):
     return [(await of.receive()).request[0] for _ in range(times)]
 
 
@@ -199,13 +199,13 @@ async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_
             await slots.acquire()
             nursery.start_soon(answer, await inbox.receive())
 
-    async def answer(asked) -> None:
+    async def answer(asked: Call[Generate, Started | Tokens, Finished]) -> None:
         with asked.answering(None) as said:
             await trio.sleep(asked.request.sampling.tokens_max / 100)
             said.end(None)
         slots.release()
 
-    async def ask(owner, tokens) -> None:
+    async def ask(owner: str, tokens: int) -> None:
         generate = Generate(f"{len(ended):032x}", [1], Sampling(tokens), owner=owner)
         async with address.ask(generate, 0) as answered:
             await answered.result()

@@ -60,7 +60,7 @@ per_prefill_token_s = 0.0001
 
 
 @asynccontextmanager
-async def node(folder, *legs) -> AsyncIterator[Assembly]:
+async def node(folder: Path, *legs: str) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
     text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
     (folder / "cluster.toml").write_text(CLUSTER + text)
@@ -74,12 +74,12 @@ async def node(folder, *legs) -> AsyncIterator[Assembly]:
         nursery.cancel_scope.cancel()
 
 
-def prompts(many, size):
+def prompts(many: int, size):
     rng = random.Random(next(IDS))
     return tuple(tuple(rng.randrange(1, 400) for _ in range(size)) for _ in range(many))
 
 
-async def first_s(house, owner, lists, tokens_max=4):
+async def first_s(house, owner: str, lists, tokens_max=4) -> float:
     """Ask for an answer to each prompt, and return how long the first token of any of them took."""
     began_at, first_at = trio.current_time(), None
     wanted = Respond(f"{next(IDS):032x}", token_lists=lists, tokens_max=tokens_max, ignore_eos=True, owner=owner)
@@ -99,7 +99,7 @@ LEGS = pytest.mark.parametrize(
 @LEGS
 @pytest.mark.parametrize("tokens_max", [4, 400])
 async def test_b13_a_key_with_many_long_prompts_makes_nobody_wait_for_all_of_them(
-    legs, tokens_max, autojump_clock: MockClock, tmp_path: Path
+    legs, tokens_max: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with node(tmp_path, *legs) as house, trio.open_nursery() as nursery:
         for _ in range(3):
@@ -125,11 +125,11 @@ async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is
 
 @pytest.mark.parametrize("size", [20, 300, LONG], ids="{} tokens".format)
 async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
-    size, autojump_clock: MockClock, tmp_path: Path
+    size: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     answered: list[float] = []
 
-    async def ask_once(house) -> None:
+    async def ask_once(house: Assembly) -> None:
         answered.append(await first_s(house, "a", prompts(1, size)))
 
     async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
@@ -167,12 +167,14 @@ async def test_short_prompts_are_computed_together(autojump_clock: MockClock, tm
 # In an engine -----------------------------------------------------------------------------
 
 
-def wanted(name, size=4, tokens_max=2):
+def wanted(name: str, size: int = 4, tokens_max: int = 2) -> Generate:
     return Generate(name, [1] * size, Sampling(tokens_max), owner=name[0])
 
 
 @asynccontextmanager
-async def working(most, costs=None, deadlines=None) -> AsyncIterator[tuple[Address, FakeEngine, PriorityInbox]]:
+async def working(
+    most: int, costs: Costs | None = None, deadlines=None
+) -> AsyncIterator[tuple[Address, FakeEngine, PriorityInbox]]:
     address, inbox = priority_inbox(16, lambda _: 0, lambda request: request.owner)
     engine = FakeEngine(costs or Costs(slots=4))
     async with trio.open_nursery() as nursery:
@@ -183,7 +185,7 @@ async def working(most, costs=None, deadlines=None) -> AsyncIterator[tuple[Addre
         nursery.cancel_scope.cancel()
 
 
-async def ask(address, request, leave_s=1e3) -> None:
+async def ask(address, request, leave_s: float = 1e3) -> None:
     with trio.move_on_after(leave_s), suppress(RequestError):
         async with address.ask(request, request.sampling.tokens_max) as replies:
             await replies.result()
@@ -215,7 +217,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_room_for_prompts_comes_back_however_a_request_ends(how, autojump_clock: MockClock) -> None:
+async def test_room_for_prompts_comes_back_however_a_request_ends(how: str, autojump_clock: MockClock) -> None:
     costs, leave_s = ENDS[how]
     async with working(10, costs) as (address, _, inbox):
         for name in ("first", "first again", "first once more"):
@@ -239,7 +241,7 @@ async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock
 
 
 @pytest.mark.parametrize("room", [1, 16], ids=["for room in the queue", "in the queue"])
-async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room, autojump_clock: MockClock) -> None:
+async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room: int, autojump_clock: MockClock) -> None:
     address, inbox = priority_inbox(room, lambda _: 0)
     got = []
 
@@ -258,7 +260,7 @@ async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room, 
         nursery.cancel_scope.cancel()
 
 
-def call(name, size):
+def call(name: str, size: int):
     return Call((name, size), Answer(0))
 
 
@@ -297,7 +299,7 @@ def test_room_that_is_given_back_twice_is_one_room() -> None:
 class Told:
     """A worker as busy as a test says."""
 
-    def __init__(self, load) -> None:
+    def __init__(self, load: Load) -> None:
         self.load = load
 
 
@@ -308,7 +310,7 @@ def test_a_worker_with_prompts_enough_is_behind_all_that_have_room() -> None:
     assert [each.load.name for each in ranked] == ["c", "b", "a"]
 
 
-def held(places, decode, *sizes) -> None:
+def held(places: Reservations, decode: str, *sizes: int) -> None:
     for size in sizes:
         places.add("p", decode, size)
 
@@ -329,7 +331,7 @@ def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1000])
-def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most) -> None:
+def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most: int) -> None:
     places = Reservations()
     held(places, "a", 1, 1, 1)
     for busy, decodes, more in ((3, 2, True), (3, 3, False), (6, 2, True), (7, 2, False)):
@@ -343,7 +345,7 @@ def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_
 # In cluster.toml --------------------------------------------------------------------------
 
 
-def section(cls=SglangSection, **more) -> EngineSection:
+def section(cls: type[SglangSection | SimulatedSection] = SglangSection, **more: str | int) -> EngineSection:
     return cls(model="tiny", kv_tokens_max=4096, **more)
 
 
@@ -360,7 +362,7 @@ def section(cls=SglangSection, **more) -> EngineSection:
         (section(device="cuda", leg="decode"), 0),
     ],
 )
-def test_two_chunks_are_enough_unless_the_file_says_otherwise(made, most) -> None:
+def test_two_chunks_are_enough_unless_the_file_says_otherwise(made: EngineSection, most: int) -> None:
     assert made.pending_prefill_max == most
 
 

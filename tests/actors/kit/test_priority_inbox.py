@@ -56,7 +56,7 @@ async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock: trio
 async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock: trio.testing.MockClock) -> None:
     of, calls = made(1), WeakSet()
 
-    async def send(urgency, patience_s) -> None:
+    async def send(urgency: int, patience_s: int) -> None:
         calls.add(asked := call(urgency, patience_s))
         with trio.move_on_after(patience_s):
             await of.send(asked)
@@ -77,7 +77,7 @@ async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock
 async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nursery) -> None:
     of, done = made(2), []
 
-    async def send(urgency, name) -> None:
+    async def send(urgency: int, name) -> None:
         await of.send(call(urgency, name))
         done.append(name)
 
@@ -144,7 +144,7 @@ async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 @given(urgencies=st.lists(st.integers(-3, 3), max_size=12))
-def test_any_calls_come_out_in_order_once_each(size, urgencies) -> None:
+def test_any_calls_come_out_in_order_once_each(size: int, urgencies) -> None:
     async def main() -> None:
         of = made(size)
         async with trio.open_nursery() as nursery:

@@ -18,7 +18,9 @@ class Replaced(LinkLost):
 
 
 @pytest.mark.parametrize("loss", [Draining, Replaced])
-async def test_b15_five_drains_in_a_row_lose_nothing(loss, autojump_clock: MockClock) -> None:
+async def test_b15_five_drains_in_a_row_lose_nothing(
+    loss: type[Draining | Replaced], autojump_clock: MockClock
+) -> None:
     workers = [Fake(str(n), [Play(loss("it goes"), 8)], more=n % 4) for n in range(5)]
     async with routed(*workers, Fake("last", slots=9, more=8)) as world:
         wanted = generate(tokens_max=50)
@@ -35,7 +37,7 @@ async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock: MockClock
 
 
 @pytest.mark.parametrize(("most", "whole"), [(2, False), (3, True)])
-async def test_drains_have_a_limit_of_their_own(most, whole, autojump_clock: MockClock) -> None:
+async def test_drains_have_a_limit_of_their_own(most: int, whole: bool, autojump_clock: MockClock) -> None:
     workers = [Fake(str(n), [Play(Draining(str(n)), 2)], more=n) for n in range(3)]
     async with routed(*workers, Fake("last", slots=9, more=8), limits=FailoverLimits(drains_max=most)) as world:
         wanted = generate(tokens_max=20)

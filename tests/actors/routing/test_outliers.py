@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.routing.least_loaded import least_loaded
+from actors.routing.load import Load
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
 from actors.routing.ports import RoutingObserver
 from actors.routing.reservations import Reservations
@@ -20,15 +21,18 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, InternalError, RequestError
+from protocol.messages import Generate
 from supervisor.node import router_child
 from supervisor.telemetry.registry import Registry
-from tests.actors.test_router import Fake, FakePool, Play, ask, check_whole, generate, routed
+from tests.actors.test_router import Fake, FakePool, Play, World, ask, check_whole, generate, routed
 from tests.system.simulator import simulate
 
 LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, ejected_s=10, ejected_max_s=60, share_max=0.5)
 
 
-def fail(outliers, name="a", times=1, at=0.0, peers=4, limits=LIMITS) -> list[bool]:
+def fail(
+    outliers: OutlierDetector, name: str = "a", times: int = 1, at: float = 0.0, peers=4, limits: Ejection = LIMITS
+) -> list[bool]:
     return [outliers.failed(Suspect(name, "both", peers), "internal", limits, at) for _ in range(times)]
 
 
@@ -121,7 +125,7 @@ def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forg
 
 
 @pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
-def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers, most) -> None:
+def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers: int, most: int) -> None:
     outliers = OutlierDetector()
     for number in range(peers):
         fail(outliers, str(number), times=9, peers=peers)
@@ -139,7 +143,7 @@ events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers",
 
 
 @given(st.lists(events, max_size=80), st.floats(0, 1))
-def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share) -> None:
+def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share: float) -> None:
     outliers, now = OutlierDetector(), 0.0
     limits = Ejection(3, 10, 0.5, 10, 60, share)
     for name, what, after_s in happened:
@@ -169,7 +173,7 @@ hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled
 
 @given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
 def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_others_can_come_back(
-    happened, share
+    happened, share: float
 ) -> None:
     outliers, now, limits = OutlierDetector(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
     for (prefill, decode, what), after_s in happened:
@@ -195,7 +199,7 @@ def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_other
 # Behind a router --------------------------------------------------------------------------
 
 
-async def many(world, number, **options) -> list[str]:
+async def many(world: World, number: int, **options: range) -> list[str]:
     """Ask ten times a second; return what each request that failed has failed with."""
     failed: list[str] = []
 
@@ -218,7 +222,9 @@ def four(error: RequestError) -> list[Fake]:
 
 
 @pytest.mark.parametrize("error", [InternalError("a bug"), DeadlineExceeded("late")])
-async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error, autojump_clock: MockClock) -> None:
+async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(
+    error: InternalError | DeadlineExceeded, autojump_clock: MockClock
+) -> None:
     async with routed(*four(error)) as world:
         failed = await many(world, 200)
         assert len(failed) <= 5 + 3
@@ -262,7 +268,7 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
     """The way between p0 and d0 is cut; each of them reaches everybody else."""
 
     class Cut(Fake):
-        async def _play(self, request, play, answer, scope) -> None:
+        async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
             cut = request.rendezvous.host == "p0"
             await super()._play(request, Play(HandOffFailed("cut"), 0) if cut else play, answer, scope)
 
@@ -282,7 +288,7 @@ async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_on
     """One slot each: whoever finds the good decode busy waits for it, and does not fail on the bad one."""
 
     class Cut(Fake):
-        async def _play(self, request, play, answer, scope) -> None:
+        async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
             await super()._play(request, Play(HandOffFailed("cut"), 0), answer, scope)
 
     prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
@@ -301,14 +307,14 @@ class Bad(Fake):
     cut = ("p0",)
     late_s = 0
 
-    async def _play(self, request, play, answer, scope) -> None:
+    async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
         failing = request.rendezvous.host in self.cut
         if failing:
             await trio.sleep(self.late_s)
         await super()._play(request, Play(HandOffFailed("cut"), 0) if failing else play, answer, scope)
 
 
-def pairs(many_prefills, many_decodes) -> list[Fake]:
+def pairs(many_prefills: int, many_decodes: int) -> list[Fake]:
     prefills = [Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(many_prefills)]
     return [*prefills, *(Bad(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(many_decodes))]
 
@@ -318,7 +324,7 @@ FOR_LONG = FailoverLimits(
 )  # where answers one after the other take minutes
 
 
-async def one_by_one(world, number) -> list[str]:
+async def one_by_one(world: World, number: int) -> list[str]:
     """Ask for one answer after the other; return who is set aside then."""
     for each in range(number):
         wanted = generate(str(each))
@@ -326,14 +332,14 @@ async def one_by_one(world, number) -> list[str]:
     return [each.name for each in world.routing.outliers.ejected(trio.current_time())]
 
 
-def met(world, prefill) -> int:
+def met(world: World, prefill: str) -> int:
     return sum(each.rendezvous.host == prefill for at in range(8) for each in world.worker(f"d{at}").asked)
 
 
 @pytest.mark.parametrize("late_s", [0, 2])
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_pair_by_pair(
-    at_once, late_s, autojump_clock: MockClock
+    at_once: bool, late_s: int, autojump_clock: MockClock
 ) -> None:
     """Its own leg may have ended well before: it knows no more than what it has sent."""
     workers = pairs(4, 8)
@@ -364,12 +370,12 @@ async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_p
 @pytest.mark.parametrize("bad", ["d0", "p0"])
 @pytest.mark.parametrize("told_by", [Leg.PREFILL, Leg.DECODE])
 async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(
-    bad, told_by, autojump_clock: MockClock
+    bad: str, told_by: Leg, autojump_clock: MockClock
 ) -> None:
     class Waits(Fake):
         """A leg that waits for the other one, for 60 seconds at the longest."""
 
-        async def _play(self, request, play, answer, scope) -> None:
+        async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
             if self.name in bad_ones or request.rendezvous.host in bad_ones or request.rendezvous.room in rooms:
                 rooms.add(request.rendezvous.room)
                 play = Play(DeadlineExceeded("late"), 0) if self.leg is told_by else Play(tokens=0)
@@ -420,10 +426,10 @@ class Ordered:
     leg: Leg = Leg.BOTH
     looks: Counter = Factory(Counter)
 
-    def of(self, leg):
+    def of(self, leg) -> Ordered:
         return Ordered([each for each in self.workers if each.leg is leg], leg, self.looks)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.workers)
 
     def __iter__(self):
@@ -432,7 +438,7 @@ class Ordered:
             yield each
 
 
-async def chooses(workers, aside=()):
+async def chooses(workers, aside=()) -> tuple[Routing, Ordered]:
     """Return a routing that ranks these workers, of which some are set aside, and the ranks."""
     routing = Routing(FakePool(workers, None), least_loaded, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
     for name in aside:
@@ -447,7 +453,7 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autoj
     workers = [Fake(f"w{number}", slots=8) for number in range(1000)]
     routing, ordered = await chooses(workers, ["w7"])
     assert len(routing.outliers) == 1
-    routing.pool.all = []  # who needs them all finds nobody
+    routing.pool.all = []  # type: ignore[attr-defined]  # who needs them all finds nobody
     workers[7].slots = 80  # so that it would be the first
     workers[7].more = 1
     route = routing.choose(generate())
@@ -461,7 +467,7 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: 
     class Counted(Reservations):
         asked = 0
 
-        def has_room(self, prefill, decode, decodes):
+        def has_room(self, prefill: Load, decode: str, decodes: int) -> bool:
             self.asked += 1
             return super().has_room(prefill, decode, decodes)
 
@@ -477,7 +483,7 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: 
 
 
 @pytest.mark.parametrize("seed", range(200))
-async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed, autojump_clock: MockClock) -> None:
+async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed: int, autojump_clock: MockClock) -> None:
     rng = random.Random(seed)
     legs = rng.choice([[Leg.BOTH] * 5, [Leg.PREFILL] * 3 + [Leg.DECODE] * 4, [Leg.PREFILL, Leg.DECODE, Leg.BOTH] * 3])
     workers = [Fake(f"w{at}", leg=leg, slots=4, more=rng.randrange(5)) for at, leg in enumerate(legs)]
@@ -522,10 +528,10 @@ async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_c
     heard: list = []
 
     class Hears(RoutingObserver):
-        def worker_ejected(self, worker, code) -> None:
+        def worker_ejected(self, worker: str, code: str) -> None:
             heard.append((worker, code))
 
-        def readmitted(self, worker) -> None:
+        def readmitted(self, worker: str) -> None:
             heard.append(worker)
 
     async with routed(*four(InternalError("a bug"))) as world:
@@ -538,7 +544,7 @@ async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_c
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed) -> None:
+def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
         errors = (InternalError, DeadlineExceeded, EngineRefused, HandOffFailed)
 

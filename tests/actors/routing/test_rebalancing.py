@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import pytest
 import trio
 from attrs import define
@@ -107,7 +109,7 @@ async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_c
         routing, got = world.routing, list[Route]()
         kept = routing.choose(generate())
 
-        async def wait(another) -> None:
+        async def wait(another: Awaitable[Route]) -> None:
             got.append(await another)
 
         nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
@@ -130,7 +132,7 @@ async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_
         for name in probing.names:
             probing._release(name)  # as if it had been asked
 
-        async def wait(another) -> None:
+        async def wait(another: Awaitable[Route]) -> None:
             got.append(await another)
 
         nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
@@ -144,7 +146,7 @@ async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_
 
 @pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance
 async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_taken_back(
-    _, autojump_clock: MockClock
+    _: int, autojump_clock: MockClock
 ) -> None:
     p, q = (Memory(name, leg=Leg.PREFILL, bootstrap=(name, 1), kv=50) for name in "pq")
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")

@@ -28,7 +28,7 @@ async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock: 
         prefill = world.worker("p")
         await wait_all_tasks_blocked()
 
-        def forgetful(request, loads):
+        def forgetful(request, loads) -> int:
             if [load.name for load in loads] == ["d"]:  # the prefill has just been chosen
                 prefill.bootstrap = None
             return least_loaded(request, loads)
@@ -43,7 +43,7 @@ async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock: 
     "penalty", [{"frequency_penalty": 0.5}, {"presence_penalty": -0.5}, {"repetition_penalty": 1.05}]
 )
 async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_and_says_what_was_said(
-    penalty, autojump_clock: MockClock
+    penalty: dict[str, float], autojump_clock: MockClock
 ) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
         wanted = generate(**penalty)
@@ -55,7 +55,7 @@ async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_
     heard: list = []
 
     class Hears(RoutingObserver):
-        def call_not_resumed(self, code) -> None:
+        def call_not_resumed(self, code: str) -> None:
             heard.append(code)
 
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 import pytest
 import trio
@@ -13,6 +16,7 @@ import trio.abc
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.lowlevel import Task
 
 from actors.kit.offload import run_inline
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice
@@ -27,7 +31,7 @@ from protocol.messages import FinishReason, Tokens, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 from tests.actors.test_processor import running
 from tests.rig.fake_engine import logprob_at
-from tests.rig.gateway import INFO, TINY, Client, Worker, at_rest, create, head, ids, post, rig
+from tests.rig.gateway import INFO, TINY, Client, Reply, Worker, at_rest, create, head, ids, post, rig
 
 TURN_S = 0.02
 SCORED = {"logprobs": True, "top_logprobs": 20}
@@ -39,10 +43,10 @@ class Turns(trio.abc.Instrument):
     def __init__(self) -> None:
         self.longest, self.task, self.count, self._began = 0.0, "", 0, 0.0
 
-    def before_task_step(self, task) -> None:
+    def before_task_step(self, task: Task) -> None:
         self._began = time.thread_time()
 
-    def after_task_step(self, task) -> None:
+    def after_task_step(self, task: Task) -> None:
         took = time.thread_time() - self._began
         self.count += 1
         if took > self.longest and not task.name.startswith("<test"):
@@ -54,7 +58,7 @@ def chat_body(messages):
 
 
 @contextmanager
-def watched():
+def watched() -> Iterator[Turns]:
     turns = Turns()
     gc.collect()
     gc.disable()  # a collection belongs to no turn
@@ -66,7 +70,7 @@ def watched():
         gc.enable()
 
 
-async def asked(body, path="/v1/chat/completions"):
+async def asked(body: dict[str, Any], path: str = "/v1/chat/completions") -> Reply:
     """Ask, reading as a client does, and return the answer and the longest turn meanwhile."""
     async with rig(total_s=600.0, requests_max=256) as made:
         client = await made.client()
@@ -75,7 +79,7 @@ async def asked(body, path="/v1/chat/completions"):
         return await client.reply()
 
 
-def texts(count, choice=0):
+def texts(count: int, choice: int = 0) -> Iterator[Text]:
     line = ids("The oak is old. ")
     reading = IncrementalDetokenizer(
         TINY.tokenizer, choice=choice, pending_logprobs=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data)
@@ -88,7 +92,7 @@ def texts(count, choice=0):
 
 @pytest.mark.parametrize(("dialect", "path"), [(chat, "chat/completions"), (completions, "completions")])
 async def test_b1_an_answer_in_one_piece_is_built_in_pieces(
-    dialect, path, autojump_clock: trio.testing.MockClock
+    dialect: ModuleType, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     """It was built in one turn: 0.2 s for these 128 x 60 tokens, and 5 s for the review's 128 x 1,200."""
     own = {"messages": [{"role": "user", "content": "n=60"}], **SCORED} if dialect is chat else {"prompt": "n=60"}
@@ -103,7 +107,7 @@ async def test_b1_an_answer_in_one_piece_is_built_in_pieces(
 
 
 @pytest.mark.parametrize(("dialect", "most"), [(chat, 1500), (completions, 600)])
-def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect, most) -> None:
+def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect: ModuleType, most: int) -> None:
     """Objects took 4 kB a token with 20 log probabilities; now a token takes what it takes in the body."""
     said = (
         {"messages": [{"role": "user", "content": "x"}], **SCORED}
@@ -152,7 +156,7 @@ async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow
 
 @pytest.mark.parametrize("prompt", ["n=4 " + "x" * 1500, ["n=4 " + "x" * 1500, "n=4 " + "y" * 1500]])
 async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(
-    prompt, rather_slow: trio.testing.MockClock
+    prompt: str | list[str], rather_slow: trio.testing.MockClock
 ) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
     async with rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as made:
@@ -166,7 +170,7 @@ async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its
         assert made.gateway.answers.reserved_bytes == 0
 
 
-def choices_of(prompt):
+def choices_of(prompt) -> int:
     return 1 if isinstance(prompt, str) else len(prompt)
 
 
@@ -182,7 +186,7 @@ async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_s
 
 @pytest.mark.parametrize(("answers_bytes_max", "whole"), [(10_000_000, True), (200_000, False)])
 async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_they_are(
-    answers_bytes_max, whole, rather_slow: trio.testing.MockClock
+    answers_bytes_max: int, whole: bool, rather_slow: trio.testing.MockClock
 ) -> None:
     """A token was counted as the 8 bytes of an answer in one piece, and its event has 200: here 26 kB for 600."""
     body = {"model": "tiny", "n": 8, "max_tokens": 400, "prompt": "n=400", "echo": True, "stream": True}
@@ -211,7 +215,7 @@ async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock: 
 
 
 @pytest.mark.parametrize("top", [0, 5])
-async def test_a_draft_is_told_as_it_would_have_been_read(top) -> None:
+async def test_a_draft_is_told_as_it_would_have_been_read(top: int) -> None:
     line, said = ids("The oak is old. wörld 日本 🙂 "), []
     reading = IncrementalDetokenizer(
         TINY.tokenizer,
@@ -245,7 +249,7 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top) -> None:
 
 @pytest.mark.parametrize("last", ["b", "a"])
 async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(
-    last, autojump_clock: trio.testing.MockClock
+    last: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
     line = "a" * 300 + last
@@ -282,7 +286,7 @@ async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns() -> None:
 class CountedStops(StopStrings):
     steps = 0
 
-    def step(self, state, character):
+    def step(self, state: int, character: str) -> int:
         self.steps += 1
         return super().step(state, character)
 
@@ -361,7 +365,7 @@ async def test_b10_a_long_body_is_read_aside(body, rather_slow: trio.testing.Moc
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(
-    path, rather_slow: trio.testing.MockClock
+    path: str, rather_slow: trio.testing.MockClock
 ) -> None:
     token = max(TINY.tokenizer.get_vocab().items(), key=lambda entry: len(entry[0]))[1]
     text = TINY.decode([token]) * 250_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,10 +10,11 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from actors.kit.calls import Answer
 from actors.kit.offload import OFFLOAD_SIZE_MIN
 from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
-from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Logprob, Started, Tokens, Usage
+from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarKind, Logprob, Started, Tokens, Usage
 from protocol.text_messages import (
     Accepted,
     Answered,
@@ -32,11 +34,11 @@ from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 ROOMY = PromptLimits(INFO, 2048, 1024)
 
 
-def said(replies, choice=0):
+def said(replies, choice: int = 0) -> str:
     return "".join(each.text for each in replies if isinstance(each, Text) and each.choice == choice)
 
 
-def texts(*prompts, **fields):
+def texts(*prompts: str, **fields) -> Respond:
     return Respond("b" * 32, texts=prompts, **fields)
 
 
@@ -62,7 +64,7 @@ async def test_the_first_choice_goes_ahead_so_that_the_others_find_its_prompt(
 
     class Noting(Worker):
         @asynccontextmanager
-        async def ask(self, request, credit):
+        async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
             started.append(trio.current_time())
             async with super().ask(request, credit) as answer:
                 yield answer
@@ -168,7 +170,7 @@ async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock
     lines = ("bad bad", "The oak", "so so")
 
     class Poet(Worker):
-        async def _answer(self, request, answer) -> None:
+        async def _answer(self, request: Generate, answer: Answer[Started | Tokens, Finished]) -> None:
             choice = int(request.id[-4:], 16) ^ 0xBBBB
             sequence = ids(lines[choice])
             answer.put(Started(0), 0)
@@ -221,7 +223,7 @@ async def test_warming_up_computes_the_prompt_and_says_nothing(autojump_clock: t
     ],
 )
 async def test_what_does_not_fit_is_refused_before_any_choice_runs(
-    asked, kind, param, words, autojump_clock: trio.testing.MockClock
+    asked, kind: type[BadRequest | ContextTooLong], param: str, words: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = Worker()
     async with running(worker, known=ROOMY) as address:
@@ -289,7 +291,9 @@ async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock
 
 @pytest.mark.parametrize("count", range(3, 42, 6))
 @pytest.mark.parametrize("kept", [0, 1])
-async def test_a_truncated_conversation_begins_with_a_user(count, kept, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_truncated_conversation_begins_with_a_user(
+    count: int, kept: int, autojump_clock: trio.testing.MockClock
+) -> None:
     model, worker, turns = load_with_fixed_clock(CONTENTS, ALTERNATING), spy(), talk(count)[1 - kept :]
     async with running(worker, model, PromptLimits(INFO, 300, 300)) as address:
         await ask(address, respond(turns=turns, tokens_max=20, truncate=True))

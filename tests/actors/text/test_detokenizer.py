@@ -68,7 +68,7 @@ def naively(sequence, stops=(), stop_ids=(), silent=(), tokens_min=0):
     return (text, None, len(sequence)) if hit is None else (text[: hit[0]], hit[1], len(sequence))
 
 
-def first_stop(text, stops, start):
+def first_stop(text: str, stops, start: int):
     for end in range(start + 1, len(text) + 1):
         ended = [stop for stop in stops if text[start:end].endswith(stop)]
         if ended:
@@ -81,14 +81,14 @@ def first_stop(text, stops, start):
 
 
 @given(answers, st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_any_split_of_the_ids_reads_as_in_one_piece(sequence, sizes) -> None:
+def test_any_split_of_the_ids_reads_as_in_one_piece(sequence: list[int], sizes) -> None:
     text, said = read(IncrementalDetokenizer(TINY), cut(sequence, sizes))
     assert text == TINY.decode(sequence)
     assert sum(each.tokens for each in said) <= len(sequence)
 
 
 @given(texts)
-def test_a_character_is_never_split(text) -> None:
+def test_a_character_is_never_split(text: str) -> None:
     so_far = ""
     reading = IncrementalDetokenizer(TINY)
     for token in ids(text):
@@ -194,7 +194,9 @@ def test_a_word_keeps_its_space_after_broken_bytes() -> None:
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
 )
 @settings(max_examples=300)
-def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, tokens_min, sizes) -> None:
+def test_reading_is_what_the_naive_way_gives(
+    sequence: list[int], stops: list[str], stop_ids, silent, tokens_min, sizes
+) -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
     text, said = read(reading, cut(sequence, sizes))
     assert (text, reading.matched, reading.tokens) == naively(sequence, stops, stop_ids, silent, tokens_min)
@@ -203,7 +205,7 @@ def test_reading_is_what_the_naive_way_gives(sequence, stops, stop_ids, silent, 
 
 
 @given(texts, st.text(st.sampled_from("abEND日é🙂"), min_size=1, max_size=6), texts)
-def test_nothing_of_a_stop_string_leaks_at_any_moment(before, stop, after) -> None:
+def test_nothing_of_a_stop_string_leaks_at_any_moment(before: str, stop: str, after: str) -> None:
     whole = normalize("NFC", before + stop + after)
     assume(stop in whole)  # a combining accent changes the letter before it
     reading, so_far = IncrementalDetokenizer(TINY, StopStrings([stop])), ""
@@ -255,7 +257,7 @@ def test_what_was_held_back_comes_before_a_stop_token() -> None:
         (["b"], "aaa", "aaa", None),
     ],
 )
-def test_overlapping_stops_are_told_apart(stops, text, out, matched) -> None:
+def test_overlapping_stops_are_told_apart(stops: list[str], text: str, out: str, matched: str | None) -> None:
     for pieces in ([ids(text)], [[token] for token in ids(text)], [ids(letter) for letter in text]):
         reading = IncrementalDetokenizer(TINY, StopStrings(stops))
         assert read(reading, pieces)[0] == out

@@ -38,7 +38,12 @@ class Counting:
         return await run_inline(function, owner=owner, size=size)
 
 
-def tokenizer(model, normalizer=None, pre=None, added=()):
+def tokenizer(
+    model,
+    normalizer: normalizers.NFKC | normalizers.Replace | normalizers.Strip | normalizers.Sequence | None = None,
+    pre: pre_tokenizers.Metaspace | pre_tokenizers.Whitespace | pre_tokenizers.Split | None = None,
+    added=(),
+) -> Tokenizer:
     made = Tokenizer(model)
     if normalizer is not None:
         made.normalizer = normalizer
@@ -49,7 +54,7 @@ def tokenizer(model, normalizer=None, pre=None, added=()):
     return made
 
 
-def bpe(**options):
+def bpe(**options) -> models.BPE:
     return models.BPE(vocab={**BYTES, "a": 256, "aa": 257}, merges=[("a", "a")], byte_fallback=True, **options)
 
 
@@ -78,13 +83,13 @@ UNBOUNDED = {
 }
 
 
-def bound(made):
+def bound(made) -> int | None:
     return characters_a_token(json.loads(made.to_str()))
 
 
 @pytest.mark.parametrize("made", BOUNDED.values(), ids=BOUNDED)
 @given(text=TEXTS)
-def test_no_token_stands_for_more_characters_than_the_bound_says(made, text) -> None:
+def test_no_token_stands_for_more_characters_than_the_bound_says(made, text: str) -> None:
     assert len(text) <= bound(made) * len(made.encode(text, add_special_tokens=False).ids)
 
 
@@ -127,11 +132,11 @@ async def test_b10_without_a_bound_a_refusal_costs_what_fits(made) -> None:
 @given(
     text=st.text(st.sampled_from("ae \n日🙂"), max_size=300), repeat=st.integers(1, 400), limit=st.integers(1, 5_000)
 )
-def test_whatever_fits_is_tokenised_as_ever(known, text, repeat, limit) -> None:
+def test_whatever_fits_is_tokenised_as_ever(known: int | None, text: str, repeat: int, limit: int) -> None:
     text *= repeat
     model, ids = evolve(TINY, characters_a_token=known), TINY.encode_text(text)
 
-    async def read():
+    async def read() -> list[int] | None:
         try:
             return await tokenize_text(text, model, limit, Offload(run_inline, ""))
         except TooManyTokens:
@@ -161,7 +166,7 @@ async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_
 
 
 @pytest.mark.parametrize("turns", [(), (Turn(Role.USER, "oak " * 3000),)])
-async def test_tokenize_has_a_limit_of_its_own(turns, autojump_clock: MockClock) -> None:
+async def test_tokenize_has_a_limit_of_its_own(turns: tuple[Turn, ...], autojump_clock: MockClock) -> None:
     async with running(tokenize_max=2000) as address:
         with pytest.raises(ContextTooLong, match="can have 2000") as caught:
             await ask(address, Tokenize(turns=turns, text="" if turns else "oak " * 3000))
@@ -183,7 +188,7 @@ QUADRATIC = {
 
 
 @pytest.mark.parametrize("source", QUADRATIC.values(), ids=QUADRATIC)
-async def test_b10_a_template_is_held_to_a_number_of_steps(source) -> None:
+async def test_b10_a_template_is_held_to_a_number_of_steps(source: str) -> None:
     model = load_with_fixed_clock(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
     with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
         await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, ""))

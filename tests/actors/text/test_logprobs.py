@@ -20,7 +20,7 @@ DATA = token_data(TINY.tokenizer)
 TEXTS = st.text(st.sampled_from("aé日🙂 .END"), min_size=1, max_size=20)
 
 
-def reading(stops=(), **fields):
+def reading(stops=(), **fields) -> IncrementalDetokenizer:
     scores = PendingLogprobs(TINY.tokenizer.id_to_token, DATA)
     return IncrementalDetokenizer(
         TINY.tokenizer, StopStrings(stops) if stops else None, pending_logprobs=scores, **fields
@@ -37,7 +37,7 @@ def fed(made, sequence, size=1):
 
 
 @given(TEXTS, st.integers(1, 5))
-def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text, size) -> None:
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text: str, size: int) -> None:
     pieces = fed(reading(), ids(text), size)
     for count in range(1, len(pieces) + 1):
         told = b"".join(token.data for piece in pieces[:count] for token in piece.logprobs)
@@ -48,7 +48,7 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text, size) -> None:
 
 
 @given(TEXTS, TEXTS, st.integers(1, 5))
-def test_what_a_stop_string_cuts_off_is_not_told(text, after, size) -> None:
+def test_what_a_stop_string_cuts_off_is_not_told(text: str, after: str, size: int) -> None:
     pieces = fed(reading(["END"]), ids(text + "END" + after), size)
     said = "".join(piece.text for piece in pieces)
     assert "END" not in said
@@ -108,7 +108,7 @@ def test_bytes_are_found_for_any_other_vocabulary() -> None:
 
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
-def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size) -> None:
+def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size: int) -> None:
     made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), eos_ids=[1], with_ids=True)
     pieces = fed(made, sequence, size)
     told = [token for piece in pieces for token in piece.ids]

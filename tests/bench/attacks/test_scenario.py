@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.attacks import __main__
 from bench.attacks.scenario import Verdict, judge
 
 
-def noted(during, *, lost=(), before=(0.05, 0.06, 0.05)):
+def noted(during, *, lost=(), before: tuple[float, float, float] = (0.05, 0.06, 0.05)):
     gaps = [(float(at), gap) for at, gap in enumerate(before)] + [(10.0 + at, gap) for at, gap in enumerate(during)]
     return {"gaps": gaps, "firsts": [(1.0, 9.0), (11.0, 0.2)], "lost": list(lost), "whole": 3}
 
@@ -22,7 +24,7 @@ def noted(during, *, lost=(), before=(0.05, 0.06, 0.05)):
         (noted([]), False),  # nothing came at all
     ],
 )
-def test_a_gap_or_a_loss_is_noticed(found, held) -> None:
+def test_a_gap_or_a_loss_is_noticed(found, held: bool) -> None:
     verdict = Verdict()
     judge(found, 10.0, verdict)
     assert verdict.held is held
@@ -30,7 +32,7 @@ def test_a_gap_or_a_loss_is_noticed(found, held) -> None:
 
 
 def test_an_attack_that_fails_by_itself_has_not_held() -> None:
-    def fails(folder, verdict):
+    def fails(folder: Path, verdict: Verdict):
         raise RuntimeError("no node")
 
     verdict = __main__.run_attack(fails)

@@ -1,7 +1,9 @@
 """Servers differ. What is heard of them is the same; what is not whole never counts as whole."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from bench.load.answers import Answer, read_chunk, read_response
 from bench.load.faults import RequestFailed
 from bench.load.http import http_fault
+from bench.load.messages import Fault
 from tests.rig.scripted_server import delta, response_end, usage
 
 
@@ -19,7 +22,7 @@ def hear(read, *events):
     return answer, [tokens for tokens in brought if tokens]
 
 
-def fault(read, *events):
+def fault(read: Callable[[Answer, bytes, bytes], int], *events) -> Fault:
     with pytest.raises(RequestFailed) as caught:
         hear(read, *events)
     return caught.value.fault
@@ -35,14 +38,14 @@ def test_a_chat_answer_is_counted_by_its_events_with_content() -> None:
 
 
 @pytest.mark.parametrize("body", [b"\xff", b'{"error":"\xe9"}', b"[" * 5000, b"{", b""])
-def test_what_cannot_be_read_is_a_fault_of_one_request(body) -> None:
+def test_what_cannot_be_read_is_a_fault_of_one_request(body: bytes) -> None:
     assert http_fault(502, body).fault.code == "502"
     if body:
         assert fault(read_chunk, body).kind == fault(read_response, body).kind == "shape"
 
 
 @pytest.mark.parametrize("key", ["content", "reasoning_content", "reasoning", "refusal"])
-def test_every_kind_of_text_is_content(key) -> None:
+def test_every_kind_of_text_is_content(key: str) -> None:
     assert hear(read_chunk, {"choices": [{"delta": {key: "x"}}]})[1] == [1]
 
 
@@ -63,7 +66,7 @@ def test_tool_calls_and_completions_are_content() -> None:
         {"choices": [], "usage": {"completion_tokens": "many", "prompt_tokens": -1, "prompt_tokens_details": None}},
     ],
 )
-def test_what_brings_nothing_is_no_fault(event) -> None:
+def test_what_brings_nothing_is_no_fault(event: dict[str, Any]) -> None:
     answer, brought = hear(read_chunk, event)
     assert (answer.over, brought, answer.output_tokens) == (False, [], None)
 
@@ -85,7 +88,7 @@ def test_done_without_a_finish_reason_is_truncation() -> None:
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "cancelled", {"type": "abort"}, ""])
-def test_a_finish_reason_that_is_no_finish_fails(finish) -> None:
+def test_a_finish_reason_that_is_no_finish_fails(finish: str | dict[str, str]) -> None:
     assert fault(read_chunk, delta("a", finish)).kind == "error_event"
 
 
@@ -98,7 +101,7 @@ def test_a_finish_reason_that_is_no_finish_fails(finish) -> None:
         ({"error": {"code": 500}, "choices": []}, "500"),
     ],
 )
-def test_an_error_in_mid_stream_fails_with_its_code(event, code) -> None:
+def test_an_error_in_mid_stream_fails_with_its_code(event: dict[str, Any], code: str) -> None:
     found = fault(read_chunk, delta("a"), event)
     assert (found.kind, found.code) == ("error_event", code)
 
@@ -111,7 +114,7 @@ def test_an_event_named_error_is_one_whatever_it_holds() -> None:
 @pytest.mark.parametrize(
     "data", [b"{", b"[]", b"3", b'{"choices": 3}', b'{"choices": [3]}', b'{"choices":[{"delta":3}]}', b"\xff"]
 )
-def test_another_shape_is_named_so(data) -> None:
+def test_another_shape_is_named_so(data: bytes) -> None:
     assert fault(read_chunk, data).kind == "shape"
 
 
@@ -137,7 +140,7 @@ def test_a_response_is_counted_by_its_deltas() -> None:
     ("reason", "finish"),
     [("max_output_tokens", "length"), ("content_filter", "content_filter"), ("cancelled", "cancelled")],
 )
-def test_an_incomplete_response_says_why(reason, finish) -> None:
+def test_an_incomplete_response_says_why(reason: str, finish: str) -> None:
     end = response_end("incomplete", incomplete_details={"reason": reason})
     assert hear(read_response, end)[0].finish == finish
 
@@ -153,7 +156,7 @@ def test_an_incomplete_response_says_why(reason, finish) -> None:
         ({"type": "error", "code": "rate_limit", "message": "x"}, "rate_limit"),
     ],
 )
-def test_a_response_that_did_not_finish_has_failed(event, code) -> None:
+def test_a_response_that_did_not_finish_has_failed(event, code: str) -> None:
     found = fault(read_response, TEXT, event)
     assert (found.kind, found.code) == ("error_event", code)
 

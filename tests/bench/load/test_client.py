@@ -3,6 +3,7 @@
 import json
 import ssl
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import ClassVar
 
@@ -12,12 +13,14 @@ from wsproto.events import CloseConnection, Ping, TextMessage
 
 from bench.load import measure
 from bench.load.client import Exchange, Pool
-from bench.load.messages import Target
+from bench.load.messages import Record, Target
 from bench.load.plan import EarlyDisconnect, PlannedRequest
 from bench.load.requests import parse_url
 from tests.rig.certificate import files as certificates
 from tests.rig.scripted_server import (
     HEAD,
+    Asked,
+    Scripted,
     chat_events,
     chunk,
     delta,
@@ -35,27 +38,27 @@ class Client:
 
     made: ClassVar[list["Client"]] = []
 
-    def __init__(self, server, **options) -> None:
+    def __init__(self, server: Scripted, **options) -> None:
         self.target = Target(**{"url": server.url, "api": "chat", "model": "m", "timeout_s": 20.0} | options)
         self.pool = Pool(self.target, parse_url(self.target.url, self.target.api))
         self.came = []
         Client.made.append(self)
 
-    async def ask(self, tokens=4, leave=None, number=0):
+    async def ask(self, tokens=4, leave=None, number=0) -> Record:
         ask = PlannedRequest(number, "hello", tokens, None, leave)
         with trio.fail_after(30):
             return await Exchange(ask, self.pool, time.perf_counter, self.came.append).run(time.perf_counter())
 
 
 @pytest.fixture(autouse=True)
-async def closed():
+async def closed() -> AsyncIterator[None]:
     """Leave no socket open: one that is would warn, and warnings are errors."""
     yield
     while Client.made:
         Client.made.pop().pool.close()
 
 
-async def sent(script, leave=None, **options):
+async def sent(script: Callable[[Asked], Awaitable[None]], leave: EarlyDisconnect | None = None, **options):
     """Return how one request went that was answered so."""
     async with scripted(script) as server:
         return await Client(server, **options).ask(leave=leave)
@@ -90,7 +93,7 @@ async def test_a_new_connection_for_each_request_if_that_is_wanted() -> None:
 
 
 async def test_a_connection_that_ended_between_two_requests_costs_neither() -> None:
-    async def once(asked) -> None:
+    async def once(asked: Asked) -> None:
         await whole(asked)
         await asked.stream.aclose()
 
@@ -112,7 +115,7 @@ async def test_a_connection_that_ended_between_two_requests_costs_neither() -> N
          + [event(response_end("completed", 2), "response.completed")]),
     ],
 )  # fmt: skip
-async def test_other_apis_over_http(api, events) -> None:
+async def test_other_apis_over_http(api: str, events: list[bytes]) -> None:
     answer = await sent(saying(HEAD, *map(chunk, events), chunk(b""), close=False), api=api, ignore_eos=True)
     assert (answer.ending, answer.finish, len(measure.stamps(answer))) == ("completed", "stop", 2)
 
@@ -126,13 +129,13 @@ async def test_an_answer_without_done_is_whole_if_its_body_ends_well() -> None:
 
 
 @pytest.mark.parametrize("kept", range(6))
-async def test_an_answer_that_stops_anywhere_before_its_end_is_truncated(kept) -> None:
+async def test_an_answer_that_stops_anywhere_before_its_end_is_truncated(kept: int) -> None:
     answer = await sent(saying(HEAD, *map(chunk, chat_events(3)[:kept])))
     assert (answer.ending, answer.fault.kind) == ("failed", "truncated")
 
 
 @pytest.mark.parametrize("close", [b"0\r\n\r\n", b""])
-async def test_done_without_a_finish_reason_is_truncated_however_well_the_body_ends(close) -> None:
+async def test_done_without_a_finish_reason_is_truncated_however_well_the_body_ends(close: bytes) -> None:
     events = [event(delta("a")), event("[DONE]")]
     assert (await sent(saying(HEAD, *map(chunk, events), close))).fault.kind == "truncated"
 
@@ -159,7 +162,7 @@ async def test_a_refused_connection_is_named_as_the_system_names_it() -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(
-    trusted, monkeypatch: pytest.MonkeyPatch
+    trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificates()
     monkeypatch.setattr("bench.load.wire._trust", ssl.create_default_context)
@@ -168,7 +171,7 @@ async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
 
-    async def whole_once(asked) -> None:
+    async def whole_once(asked: Asked) -> None:
         await whole(asked)
         await asked.gone()
 
@@ -187,7 +190,7 @@ async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(
 async def test_who_leaves_after_some_tokens_is_seen_to_leave() -> None:
     seen = []
 
-    async def endless(asked) -> None:
+    async def endless(asked: Asked) -> None:
         await asked.send(HEAD)
         for _ in range(3):
             await asked.send(chunk(event(delta("w"))))
@@ -229,7 +232,7 @@ async def test_an_answer_that_takes_too_long_is_a_timeout_with_its_place() -> No
 # WebSocket --------------------------------------------------------------------------------
 
 
-def says(*events, close=None):
+def says(*events, close: int | None = None):
     def script(body):
         found = [TextMessage(json.dumps(each)) for each in events] if body["type"] == "response.create" else []
         return [Ping(payload=b"there?"), *found, *([CloseConnection(close)] if close else [])]
@@ -253,7 +256,7 @@ async def test_responses_over_a_websocket_share_it() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_a_websocket_that_closes_in_mid_answer_truncates_it(at_once) -> None:
+async def test_a_websocket_that_closes_in_mid_answer_truncates_it(at_once: bool) -> None:
     async with scripted(says(DELTA, close=1011), at_once=at_once) as server:
         answer = await Client(server, api="responses-ws").ask()
     assert (answer.fault.kind, answer.fault.code, len(measure.stamps(answer))) == ("truncated", "ws close 1011", 1)
@@ -307,7 +310,7 @@ async def test_many_clients_at_once_get_each_their_own_answer() -> None:
     async with scripted(whole) as server:
         records = []
 
-        async def one(number) -> None:
+        async def one(number: int) -> None:
             records.append(await Client(server).ask(tokens=number + 1, number=number))
 
         async with trio.open_nursery() as nursery:

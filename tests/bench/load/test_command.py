@@ -11,13 +11,13 @@ import pytest
 import trio
 
 from bench.load import options, plan, report
-from bench.load.messages import Done, Fault, Frames, Go, Job, Progress, Ready, Record, Records, Target, encode
+from bench.load.messages import Done, Fault, Frames, Go, Job, Message, Progress, Ready, Record, Records, Target, encode
 from bench.load.plan import Pace, Prompt, Span, Workload
 from bench.load.process import ROOT, Run, WorkerDied, split_job
 from bench.load.progress import describe
 from bench.load.requests import parse_url
 from bench.load.worker import Worker
-from tests.rig.scripted_server import nothing, saying, scripted, whole
+from tests.rig.scripted_server import Asked, Scripted, nothing, saying, scripted, whole
 
 
 def parse(*words: str) -> options.Options:
@@ -26,7 +26,7 @@ def parse(*words: str) -> options.Options:
     return options.read(parser.parse_args(["--model", "m", *words]))
 
 
-def job(server, **pace) -> Job:
+def job(server: Scripted, **pace: float) -> Job:
     target = Target(url=server.url, api="chat", model="m", timeout_s=20.0)
     workload = Workload(prompt_tokens=Span(5, 5), output_tokens=Span(3, 3))
     return Job(target=target, workload=workload, pace=Pace(**pace))
@@ -36,7 +36,7 @@ async def worked(job: Job) -> list:
     """Return all that a worker says, from within this process."""
     said = []
 
-    async def say(message) -> None:
+    async def say(message: Message) -> None:
         said.append(message)
 
     worker = Worker(job, say)
@@ -87,7 +87,7 @@ async def test_an_open_loop_sends_when_planned_and_says_how_late() -> None:
 async def test_an_open_loop_holds_back_what_is_beyond_its_limit() -> None:
     running = peak = 0
 
-    async def slow(asked) -> None:
+    async def slow(asked: Asked) -> None:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -127,7 +127,7 @@ async def test_processes_share_a_load_and_their_samples_are_put_together() -> No
 
 @pytest.mark.realtime
 async def test_a_run_that_is_stopped_tells_what_it_knows() -> None:
-    async def first_alone(asked) -> None:
+    async def first_alone(asked: Asked) -> None:
         await (whole(asked) if len(server.bodies) == 1 else nothing(asked))
 
     async with scripted(first_alone) as server, trio.open_nursery() as nursery:
@@ -183,7 +183,7 @@ def test_frames_are_the_same_wherever_they_are_cut() -> None:
 # The report -------------------------------------------------------------------------------
 
 
-def findings(*, cpu_s=0.1, lags=(0.0,), found=()) -> report.Findings:
+def findings(*, cpu_s: float = 0.1, lags=(0.0,), found=()) -> report.Findings:
     pace, target = Pace(clients=1, requests=1), Target(url="http://h", api="chat", model="m", key="hush")
     return report.Findings(
         job=Job(target=target, workload=Workload(), pace=pace),
@@ -266,7 +266,7 @@ def test_defaults_are_a_closed_loop_of_a_hundred_requests(monkeypatch: pytest.Mo
         ["--prompts", "/nowhere"],
     ],
 )
-def test_what_makes_no_sense_together_is_refused(words) -> None:
+def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:
     with pytest.raises(options.Mistake):
         parse(*words)
 
@@ -287,7 +287,7 @@ def test_what_makes_no_sense_together_is_refused(words) -> None:
         ["--clients", "0"],
     ],
 )
-def test_values_that_are_none_are_refused(words) -> None:
+def test_values_that_are_none_are_refused(words: list[str]) -> None:
     with pytest.raises(argparse.ArgumentError):
         parse(*words)
 
@@ -299,7 +299,7 @@ def test_a_prompts_file_is_read_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "3", "{}", '{"prompt": 3}', '{"prompt": "a", "max": 3}', '{"prompt": "a", "max_tokens": true}', ""])  # fmt: skip
-def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_path: Path, line) -> None:
+def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text(f"{line}\n")
     with pytest.raises(options.Mistake, match=r"p\.jsonl"):
@@ -316,6 +316,6 @@ def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_p
         ("http://[::1]:80/proxy", "/proxy/v1/chat/completions", 80),
     ],
 )
-def test_a_url_may_be_a_root_a_version_or_an_endpoint(url, path, port) -> None:
+def test_a_url_may_be_a_root_a_version_or_an_endpoint(url: str, path: str, port: int) -> None:
     where = parse_url(url, "chat")
     assert (where.path, where.port) == (path, port)

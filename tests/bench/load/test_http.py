@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -14,8 +15,9 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
 from bench.load.faults import RequestFailed
 from bench.load.http import Chunked, HttpDialogue
+from bench.load.messages import Fault
 from bench.load.requests import parse_url
-from bench.load.sse import EventStream
+from bench.load.sse import Event, EventStream
 from bench.load.websocket import CLOSE, PING, PONG, TEXT, Frames, SocketDialogue, frame
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -27,7 +29,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(at) if a < b]
 
 
-def failure(feed, *data: bytes):
+def failure(feed: Callable[[bytes], bytes | Sequence[Event | tuple[int, bytes]]], *data: bytes) -> Fault:
     with pytest.raises(RequestFailed) as caught:
         for each in data:
             feed(each)
@@ -56,7 +58,7 @@ ODD_EVENTS = [
 
 
 @given(cuts)
-def test_events_are_the_same_wherever_their_bytes_are_cut(places) -> None:
+def test_events_are_the_same_wherever_their_bytes_are_cut(places: list[int]) -> None:
     stream = EventStream()
     assert [event for part in cut(odd_stream, places) for event in stream.feed(part)] == ODD_EVENTS
 
@@ -86,7 +88,9 @@ bodies = st.lists(st.binary(min_size=1, max_size=30), max_size=6)
 
 
 @given(bodies, cuts, st.sampled_from([b"", b";a=b", b" "]), st.booleans())
-def test_chunks_give_their_bodies_wherever_they_are_cut(parts, places, extension, trailer) -> None:
+def test_chunks_give_their_bodies_wherever_they_are_cut(
+    parts: list[bytes], places: list[int], extension, trailer: bool
+) -> None:
     data = b"".join(b"%X%s\r\n%s\r\n" % (len(part), extension, part) for part in parts)
     data += b"0\r\n" + (b"x: y\r\n" if trailer else b"") + b"\r\n"
     body = Chunked()
@@ -95,12 +99,12 @@ def test_chunks_give_their_bodies_wherever_they_are_cut(parts, places, extension
 
 
 @pytest.mark.parametrize("data", [b"zz\r\n", b"-1\r\n", b"\r\n", b"+5\r\n", b"1_0\r\n", b"1\r\nab\r\n", b"1" * 9000])
-def test_what_is_no_chunk_is_refused(data) -> None:
+def test_what_is_no_chunk_is_refused(data: bytes) -> None:
     assert failure(Chunked().feed, data).kind == "shape"
 
 
 @given(cuts, st.booleans(), st.booleans())
-def test_an_answer_is_the_same_wherever_its_bytes_are_cut(places, chunked, informed) -> None:
+def test_an_answer_is_the_same_wherever_its_bytes_are_cut(places: list[int], chunked: bool, informed: bool) -> None:
     body = odd_stream
     head = b"HTTP/1.1 100 Continue\r\n\r\n" if informed else b""
     data = head + (CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else UNTIL_CLOSED + body)
@@ -142,7 +146,7 @@ def test_a_connection_that_the_server_will_close_is_not_used_again() -> None:
         ([b"HTTP/1.1 302 Go\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n"], "http", "302"),
     ],
 )
-def test_what_goes_wrong_has_its_name(data, kind, code) -> None:
+def test_what_goes_wrong_has_its_name(data: list[bytes], kind: str, code: str) -> None:
     fault = failure(http().feed, *data)
     assert (fault.kind, fault.code) == (kind, code)
 
@@ -159,7 +163,7 @@ messages = st.lists(
 
 
 @given(messages, cuts)
-def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places) -> None:
+def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places: list[int]) -> None:
     server, data, wanted = Connection(ConnectionType.SERVER), b"", []
     for opcode, payload, splits in said:
         if opcode == PING:
@@ -177,7 +181,7 @@ def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places) 
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 70_000])
-def test_another_library_reads_our_frames(size) -> None:
+def test_another_library_reads_our_frames(size: int) -> None:
     server = Connection(ConnectionType.SERVER)
     server.receive_data(frame(TEXT, b"x" * size, b"\x01\x02\xf3\xff"))
     assert "".join(each.data for each in server.events()) == "x" * size  # type: ignore[attr-defined]
@@ -204,7 +208,7 @@ def test_another_library_reads_our_answer_to_a_ping() -> None:
         b"\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff",  # absurdly long
     ],
 )
-def test_what_is_no_frame_is_refused(data) -> None:
+def test_what_is_no_frame_is_refused(data: bytes) -> None:
     assert failure(Frames().feed, data).kind == "shape"
 
 
@@ -244,7 +248,7 @@ def test_an_end_without_a_close_and_binary_messages_are_faults() -> None:
 
 
 @given(cuts)
-def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places) -> None:
+def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places: list[int]) -> None:
     dialogue = SocketDialogue(b"host", b"/v1/responses", [])
     dialogue.hello()
     body = b'{"error":{"code":"overloaded","message":"later"}}'
@@ -254,7 +258,7 @@ def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places) -> None:
 
 
 @given(st.binary(max_size=60), cuts)
-def test_no_bytes_at_all_raise_anything_but_a_failure(data, places) -> None:
+def test_no_bytes_at_all_raise_anything_but_a_failure(data: bytes, places: list[int]) -> None:
     for feed in (http().feed, opened().feed, Frames().feed, Chunked().feed, EventStream().feed):
         with suppress(RequestFailed):
             for part in cut(data, places):
@@ -262,7 +266,7 @@ def test_no_bytes_at_all_raise_anything_but_a_failure(data, places) -> None:
 
 
 @pytest.mark.parametrize("last", [b"\n\n", b"\r\n\r\n", b"\r\r"])
-def test_a_long_event_in_small_parts_is_read_in_linear_time(last) -> None:
+def test_a_long_event_in_small_parts_is_read_in_linear_time(last: bytes) -> None:
     stream, part, parts = EventStream(), b"x" * 1024, 16 * 1024
     begun = time.process_time()
     for each in [b"data: ", *[part] * parts]:
@@ -290,5 +294,5 @@ def test_a_long_message_in_small_parts_is_read_in_linear_time() -> None:
         ("ws://[::1]:80", b"[::1]"),
     ],
 )
-def test_a_port_is_left_out_only_where_it_is_the_schemes_own(url, authority) -> None:
+def test_a_port_is_left_out_only_where_it_is_the_schemes_own(url: str, authority: bytes) -> None:
     assert parse_url(url, "chat").authority == authority

@@ -13,7 +13,15 @@ from bench.load.messages import Fault, Record
 floats = st.floats(0, 1e6, allow_nan=False)
 
 
-def record(number=0, stamps=(), weights=(), sent_s=0.0, ended_s=1.0, ending="completed", **more):
+def record(
+    number: int = 0,
+    stamps=(),
+    weights=(),
+    sent_s: float = 0.0,
+    ended_s: float = 1.0,
+    ending: str = "completed",
+    **more: float | Fault | str,
+) -> Record:
     return Record(
         number=number,
         ending=ending,

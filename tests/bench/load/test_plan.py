@@ -44,7 +44,7 @@ def test_a_prompt_has_as_many_words_as_tokens_are_wanted() -> None:
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers())
-def test_lengths_lie_within_their_span_and_reach_its_ends(least, more, seed) -> None:
+def test_lengths_lie_within_their_span_and_reach_its_ends(least: int, more: int, seed: int) -> None:
     span = Span(least, least + more)
     found = {planned_request(Workload(seed=seed, output_tokens=span), number).output_tokens for number in range(20)}
     assert all(span.least <= each <= span.most for each in found)
@@ -109,7 +109,7 @@ def test_counts_in_equal_windows_have_a_variance_equal_to_their_mean() -> None:
 
 
 @given(st.integers(1, 7), st.integers(0, 100), st.booleans())
-def test_workers_together_send_each_request_once(workers, requests, open_loop) -> None:
+def test_workers_together_send_each_request_once(workers: int, requests: int, open_loop: bool) -> None:
     pace = Pace(rate=5.0 if open_loop else None, requests=requests)
     parts = [list(share(pace, 9, worker, workers)) for worker in range(workers)]
     assert sorted(each for part in parts for each in part) == list(share(pace, 9, 0, 1))
@@ -124,7 +124,7 @@ def test_a_duration_ends_the_arrivals() -> None:
 
 
 @given(st.integers(1, 5), st.integers(0, 40))
-def test_workers_share_clients_and_the_warm_up_without_rest(workers, total) -> None:
+def test_workers_share_clients_and_the_warm_up_without_rest(workers: int, total: int) -> None:
     assert sum(clients_per_worker(total, worker, workers) for worker in range(workers)) == total
     numbers = [n for worker in range(workers) for n in warmup_share(Pace(warmup=total), worker, workers)]
     assert sorted(numbers, reverse=True) == list(range(-1, -1 - total, -1))

@@ -33,7 +33,7 @@ def test_a_longer_plan_begins_with_the_shorter_one() -> None:
 
 
 @pytest.mark.parametrize("faults", [NODES, ENGINES])
-def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults) -> None:
+def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults: dict[str, int]) -> None:
     plan = plan_faults(20, 600.0, 1.5, faults)
     assert {fault.kind for fault in plan} == set(faults)
     assert all(0 < fault.at_s < 600 for fault in plan)
@@ -53,7 +53,7 @@ def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds() ->
 class Stub:
     """A node that is told what it logged and how it ended, and keeps what it was sent."""
 
-    def __init__(self, said="", code=None, left=()) -> None:
+    def __init__(self, said="", code: int | None = None, left=()) -> None:
         self.said, self.left_behind, self.sent = said, list(left), list[signal.Signals]()
         self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)
 
@@ -74,14 +74,14 @@ class Stub:
         if number not in {signal.SIGSTOP, signal.SIGCONT}:
             self.process.returncode = 0 if number == signal.SIGTERM else -number
 
-    def get(self, path, timeout_s):
+    def get(self, path, timeout_s) -> tuple[int, bytes]:
         return 200, b""
 
 
 class Stubs:
     """A cluster of them."""
 
-    def __init__(self, **nodes) -> None:
+    def __init__(self, **nodes: Stub) -> None:
         self.nodes = {FRONT: Stub()} | nodes
         self.workers = list(nodes)
         self.plan = SimpleNamespace(drain_s=0.0)
@@ -96,7 +96,7 @@ class Stubs:
         self.nodes[name] = Stub(self.nodes[name].output())
 
 
-def done_to(target, *faults, number=GOES_ON):
+def done_to(target: Stubs, *faults, number=GOES_ON) -> FaultInjector:
     """Carry out a plan of these faults, one right after the other, and return what is known then."""
     chaos = FaultInjector(target, {})
     chaos.run([PlannedFault(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)
@@ -113,7 +113,7 @@ def test_a_node_that_ends_by_itself_is_bad_and_is_started_again() -> None:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("fault", "sent"), [("kill a worker", signal.SIGKILL), ("SIGTERM a worker", signal.SIGTERM)])
-def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault, sent) -> None:
+def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault: str, sent: signal.Signals) -> None:
     node = Stub(UP)
     target = Stubs(w1=node)
     chaos = done_to(target, fault)
@@ -129,7 +129,7 @@ def test_a_node_that_was_told_to_end_must_leave_nothing_and_exit_0() -> None:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("number", "then"), [(GOES_ON, signal.SIGCONT), (NEVER_GOES_ON, signal.SIGKILL)])
-def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number, then) -> None:
+def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number: int, then: signal.Signals) -> None:
     node = Stub(UP)
     chaos = done_to(Stubs(w1=node), "stop a worker", number=number)
     assert (chaos.bad, node.sent) == ([], [signal.SIGSTOP, then])
@@ -139,7 +139,7 @@ def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number, then) -> None:
 @pytest.mark.realtime
 @pytest.mark.parametrize(("said", "bad"), [("", 0), (UP, 1)])
 def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(
-    said, bad, monkeypatch: pytest.MonkeyPatch
+    said: str, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Stub(said)
     host = ProcessEntry(1, 0, 1, "0", "S", "a host")

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import attrs
 import msgspec
@@ -19,11 +20,11 @@ BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PARAMS = {"turns": "messages", "tokens_min": "min_tokens", "logprobs": "top_logprobs"}
 
 
-def request(**fields) -> ChatRequest:
+def request(**fields: object) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def refused(kind, param, said=None, /, **fields) -> None:
+def refused(kind: type[Unsupported] | type[BadRequest], param, said: str | None = None, /, **fields: int) -> None:
     data = {key: value for key, value in (BASE | fields).items() if value is not ...}
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps(data).encode())
@@ -62,7 +63,7 @@ def test_the_shortest_request() -> None:
          "stream_options": None, "top_logprobs": None, "frequency_penalty": 0, "presence_penalty": 0.0},
     ],
 )  # fmt: skip
-def test_bodies_of_stock_clients_are_accepted(body) -> None:
+def test_bodies_of_stock_clients_are_accepted(body: dict[str, Any]) -> None:
     assert request(**body).messages[0].turn() == Turn(Role.USER, "Hi")
 
 
@@ -126,7 +127,7 @@ def test_to_respond_maps_every_field() -> None:
             {"type": "input_audio", "input_audio": {}}]}]}),
     ],
 )  # fmt: skip
-def test_what_this_server_does_not_do_is_refused_by_name(param, fields) -> None:
+def test_what_this_server_does_not_do_is_refused_by_name(param: str, fields: dict[str, Any]) -> None:
     refused(Unsupported, param, **fields)
 
 
@@ -171,7 +172,7 @@ def test_what_this_server_does_not_do_is_refused_by_name(param, fields) -> None:
         ("top_logprobs", {"logprobs": False, "top_logprobs": 5}),
     ],
 )
-def test_mistakes_name_their_field(param, fields) -> None:
+def test_mistakes_name_their_field(param: str, fields: dict[str, Any]) -> None:
     refused(BadRequest, param, **fields)
 
 
@@ -199,7 +200,7 @@ def test_several_mistakes_are_one_error() -> None:
         (b'"model"', "expected a JSON object"),
     ],
 )
-def test_bodies_that_cannot_be_read(body, said) -> None:
+def test_bodies_that_cannot_be_read(body: bytes, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         parse(body)
 
@@ -229,7 +230,7 @@ def test_any_json_is_answered_or_refused(value) -> None:
 
 @settings(deadline=None)
 @given(st.binary())
-def test_any_bytes_are_refused(body) -> None:
+def test_any_bytes_are_refused(body: bytes) -> None:
     with pytest.raises(RequestError):
         parse(body)
 

@@ -27,7 +27,7 @@ def check(cls, text):
     return model
 
 
-def chunks_of(**fields):
+def chunks_of(**fields) -> Chunks:
     return Chunks(request(**fields), request_id=ID, created=1694268190)
 
 
@@ -56,7 +56,7 @@ def test_one_whole_stream() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], ["Hi", " there"]])
-def test_usage_comes_last_and_only_when_asked(pieces) -> None:
+def test_usage_comes_last_and_only_when_asked(pieces: list[str]) -> None:
     chunks = chunks_of(stream=True, stream_options={"include_usage": True})
     replies = [*(Text(piece, 1) for piece in pieces), ended(reason=FinishReason.LENGTH)]
     *said, last, done = events(streamed(chunks, replies, WHOLE))
@@ -163,7 +163,7 @@ def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished() -> None:
         chunks.finish(WHOLE)
 
 
-def gathered(asked, *replies):
+def gathered(asked: ChatRequest, *replies) -> bytes:
     result = Completion(asked, request_id=ID, created=1694268190)
     for each in replies:
         result.add(each)

@@ -1,4 +1,7 @@
 import json
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any
 
 import attrs
 import pytest
@@ -28,7 +31,7 @@ def asked(**fields) -> Respond:
     return to_respond(request(**fields), request_id=ID)
 
 
-def refused(kind, param, said=None, /, **fields) -> None:
+def refused(kind, param, said: str | None = None, /, **fields) -> None:
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}).encode())
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value
@@ -57,7 +60,9 @@ def test_the_shortest_request_asks_for_16_tokens() -> None:
         ([7] * 40_000, (), ((7,) * 40_000,)),
     ],
 )
-def test_prompts_of_every_kind(prompt, texts, token_lists) -> None:
+def test_prompts_of_every_kind(
+    prompt: str | Sequence[str | int | list[int]], texts: tuple[str, ...], token_lists: tuple[tuple[int, ...], ...]
+) -> None:
     got = asked(prompt=prompt)
     assert (got.texts, got.token_lists, got.turns) == (texts, token_lists, ())
 
@@ -95,7 +100,9 @@ def test_prompts_of_every_kind(prompt, texts, token_lists) -> None:
         ("prompt[0][1]", [[1, False]]),
     ],
 )
-def test_what_is_no_prompt_is_refused_where_it_is_wrong(param, prompt) -> None:
+def test_what_is_no_prompt_is_refused_where_it_is_wrong(
+    param: str, prompt: EllipsisType | int | Sequence[object] | None
+) -> None:
     refused(BadRequest, param, prompt=prompt)
 
 
@@ -118,7 +125,7 @@ def test_the_longest_prompts() -> None:
          "stream_options": None, "best_of": None, "max_tokens": None, "response_format": {"type": "text"}},
     ],
 )  # fmt: skip
-def test_bodies_of_stock_clients_are_accepted(body) -> None:
+def test_bodies_of_stock_clients_are_accepted(body: dict[str, Any]) -> None:
     assert asked(**body).tokens_max == 16
 
 
@@ -159,7 +166,9 @@ def test_to_respond_maps_every_field() -> None:
         (BadRequest, "response_format.json_schema", {"response_format": {"type": "json_schema"}}),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(kind, param, fields) -> None:
+def test_what_is_wrong_is_refused_by_name(
+    kind: type[Unsupported] | type[BadRequest], param: str, fields: dict[str, Any]
+) -> None:
     refused(kind, param, **fields)
 
 
@@ -197,7 +206,7 @@ def test_any_list_is_a_prompt_or_refused_by_place(prompt) -> None:
         assert got.param.startswith("prompt")
 
 
-def outcome(prompt):
+def outcome(prompt) -> Respond | BadRequest:
     """The request that this prompt makes, or the error."""
     try:
         return asked(prompt=prompt)
@@ -208,7 +217,7 @@ def outcome(prompt):
 # What clients hear ------------------------------------------------------------------------
 
 
-def check(text, *, streamed=False, unknown=()):
+def check(text, *, streamed: bool = False, unknown=()):
     """Parse with openai's own class, whose choices always have a reason to end, which those of a stream have not."""
     data = json.loads(text)
     for choice in data["choices"]:
@@ -218,14 +227,14 @@ def check(text, *, streamed=False, unknown=()):
     return json.loads(text)
 
 
-def lines_of(asked, *replies):
+def lines_of(asked: CompletionRequest, *replies) -> list[bytes]:
     chunks = Chunks(asked, request_id=ID, created=1694268190)
     *lines, done = events(streamed(chunks, replies, WHOLE))
     assert done == b"[DONE]"
     return lines
 
 
-def gathered(asked, *replies):
+def gathered(asked: CompletionRequest, *replies) -> bytes:
     result = completions.Completion(asked, request_id=ID, created=1694268190)
     for each in replies:
         result.add(each)

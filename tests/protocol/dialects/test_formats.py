@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,14 @@ from protocol.errors import BadRequest, Unsupported
 from protocol.strict.mistakes import Mistake
 
 
-def deep(levels):
+def deep(levels: int):
     value = {}
     for _ in range(levels - 1):
         value = {'a"]}\\': value}
     return value
 
 
-def refused(data, cls, param, kind=BadRequest):
+def refused(data, cls, param, kind=BadRequest) -> str:
     with pytest.raises(BadRequest) as raised:
         read(data, cls)
     assert (type(raised.value), raised.value.param) == (kind, param)
@@ -30,7 +31,7 @@ def refused(data, cls, param, kind=BadRequest):
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_objects_keep_their_order_and_their_meaning(cls) -> None:
+def test_objects_keep_their_order_and_their_meaning(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
     value = {"b": [1, 2.5, None, True], "a": {"é": "\0"}, "huge": 10**30}
     text = read(value, cls).text
     assert json.loads(text) == value
@@ -38,7 +39,7 @@ def test_objects_keep_their_order_and_their_meaning(cls) -> None:
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_the_deepest_object(cls) -> None:
+def test_the_deepest_object(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
     read(deep(JSON_LEVELS_MAX), cls)
     said = refused(deep(JSON_LEVELS_MAX + 1), cls, None)
     assert said == f"must be nested at most {JSON_LEVELS_MAX} levels deep, is {JSON_LEVELS_MAX + 1}"
@@ -58,7 +59,7 @@ def test_lists_are_levels() -> None:
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_the_longest_object(cls) -> None:
+def test_the_longest_object(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
     fine = {"a": "x" * (JSON_BYTES_MAX - len('{"a":""}'))}
     assert len(read(fine, cls).text) == JSON_BYTES_MAX
     refused({"a": fine["a"] + "x"}, cls, None)
@@ -71,7 +72,7 @@ def test_an_object_may_come_as_text() -> None:
     refused('{"a":1}', JsonObject, None)
 
 
-def mistakes(cls, **fields):
+def mistakes(cls, **fields: str):
     return list(read(fields, cls).mistakes("f"))
 
 
@@ -90,7 +91,9 @@ def mistakes(cls, **fields):
         (TextFormat, {"type": "json_object", "strict": True, "schema": {}}, ["f.schema", "f.strict"]),
     ],
 )
-def test_a_schema_stands_where_one_is_asked_for(cls, fields, paths) -> None:
+def test_a_schema_stands_where_one_is_asked_for(
+    cls: type[ResponseFormat] | type[TextFormat], fields: dict[str, Any], paths: list[str]
+) -> None:
     assert [mistake.path for mistake in mistakes(cls, **fields)] == paths
 
 
@@ -115,7 +118,9 @@ def test_what_is_missing_and_what_is_too_much_is_said() -> None:
         ({"type": "json_schema", "schema": {}}, "schema", BadRequest),
     ],
 )  # fmt: skip
-def test_mistakes_in_a_format_name_their_field(data, param, kind) -> None:
+def test_mistakes_in_a_format_name_their_field(
+    data: dict[str, Any], param: str, kind: type[BadRequest] | type[Unsupported]
+) -> None:
     refused(data, ResponseFormat, param, kind)
 
 

@@ -1,4 +1,6 @@
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import msgspec
@@ -19,6 +21,7 @@ from protocol.dialects.options import (
     STOPS_MAX,
     TOP_LOGPROBS_MAX,
 )
+from protocol.dialects.responses.requests import Create, CreateHttp
 from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Within
@@ -46,7 +49,7 @@ def respond(dialect, **fields) -> Respond:
     return to_respond(parse(json.dumps(base | fields)), request_id=ID)
 
 
-def refused(dialect, param, kind=BadRequest, **fields):
+def refused(dialect, param, kind: type[BadRequest] = BadRequest, **fields) -> str:
     with pytest.raises(BadRequest) as raised:
         respond(dialect, **fields)
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value
@@ -85,7 +88,9 @@ INT32 = 2**31
         ("cache_salt", ["x", "x" * 256], ["", "x" * 257, 5]),
     ],
 )  # fmt: skip
-def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(dialect, field, fine, wrong) -> None:
+def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(
+    dialect: str, field: str, fine: Sequence[object], wrong: Sequence[object]
+) -> None:
     for value in (*fine, None):
         respond(dialect, **{field: value})
     for value in wrong:
@@ -103,7 +108,9 @@ def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(dialect,
         ("posted", "user", ["", "x" * 512], ["x" * 513]),
     ],
 )
-def test_each_limit_of_one_dialect(dialect, field, fine, wrong) -> None:
+def test_each_limit_of_one_dialect(
+    dialect: str, field: str, fine: Sequence[int | str], wrong: Sequence[float | str]
+) -> None:
     for value in (*fine, None):
         respond(dialect, **{field: value})
     for value in wrong:
@@ -131,7 +138,9 @@ def test_each_limit_of_one_dialect(dialect, field, fine, wrong) -> None:
         ({str(2**31): 1}, f"logit_bias.{2**31}"),
     ],
 )
-def test_a_bias_that_is_no_number_or_for_no_token_never_reaches_an_engine(dialect, bias, param) -> None:
+def test_a_bias_that_is_no_number_or_for_no_token_never_reaches_an_engine(
+    dialect: str, bias: dict[str, Any], param: str
+) -> None:
     refused(dialect, param.replace(".[", "["), logit_bias=bias)
 
 
@@ -155,7 +164,9 @@ FORMAT = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "int
         ("completions", {"structural_tag": '{ "b": 1 }'}, (GrammarKind.STRUCTURAL_TAG, '{"b":1}')),
     ],
 )
-def test_what_an_answer_must_look_like_becomes_a_grammar_that_remembers_its_field(dialect, fields, grammar) -> None:
+def test_what_an_answer_must_look_like_becomes_a_grammar_that_remembers_its_field(
+    dialect: str, fields: dict[str, Any], grammar: tuple[GrammarKind, str]
+) -> None:
     asked = respond(dialect, **fields)
     assert asked.grammar == Grammar(*grammar)
     name = next(iter(fields))
@@ -163,7 +174,7 @@ def test_what_an_answer_must_look_like_becomes_a_grammar_that_remembers_its_fiel
 
 
 @pytest.mark.parametrize("dialect", ALL)
-def test_any_text_is_no_grammar(dialect) -> None:
+def test_any_text_is_no_grammar(dialect: str) -> None:
     own = (
         {"text": {"format": {"type": "text"}}}
         if dialect in {"posted", "socket"}
@@ -185,7 +196,9 @@ def test_any_text_is_no_grammar(dialect) -> None:
         ("posted", {"regex": "a", "ebnf": "b"}, "regex", "ebnf"),
     ],
 )
-def test_two_grammars_are_a_mistake_that_names_both(dialect, fields, first, second) -> None:
+def test_two_grammars_are_a_mistake_that_names_both(
+    dialect: str, fields: dict[str, Any], first: str, second: str
+) -> None:
     said = refused(dialect, second, **fields)
     assert said == f"{second}: cannot stand beside {first}: an answer keeps to one grammar at most"
 
@@ -234,7 +247,7 @@ def test_any_value_in_any_field_makes_a_request_or_an_error_that_names_it(where,
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_an_unknown_key_is_answered_with_the_nearest_one(dialect) -> None:
+def test_an_unknown_key_is_answered_with_the_nearest_one(dialect: str) -> None:
     parse, _, base, (cls, *_) = DIALECTS[dialect]
     near = max((field.name for field in attrs.fields(cls)), key=len)
     with pytest.raises(BadRequest, match=f"{near}x: is not a key here; did you mean {near}"):
@@ -242,7 +255,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", ALL)
-def test_tools_are_refused_by_name(dialect) -> None:
+def test_tools_are_refused_by_name(dialect: str) -> None:
     kind = BadRequest if dialect == "completions" else Unsupported  # which never had any
     refused(dialect, "tools", kind, tools=[{"type": "function", "function": {"name": "f"}}])
 
@@ -260,6 +273,11 @@ def test_bounds_are_told() -> None:
         (response_params.ResponseCreateParamsBase, responses.Create),
     ],
 )
-def test_every_field_of_openai_is_known_by_name(params, cls) -> None:
+def test_every_field_of_openai_is_known_by_name(
+    params: type[chat_params.CompletionCreateParamsBase]
+    | type[completion_params.CompletionCreateParamsBase]
+    | type[response_params.ResponseCreateParamsBase],
+    cls: type[chat.ChatRequest] | type[completions.CompletionRequest] | type[CreateHttp] | type[Create],
+) -> None:
     known = {*cls.harmless, *(field.name for field in attrs.fields(cls))}
     assert params.__annotations__.keys() - known == set()

@@ -21,7 +21,7 @@ PART = '{"type":"text","text":""}'
 PARTS = '{"role":"user","content":[' + ",".join([PART] * 16_000) + "]}"
 
 
-def counted(raw):
+def counted(raw: bytes) -> int:
     """Count lists, objects and keys of whole JSON, more slowly."""
     return len(re.findall(rb"[\[{:]", re.sub(rb'"(?:[^"\\]|\\.)*"', b"", raw)))
 
@@ -36,7 +36,7 @@ def counted(raw):
     ],
     ids=["parts", "lists", "keys", "depth"],
 )
-def test_four_megabytes_of_small_things_are_refused_at_once(text) -> None:
+def test_four_megabytes_of_small_things_are_refused_at_once(text: str) -> None:
     begun = time.process_time()
     with pytest.raises(BadRequest, match=TOO_MANY):
         chat.parse(text.encode())
@@ -52,7 +52,7 @@ def test_the_limit_is_exact_and_what_strings_hold_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\\", '"'])
-def test_escapes_without_end_are_gone_through_once(end) -> None:
+def test_escapes_without_end_are_gone_through_once(end: str) -> None:
     begun = time.process_time()
     with pytest.raises(BadRequest, match="not JSON"):
         decode('{"a":"' + ':\\"' * 1_300_000 + end)
@@ -86,7 +86,7 @@ def test_a_message_without_parts_says_nothing_and_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("asked", "told"), [({}, None), ({"priority": 0}, 0), ({"priority": -3}, -3)])
-def test_a_priority_of_zero_is_not_the_same_as_none(asked, told) -> None:
+def test_a_priority_of_zero_is_not_the_same_as_none(asked: dict[str, int], told: int | None) -> None:
     request = chat.parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **asked}).encode())
     assert chat.to_respond(request, request_id="r").priority == told
 

@@ -1,8 +1,10 @@
 import json
+from typing import Any
 
 import pytest
 
 from protocol.dialects import tokens
+from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.tokens import (
     detokenized,
     parse_detokenize,
@@ -25,7 +27,7 @@ def detokenize(**fields) -> Detokenize:
     return to_detokenize(parse_detokenize(json.dumps(fields).encode()))
 
 
-def whole(body) -> bytes:
+def whole(body: AnswerBody) -> bytes:
     size, data = body.size, b"".join(body.pieces())
     assert size == len(data)
     return data
@@ -43,7 +45,7 @@ def whole(body) -> bytes:
          Tokenize(turns=(Turn(Role.USER, "Hi"),), special=False)),
     ],
 )  # fmt: skip
-def test_what_can_be_tokenized(fields, expected) -> None:
+def test_what_can_be_tokenized(fields: dict[str, Any], expected: Tokenize) -> None:
     got = tokenize(**fields)
     assert (got.text, got.turns) == (expected.text, expected.turns)
     if not got.turns:
@@ -69,7 +71,9 @@ def test_what_can_be_tokenized(fields, expected) -> None:
         (Unsupported, "return_token_strs", {"prompt": "x", "return_token_strs": True}),
     ],
 )
-def test_what_cannot_be_tokenized_is_refused_by_name(kind, param, fields) -> None:
+def test_what_cannot_be_tokenized_is_refused_by_name(
+    kind: type[BadRequest] | type[Unsupported], param: str, fields: dict[str, Any]
+) -> None:
     with pytest.raises(BadRequest) as raised:
         tokenize(**fields)
     assert (type(raised.value), raised.value.param) == (kind, param)
@@ -88,7 +92,7 @@ def test_what_cannot_be_tokenized_is_refused_by_name(kind, param, fields) -> Non
         ("skip_special_tokens", {"tokens": [1], "skip_special_tokens": True}),
     ],
 )
-def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param, fields) -> None:
+def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param: str, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as raised:
         detokenize(**fields)
     assert raised.value.param == param
@@ -105,7 +109,7 @@ def test_token_ids_go_both_ways() -> None:
 def test_what_is_long_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, sizes = tokens._encode, []
 
-    def noted(value):
+    def noted(value) -> bytes:
         sizes.append(len(value))
         return plain(value)
 

@@ -91,7 +91,7 @@ def same(value, other):
     return type(value) is type(other) and value == other
 
 
-def is_no(value, *kinds):
+def is_no(value, *kinds) -> bool:
     return type(value) not in kinds
 
 
@@ -185,14 +185,14 @@ async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow: Mo
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_the_examples_are_read(path) -> None:
+def test_the_examples_are_read(path: str) -> None:
     example = asked(path)["example"]
     PARSERS[path](json.dumps(example).encode())
     assert valid(asked(path)["schema"], example)
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path) -> None:
+def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path: str) -> None:
     """Some thousand requests, right and wrong: the parser and the schema agree about each."""
     rng, schema, counts = Random(path), asked(path)["schema"], [0, 0]
     for _ in range(2000):

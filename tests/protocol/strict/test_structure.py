@@ -50,7 +50,7 @@ def mistakes(data, cls=Cluster):
     return [(each.path, each.message) for each in raised.value.mistakes]
 
 
-def only(path, said, data, cls=Cluster) -> None:
+def only(path: str, said: str, data, cls=Cluster) -> None:
     assert mistakes(data, cls) == [(path, said)]
 
 
@@ -117,7 +117,7 @@ def test_what_is_missing_or_of_another_shape() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_numbers_are_finite(value) -> None:
+def test_numbers_are_finite(value: float) -> None:
     only("gateway.drain_s", f"expected a finite number, got {value}", {"gateway": {"port": 1, "drain_s": value}})
 
 

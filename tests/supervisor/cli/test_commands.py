@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import StringIO
 from itertools import chain, pairwise
 from math import inf, nan
@@ -21,7 +22,15 @@ from supervisor.cli.commands import NEW_NODE_WAIT_S
 from supervisor.cluster import link_credentials
 
 
-def status(name, *, run="r", up_s=1.0, since_s=1.0, silent_s=0.1, offers=()):
+def status(
+    name,
+    *,
+    run: str = "r",
+    up_s: float = 1.0,
+    since_s: float = 1.0,
+    silent_s: float = 0.1,
+    offers: tuple[Offer, ...] = (),
+) -> Status:
     tree = (ChildState(name, "up", 0, since_s),)
     return Status(name, run, "1", up_s, NodeState(offers), tree, (LinkState("x", True, silent_s),))
 
@@ -65,7 +74,7 @@ kv_tokens_max = 4096
 """
 
 
-def by_secret(cluster, folders):
+def by_secret(cluster, folders: Mapping[str, Path]):
     """Stands for how an operator greets a cluster."""
     if cluster.model:
         link_credentials.cluster_secret(cluster, {})
@@ -81,7 +90,9 @@ def by_secret(cluster, folders):
         (FILE.replace('"secret"', '"nowhere"') + "slots = 0\n", "has 2 mistakes", ["front"]),
     ],
 )
-def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(text, said, nodes, tmp_path: Path) -> None:
+def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(
+    text: str, said: str, nodes: list[str], tmp_path: Path
+) -> None:
     file, secret = tmp_path / "cluster.toml", tmp_path / "secret"
     secret.write_text("a-secret-of-the-cluster")
     secret.chmod(0o600)
@@ -96,7 +107,7 @@ def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(text, sa
 
 
 @pytest.fixture
-def console():
+def console() -> Console:
     return Console(file=StringIO(), width=80, color_system=None)
 
 
@@ -142,7 +153,7 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_
 
 
 @pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
-def test_times_that_cannot_be_are_not_believed(lie) -> None:
+def test_times_that_cannot_be_are_not_believed(lie: dict[str, float]) -> None:
     assert client.validated_status(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
         client.validated_status(status("one", **lie))
@@ -164,7 +175,7 @@ HEADS = {
 }
 
 
-def serving(node, engine, leg, model=LLAMA):
+def serving(node: str, engine: str, leg: Leg, model: str = LLAMA) -> Status:
     """A node whose one engine has crashed, under load."""
     router = f"router-{model.replace('/', ':')}"
     members = ("", "/links", f"/{engine}", f"/{engine}/engine", f"/{engine}/{leg}", f"/{router}")
@@ -209,7 +220,7 @@ def heads(lines):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 @pytest.mark.parametrize("seen", [LARGE, LONGEST], ids=["large", "longest"])
-async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen, width) -> None:
+async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen, width: int) -> None:
     lines = await looked(seen, width)
     shown = heads(lines)
     left_out = [line.removeprefix("no room for: ").split(", ") for line in lines if line.startswith("no room for: ")]
@@ -224,7 +235,7 @@ async def test_with_short_names_nothing_has_to_be_left_out_at_80_columns() -> No
 
 
 @pytest.mark.parametrize("width", [60, 80])
-async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width) -> None:
+async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width: int) -> None:
     lines = await looked(LARGE, width)
     rows = [line.split()[:2] for line in lines]
     assert ["llama-prefill-0", "prefill-host-one"] in rows

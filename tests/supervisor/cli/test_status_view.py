@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 from attrs import evolve
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable, RichCast
 
 from protocol.cluster import ChildState, EjectionState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, Status
 from supervisor.cli import status_view
@@ -28,7 +28,7 @@ ONE = Status("one", "r", "1", 7300.0, NodeState((OFFER,)), TREE, LINKS, GateStat
 SEEN = {"one": ONE, "two": "10.0.0.2:7401 cannot be reached"}
 
 
-def shown(what, width=110):
+def shown(what: ConsoleRenderable | RichCast | str, width: int = 110):
     console = Console(width=width, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as captured:
         console.print(what)
@@ -83,7 +83,7 @@ def test_a_node_that_drains_says_so_with_its_engines() -> None:
     assert lines[1] == "  node one drains, 5 requests on it"
 
 
-def well(name, *links, version="1", path=None):
+def well(name: str, *links: LinkState, version: str = "1", path=None) -> Status:
     return Status(name, "r", version, 9.0, NodeState(), (ChildState(path or name, "up", 0, 9.0),), links)
 
 
@@ -123,7 +123,7 @@ def test_a_link_that_is_down_between_nodes_that_answer_and_other_versions_are_to
 
 
 @pytest.mark.parametrize("evil", ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\u202e", "\u2028", "\x00", "a\nb"])
-def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil) -> None:
+def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil: str) -> None:
     said = f"{evil}[bold red]:smile:"
     child = ChildState(f"one/{said}", said, 2, 1.0, said, said)
     offer = Offer(said, said, Leg.BOTH, 1, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ ONE = Offer("one", "oak", Leg.BOTH, 4, True, INFO)
 TWO = Offer("two", "oak", Leg.BOTH, 4, True, INFO, running=2, waiting=1, tokens=70)
 
 
-def a_link():
+def a_link() -> Link:
     return Link(sim_pair()[0], Peer("here", serves_max=1))
 
 
@@ -192,7 +193,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:70])
-async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie) -> None:
+async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie: NodeState) -> None:
     directory, _ = await linked()
     directory.merge_state("far", NodeState((TWO,)))
     with pytest.raises(PeerViolation):
@@ -204,7 +205,7 @@ async def test_what_cannot_be_true_is_a_violation_and_changes_nothing(lie) -> No
 # Where the others are ---------------------------------------------------------------------
 
 
-def address(directory, name):
+def address(directory, name: str):
     return directory.nodes[name].address
 
 
@@ -260,7 +261,7 @@ async def test_a_node_tells_of_those_alone_that_it_has_a_link_to() -> None:
     assert set(directory.nodes) == {"filed", "far", "heard"}
 
 
-async def forgets(directory, seconds):
+async def forgets(directory, seconds: float):
     """Let a directory look, as it does now and then, at whom it may forget, and return whom it forgot."""
     gone = []
     for _ in range(int(seconds) // 60):
@@ -295,7 +296,7 @@ async def test_whom_nobody_names_any_more_is_forgotten_after_a_while_and_can_be_
 
 
 @asynccontextmanager
-async def two_nodes():
+async def two_nodes() -> AsyncIterator[tuple[Directory, Directory]]:
     """A worker of node `far`, as that node has it and as node `here` has it over a link."""
     here, far = Directory("here"), Directory("far")
     address_, inbox = mailbox(1)
@@ -334,7 +335,7 @@ async def test_a_request_counts_while_it_runs_in_both_nodes(autojump_clock: Mock
     async with two_nodes() as (here, far), trio.open_nursery() as nursery:
         (there,) = here.workers("oak")
 
-        async def ask(tokens_max) -> None:
+        async def ask(tokens_max: int) -> None:
             async with there.ask(generate(tokens_max=tokens_max), tokens_max) as replies:
                 await replies.result()
 
@@ -353,20 +354,20 @@ async def test_a_request_counts_while_it_runs_in_both_nodes(autojump_clock: Mock
 
 
 @pytest.mark.parametrize("tenths", range(0, 45, 3))
-async def test_leaving_at_any_moment_leaves_no_count_behind(tenths, autojump_clock: MockClock) -> None:
+async def test_leaving_at_any_moment_leaves_no_count_behind(tenths: int, autojump_clock: MockClock) -> None:
     async with two_nodes() as (here, far):
         (there,) = here.workers("oak")
         with trio.move_on_after(tenths / 10):
             async with trio.open_nursery() as nursery:
                 for tokens_max in (1, 3, 9, 9, 9, 9):
 
-                    async def ask(tokens_max=tokens_max) -> None:
+                    async def ask(tokens_max: int = tokens_max) -> None:
                         async with there.ask(generate(tokens_max=tokens_max), tokens_max) as replies:
                             await replies.result()
 
                     nursery.start_soon(ask)
         await trio.sleep(0.1)
-        assert (there.busy, far.running, far.local["one"].tokens) == (0, 0, 0)
+        assert (there.busy, far.running, far.local["one"].tokens) == (0, 0, 0)  # type: ignore[attr-defined]
         assert far.state().offers[0].running == far.state().offers[0].waiting == 0
 
 
@@ -374,7 +375,7 @@ async def test_absurd_requests_leave_what_is_told_believable(autojump_clock: Moc
     async with two_nodes() as (here, far), trio.open_nursery() as nursery:
         (there,) = here.workers("oak")
 
-        async def ask(tokens_max) -> None:
+        async def ask(tokens_max: int) -> None:
             async with there.ask(generate(tokens_max=tokens_max), 1) as replies:
                 await replies.result()
 
@@ -389,7 +390,7 @@ async def test_absurd_requests_leave_what_is_told_believable(autojump_clock: Moc
 
 
 @asynccontextmanager
-async def waiting(here, count):
+async def waiting(here: LocalWorker, count: int) -> AsyncIterator[list[type[RequestError]]]:
     """Let requests wait at a worker that nobody serves, and return what becomes of each."""
     heard = []
 
@@ -410,7 +411,7 @@ async def waiting(here, count):
 
 @pytest.mark.parametrize("leg", [Leg.BOTH, Leg.DECODE, Leg.PREFILL])
 async def test_what_waits_at_a_worker_that_is_gone_goes_elsewhere_if_there_is_an_elsewhere(
-    leg, autojump_clock: MockClock
+    leg: Leg, autojump_clock: MockClock
 ) -> None:
     directory, _ = await linked()
     address, inbox = priority_inbox(2, lambda request: request.priority)
@@ -490,7 +491,9 @@ async def test_a_worker_whose_engine_is_down_takes_nothing_that_another_could(au
         ({}, 8, "credit for 8 tokens, where 9 are asked for"),
     ],
 )
-async def test_what_another_node_asks_harms_no_other_request(change, credit, says, autojump_clock: MockClock) -> None:
+async def test_what_another_node_asks_harms_no_other_request(
+    change: dict[str, str], credit: int, says: str, autojump_clock: MockClock
+) -> None:
     async with two_nodes() as (_, far):
         request = evolve(generate("ab" * 16, tokens_max=9), **change)
         with pytest.raises(BadRequest, match=says):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.gateway import INFO
+from tests.rig.network import SimTransport
 from tests.supervisor.telemetry.test_metrics import cluster, lines
 from tests.system.simulator import sim_pair
 
@@ -45,7 +47,7 @@ class Engine:
     flushed: int = 0
     info = INFO
 
-    async def load(self):
+    async def load(self) -> EngineLoad:
         await trio.sleep(self.takes_s)
         if isinstance(self.said, Exception):
             raise self.said
@@ -65,13 +67,15 @@ def plugged(engine):
     return plug
 
 
-async def carry(link) -> None:
+async def carry(link: Link) -> None:
     with suppress(PeerLost):
         await link.run()
 
 
 @asynccontextmanager
-async def front(here, **there):
+async def front(
+    here: Engine | None, **there: Engine | None
+) -> AsyncIterator[tuple[Directory, dict[str, SimTransport]]]:
     """The directory of node `main`, with an engine, and linked to nodes that have one each, or none that is up.
 
     All have one name. The lines to the others come along.
@@ -166,7 +170,7 @@ async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_wai
 
 
 @pytest.mark.parametrize("lie", [EngineLoad(-1, 0, 0), EngineLoad(0, COUNT_MAX + 1, 0)])
-async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock: MockClock) -> None:
+async def test_counts_that_cannot_be_are_left_out(lie: EngineLoad, autojump_clock: MockClock) -> None:
     async with front(Engine(), a=Engine(lie)) as (directory, _):
         assert (await engine_control.cluster_loads(directory)).keys() == {"main/tiny-0"}
 
@@ -174,7 +178,7 @@ async def test_counts_that_cannot_be_are_left_out(lie, autojump_clock: MockClock
 # Calls ----------------------------------------------------------------------------------------
 
 
-async def counted(directory, metrics):
+async def counted(directory, metrics: Metrics):
     """Return how many calls each worker is told to have ended."""
     told = (await monitoring.cluster_metrics_text(directory, metrics)).decode().splitlines()
     calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_worker_calls_total{"))

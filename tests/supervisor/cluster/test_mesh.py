@@ -82,7 +82,7 @@ def reasons(lines):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
-async def test_three_nodes_find_each_other_whatever_the_order_they_start_in(order) -> None:
+async def test_three_nodes_find_each_other_whatever_the_order_they_start_in(order: tuple[str, ...]) -> None:
     nodes = {name: Node(name) for name in order}
     async with trio.open_nursery() as nursery:
         for name in order:
@@ -192,7 +192,7 @@ async def test_a_node_that_comes_back_by_a_new_link_takes_the_place_of_the_old_o
     async with linked_nodes(b), trio.open_nursery() as nursery:
         ends = []
 
-        async def half_open(number) -> None:
+        async def half_open(number: int) -> None:
             async def say(wire) -> None:
                 ends.append(number)
                 await trio.lowlevel.checkpoint()
@@ -251,7 +251,7 @@ async def test_a_leaver_says_why(lines) -> None:
 # Joining -----------------------------------------------------------------------------------
 
 
-async def answered(one, other):
+async def answered(one: Node, other: Node):
     """Ask as a router does: where both ends have dialed, what began on the link that makes room is asked again."""
     try:
         return await one.ask(other)
@@ -260,7 +260,7 @@ async def answered(one, other):
 
 
 @pytest.mark.parametrize("name", ["0-first", "z-last"])
-async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(name) -> None:
+async def test_a_node_that_joins_one_is_learned_by_all_leaves_and_comes_back(name: str) -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b) as nursery:
         joiner = Node(name, join=(b.at,))
@@ -321,7 +321,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_both_sides(what, lines) -> None:
+async def test_a_node_that_does_not_belong_here_is_refused_in_one_sentence_on_both_sides(what: str, lines) -> None:
     fields, sentence = REFUSED[what]
     a, b = Node("a", **fields), Node("b")
     async with linked_nodes(a, b):
@@ -377,7 +377,7 @@ async def test_another_version_is_refused(lines) -> None:
     b = Node("b")
     async with linked_nodes(b):
 
-        async def talk(wire) -> None:
+        async def talk(wire: websocket.WebSocketTransport) -> None:
             other = greeting.Greeting(VERSION, "grove", "a", bytes(32))
             await wire.send_all(greeting.encode(evolve(other, version=VERSION + 1)))
             await wire.receive_some()
@@ -393,7 +393,7 @@ async def test_another_version_is_refused(lines) -> None:
 # TLS ---------------------------------------------------------------------------------------
 
 
-def mutual(*, shows=True):
+def mutual(*, shows: bool = True) -> LinkTls:
     path, key = certificate.files()
     contexts = []
     for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
@@ -452,7 +452,7 @@ KNOCKS = {
 
 
 @pytest.mark.parametrize("what", KNOCKS)
-async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what, lines) -> None:
+async def test_a_stranger_is_let_go_logged_once_and_disturbs_nobody(what: str, lines) -> None:
     a, b = Node("a", step_s=0.02), Node("b", step_s=0.02)
     async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
@@ -486,7 +486,7 @@ async def test_a_stranger_is_read_a_little_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
-async def test_no_page_in_a_browser_opens_a_link(origin, lines) -> None:
+async def test_no_page_in_a_browser_opens_a_link(origin: bytes, lines) -> None:
     a = Node("a")
     async with linked_nodes(a), raw_connection(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
         said = await ended(stream)
@@ -525,17 +525,17 @@ async def test_a_proof_that_was_overheard_proves_nothing(lines) -> None:
     heard = []
 
     class Tapped(websocket.WebSocketTransport):
-        async def send_all(self, data) -> None:
+        async def send_all(self, data: bytes) -> None:
             heard.append(bytes(data))
             await super().send_all(data)
 
     async with linked_nodes(b):
 
-        async def honest(wire) -> None:
+        async def honest(wire: websocket.WebSocketTransport) -> None:
             greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
             await websocket.greet(Tapped(wire.socket, wire.stream), greeter, 1.0)
 
-        async def replay(wire) -> None:
+        async def replay(wire: websocket.WebSocketTransport) -> None:
             for message in heard:
                 await wire.send_all(message)
             await wire.receive_some()
@@ -554,7 +554,7 @@ async def test_sentences_that_a_stranger_thinks_of_do_not_fill_the_log(lines) ->
     async with linked_nodes(a):
         for number in range(100):
 
-            async def talk(wire, number=number) -> None:
+            async def talk(wire: websocket.WebSocketTransport, number: int = number) -> None:
                 await wire.send_all(greeting.encode(greeting.Greeting(VERSION, f"c{number}", "x", bytes(32))))
                 while await wire.receive_some():
                     pass
@@ -570,7 +570,7 @@ INFO = EngineInfo("x", "1", 100, 64, 640, 64, 8, 1, True)
 GOOD = Offer("x-0", "oak", Leg.BOTH, 8, True, INFO)
 
 
-def told(*offers, **fields):
+def told(*offers: Offer, **fields: tuple[Neighbour]) -> bytes:
     return encode(Announce(body(NodeState(offers, **fields))))
 
 
@@ -604,7 +604,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie, lines) -> None:
+async def test_a_peer_that_lies_loses_its_link_and_nobody_elses(lie: str, lines) -> None:
     a, b = Node("a", step_s=0.02), Node("b", step_s=0.02)
     async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
@@ -634,7 +634,7 @@ async def test_frames_before_the_greeting_are_refused(lines) -> None:
     a = Node("a")
     async with linked_nodes(a):
 
-        async def talk(wire) -> None:
+        async def talk(wire: websocket.WebSocketTransport) -> None:
             await wire.send_all(encode(Hello(VERSION, "x", 1)) + encode(Open(1, body(generate()), 1, "a-0")))
             while await wire.receive_some():
                 pass
@@ -646,7 +646,7 @@ async def test_frames_before_the_greeting_are_refused(lines) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "x\u00e9"])
-async def test_a_name_that_no_node_has_is_refused(name) -> None:
+async def test_a_name_that_no_node_has_is_refused(name: str) -> None:
     a = Node("a")
     async with linked_nodes(a):
 
@@ -702,7 +702,7 @@ SAID = st.lists(FRAMES.map(encode) | st.binary(max_size=40), max_size=6).map(b""
 
 
 @pytest.mark.parametrize("greeted", [True, False])
-def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_bytes_and_no_frames_disturb_a_node(greeted: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def main(said) -> None:
         a, b = Node("a", step_s=0.001), Node("b")
         async with linked_nodes(a, b):
@@ -724,7 +724,7 @@ def test_no_bytes_and_no_frames_disturb_a_node(greeted, caplog: pytest.LogCaptur
 
     @settings(max_examples=25)
     @given(said=SAID)
-    def any_of_them(said) -> None:
+    def any_of_them(said: bytes) -> None:
         trio.run(main, said)
 
     any_of_them()

@@ -39,11 +39,11 @@ async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock:
 
 @pytest.mark.parametrize(("lasts_s", "grow"), [(3.1, False), (2.9, True)], ids=["good", "hardly one"])
 async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
-    lasts_s, grow, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    lasts_s: float, grow: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     begun, ended = [], []
 
-    async def greeted(*_):
+    async def greeted(*_) -> tuple[str, Incarnation]:
         return "b", Incarnation()
 
     async def carry(*_) -> None:

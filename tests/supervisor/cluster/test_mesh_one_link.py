@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -23,7 +24,10 @@ from supervisor.node.node import _Node
 from tests.rig.nodes import Node
 
 
-def pair():
+def pair() -> tuple[
+    trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream],
+    trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream],
+]:
     """Two ends of a wire; what happens below it cannot be known."""
     near, far = trio.testing.memory_stream_pair()
     near.acknowledged_s = lambda: None  # type: ignore[attr-defined]
@@ -31,10 +35,12 @@ def pair():
 
 
 @pytest.fixture
-def meet(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock):  # time is virtual
+def meet(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> Callable[..., Awaitable[object]]:  # time is virtual
     """Let a node have one more link to a peer, which either of them has dialed."""
 
-    async def meet(node, peer, dialer, run=""):
+    async def meet(node, peer, dialer, run: str = ""):
         near, far = pair()
 
         async def carry() -> None:
@@ -54,7 +60,7 @@ def meet(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock):  # time
 @pytest.mark.parametrize(("name", "peer"), ["ab", "ba"])
 @pytest.mark.parametrize("order", ["ab", "ba"])
 async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_first_by_name_has_dialed(
-    name, peer, order, meet, autojump_clock: trio.testing.MockClock
+    name, peer, order: str, meet, autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node(name)
     for dialer in order:
@@ -65,7 +71,7 @@ async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_f
 
 @pytest.mark.parametrize("dialer", ["a", "b"])
 async def test_of_two_that_one_end_has_dialed_the_newer_stays(
-    dialer, meet, autojump_clock: trio.testing.MockClock
+    dialer: str, meet, autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node("a")
     await meet(node, "b", dialer)
@@ -115,7 +121,7 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
     async def dial(at, context, within_s, talk) -> None:
         await talk(near)
 
-    async def greeted(links, role, expects, wire):
+    async def greeted(links, role, expects, wire) -> tuple[str, Incarnation]:
         return "b", Incarnation("two", 1_700_000_000)
 
     node.links.dial = dial

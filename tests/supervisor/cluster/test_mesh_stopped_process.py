@@ -32,7 +32,7 @@ trio.run(main)
 def other():
     started = []
 
-    def start(at):
+    def start(at) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-c", OTHER, at], cwd=ROOT)
         started.append(process)
         return process

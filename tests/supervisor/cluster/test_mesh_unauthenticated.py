@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -17,16 +18,16 @@ pytestmark = pytest.mark.realtime  # many sockets of loopback
 class Crowd:
     """Connections to a node, of which some come from afar: all of loopback is one address else."""
 
-    def __init__(self, monkeypatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.far, self.streams = set(), []
         monkeypatch.setattr(mesh, "address_of", self.address_of, raising=False)
 
-    def address_of(self, stream):
+    def address_of(self, stream) -> str:
         with suppress(OSError):
             return "far" if stream.socket.getpeername()[1] in self.far else ""
         return ""
 
-    async def connect(self, node, *, far):
+    async def connect(self, node, *, far: bool) -> trio.SocketStream:
         stream = trio.SocketStream(trio.socket.socket())
         self.streams.append(stream)
         await stream.socket.bind((LOOPBACK_HOSTS, 0))
@@ -42,7 +43,7 @@ class Crowd:
 
 
 @pytest.fixture
-async def crowd(monkeypatch: pytest.MonkeyPatch):
+async def crowd(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crowd]:
     await trio.lowlevel.checkpoint()
     made = Crowd(monkeypatch)
     yield made
@@ -51,7 +52,7 @@ async def crowd(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def patient():
+def patient() -> Node:
     return Node("b", section=evolve(QUICK, handshake_s=60.0))
 
 

@@ -43,12 +43,12 @@ SMALL = evolve(INFO, request_tokens_max=8, digest=OTHER)
 WHY = "is not asked: its model is another one: it differs in tokenizer.json"
 
 
-def offer(name, info):
+def offer(name: str, info) -> Offer:
     return Offer(name, "oak", Leg.BOTH, 4, up=True, engine=info)
 
 
 @pytest.fixture
-async def directory():
+async def directory() -> Directory:
     directory = Directory("here", models=ModelIdentities({"oak": OWN}))
     directory.linked("far", a_link())
     return directory
@@ -95,7 +95,9 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(
 
 
 @pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
-async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(directory, told) -> None:
+async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(
+    directory, told: tuple[tuple[str, str], ...]
+) -> None:
     directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
     assert len(directory.workers("oak")) == 1
 
@@ -105,7 +107,7 @@ async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(directory, 
 OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b"old", b"new"))
 
 
-def tell(directory, node, *infos, up=True, draining=False) -> None:
+def tell(directory, node, *infos: EngineInfo, up=True, draining=False) -> None:
     """Let a node tell of workers that are up, or down, with these models."""
     if directory.node(node).link is None:
         directory.linked(node, a_link())
@@ -135,7 +137,7 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
 
 
 @pytest.mark.parametrize("goes", ["link", "down", "drain"])
-async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory, goes) -> None:
+async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory, goes: str) -> None:
     tell(directory, "a", OLD)
     tell(directory, "b", NEW)
     if goes == "link":

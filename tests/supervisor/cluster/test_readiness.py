@@ -12,8 +12,10 @@ from trio.testing import MockClock
 from protocol.cluster import NodeState, check_state
 from protocol.errors import EngineDied, PeerViolation, StartFailed
 from supervisor.cluster import readiness
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import monitoring
+from supervisor.node.assembly import Assembly
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
 from tests.rig.assembly import built_assembly
@@ -40,7 +42,7 @@ GONE = EngineDied("the GPU is gone")
 
 @pytest.fixture
 def houses(tmp_path: Path):
-    def make(*engines, node="main", listen=""):
+    def make(*engines, node: str = "main", listen: str = "") -> tuple[Cluster, Assembly]:
         text = ONE.format(listen=listen)
         text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
         (tmp_path / "cluster.toml").write_text(text)
@@ -50,7 +52,7 @@ def houses(tmp_path: Path):
     return make
 
 
-def fails(house, name, wait_s=8.0, error=GONE) -> None:
+def fails(house, name: str, wait_s: float = 8.0, error: EngineDied = GONE) -> None:
     path, at = f"main/{name}/engine", trio.current_time()
     house.on_event(ChildEvent(path, ChildEventKind.FAILED, at, error))
     house.on_event(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))

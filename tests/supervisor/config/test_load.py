@@ -13,6 +13,7 @@ import pytest
 from protocol.errors import StartFailed
 from supervisor.config import placement
 from supervisor.config.load import Loaded
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.launcher import preflight
@@ -35,7 +36,7 @@ kv_tokens_max = 4096
 
 @pytest.fixture
 def written(tmp_path: Path):
-    def write(text):
+    def write(text) -> Path:
         (tmp_path / "cluster.toml").write_text(text)
         return tmp_path / "cluster.toml"
 
@@ -160,7 +161,7 @@ terms_s = 1
         ("4096", "4096\nprefill_chunk = inf", "engine.tiny-0.prefill_chunk", "expected"),
     ],
 )
-def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said) -> None:
+def test_keys_that_disagree_are_mistakes_too(written, old: str, new: str, path: str, said: str) -> None:
     assert old in GOOD
     for line, each in mistakes(written(GOOD.replace(old, new))):
         if each.startswith(path) and said in each:
@@ -183,14 +184,14 @@ def test_keys_that_disagree_are_mistakes_too(written, old, new, path, said) -> N
         (GOOD + f'[model."a/b"]\npath = "{TINY}"\n[model."a:b"]\npath = "{TINY}"\n', "by nothing but / and :"),
     ],
 )
-def test_what_cannot_be_meant_is_a_mistake(written, text, said) -> None:
+def test_what_cannot_be_meant_is_a_mistake(written, text: str, said: str) -> None:
     assert any(said in each for _, each in mistakes(written(text)))
 
 
 @pytest.mark.parametrize(
     ("text", "said"), [(b"[model", "is not TOML: Expected"), (b"\xff", "cannot be read"), (None, "cannot be read")]
 )
-def test_a_file_that_is_none_is_one_sentence(tmp_path: Path, text, said) -> None:
+def test_a_file_that_is_none_is_one_sentence(tmp_path: Path, text: bytes | None, said: str) -> None:
     path = tmp_path / "cluster.toml"
     if text is not None:
         path.write_bytes(text)
@@ -217,7 +218,7 @@ listen = "127.0.0.1:7403"
 )
 
 
-def several(written, host="localhost", port=7401):
+def several(written, host="localhost", port=7401) -> Cluster:
     return read_cluster(written(SEVERAL.format(host=host, port=port)))
 
 
@@ -230,14 +231,14 @@ def test_the_only_node_of_a_file_runs_wherever_it_is_asked_to(written) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "::1", socket.gethostname()])
-def test_of_several_nodes_those_of_this_host_run(host, written) -> None:
+def test_of_several_nodes_those_of_this_host_run(host: str, written) -> None:
     cluster = several(written, host)
     assert placement.select_nodes(cluster, None) == ("main", "a", "b")
     assert placement.select_nodes(cluster, "far") == ("far",)  # who says so knows better
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid", "0.0.0.0", "", "a" * 300])
-def test_a_host_that_is_not_this_one(host) -> None:
+def test_a_host_that_is_not_this_one(host: str) -> None:
     assert not placement.is_local_host(host)
 
 
@@ -329,7 +330,9 @@ def test_the_engines_of_all_nodes_of_a_host_need_their_memory_together(monkeypat
 
 
 @pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
-def test_too_little_memory_is_one_sentence(written, monkeypatch: pytest.MonkeyPatch, available, enough) -> None:
+def test_too_little_memory_is_one_sentence(
+    written, monkeypatch: pytest.MonkeyPatch, available: int | None, enough: bool
+) -> None:
     monkeypatch.setattr(preflight, "_available", lambda: available)
     cluster = read_cluster(written(f"{GOOD}[gateway]\nport = 0\n"))
     if enough:
@@ -345,7 +348,7 @@ def test_too_little_memory_is_one_sentence(written, monkeypatch: pytest.MonkeyPa
 DIGEST = "[key.alice]\nsha256 = '" + "a" * 64 + "'\n"
 
 
-def gateway(written, lines, keys=DIGEST):
+def gateway(written, lines, keys=DIGEST) -> Cluster:
     path = written(f"{GOOD}[gateway]\n{lines}\n")
     (path.parent / "keys.toml").write_text(keys)
     return read_cluster(path)
@@ -359,7 +362,7 @@ def test_loopback_needs_no_keys_and_answers_to_loopbacks_names(written) -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"ESPALIER_ADMIN_KEY": "the-admins"}])
-def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(environment, written) -> None:
+def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(environment: dict[str, str], written) -> None:
     cluster = gateway(written, 'host = "10.0.0.7"')
     with pytest.raises(StartFailed, match=r"10\.0\.0\.7 is not loopback, so clients need keys: .*ESPALIER_API_KEYS"):
         client_keys.client_keys(cluster, environment)
@@ -371,7 +374,9 @@ def test_beyond_loopback_a_server_without_keys_for_clients_does_not_start(enviro
     ("lines", "environment"),
     [('host = "10.0.0.7"\nkeys = "keys.toml"', {}), ('host = "10.0.0.7"', {"ESPALIER_API_KEYS": "alice=abc"})],
 )
-def test_beyond_loopback_a_server_with_keys_answers_to_its_address(lines, environment, written) -> None:
+def test_beyond_loopback_a_server_with_keys_answers_to_its_address(
+    lines: str, environment: dict[str, str], written
+) -> None:
     cluster = gateway(written, lines)
     assert client_keys.client_keys(cluster, environment).names(admin=False) == ["alice"]
     assert "10.0.0.7" in cluster.gateway.allowed_hosts
@@ -388,7 +393,7 @@ def test_names_that_are_given_are_all_the_names_and_case_means_nothing(written) 
 
 
 @pytest.mark.parametrize("key", ["allowed_hosts", "allowed_origins"])
-def test_everybodys_pages_may_come_only_where_there_are_keys(key, written) -> None:
+def test_everybodys_pages_may_come_only_where_there_are_keys(key: str, written) -> None:
     with pytest.raises(StartFailed, match=f"gateway.{key} = .* without keys"):
         client_keys.client_keys(gateway(written, f'{key} = ["*"]'), {})
     assert client_keys.client_keys(gateway(written, f'{key} = ["*"]\nkeys = "keys.toml"'), {}).wanted
@@ -402,7 +407,7 @@ def test_everybodys_pages_may_come_only_where_there_are_keys(key, written) -> No
         ("x", "is not TOML"),
     ],
 )
-def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys, said, written) -> None:
+def test_a_file_of_keys_that_is_of_no_use_is_one_sentence(keys: str, said: str, written) -> None:
     with pytest.raises(StartFailed, match=said) as caught:
         client_keys.client_keys(gateway(written, 'keys = "keys.toml"', keys), {})
     assert "\n" not in str(caught.value)
@@ -450,7 +455,7 @@ def test_a_certificate_is_read_before_anything_starts(written, tmp_path: Path) -
         )
 
 
-def run(*arguments):
+def run(*arguments) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "supervisor", *map(str, arguments)],
         cwd=ROOT,
@@ -499,19 +504,19 @@ def test_a_node_that_joins_needs_no_word_of_the_rest_of_the_cluster(written) -> 
 @pytest.mark.parametrize(
     ("lines", "said"), [("cluster = 5\n", "cluster: "), ("[cluster]\njoin = 5\n", r"cluster\.join: ")]
 )
-def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines, said, written) -> None:
+def test_what_is_no_place_to_join_is_a_mistake_though_another_is_given(lines: str, said: str, written) -> None:
     with pytest.raises(StartFailed, match=said):
         read_cluster(written(lines + GOOD), ["10.0.0.1:7411"])
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
-def test_an_origin_may_be_any_hosts(written, origin) -> None:
+def test_an_origin_may_be_any_hosts(written, origin: str) -> None:
     cluster = read_cluster(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))
     assert cluster.gateway.allowed_origins == (origin,)
 
 
 @pytest.mark.parametrize("origin", ["http://a.example/path", "a.example", "http://a b", "http://u@a.example"])
-def test_what_is_no_origin_is_a_mistake(written, origin) -> None:
+def test_what_is_no_origin_is_a_mistake(written, origin: str) -> None:
     assert mistakes(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))[0][1].startswith(
         "gateway.allowed_origins[0]: must be like"
     )

@@ -104,7 +104,7 @@ def test_each_key_of_a_table_is_at_the_line_on_which_it_was_written(pairs) -> No
     assert {path: line for path, line in lines.items() if path in expected} == expected
 
 
-def paths(value, path=""):
+def paths(value, path: str = ""):
     if path:
         yield path
     if isinstance(value, dict):

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import stat
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import trio
 from actors.engines.sglang import shared_memory
 from actors.kit.calls import Function
 from protocol.cluster import Drain, GetStatus, NodeState, Status
+from protocol.kind import Message
 from protocol.messages import Done
 from supervisor.cli.client import ClusterClient
 from supervisor.config.load import Cluster, NodeSection
@@ -30,7 +32,7 @@ MADE_ANEW = "made the socket for operators anew: it was gone"
 
 
 @pytest.fixture
-def base(tmp_path: Path):
+def base(tmp_path: Path) -> Path:
     """A temporary folder in which nodes keep theirs; its path is longer than a socket's address may be."""
     made = tmp_path / ("deep" * 30)
     made.mkdir()
@@ -40,11 +42,11 @@ def base(tmp_path: Path):
 class Served:
     """A node that has nothing but its run folder, and answers whatever it is asked."""
 
-    def __init__(self, base, folder) -> None:
+    def __init__(self, base, folder: run_folder.RunFolder) -> None:
         self.base, self.folder, self.file = base, folder, base / "cluster.toml"
         self.held, self.holds = trio.Event(), False
 
-    async def answer(self, request):
+    async def answer(self, request) -> Done | Status:
         if isinstance(request, Drain):
             self.holds = True
             await self.held.wait()
@@ -57,10 +59,10 @@ class Served:
         await unix_socket.serve(self.folder, self.file, "one", serves, Heartbeat(1.0, 3.0), check_s=LOOKS_S)
 
     @property
-    def found(self):
+    def found(self) -> bool:
         return [each.folder for each in unix_socket.running_nodes(self.base, self.file)] == [str(self.folder.path)]
 
-    async def ask(self, request):
+    async def ask(self, request: GetStatus) -> Message:
         cluster = Cluster(model={}, engine={}, node={"one": NodeSection()})
         operator = ClusterClient(cluster, b"", None, lambda: os.urandom(32), {"one": self.folder.path})
         operator.routes["one"] = self.folder.path
@@ -72,7 +74,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(base):
+async def served(base) -> AsyncIterator[Served]:
     with run_folder.run_folder(base, shared_memory.remove) as folder:
         async with trio.open_nursery() as nursery:
             node = Served(base, folder)
@@ -95,7 +97,7 @@ def remove(folder, what) -> None:
 
 @pytest.mark.parametrize("what", ["all", "all that is in it", "control", "node.json", "lock"])
 async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
-    base, caplog: pytest.LogCaptureFixture, what
+    base, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     caplog.set_level(logging.INFO)
     async with served(base) as node:
@@ -111,7 +113,7 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
 
 @pytest.mark.parametrize("what", ["control", "node.json"])
 async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_and_no_link_is_followed(
-    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, what
+    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -125,7 +127,7 @@ async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_
 
 @pytest.mark.parametrize("placed", ["a link", "open to others", "another's"])
 async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken(
-    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, placed
+    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, placed: str
 ) -> None:
     if placed == "another's" and os.geteuid() != 0:
         pytest.skip("only root may give a folder away")
@@ -186,7 +188,7 @@ async def test_a_folder_that_stands_is_left_as_it_is(base, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
 async def test_a_look_that_is_not_possible_now_proves_nothing(
-    base, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failure
+    base, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failure: OSError | RuntimeError
 ) -> None:
     failed = []
 

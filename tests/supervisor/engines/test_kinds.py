@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.kind import EngineChild, EngineKind, KindChildren, NodeContext
 from supervisor.engines.kinds import KINDS, check_host, read_cluster
 from supervisor.engines.work import LocalEngine
+from supervisor.node.assembly import Assembly
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Child
@@ -102,7 +103,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def read(tmp_path: Path):
+def read(tmp_path: Path) -> Callable[..., Cluster]:
     def read(more: str = "") -> Cluster:
         (tmp_path / "cluster.toml").write_text(FILE + more)
         return read_cluster(tmp_path / "cluster.toml")
@@ -149,7 +150,7 @@ def test_a_kind_says_what_it_lacks_on_a_host(read) -> None:
 
 
 @asynccontextmanager
-async def node(cluster: Cluster):
+async def node(cluster: Cluster) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
     house, _ = built_assembly(cluster, "main")
     members = [each for each in house.tree.children if each.name != "gateway"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from protocol.dialects import completions as completions_dialect
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
-from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import Rig, Worker, at_rest, chat, create, head, post, rig
 from tests.rig.log_records import log_records
 from tests.rig.sockets import websocket_client
 
@@ -38,15 +39,15 @@ def bugs(caplog: pytest.LogCaptureFixture):
     return lambda: sum(each.message == "a bug failed a request" and bool(each.exc_info) for each in log_records(caplog))
 
 
-def text(said="n=5", **fields):
+def text(said="n=5", **fields: bool) -> bytes:
     return post({"model": "tiny", "prompt": said, **fields}, "/v1/completions")
 
 
-def response(said="n=5", **fields):
+def response(said: str = "n=5", **fields: bool) -> bytes:
     return post({"model": "tiny", "input": said, **fields}, "/v1/responses")
 
 
-def number(made, sample: str) -> float:
+def number(made: Rig, sample: str) -> float:
     """The value of one sample as it is scraped, 0 if it is not there."""
     lines = made.metrics.render({}).decode().splitlines()
     return sum(float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} "))
@@ -60,7 +61,9 @@ def breaks(*_, **__):
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"echo": True, "best_of": 2, "n": 1}])
-async def test_an_echo_is_no_token_and_has_no_gap_before_it(fields, rather_slow: trio.testing.MockClock) -> None:
+async def test_an_echo_is_no_token_and_has_no_gap_before_it(
+    fields: Mapping[str, int], rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(text("n=5 s=0.1", **fields))).status == 200
         assert " -" not in made.metrics.render({}).decode()
@@ -95,7 +98,7 @@ async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_to
     ],
 )
 async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
-    cls, name, ask, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
+    cls: object, name: str, ask, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
 ) -> None:
     monkeypatch.setattr(cls, name, breaks)
     async with rig() as made:
@@ -111,7 +114,7 @@ async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
 async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(
-    name, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
+    name: str, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
 ) -> None:
     async with rig() as made:
         client = await websocket_client(made)
@@ -131,7 +134,9 @@ async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(
 
 
 @pytest.mark.parametrize("limit", ["requests_max", "websocket_running_max"])
-async def test_whoever_cancels_what_waits_was_not_refused(limit, rather_slow: trio.testing.MockClock, told) -> None:
+async def test_whoever_cancels_what_waits_was_not_refused(
+    limit: str, rather_slow: trio.testing.MockClock, told
+) -> None:
     """It waits at the gate, or on its connection before it has got that far."""
     async with rig(**{limit: 1}) as made:
         client = await websocket_client(made)

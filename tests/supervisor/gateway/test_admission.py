@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -11,19 +12,20 @@ import trio.testing
 from attrs import Factory, define
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.lowlevel import Task
 
 from protocol.errors import Draining, NotReady, Overloaded
 from supervisor.gateway.admission import AdmissionGate
 from tests.system.simulator import simulate
 
 
-def gate(requests_max=2, admit_s=5.0, waiting_max=2, why=None):
+def gate(requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2, why: str | None = None):
     reason = [why]
     made = AdmissionGate(requests_max, admit_s, waiting_max, lambda: reason[0])
     return made, reason
 
 
-async def hold(gate, for_s, log, name, priority=0) -> None:
+async def hold(gate, for_s, log, name: str, priority=0) -> None:
     try:
         async with gate.admitted(priority):
             log.append((trio.current_time(), name, "in"))
@@ -32,7 +34,7 @@ async def hold(gate, for_s, log, name, priority=0) -> None:
         log.append((trio.current_time(), name, error.code))
 
 
-async def run(gate, *plans, log) -> None:
+async def run(gate, *plans: tuple[int, int, str], log) -> None:
     """Start each `(at_s, for_s, name)` on time."""
     async with trio.open_nursery() as nursery:
         for at_s, for_s, name in plans:
@@ -82,7 +84,7 @@ async def test_nobody_overtakes_those_who_wait(autojump_clock: trio.testing.Mock
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_place_stays_empty_while_somebody_waits(seed, autojump_clock: trio.testing.MockClock) -> None:
+async def test_no_place_stays_empty_while_somebody_waits(seed: int, autojump_clock: trio.testing.MockClock) -> None:
     rng = random.Random(seed)
     made, _ = gate(requests_max=3, admit_s=4.0, waiting_max=100)
 
@@ -157,7 +159,7 @@ async def test_a_server_that_becomes_unready_tells_those_who_wait(autojump_clock
 
 @pytest.mark.parametrize("leave_at", [0.5, 2.0])
 async def test_one_that_leaves_while_waiting_gives_its_turn_away(
-    leave_at, autojump_clock: trio.testing.MockClock
+    leave_at: float, autojump_clock: trio.testing.MockClock
 ) -> None:
     made, _ = gate(requests_max=1)
     log = []
@@ -211,12 +213,12 @@ async def test_a_high_priority_overtakes_nobody_who_is_inside(autojump_clock: tr
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed, autojump_clock: trio.testing.MockClock) -> None:
+async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed: int, autojump_clock: trio.testing.MockClock) -> None:
     rng = random.Random(seed)
     made, _ = gate(requests_max=1, admit_s=1000, waiting_max=100)
     came, went = [], []
 
-    async def come(number, priority, patience) -> None:
+    async def come(number: int, priority: int, patience: int) -> None:
         with trio.move_on_after(patience):
             async with made.admitted(priority):
                 went.append((priority, number))
@@ -272,7 +274,7 @@ async def test_a_higher_priority_displaces_the_last_of_the_lowest_from_a_full_li
 
 
 @pytest.mark.parametrize("priority", [3, 2, -1])
-async def test_nobody_displaces_an_equal_or_a_higher_one(priority, autojump_clock: trio.testing.MockClock) -> None:
+async def test_nobody_displaces_an_equal_or_a_higher_one(priority: int, autojump_clock: trio.testing.MockClock) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=2)
     log = []
     await line_up(made, log, ("a", 3), ("b", 4), ("c", priority))
@@ -302,32 +304,32 @@ class Around(trio.abc.Instrument):
     def __init__(self, act, *, before=False) -> None:
         self.act, self.before, self.steps = act, before, 0
 
-    def before_task_step(self, task) -> None:
+    def before_task_step(self, task: Task) -> None:
         self.steps += task.name == "b"
         if task.name == "b" and self.before and self.steps == 2:
             self.act()
 
-    def after_task_step(self, task) -> None:
+    def after_task_step(self, task: Task) -> None:
         if task.name == "b" and not self.before and self.steps == 2:
             self.act()
 
 
 @contextmanager
-def around(act, *, before=False):
+def around(act, *, before=False) -> Iterator[None]:
     instrument = Around(act, before=before)
     trio.lowlevel.add_instrument(instrument)
     yield
     trio.lowlevel.remove_instrument(instrument)  # raises if it has failed
 
 
-async def come(nursery: trio.Nursery, gate, log, name, priority, for_s=1) -> None:
+async def come(nursery: trio.Nursery, gate, log, name: str, priority: int, for_s: int = 1) -> None:
     nursery.start_soon(hold, gate, for_s, log, name, priority, name=name)
     await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
 async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(
-    cancelled_first, autojump_clock: trio.testing.MockClock
+    cancelled_first: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
     log, scope = [], trio.CancelScope()
@@ -350,8 +352,8 @@ async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed) -> None:
-    async def main(rng) -> None:
+def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed: int) -> None:
+    async def main(rng: random.Random) -> None:
         made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
         log, first = [], made.admitted()
         await first.__aenter__()
@@ -427,7 +429,7 @@ class Crowd:
         if alive:
             self.scopes[alive[at % len(alive)]].cancel()
 
-    async def _stay(self, number, priority) -> None:
+    async def _stay(self, number: int, priority) -> None:
         try:
             with self.scopes[number]:
                 async with self.gate.admitted(priority):
@@ -456,7 +458,7 @@ class Model:
     refused: list[int] = Factory(list)
     line: list[tuple[int, int]] = Factory(list)  # who goes first is the smallest
 
-    def come(self, number, priority) -> None:
+    def come(self, number: int, priority) -> None:
         self.line.append((-priority, number))
         self._move()
         if len(self.line) > self.waiting_max:
@@ -480,7 +482,9 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["come", "come", "give up"]), st.int
 
 
 @given(requests_max=SMALL, waiting_max=SMALL, events=EVENTS)
-def test_one_after_the_other_goes_as_the_model_says(requests_max, waiting_max, events) -> None:
+def test_one_after_the_other_goes_as_the_model_says(
+    requests_max: int, waiting_max: int, events: list[tuple[str, int]]
+) -> None:
     async def main() -> None:
         made, model = AdmissionGate(requests_max, 60.0, waiting_max, lambda: None), Model(requests_max, waiting_max)
         async with trio.open_nursery() as nursery:
@@ -505,17 +509,17 @@ def test_one_after_the_other_goes_as_the_model_says(requests_max, waiting_max, e
 class Watching(trio.abc.Instrument):
     """Notes what is never true of a gate, after each step of any task."""
 
-    def __init__(self, gate) -> None:
+    def __init__(self, gate: AdmissionGate) -> None:
         self.gate, self.seen = gate, set()
 
-    def after_task_step(self, task) -> None:
+    def after_task_step(self, task: Task) -> None:
         of = self.gate
         self.seen |= {(of.inside > of.requests_max, of.waiting > of.waiting_max, of.waiting > 0 and of.inside < 2)}
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_in_one_turn_nobody_is_lost_and_nothing_is_too_full(seed) -> None:
-    async def main(rng) -> None:
+def test_whatever_happens_in_one_turn_nobody_is_lost_and_nothing_is_too_full(seed: int) -> None:
+    async def main(rng: random.Random) -> None:
         made = AdmissionGate(2, 1000.0, 3, lambda: None)
         watching = Watching(made)
         trio.lowlevel.add_instrument(watching)

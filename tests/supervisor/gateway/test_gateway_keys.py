@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
-from tests.rig.gateway import SECRET, Client, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import SECRET, Client, Rig, at_rest, chat, create, head, post, rig
 
 ENVIRONMENT = {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}", ADMIN: f"admin-{SECRET}"}
 
@@ -36,7 +37,7 @@ def as_(name: str) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def locked(tmp_path, *lines: str, **limits):
+async def locked(tmp_path: Path, *lines: str, **limits) -> AsyncIterator[Rig]:
     """A gateway whose keys are Alice's, Bob's and the admin's; `lines` are what Alice may."""
     import hashlib
 
@@ -237,7 +238,7 @@ async def test_a_welcome_page_asks_ahead_and_reads_the_answer() -> None:
 
 
 @asynccontextmanager
-async def secured(**limits):
+async def secured(**limits: float) -> AsyncIterator[Rig]:
     async with rig(**limits) as made:
         made.gateway.tls = Certificate(*certificate.files()).context()
         yield made
@@ -272,7 +273,7 @@ async def test_whoever_leaves_in_the_middle_over_tls_is_aborted() -> None:
         client = await secure_client(made)
         await client.send(post(chat("n=500 s=0.05", stream=True)))
         await made.worker.began.wait()
-        await client.stream.transport_stream.aclose()  # type: ignore[attr-defined]
+        await client.stream.transport_stream.aclose()
         await at_rest(made)
         assert made.worker.left == 1
 
@@ -330,7 +331,7 @@ async def test_a_new_certificate_serves_whoever_comes_from_now_on(tmp_path: Path
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(tls) -> None:
+async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(tls: bool) -> None:
     async with rig(connections_max=2) as made:
         if tls:
             made.gateway.tls = Certificate(*certificate.files()).context()
@@ -359,11 +360,11 @@ async def test_one_connection_too_many_is_refused_and_there_is_room_again_later(
 class Reloading(Reloader):
     """What a node needs to read its file anew, but for the file."""
 
-    def __init__(self, reload) -> None:
+    def __init__(self, reload: str | Callable[[], Awaitable[object] | Awaitable[None]]) -> None:
         super().__init__("main", SimpleNamespace(cluster=SimpleNamespace(node={"main": NodeSection()})), None, {}, None)
         self.does = reload
 
-    async def _reload(self):
+    async def _reload(self) -> Reloaded:
         await self.does()
         return Reloaded()
 
@@ -387,7 +388,7 @@ async def test_c1_a_signal_is_heard_while_a_file_that_is_read_anew_does_not_answ
 
 @pytest.mark.parametrize(("live", "gone"), [(False, False), (True, False), (True, True)])
 async def test_a_hang_up_reads_the_keys_anew_unless_it_is_the_terminals_own(
-    live, gone, autojump_clock: trio.testing.MockClock
+    live: bool, gone: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     done: list[str] = []
     gate = SimpleNamespace(draining=False, wait_empty=trio.lowlevel.checkpoint)

@@ -10,18 +10,18 @@ import trio
 import trio.testing
 
 from supervisor.gateway.keys import KEYS, Keys, KeySources
-from tests.rig.gateway import SECRET, Worker, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import SECRET, Client, Worker, at_rest, chat, create, head, post, rig
 from tests.rig.sockets import collected, types, websocket_client, whole
 
 
-def refused(reply, status, code, said) -> None:
+def refused(reply, status: int, code: str, said: str) -> None:
     """Check that an answer says no, why, and when to come back."""
     assert (reply.status, reply.error["code"]) == (status, code)
     assert (reply.headers["retry-after"], reply.headers["x-should-retry"]) == ("1", "true")
     assert reply.error["message"] == said
 
 
-def overloaded(event, said, lane=None) -> None:
+def overloaded(event, said: str, lane: str | int | None = None) -> None:
     """Check that an event says no, why, and when to come back."""
     assert (event["type"], event["status"], event["error"]["code"]) == ("error", 503, "overloaded")
     assert event["headers"] == {"retry-after": "1"}
@@ -34,7 +34,7 @@ def overloaded(event, said, lane=None) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("websocket", [False, True])
-async def test_connections(most, websocket, rather_slow: trio.testing.MockClock) -> None:
+async def test_connections(most: int, websocket: bool, rather_slow: trio.testing.MockClock) -> None:
     async with rig(connections_max=most) as made:
         clients = [await (websocket_client(made) if websocket else made.client()) for _ in range(most)]
         for client in clients:
@@ -57,12 +57,12 @@ async def test_one_connection_too_many_hears_that_it_is_closed(rather_slow: trio
         assert (await (await made.client()).reply()).headers["connection"] == "close"
 
 
-def as_(name):
+def as_(name: str):
     return {"authorization": f"Bearer {name}-{SECRET}"}
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-async def test_connections_of_a_key(most, rather_slow: trio.testing.MockClock) -> None:
+async def test_connections_of_a_key(most: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(key_connections_max=most) as made:
         made.gateway.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
         made.gateway.keys.load()
@@ -94,13 +94,13 @@ async def test_connections_of_a_key(most, rather_slow: trio.testing.MockClock) -
 @pytest.mark.parametrize("websocket", [False, True])
 @pytest.mark.parametrize(("inside", "waiting"), [(1, 1), (2, 1), (2, 3)])
 async def test_requests_that_are_answered_and_requests_that_wait(
-    inside, waiting, websocket, rather_slow: trio.testing.MockClock
+    inside: int, waiting: int, websocket: bool, rather_slow: trio.testing.MockClock
 ) -> None:
     """Those up to the limit run at once; as many as may wait do so and are served; one more is refused at once."""
     async with rig(requests_max=inside, waiting_max=waiting, admit_s=60) as made, trio.open_nursery() as nursery:
         ends = []
 
-        async def ask(client) -> None:
+        async def ask(client: Client) -> None:
             reply = await client.ask(post(chat("n=5 s=2")))
             ends.append((trio.current_time(), reply.status))
 
@@ -163,7 +163,7 @@ async def test_a_request_that_left_the_line_counts_no_longer(rather_slow: trio.t
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("state", ["running", "waiting", "remembered"])
-async def test_lanes(state, most, rather_slow: trio.testing.MockClock) -> None:
+async def test_lanes(state: str, most: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_lanes_max=most, websocket_running_max=1 if state == "waiting" else 16) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         if state == "waiting":
@@ -186,7 +186,7 @@ async def test_lanes(state, most, rather_slow: trio.testing.MockClock) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-async def test_responses_in_flight_and_responses_that_wait(most, rather_slow: trio.testing.MockClock) -> None:
+async def test_responses_in_flight_and_responses_that_wait(most: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_running_max=most, websocket_queue_max=2) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         for lane in range(most + 2):

@@ -31,7 +31,7 @@ from supervisor.node.gateway_children import make_gateway
 from supervisor.node.model_children import Reloadable
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
-from tests.rig.gateway import FOLDER, INFO, Client, at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import FOLDER, INFO, Client, Rig, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 from tests.supervisor.gateway.test_outbox import fill, pair
 
@@ -45,7 +45,7 @@ AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, an
 
 
 @pytest.mark.parametrize("name", OF_THE_DOOR + OF_THE_GATEWAY)
-def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name) -> None:
+def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name: str) -> None:
     section = GatewayLimits if name in OF_THE_DOOR else load.GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
@@ -79,7 +79,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "kept"), [(99, 99), (100, 100), (101, 100)])
-def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_holds(most, kept) -> None:
+def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_holds(most: int, kept: int) -> None:
     engines = [attrs.evolve(INFO, request_tokens_max=size) for size in (300, 100, 200)]
     offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
     directory = Directory("main")
@@ -92,7 +92,7 @@ def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_
 # Heads, bodies and messages ------------------------------------------------------------------------
 
 
-async def answer_to_head(made, size, pieces):
+async def answer_to_head(made: Rig, size, pieces):
     """Send a head of exactly so many bytes in so many pieces, and return what is answered."""
     data = head("GET", "/health", x="y" * (size - len(head("GET", "/health", x=""))))
     assert len(data) == size
@@ -108,13 +108,13 @@ async def answer_to_head(made, size, pieces):
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
 @pytest.mark.parametrize("size", [4095, 4096])
-async def test_a_head_that_fits(size, pieces, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_head_that_fits(size: int, pieces: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_bytes_max=4096) as made:
         assert (await answer_to_head(made, size, pieces)).status == 200
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(4097, 1), (4097, 2), (4097, 50), (20_000, 1), (60_000, 1)])
-async def test_a_head_that_is_too_long(size, pieces, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_head_that_is_too_long(size: int, pieces: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_bytes_max=4096, close_s=0.1) as made:
         reply = await answer_to_head(made, size, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
@@ -122,7 +122,7 @@ async def test_a_head_that_is_too_long(size, pieces, rather_slow: trio.testing.M
 
 
 @pytest.mark.parametrize("pieces", [2, 50])
-async def test_a_head_of_which_too_much_has_come(pieces, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_head_of_which_too_much_has_come(pieces: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_bytes_max=4096, close_s=0.1) as made:
         reply = await answer_to_head(made, 20_000, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
@@ -136,7 +136,7 @@ def padded(size: int) -> bytes:
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body(more, fine, chunked, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_body(more: int, fine: bool, chunked: bool, rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=200) as made:
         client = await made.client()
         data = padded(200 + more)
@@ -156,7 +156,7 @@ async def test_a_body(more, fine, chunked, rather_slow: trio.testing.MockClock) 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("pieces", [1, 2, 7])
-async def test_a_message(more, fine, pieces, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_message(more: int, fine: bool, pieces: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_bytes_max=2000) as made:
         client = await websocket_client(made)
         event = json.dumps(create("n=2")).encode()
@@ -183,7 +183,7 @@ APIS = {  # how each is asked, and what it calls a prompt
 }
 
 
-async def asked(made, client, api, **more):
+async def asked(made, client, api, **more: int):
     """Return the answer of a api, or None, and its error, or None."""
     body = APIS[api][1](**more)
     if api != "socket":
@@ -202,7 +202,7 @@ async def asked(made, client, api, **more):
     return None, last["error"]
 
 
-async def prompt_tokens(made, client, api):
+async def prompt_tokens(made: Rig, client, api):
     answer, _ = await asked(made, client, api)
     usage = answer["usage"]
     return usage.get("prompt_tokens", usage.get("input_tokens"))
@@ -210,7 +210,7 @@ async def prompt_tokens(made, client, api):
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", APIS)
-async def test_tokens_of_a_prompt(api, more, fine, rather_slow: trio.testing.MockClock) -> None:
+async def test_tokens_of_a_prompt(api: str, more: int, fine: bool, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await (websocket_client(made) if api == "socket" else made.client())
         size = await prompt_tokens(made, client, api)
@@ -228,7 +228,9 @@ async def test_tokens_of_a_prompt(api, more, fine, rather_slow: trio.testing.Moc
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", APIS)
-async def test_tokens_of_a_prompt_and_its_answer(api, more, fine, rather_slow: trio.testing.MockClock) -> None:
+async def test_tokens_of_a_prompt_and_its_answer(
+    api: str, more: int, fine: bool, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await (websocket_client(made) if api == "socket" else made.client())
         size = await prompt_tokens(made, client, api)
@@ -245,7 +247,7 @@ async def test_tokens_of_a_prompt_and_its_answer(api, more, fine, rather_slow: t
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", [api for api in APIS if api != "/v1/completions"])  # which always asks for some
 async def test_a_prompt_leaves_room_for_one_token_of_an_answer(
-    api, more, fine, rather_slow: trio.testing.MockClock
+    api: object, more: int, fine: bool, rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig() as made:
         client = await (websocket_client(made) if api == "socket" else made.client())
@@ -278,7 +280,9 @@ async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("lanes", ["a", "ab", "abcde"])
-async def test_what_a_connection_remembers(lanes, more, fine, rather_slow: trio.testing.MockClock) -> None:
+async def test_what_a_connection_remembers(
+    lanes: str, more: int, fine: bool, rather_slow: trio.testing.MockClock
+) -> None:
     said = "x" * 50 + " n=1"
     size = Conversation.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
     async with rig(history_bytes_max=size * len(lanes) - more) as made:
@@ -303,7 +307,7 @@ async def test_what_a_connection_remembers(lanes, more, fine, rather_slow: trio.
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
-async def test_a_backlog(more, fine) -> None:
+async def test_a_backlog(more: int, fine: bool) -> None:
     async with pair(backlog=100_000) as (box, _):
         await fill(box)
         before = box.backlog_bytes
@@ -318,7 +322,7 @@ async def test_a_backlog(more, fine) -> None:
 
 
 @pytest.mark.parametrize("websocket", [False, True])
-async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(websocket) -> None:
+async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(websocket: bool) -> None:
     async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, close_s=0.2) as made:
         made.worker.line = "The oak is old. " * 50
         client = Client(await made.connect(receive_buffer=4096))

@@ -11,13 +11,13 @@ import pytest
 import trio
 import trio.testing
 
-from tests.rig.gateway import Client, Worker, at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import Client, Rig, Worker, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 
 JUST = 0.01
 
 
-def at(when_s):
+def at(when_s: float):
     """A moment, but for what floating point adds to it."""
     return pytest.approx(when_s, abs=1e-6)
 
@@ -30,7 +30,7 @@ async def farewell(client):
             return int.from_bytes(payload[:2], "big"), payload[2:].decode()
 
 
-async def drip(client, data, seconds) -> None:
+async def drip(client: Client, data: bytes, seconds: float) -> None:
     """Send bytes one by one, so long that the client is never silent: no byte may buy time."""
     pieces = int(seconds / 0.5)
     for place in range(pieces):
@@ -42,7 +42,7 @@ async def drip(client, data, seconds) -> None:
 
 
 @pytest.mark.parametrize("served", [0, 1])
-async def test_a_head(served, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_head(served: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(head_s=10, idle_s=75) as made:
         client = await made.client()
         for _ in range(served):
@@ -104,7 +104,7 @@ async def test_an_idle_connection(rather_slow: trio.testing.MockClock) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body(chunked, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_body(chunked: bool, rather_slow: trio.testing.MockClock) -> None:
     async with rig(body_s=30, close_s=1) as made:
         client = await made.client()
         data = post(chat("n=1"))
@@ -130,7 +130,7 @@ async def test_a_body(chunked, rather_slow: trio.testing.MockClock) -> None:
 # Until it is answered ------------------------------------------------------------------------------
 
 
-async def answer(made, door, said):
+async def answer(made: Rig, door, said: str):
     """Ask, and return when the end came, whether it is whole, and its error."""
     if door == "socket":
         client = await websocket_client(made)
@@ -157,7 +157,7 @@ def code_of(error):
 
 
 @pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_a_place_at_the_gate(door, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_place_at_the_gate(door: str, rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=1, admit_s=5) as made, trio.open_nursery() as nursery:
         nursery.start_soon(answer, made, "whole", f"n=1 s={5 - JUST}")
         await trio.lowlevel.checkpoint()
@@ -172,14 +172,14 @@ async def test_a_place_at_the_gate(door, rather_slow: trio.testing.MockClock) ->
         assert (error["code"], error["message"]) == ("overloaded", "no place was free within 5 s")
 
 
-async def made_busy(made) -> None:
+async def made_busy(made: Rig) -> None:
     """Wait until somebody is inside, which takes no virtual time."""
     while not made.gateway.gate.inside:
         await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_a_first_token(door, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_first_token(door: str, rather_slow: trio.testing.MockClock) -> None:
     async with rig(first_token_s=10) as made:
         ended, whole_, _ = await answer(made, door, f"n=1 s={10 - JUST}")
         assert (whole_, ended) == (True, at(10 - JUST))
@@ -192,7 +192,7 @@ async def test_a_first_token(door, rather_slow: trio.testing.MockClock) -> None:
 
 
 @pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_the_total_time_of_a_request(door, rather_slow: trio.testing.MockClock) -> None:
+async def test_the_total_time_of_a_request(door: str, rather_slow: trio.testing.MockClock) -> None:
     async with rig(total_s=10) as made:
         ended, whole_, _ = await answer(made, door, f"n=2 s={5 - JUST}")
         assert (whole_, ended) == (True, at(10 - 2 * JUST))
@@ -218,7 +218,7 @@ async def test_waiting_at_the_gate_counts_into_the_total_time(rather_slow: trio.
 
 
 @pytest.mark.parametrize("said", [frame(b"", 0x89), frame(b'{"type": "response.cancel"}'), frame(b"{")])
-async def test_a_websocket_on_which_nothing_is_said(said, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_websocket_on_which_nothing_is_said(said: bytes, rather_slow: trio.testing.MockClock) -> None:
     async with rig(websocket_idle_s=50, close_s=1) as made:
         client = await websocket_client(made)
         for _ in range(3):
@@ -283,7 +283,7 @@ async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_
 
 @pytest.mark.parametrize("answers", [False, True])
 async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_longer(
-    answers, rather_slow: trio.testing.MockClock
+    answers: bool, rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig(close_s=2) as made:
         client = await websocket_client(made)

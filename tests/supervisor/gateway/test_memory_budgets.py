@@ -22,7 +22,7 @@ from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 
 
-def budget(most=100, share=0.75):
+def budget(most: int = 100, share=0.75) -> MemoryBudget:
     return MemoryBudget("things", lambda: most, lambda: share)
 
 
@@ -49,7 +49,7 @@ def test_the_first_bytes_are_free_even_when_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
-def test_the_share_of_one_key_is_the_operators_choice(share, second) -> None:
+def test_the_share_of_one_key_is_the_operators_choice(share: float, second: int | None) -> None:
     made = budget(share=share)
     with made.reserving("a") as one, made.reserving("a") as two:
         one.grow(70)
@@ -78,7 +78,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_budget_is_what_its_holders_hold(steps) -> None:
+def test_a_budget_is_what_its_holders_hold(steps: list[tuple[int, str, int]]) -> None:
     made = budget()
     owners = ["a", "a", "b", None]
     holders = [made.reserve(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
@@ -103,7 +103,7 @@ def test_a_budget_is_what_its_holders_hold(steps) -> None:
 # Bodies --------------------------------------------------------------------------------------------
 
 
-def large(size, **headers):
+def large(size: int, **headers) -> bytes:
     body = json.dumps(chat("n=1")).encode()
     return post(body[:-1] + b" " * (size - len(body)) + b"}", **headers)
 
@@ -216,7 +216,7 @@ async def test_d11_answers_in_one_piece_share_a_limit(rather_slow: trio.testing.
 # Conversations -------------------------------------------------------------------------------------
 
 
-def said(size, name="r"):
+def said(size: int, name: str = "r") -> Conversation:
     turn = Turn(Role.USER, "x" * size)
     return Conversation.after(None, name, turn)
 

@@ -14,12 +14,12 @@ def origins(allowed=(), hosts=("localhost",)) -> Origins:
     return Origins(frozenset(hosts), frozenset(allowed))
 
 
-def page(origin=APP, host=b"localhost:8000", **more):
+def page(origin: bytes = APP, host: bytes = b"localhost:8000", **more):
     given = [(b"host", host), (b"origin", origin)]
     return given + [(name.replace("_", "-").encode(), value) for name, value in more.items()]
 
 
-def preflight(**more):
+def preflight(**more: bytes):
     return page(access_control_request_method=b"POST", **more)
 
 

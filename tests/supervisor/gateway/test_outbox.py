@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import struct
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def ends():
 
 
 @asynccontextmanager
-async def pair(backlog=1 << 20, stall_s=30.0):
+async def pair(backlog: int = 1 << 20, stall_s: float = 30.0):
     """An outbox that is being drained, and the client's end of its socket."""
     server, client = ends()
     box = Outbox(server, backlog, stall_s)
@@ -42,14 +43,14 @@ async def pair(backlog=1 << 20, stall_s=30.0):
         nursery.cancel_scope.cancel()
 
 
-async def read_all(client, size):
+async def read_all(client, size) -> bytes:
     data = bytearray()
     while len(data) < size and (piece := await client.receive_some(65536)):
         data += piece
     return bytes(data)
 
 
-async def fill(box, size=1000):
+async def fill(box, size: int = 1000):
     """Put frames until some wait."""
     frames = []
     while not box.backlog_bytes:
@@ -58,7 +59,7 @@ async def fill(box, size=1000):
     return frames
 
 
-async def carried(box, client, frames, rng):
+async def carried(box, client, frames: list[bytes], rng: random.Random) -> bytes:
     """What the client has read when all of these have been put and have left, with turns of others in between."""
     got = bytearray()
 
@@ -85,11 +86,11 @@ async def test_a_socket_that_takes_it_gets_it_in_the_same_turn() -> None:
         assert os.read(client.socket.fileno(), 10) == b"now"
 
 
-def reluctant(rng):
+def reluctant(rng: random.Random):
     """`write` and `writev` of a socket that takes a little, or nothing."""
     write, writev = os.write, os.writev
 
-    def some(fd, data):
+    def some(fd, data: bytes) -> int:
         if rng.random() < 0.2:
             raise BlockingIOError
         return write(fd, data[: rng.randint(1, 2000)])
@@ -102,7 +103,7 @@ def reluctant(rng):
 
 @pytest.mark.parametrize("seed", range(15))
 async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(
-    seed, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     rng = random.Random(seed)
     some, some_of_many = reluctant(rng)
@@ -214,7 +215,7 @@ async def test_closing_ends_whoever_waits_or_drains() -> None:
 
 
 @asynccontextmanager
-async def hearing_out(box, client):
+async def hearing_out(box, client) -> AsyncIterator[None]:
     """An outbox that hears a client out, which has read its last word; on leaving, all has been heard."""
     box.put(b"no")
     async with trio.open_nursery() as nursery:
@@ -256,7 +257,7 @@ def test_close_frames_are_what_the_rfc_says_and_short_enough() -> None:
 
 
 @asynccontextmanager
-async def secure_pair(backlog=1 << 20, stall_s=30.0, *, run=True):
+async def secure_pair(backlog: int = 1 << 20, stall_s: float = 30.0, *, run: bool = True):
     near, far = ends()
     context = Certificate(*certificate.files()).context()
     server = trio.SSLStream(near, context, server_side=True, https_compatible=True)
@@ -374,7 +375,7 @@ async def test_over_tls_hearing_out_waits_for_the_client_to_end() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["missing", "swapped", "locked", "empty"])
-def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong, tmp_path: Path) -> None:
+def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong: str, tmp_path: Path) -> None:
     good = certificate.files()
     files = [tmp_path / "a.pem", tmp_path / "b.pem"]
     if wrong == "locked":

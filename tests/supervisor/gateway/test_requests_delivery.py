@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +13,14 @@ import trio.testing
 from supervisor.cluster.directory import Directory
 from supervisor.node import node
 from supervisor.processes.process import GracePeriods
-from tests.rig.gateway import Client, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import Client, Rig, at_rest, chat, create, head, post, rig
 
 SMALL = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
 LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is 40 s with
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture):
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogRecord]]:
     """The access log's lines of requests that models were asked for, so far."""
     caplog.set_level(logging.INFO)
     return lambda: [
@@ -36,7 +37,7 @@ class Slow(trio.abc.ReceiveStream):
     async def send_all(self, data) -> None:
         await self.stream.send_all(data)
 
-    async def receive_some(self, _=None):
+    async def receive_some(self, _: int | None = None):
         await trio.sleep(1)
         data = await self.stream.receive_some(4096)
         self.read_bytes += len(data)
@@ -52,7 +53,7 @@ async def backlogged(made) -> None:
         await trio.sleep(0.01)
 
 
-async def asked(made, request):
+async def asked(made: Rig, request) -> Client:
     """Connect a client that reads slowly, and ask; return it once its answer waits for it."""
     client = Client(Slow(await made.connect(receive_buffer=2304)))
     await client.send(request)
@@ -60,7 +61,7 @@ async def asked(made, request):
     return client
 
 
-def streamed(**headers):
+def streamed(**headers: str) -> bytes:
     return post(chat(f"n={LONG}", stream=True, max_completion_tokens=LONG), **headers)
 
 
@@ -103,7 +104,7 @@ async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(
         assert line.duration_s < 5, "that is the time of the answer, not of its reader"
 
 
-def draining(made, drain_s):
+def draining(made: Rig, drain_s: float) -> node._Node:
     """A node of these doors whose drain has begun; its tree's scope is cancelled at the end of it."""
     house = SimpleNamespace(directory=Directory("main"), gateway=made.gateway, links=None)
     of = node._Node(None, house, SimpleNamespace(grace=GracePeriods()), None, drain_s)
@@ -139,7 +140,7 @@ HALF = {
 
 
 @pytest.mark.parametrize("part", HALF)
-async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part, rather_slow: trio.testing.MockClock) -> None:
+async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part: str, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(HALF[part])
@@ -168,7 +169,7 @@ async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow
         await at_rest(made)
         (line,) = lines()
         assert line.outcome == "length"
-        assert line.response_bytes <= client.stream.read_bytes  # type: ignore[attr-defined]
+        assert line.response_bytes <= client.stream.read_bytes
 
 
 async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(

@@ -46,7 +46,7 @@ class Offers:
         self.made.limits[0] = models.request_limits(self.directory, "tiny", PROMPT_MAX)
 
 
-async def answered(made, **fields):
+async def answered(made: Rig, **fields):
     client = await made.client()
     reply = await client.ask(post(chat("n=400", **fields)))
     assert reply.status == 200, reply.body
@@ -54,7 +54,7 @@ async def answered(made, **fields):
 
 
 @pytest.mark.parametrize("at", [1, 2])
-async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_nothing_for_it(at) -> None:
+async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_nothing_for_it(at: int) -> None:
     async with rig() as made:
         offers = Offers(made, BOTH, (LARGE,), at)
         reply = await answered(made)
@@ -90,6 +90,6 @@ async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_
 @pytest.mark.parametrize(
     ("total_max", "total", "prompt"), [(None, 100, 80), (200, 100, 80), (90, 90, 80), (50, 50, 50)]
 )
-def test_limits_within_what_was_promised_are_the_lesser_of_both(total_max, total, prompt) -> None:
+def test_limits_within_what_was_promised_are_the_lesser_of_both(total_max: int | None, total: int, prompt: int) -> None:
     limits = PromptLimits(INFO, 100, 80).within(total_max)
     assert (limits.total_max, limits.prompt_max) == (total, prompt)

@@ -10,11 +10,12 @@ from contextlib import suppress
 import pytest
 import trio
 import trio.testing
+from trio.lowlevel import Task
 
 from protocol.errors import StartFailed
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.server import serve
-from tests.rig.gateway import SECRET, Client, Worker, at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import SECRET, Client, Rig, Worker, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client
 
 # Leaving ------------------------------------------------------------------------------------------
@@ -24,7 +25,7 @@ from tests.rig.sockets import websocket_client
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 @pytest.mark.parametrize("when", ["before the first token", "mid-stream"])
 async def test_leaving_is_aborting(
-    stream, how, when, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    stream: bool, how: str, when: str, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rig() as made:
         client = await made.client()
@@ -137,7 +138,7 @@ async def test_an_idle_connection_is_let_go(rather_slow: trio.testing.MockClock)
 LONG = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
 
 
-async def unread(made):
+async def unread(made: Rig) -> Client:
     """A client that takes almost nothing."""
     return Client(await made.connect(receive_buffer=2048))
 
@@ -161,7 +162,7 @@ async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(
         await at_rest(made)
 
 
-async def slow_is_dropped(slow, made) -> None:
+async def slow_is_dropped(slow, made: Rig) -> None:
     while made.worker.left == 0:  # noqa: ASYNC110  # a fake has no event for it
         await trio.sleep(0.01)
     assert await slow.close_code() == 1013
@@ -236,10 +237,10 @@ class Passes(trio.abc.Instrument):
     def __init__(self) -> None:
         self.steps = [0]
 
-    def before_task_step(self, task) -> None:
+    def before_task_step(self, task: Task) -> None:
         self.steps[-1] += 1
 
-    def before_io_wait(self, timeout) -> None:
+    def before_io_wait(self, timeout: float) -> None:
         self.steps.append(0)
 
 

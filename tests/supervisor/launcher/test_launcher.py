@@ -44,20 +44,20 @@ class Exited(Exception):
 
 
 @pytest.fixture
-def file(tmp_path: Path):
+def file(tmp_path: Path) -> Path:
     path = tmp_path / "cluster.toml"
     path.write_text(FILE)
     return path
 
 
 @pytest.fixture
-def one(file):
+def one(file) -> Launcher:
     """A launcher of the file's nodes that has not run yet."""
     names = ("front", "one", "two")
     return Launcher(load_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
 
 
-def kept(cluster, name):
+def kept(cluster, name) -> KeptNode:
     return KeptNode(name, node_process.time_limits(cluster, name)[1], 30.0)
 
 
@@ -138,11 +138,11 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest
 
 @pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
 async def test_b7_a_node_that_dies_again_and_again_ends_no_other(
-    one, lives_s, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    one, lives_s: float, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     lives = []
 
-    async def run(*_, task_status) -> None:
+    async def run(*_, task_status: trio.TaskStatus[None]) -> None:
         lives.append(trio.current_time())
         await trio.sleep(0.5)
         task_status.started()

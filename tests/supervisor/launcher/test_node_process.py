@@ -54,7 +54,7 @@ class Process:
 
 
 @pytest.fixture
-def one(tmp_path: Path):
+def one(tmp_path: Path) -> Launcher:
     """A launcher of three nodes that does not run."""
     file = tmp_path / "cluster.toml"
     file.write_text(SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY))
@@ -139,7 +139,7 @@ pipe.send("done")
     assert (node.failures, node.last_failure) == (1, "its event loop did not turn for 0.5 s")
 
 
-def _node(watchdog_s):
+def _node(watchdog_s: float) -> KeptNode:
     return KeptNode("two", process.Ladder(), watchdog_s)
 
 
@@ -152,7 +152,7 @@ async def _run_alone(node, keeper) -> None:
 
 
 async def test_d8_the_status_of_a_node_has_the_reason_of_its_last_restart() -> None:
-    async def nothing(*, task_status) -> None:
+    async def nothing(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
 
     tree = Tree(name="one", children=(Child(name="a", run=nothing),))

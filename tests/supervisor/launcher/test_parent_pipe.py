@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -22,7 +23,7 @@ class Pieces(trio.abc.ReceiveStream):
     def __init__(self, *pieces) -> None:
         self.pieces = list(pieces)
 
-    async def receive_some(self, max_bytes=None):
+    async def receive_some(self, max_bytes: int | None = None):
         await trio.lowlevel.checkpoint()
         return self.pieces.pop(0) if self.pieces else b""
 
@@ -31,7 +32,7 @@ class Pieces(trio.abc.ReceiveStream):
 
 
 def read_all(*pieces):
-    async def run():
+    async def run() -> list[str]:
         lines, found = LineReader(Pieces(*pieces)), []
         while (line := await lines.read()) is not None:
             found.append(line)
@@ -41,7 +42,7 @@ def read_all(*pieces):
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40), cuts=st.sets(st.integers(1, 200)))
-def test_lines_are_the_same_however_they_are_cut(text, cuts) -> None:
+def test_lines_are_the_same_however_they_are_cut(text: str, cuts) -> None:
     data = text.encode()
     edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
     pieces = [data[start:end] for start, end in pairwise(edges) if start < end]
@@ -118,10 +119,10 @@ def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_mess
         ({"level": "info", "event": "one/links is starting", "child_event": "starting"}, None),
     ],
 )
-def test_a_log_record_is_shown_to_a_person_with_the_name_of_its_node(given, wanted) -> None:
+def test_a_log_record_is_shown_to_a_person_with_the_name_of_its_node(given: dict[str, Any], wanted: str | None) -> None:
     assert readable_line("one", json.dumps({"time": "2026-11-21T07:08:09+0000", **given})) == wanted
 
 
 @pytest.mark.parametrize("text", ["Traceback (most recent call last):", "[1, 2]", '{"event": "x"}', "7"])
-def test_a_line_that_is_no_record_is_shown_unchanged(text) -> None:
+def test_a_line_that_is_no_record_is_shown_unchanged(text: str) -> None:
     assert readable_line("one", text) == f"one: {text}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol import codec
@@ -37,12 +39,12 @@ ONE_HOST = {
 }
 
 
-def text(*places):
+def text(*places: str) -> str:
     return GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "back"') + TWO.format(*places)
 
 
 @pytest.mark.parametrize(("places", "wrong"), ONE_HOST.items(), ids=str)
-def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places, wrong, written) -> None:
+def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places: tuple[str, str, str], wrong: bool, written) -> None:
     path = written(text(*places))
     if not wrong:
         read_cluster(path)
@@ -61,7 +63,7 @@ def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written) -> No
 
 
 @pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
-def test_d5_a_link_has_streams_for_all_slots_behind_it(streams, wrong, written) -> None:
+def test_d5_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool, written) -> None:
     path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
     if not wrong:
         read_cluster(path)
@@ -83,7 +85,7 @@ def test_what_has_no_row_or_no_result_is_asked_of_nobody() -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in codec.ROWS.values() if row.result is not None], ids=str)
-def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row) -> None:
+def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) -> None:
     request = row.message.__new__(row.message)
     for other in codec.ROWS:
         answer = other.__new__(other)

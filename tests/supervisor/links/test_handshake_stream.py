@@ -15,7 +15,7 @@ from tests.rig.nodes import LOOPBACK_HOSTS
 pytestmark = pytest.mark.realtime
 
 
-async def connected(nursery: trio.Nursery):
+async def connected(nursery: trio.Nursery) -> tuple[trio.SocketStream, trio.SocketStream]:
     listener = (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0]
     near = await trio.open_tcp_stream(LOOPBACK_HOSTS, listener.socket.getsockname()[1])
     far = await listener.accept()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
 from attrs import Factory, define, evolve
-from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MemoryReceiveStream, MemorySendStream, MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter, mailbox
 from actors.kit.priority_inbox import priority_inbox
@@ -26,6 +27,7 @@ from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import STALLED_DETAIL, Link
 from supervisor.supervision.registration import Registration
 from tests.rig.gateway import INFO
+from tests.rig.network import SimTransport
 from tests.rig.nodes import Node
 from tests.supervisor.cluster.test_directory import waiting
 from tests.supervisor.links.test_link import answering
@@ -46,7 +48,7 @@ class Ends:
     """Both ends of a link that ask each other, what ended each, and which requests each answers or has let go."""
 
     links: dict[str, Link]
-    near: object
+    near: SimTransport
     ended: dict[str, tuple[str, float]] = Factory(dict)
     answering: list[str] = Factory(list)
     freed: list[tuple[str, float]] = Factory(list)
@@ -59,11 +61,11 @@ class Ends:
 
     async def hears_nothing(self, until) -> None:
         """Let one end's process stand still: for its peer nothing comes, but its kernel acknowledges."""
-        self.near._into.stall(until)  # type: ignore[attr-defined]
+        self.near._into.stall(until)
 
 
 @asynccontextmanager
-async def both(knows=True):
+async def both(knows=True) -> AsyncIterator[Ends]:
     """Two ends, each of which asks the other for an answer that never ends by itself."""
     near, far = sim_pair()
     boxes = {name: mailbox(4) for name in ("here", "there")}
@@ -74,7 +76,7 @@ async def both(knows=True):
         links[name] = Link(transport, Peer(name, serves_max=4), serves, heartbeat=HEART, acknowledged_s=asked)
     ends = Ends(links, near)
 
-    def serve(name):
+    def serve(name: str):
         async def forever(call, replies) -> None:
             ends.answering.append(name)
             try:
@@ -159,7 +161,7 @@ async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_tha
 
 @pytest.mark.parametrize("knows", [True, False])
 async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_asked(
-    knows, nursery: trio.Nursery, autojump_clock: MockClock
+    knows: bool, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     async with both(knows=knows) as ends:
         asks, is_asked = Asked(), Asked()
@@ -197,7 +199,7 @@ async def test_d8_an_end_that_never_said_hello_is_lost_at_silent_s(autojump_cloc
 @pytest.mark.parametrize("before_s", [3.5, 14.5])
 @pytest.mark.parametrize("stood_still_s", [3.2, 13.2, 50])
 async def test_d8_an_end_that_stood_still_itself_judges_nobody_by_that_whichever_bound_is_next(
-    before_s, stood_still_s, nursery: trio.Nursery, mock_clock: MockClock
+    before_s: float, stood_still_s: float, nursery: trio.Nursery, mock_clock: MockClock
 ) -> None:
     near, far = sim_pair()
     link = Link(near, Peer("here", serves_max=0), heartbeat=HEART, acknowledged_s=near.acknowledged_s)
@@ -241,14 +243,14 @@ class Wire:
     async def send_all(self, data) -> None:
         await self.stream.send_all(data)
 
-    async def receive_some(self):
+    async def receive_some(self) -> bytes | bytearray:
         return await self.stream.receive_some()
 
-    def acknowledged_s(self):
+    def acknowledged_s(self) -> float:
         return 0.0
 
 
-async def linked(node, nursery: trio.Nursery):
+async def linked(node: Node, nursery: trio.Nursery) -> trio.StapledStream[MemorySendStream, MemoryReceiveStream]:
     """Link a node with one of the name b, and return the other end of their wire."""
     near, far = memory_stream_pair()
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
 from attrs import define, field
+from trio.lowlevel import Task
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import Answer, BugCounter, mailbox
@@ -46,7 +49,7 @@ from protocol.frames import (
     encode,
 )
 from protocol.kind import Kind
-from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Tokens
+from protocol.messages import Done, Embedded, Finished, FlushCache, GetLoad, Started, Tokens
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from protocol.tensors import Tensor
 from protocol.text_messages import Text
@@ -74,14 +77,14 @@ class Ends:
     far: SimTransport
     how: dict = field(factory=dict)
 
-    async def carry(self, name, link) -> None:
+    async def carry(self, name, link: Link) -> None:
         try:
             await link.run()
         except (PeerLost, PeerViolation) as error:
             self.how[name] = (type(error), trio.current_time())
 
 
-async def answering(inbox, one, bugs) -> None:
+async def answering(inbox, one, bugs: BugCounter) -> None:
     async def serve(call) -> None:
         with call.answering(bugs) as replies:
             await one(call, replies)
@@ -92,7 +95,9 @@ async def answering(inbox, one, bugs) -> None:
 
 
 @asynccontextmanager
-async def linked(one, *, streams=4, inbox_size=4, rng=None, room=65536, **fields):
+async def linked(
+    one, *, streams: int = 4, inbox_size: int = 4, rng=None, room: int = 65536, **fields: Heartbeat | type[EngineLost]
+) -> AsyncIterator[Ends]:
     """Two ends of a link, where `one(call, replies)` answers every FlushCache."""
     near, far = sim_pair(rng, delay_s=0.01 if rng else 0, piece_max=9 if rng else 65536, room=room)
     address, inbox = mailbox(inbox_size)
@@ -122,13 +127,13 @@ async def forever(call, replies) -> None:
     await trio.sleep_forever()
 
 
-async def ask(link, credit=9):
+async def ask(link, credit: int = 9):
     async with link.ask(FlushCache(), credit) as replies:
         got = [reply async for reply in replies]
         return got, await replies.result()
 
 
-def at_rest(ends):
+def at_rest(ends) -> bool:
     for link in (ends.asker, ends.server):
         assert not link.statistics().answers
         assert not link.statistics().calls
@@ -222,7 +227,7 @@ async def test_an_ask_without_waiting_is_refused_where_no_stream_is_free(autojum
 # Leaving ----------------------------------------------------------------------------------
 
 
-def leaves_slowly(release_s, log=None):
+def leaves_slowly(release_s: int, log=None):
     async def one(call, replies) -> None:
         try:
             replies.put(Tokens([1]))
@@ -519,7 +524,7 @@ async def facing(**fields):
     ],
     ids=repr,
 )
-async def test_a_lie_ends_the_link_and_fails_its_askers(lie, autojump_clock: MockClock) -> None:
+async def test_a_lie_ends_the_link_and_fails_its_askers(lie: bytes, autojump_clock: MockClock) -> None:
     async with facing() as (link, far, ended):
         _, answer = link.open(FlushCache(), 5)
         await far.send_all(lie)
@@ -529,7 +534,7 @@ async def test_a_lie_ends_the_link_and_fails_its_askers(lie, autojump_clock: Moc
         assert [type(error) for error in ended] == [PeerViolation]
 
 
-def bugs_logged(caplog):
+def bugs_logged(caplog: pytest.LogCaptureFixture):
     return [each for each in caplog.records if each.message == "a bug of this node ended a link"]
 
 
@@ -630,7 +635,7 @@ async def test_a_step_wakes_only_the_reader_of_the_link(autojump_clock: MockCloc
             wanted = generate(str(number), tokens_max=50)
             answer = far.engine.submit(wanted)
 
-            async def relay(answer=answer, sink=sink) -> None:
+            async def relay(answer: Answer[Started | Tokens, Finished] = answer, sink=sink) -> None:
                 await answer.relay(lambda reply: sink.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0))
 
             nursery.start_soon(relay, name="relay")
@@ -646,7 +651,7 @@ async def test_a_writer_sends_all_that_is_queued_as_one_message(autojump_clock: 
     sent = []
 
     class Recording(SimTransport):
-        async def send_all(self, data) -> None:
+        async def send_all(self, data: bytes) -> None:
             sent.append(data)
             await super().send_all(data)
 
@@ -665,7 +670,7 @@ async def test_a_writer_sends_all_that_is_queued_as_one_message(autojump_clock: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_stream_is_whole_over_a_bad_network(seed) -> None:
+def test_every_stream_is_whole_over_a_bad_network(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
         async with far_engine(Costs(step_s=0.01), rng, 0.02, piece_max=rng.choice((1, 9)), room=200) as far:
             for number in range(12):
@@ -774,7 +779,7 @@ async def test_thousands_of_links_are_tended_a_few_at_a_time(autojump_clock: Moc
 
         count = 0
 
-        def before_task_step(self, task) -> None:
+        def before_task_step(self, task: Task) -> None:
             self.count += 1
 
     class Idle:
@@ -829,7 +834,7 @@ async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_lin
     links = [Link(end, Peer("x", serves_max=1), heartbeat=HEART) for end in (near, far)]
     lost = []
 
-    async def carry(link) -> None:
+    async def carry(link: Link) -> None:
         with pytest.raises(PeerLost, match="silent"):
             await link.run()
         lost.append(trio.current_time())
@@ -846,7 +851,7 @@ async def test_two_lively_ends_with_nothing_to_say_keep_each_other_until_the_lin
 
 @pytest.mark.parametrize("stood_still_s", [3.05, 3.2, 50])  # the first is over a moment after the silence
 async def test_an_end_that_stood_still_itself_hears_the_other_before_it_judges(
-    stood_still_s, mock_clock: MockClock
+    stood_still_s: float, mock_clock: MockClock
 ) -> None:
     async with facing(heartbeat=HEART) as (link, far, ended):
         mock_clock.jump(stood_still_s)  # all tasks of this process slept, say for a debugger
@@ -961,7 +966,7 @@ async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: Mock
             replies.end(Done())
 
     beside = []
-    got = {}
+    got: dict[Any, list[Any]] = {}
 
     async def read(name) -> None:
         async with ends.asker.ask(FlushCache(), 300) as replies:
@@ -1012,7 +1017,7 @@ async def test_what_is_told_is_heard_where_somebody_listens_and_a_violation_else
     ],
     ids=repr,
 )
-async def test_an_answer_of_another_kind_ends_the_link(lie, autojump_clock: MockClock) -> None:
+async def test_an_answer_of_another_kind_ends_the_link(lie: Item | End, autojump_clock: MockClock) -> None:
     async with facing() as (link, far, ended):
         _, answer = link.open(generate(), 5)
         await far.send_all(encode(lie))
@@ -1053,7 +1058,7 @@ async def test_a_message_is_no_longer_than_it_may_be_and_a_long_frame_comes_whol
     sizes = []
 
     class Measuring(SimTransport):
-        async def send_all(self, data) -> None:
+        async def send_all(self, data: bytes) -> None:
             sizes.append(len(data))
             await super().send_all(data)
 

@@ -16,6 +16,7 @@ from protocol.greeting import Greeter, names_node, shown_names
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
 from supervisor.config.load import Misconfigured
+from supervisor.config.schema import Cluster, ClusterSection
 from supervisor.engines.kinds import read_cluster
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
@@ -39,7 +40,7 @@ def shows(tmp_path_factory: pytest.TempPathFactory):
     certificate.make(authority, key)
     made = {}
 
-    def files(*names):
+    def files(*names) -> tuple[Path, Path, Path]:
         if names not in made:
             at = folder / str(len(made))
             made[names] = at.with_suffix(".pem"), at.with_suffix(".key"), authority
@@ -49,7 +50,7 @@ def shows(tmp_path_factory: pytest.TempPathFactory):
     return files
 
 
-def _sign(at, authority, key, names) -> None:
+def _sign(at: Path, authority, key, names: str) -> None:
     run = partial(subprocess.run, check=True, capture_output=True, timeout=30)
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", at.with_suffix(".key"))
     run(["openssl", "req", *new, "-subj", "/CN=x", "-out", at.with_suffix(".csr")])
@@ -65,7 +66,7 @@ def reasons(caplog: pytest.LogCaptureFixture):
     return lambda: [each.reason for each in log_records(caplog) if each.message == "no link"]
 
 
-def node(name, files, section=STRICT):
+def node(name, files, section: ClusterSection = STRICT) -> Node:
     return Node(name, section=section, tls=load_link_tls(*files))
 
 
@@ -74,7 +75,7 @@ def node(name, files, section=STRICT):
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
-async def test_d9_nodes_whose_certificates_name_them_link(shows, form) -> None:
+async def test_d9_nodes_whose_certificates_name_them_link(shows, form: str) -> None:
     a, b = (node(name, shows(form.format(name))) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -84,7 +85,7 @@ async def test_d9_nodes_whose_certificates_name_them_link(shows, form) -> None:
 @pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
 async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_it(
-    shows, reasons, first, second
+    shows, reasons, first: str, second: str
 ) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
     async with linked_nodes(honest, liar):
@@ -122,11 +123,11 @@ async def test_d9_an_operator_needs_no_name_and_is_told_by_a_node_that_has_one(s
             await greeted(mallory, shows("DNS:x"))
 
 
-async def greeted(node, files):
+async def greeted(node, files) -> str:
     """Greet a node as an operator does, and return the name that it has proved."""
     peers = []
 
-    async def talk(wire) -> None:
+    async def talk(wire: websocket.WebSocketTransport) -> None:
         greeter = Greeter(
             "dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certificate_names()
         )
@@ -147,7 +148,9 @@ async def greeted(node, files):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("role", ["dials", "listens"])
-def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(names, role) -> None:
+def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(
+    names: tuple[str, ...], role: str
+) -> None:
     other = Greeter("listens" if role == "dials" else "dials", "grove", "oak", b"s", b"2" * 32)
     own = Greeter(role, "grove", "elm", b"s", b"1" * 32, certified=frozenset(names))
     [hello] = other.start()
@@ -195,14 +198,14 @@ node = "far"
 
 @pytest.fixture
 def read(tmp_path: Path):
-    def reads(lines, host="localhost"):
+    def reads(lines, host: str = "localhost") -> Cluster:
         (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
         return read_cluster(tmp_path / "cluster.toml")
 
     return reads
 
 
-def lines(files, names="nodes"):
+def lines(files, names: str = "nodes") -> str:
     keys = ("tls_certificate", "tls_key", "tls_authority")
     return "\n".join([f'tls_names = "{names}"', *(f'{key} = "{file}"' for key, file in zip(keys, files, strict=True))])
 

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from protocol.errors import Overloaded, StartFailed
 from supervisor.config.limits import TextLimits
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
 from supervisor.node import descriptor_needs, preview
@@ -36,7 +37,7 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def cluster(tmp_path: Path):
+def cluster(tmp_path: Path) -> Cluster:
     (tmp_path / "cluster.toml").write_text(ONE)
     return read_cluster(tmp_path / "cluster.toml")
 
@@ -82,7 +83,7 @@ def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_ref
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
     ],
 )
-def test_b6_the_limit_is_raised_as_far_as_it_may_be(limited, soft, hard, raised) -> None:
+def test_b6_the_limit_is_raised_as_far_as_it_may_be(limited, soft: int, hard: int, raised: int) -> None:
     limited(soft, hard)
     descriptor_needs.raise_limit()
     assert limited.now == [raised, hard]
@@ -91,12 +92,12 @@ def test_b6_the_limit_is_raised_as_far_as_it_may_be(limited, soft, hard, raised)
 class Full:
     """A machine with so many descriptors, of which this test's reserve and connections take some."""
 
-    def __init__(self, monkeypatch, free) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
         self.free, self.next = free, 1000
         monkeypatch.setattr(os, "open", lambda *_: self.take())
         monkeypatch.setattr(os, "close", lambda _: self.give())
 
-    def take(self):
+    def take(self) -> int:
         if self.free == 0:
             raise OSError(errno.EMFILE, "Too many open files")
         self.free -= 1
@@ -108,11 +109,11 @@ class Full:
 
 
 class Stream:
-    def __init__(self, machine, number) -> None:
+    def __init__(self, machine, number: int) -> None:
         self.machine, self.number, self.said, self.open = machine, number, b"", True
         self.socket = self
 
-    async def recv(self, _):
+    async def recv(self, _) -> bytes:
         return b"GET / HTTP/1.1"
 
     async def send(self, data) -> None:
@@ -158,7 +159,7 @@ async def taken(guarded, seconds):
 
 
 async def test_b6_connections_take_all_descriptors_but_the_reserve(
-    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, knocked: None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Full(monkeypatch, 10)
     kept, listener, refused = Reserve(4), Listener(machine), []
@@ -177,7 +178,7 @@ async def test_b6_connections_take_all_descriptors_but_the_reserve(
 
 
 async def test_b6_what_has_eaten_the_reserve_too_stops_no_listener(
-    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+    monkeypatch: pytest.MonkeyPatch, knocked: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 0)
     guarded = GuardedListener(Listener(machine), Reserve(4))
@@ -187,7 +188,7 @@ async def test_b6_what_has_eaten_the_reserve_too_stops_no_listener(
 
 
 async def test_b6_who_has_borrowed_the_reserve_has_it_alone(
-    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+    monkeypatch: pytest.MonkeyPatch, knocked: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 4)
     kept = Reserve(4)
@@ -204,7 +205,7 @@ async def test_b6_who_has_borrowed_the_reserve_has_it_alone(
 
 
 async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(
-    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+    monkeypatch: pytest.MonkeyPatch, knocked: None, autojump_clock: MockClock
 ) -> None:
     """Two engines that start, or one and a connection that is refused: no listener may be deaf afterwards."""
     machine, kept = Full(monkeypatch, 9), Reserve(4)
@@ -223,7 +224,7 @@ async def test_b6_loans_of_the_reserve_that_overlap_end_in_any_order(
 
 
 async def test_an_error_of_a_listener_that_is_no_famine_is_its_own(
-    monkeypatch: pytest.MonkeyPatch, knocked, autojump_clock: MockClock
+    monkeypatch: pytest.MonkeyPatch, knocked: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 9)
 

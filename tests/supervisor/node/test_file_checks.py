@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ SECRET = "alices-secret-of-32-characters-01"
 
 @pytest.fixture
 def written(tmp_path: Path):
-    def write(text):
+    def write(text) -> Path:
         file = tmp_path / "cluster.toml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
         return file
@@ -38,7 +39,7 @@ def written(tmp_path: Path):
     return write
 
 
-def refused(file, environment=None):
+def refused(file, environment=None) -> str:
     with pytest.raises(StartFailed) as caught:
         read_cluster(file, (), partial(file_checks.mistakes, environment=environment or {}))
     return str(caught.value)
@@ -145,7 +146,7 @@ def test_what_follows_from_a_mistake_alone_is_not_told(written) -> None:
         ("[model", '[cluster]\nsecret = "/dev/null"\n[model', "is a device, not a file"),
     ],
 )
-def test_o7_what_could_only_fail_later_is_a_mistake(written, old, new, said) -> None:
+def test_o7_what_could_only_fail_later_is_a_mistake(written, old: str, new: str, said: str) -> None:
     told = refused(written(GOOD.replace(old, new, 1)))
     assert said in told
     assert told.replace("\n", "").isprintable()
@@ -176,7 +177,7 @@ def test_o7_a_certificate_that_has_ended_is_a_mistake_and_one_that_ends_soon_a_w
     assert [each for each in file_checks.warnings(cluster, ends_at - 30 * 86_400) if "expires" in each] == []
 
 
-def _iso(seconds):
+def _iso(seconds: float) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
@@ -197,7 +198,7 @@ def _iso(seconds):
     ],
     ids=range(9),
 )
-def test_o8_no_file_is_a_traceback(written, text) -> None:
+def test_o8_no_file_is_a_traceback(written, text: str | bytes) -> None:
     assert refused(written(text))
 
 
@@ -302,7 +303,7 @@ def test_o9_a_reader_of_status_that_has_had_enough_ends_it_without_a_traceback(w
 
 
 @pytest.mark.parametrize("arguments", ["--check", "status", "status --json"])
-def test_what_cannot_be_written_ends_a_command_with_a_sentence(arguments, written, tmp_path: Path) -> None:
+def test_what_cannot_be_written_ends_a_command_with_a_sentence(arguments: str, written, tmp_path: Path) -> None:
     text = f'{GOOD}[node.main]\nlisten = "127.0.0.1:1"\n'  # where nobody listens
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m supervisor {written(text)} {arguments} > /dev/full"],
@@ -313,10 +314,10 @@ def test_what_cannot_be_written_ends_a_command_with_a_sentence(arguments, writte
 
 
 @pytest.fixture
-def alarmed():
+def alarmed() -> Iterator[None]:
     """End what waits for a writer that never comes: a pipe that is opened is waited for without a word of Python's."""
 
-    def ring(*_):
+    def ring(*_: int):
         raise AssertionError("it waits for a pipe")
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -348,7 +349,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, 
 
 
 @pytest.mark.parametrize(("bytes_max", "held"), [(5, True), (4, False)])
-def test_a_file_is_read_up_to_a_size(tmp_path: Path, bytes_max, held) -> None:
+def test_a_file_is_read_up_to_a_size(tmp_path: Path, bytes_max: int, held: bool) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
     if held:

@@ -23,7 +23,7 @@ OF_HISTOGRAM = len(SECONDS) + 3  # samples of one of its labels: the buckets, th
 
 
 @pytest.fixture
-def metrics():
+def metrics() -> Metrics:
     """What the gateway of a thousand nodes tells."""
     made = Metrics()
     for node in NODES:

@@ -59,7 +59,13 @@ class Node:
     """A node of the file, as it is after the start; what it reads anew is `text`."""
 
     def __init__(
-        self, tmp_path, name="front", text=FILE, environment=None, ask_launcher=None, reads=read_inline
+        self,
+        tmp_path: Path,
+        name: str = "front",
+        text: str = FILE,
+        environment=None,
+        ask_launcher=None,
+        reads=read_inline,
     ) -> None:
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
@@ -71,10 +77,10 @@ class Node:
         self.assembly, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
         self.reloader = Reloader(name, loaded, self.assembly, environment, self.set_drain_s, ask_launcher, reads)
 
-    def set_drain_s(self, drain_s) -> None:
+    def set_drain_s(self, drain_s: float) -> None:
         self.drain_s = drain_s
 
-    async def reload(self, *replacements, text=None):
+    async def reload(self, *replacements: tuple[str, str], text=None):
         """Change the file from what it was at the start, and read it anew."""
         text = text or self.text
         for old, new in replacements:
@@ -83,7 +89,7 @@ class Node:
         self.file.write_text(text)
         return await self.again()
 
-    async def again(self):
+    async def again(self) -> Reloaded:
         """Read the file anew as it is, as a node that runs does."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.reloader.run)
@@ -94,7 +100,7 @@ class Node:
 
 
 @pytest.fixture
-def front(tmp_path: Path):
+def front(tmp_path: Path) -> partial[Node]:
     return partial(Node, tmp_path)
 
 
@@ -482,7 +488,7 @@ async def test_a_bug_in_a_reload_is_told_to_whoever_asked_and_the_next_is_none_t
 
 @pytest.mark.parametrize("waits", ["first", "behind another"])
 async def test_o_no_reload_takes_longer_than_whoever_asked_waits(
-    front, tmp_path: Path, waits, autojump_clock: MockClock
+    front, tmp_path: Path, waits: str, autojump_clock: MockClock
 ) -> None:
     """A disk that hangs took 30 s of a reload, and whoever had asked heard after 25 s that there was no answer."""
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
@@ -611,7 +617,7 @@ async def test_a_gate_that_gets_wider_lets_in_as_many_of_its_line_as_it_has_room
     gate = AdmissionGate(1, 5.0, 10, lambda: None)
     inside = []
 
-    async def enter(number) -> None:
+    async def enter(number: int) -> None:
         async with gate.admitted():
             inside.append(number)
             await trio.sleep(1)

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,11 @@ LIMIT_BYTES = 1000
 
 
 @pytest.fixture
-def path(tmp_path: Path):
+def path(tmp_path: Path) -> Path:
     return tmp_path / "engine.log"
 
 
-async def said(chatter, *pieces):
+async def said(chatter: OutputLog, *pieces: bytes):
     """Let a child say something, and end."""
     output, write = chatter.pipe()
     async with trio.open_nursery() as nursery:
@@ -36,7 +37,7 @@ async def said(chatter, *pieces):
     return chatter
 
 
-def events(caplog):
+def events(caplog: pytest.LogCaptureFixture):
     return [each.message for each in log_records(caplog)]
 
 
@@ -83,7 +84,7 @@ async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path) 
 def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next() -> None:
     written, none = [], ["can't start new thread"] * 2
 
-    def start(run) -> None:
+    def start(run: Callable[[], None]) -> None:
         if none:
             raise RuntimeError(none.pop())
         start_daemon_thread(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from protocol.errors import StartFailed
 from supervisor.engines.sglang import spawn
 from supervisor.processes import reaper
 from supervisor.processes.output_log import OutputLog
-from supervisor.processes.process import GracePeriods, Ladder, start
+from supervisor.processes.process import GracePeriods, Ladder, Process, start
 from supervisor.supervision.registration import Registration
 
 pytestmark = pytest.mark.realtime
@@ -40,7 +41,7 @@ zygote.main()
 """
 
 
-def state(pid):
+def state(pid) -> str | None:
     """Z for a process that has ended and is not reaped, None for one that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -49,7 +50,7 @@ def state(pid):
 
 
 @contextmanager
-def no_descriptors():
+def no_descriptors() -> Iterator[None]:
     """Let this process open nothing more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
@@ -76,7 +77,7 @@ async def test_b6_children_are_reaped_though_no_descriptor_is_left() -> None:
         nursery.cancel_scope.cancel()
 
 
-def ended(tmp_path):
+def ended(tmp_path: Path) -> Process:
     with (tmp_path / "log").open("wb") as log:
         return start("it", [sys.executable, "-c", ""], {}, [], log.fileno())
 
@@ -95,14 +96,14 @@ async def test_b18_a_process_is_nobody_elses_to_reap_until_it_is_closed(tmp_path
 
 
 @contextmanager
-def given(tmp_path):
+def given(tmp_path: Path) -> Iterator[spawn.Descriptors]:
     """What a host inherits."""
     with (tmp_path / "log").open("wb") as log:
         yield spawn.Descriptors(log.fileno(), log.fileno(), log.fileno(), log.fileno())
 
 
 @pytest.fixture
-def run_zygote(tmp_path: Path):
+def run_zygote(tmp_path: Path) -> Callable[..., Awaitable[None]]:
     async def run(plug, full, *, task_status) -> None:
         command = (sys.executable, "-c", FORKS.format(full=full))
         chatter = OutputLog(tmp_path / "zygote.log")

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +20,7 @@ OTHER = 65534  # a user who is not this one
 
 
 @pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /dev/shm."""
     place = tmp_path / "shm"
     place.mkdir()
@@ -28,13 +29,13 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def base(tmp_path: Path):
+def base(tmp_path: Path) -> Path:
     made = tmp_path / "tmp"
     made.mkdir()
     return made
 
 
-def left(base, name="espalier-left", mode=0o700):
+def left(base, name: str = "espalier-left", mode=0o700):
     """What a node that was killed has left: its folder, a host's in it."""
     folder = base / name
     (folder / "e1" / "deep").mkdir(parents=True)
@@ -45,7 +46,7 @@ def left(base, name="espalier-left", mode=0o700):
 
 
 @contextmanager
-def held(folder):
+def held(folder) -> Iterator[None]:
     with (folder / "lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -99,7 +100,7 @@ def test_b12_a_lock_that_is_a_link_is_none(base, shared, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, 0o1700])
-def test_b12_a_folder_that_others_may_enter_is_none_of_ours(base, shared, mode) -> None:
+def test_b12_a_folder_that_others_may_enter_is_none_of_ours(base, shared, mode: int) -> None:
     folder = left(base, mode=mode)
     assert run_folder.remove_stale(base, shared_memory.remove) == []
     assert folder.exists()
@@ -142,7 +143,7 @@ def test_b6_a_disk_without_room_is_one_clear_sentence(base, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("gone", ["all", "the base", "the lock"])
-def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone) -> None:
+def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone: str) -> None:
     with run_folder.run_folder(base, shared_memory.remove) as folder:
         if gone == "the lock":
             (folder.path / "lock").unlink()
@@ -158,7 +159,7 @@ def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone) 
 
 @pytest.mark.parametrize("placed", ["a link", "open to others"])
 def test_b12_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_emptied(
-    base, tmp_path: Path, placed
+    base, tmp_path: Path, placed: str
 ) -> None:
     precious = left(tmp_path, "precious", mode=0o777)
     with run_folder.run_folder(base, shared_memory.remove) as folder:

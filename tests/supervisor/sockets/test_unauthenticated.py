@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from supervisor.gateway.keys import KEYS, Keys, KeySources
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
-from tests.rig.gateway import at_rest, chat, head, post, rig
+from tests.rig.gateway import Rig, at_rest, chat, head, post, rig
 
 
-def locked(made):
+def locked(made: Rig):
     made.gateway.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
     made.gateway.keys.load()
     return {"authorization": "Bearer a-secret-of-some-length"}
@@ -136,7 +136,7 @@ class Named:
         (("fe80::1%eth0", 1, 0, 2), "fe80000000000000"),
     ],
 )
-def test_an_address_is_what_one_client_has_one_of(name, address) -> None:
+def test_an_address_is_what_one_client_has_one_of(name: str | tuple[str | int, ...] | None, address: str) -> None:
     assert address_of(Named(name)) == address
 
 

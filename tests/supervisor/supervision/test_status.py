@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -13,16 +14,16 @@ from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
 
-async def serves(*, task_status) -> None:
+async def serves(*, task_status: trio.TaskStatus[None]) -> None:
     task_status.started()
     await trio.sleep_forever()
 
 
-def child(name, run=serves, **fields):
+def child(name: str, run: Callable[..., Awaitable[None]] = serves, **fields) -> Child:
     return Child(name=name, run=run, about=f"it is {name}", **fields)
 
 
-def states(standing):
+def states(standing: TreeStatus):
     return {each.path: each.state for each in standing.members()}
 
 
@@ -71,7 +72,7 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
     lives = iter([1, 1000])
     why = "x" * (2 * ERROR_LENGTH_MAX)
 
-    async def dies(*, task_status) -> None:
+    async def dies(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep(next(lives))
         raise EngineDied(why)
@@ -101,7 +102,7 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
 async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_itself(autojump_clock: MockClock) -> None:
     lives = iter([True, False, True])
 
-    async def lame(*, task_status) -> None:
+    async def lame(*, task_status: trio.TaskStatus[None]) -> None:
         if not next(lives):
             raise EngineDied("no")
         task_status.started()

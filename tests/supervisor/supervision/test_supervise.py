@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from math import inf
+from random import Random
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ PERMANENT, TRANSIENT, TEMPORARY = Restart
 class Chances:
     """The numbers that a test wants to be drawn, in turn, and then zeros."""
 
-    def __init__(self, *numbers) -> None:
+    def __init__(self, *numbers: float) -> None:
         self.numbers = list(numbers)
 
     def random(self):
@@ -47,11 +48,11 @@ class Life:
 FAILS_TO_START = Life(starts=False)
 
 
-def child(name, *lives, **fields):
+def child(name, *lives, **fields) -> Child:
     """A child that lives the given lives, then for ever."""
     left = list(lives)
 
-    async def run(*, task_status=trio.TASK_STATUS_IGNORED) -> None:
+    async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         life = left.pop(0) if left else Life()
         try:
             await trio.sleep(life.ready_after_s)
@@ -69,7 +70,7 @@ def child(name, *lives, **fields):
     return Child(name=name, run=run, **fields)
 
 
-def tree(*children, name="t", **fields):
+def tree(*children, name="t", **fields) -> Tree:
     return Tree(name=name, children=children, **fields)
 
 
@@ -83,7 +84,7 @@ class Watch:
         assert happening.at == trio.current_time()
         self.all.append(happening)
 
-    def lines(self, *kinds):
+    def lines(self, *kinds: ChildEventKind):
         return [f"{x.at:g} {x.path} {x.kind.name}" for x in self.all if not kinds or x.kind in kinds]
 
     def starts(self):
@@ -96,7 +97,7 @@ class Watch:
         return [x.wait_s for x in self.all if x.kind is ChildEventKind.RESTARTING]
 
 
-async def watched(tree, seconds=99_999, rng=None, watch=None):
+async def watched(tree, seconds: int = 99_999, rng: Chances | Random | None = None, watch=None):
     """Supervise the tree, cancel it after so many seconds, and return what happened."""
     watch = watch or Watch()
     with trio.move_on_after(seconds):
@@ -193,7 +194,7 @@ async def test_a_tree_that_is_cancelled_before_it_runs_starts_nothing(autojump_c
 
 
 async def test_being_ready_at_the_moment_of_the_cancel_is_too_late(autojump_clock: trio.testing.MockClock) -> None:
-    async def run(*, task_status) -> None:
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
         with trio.CancelScope(shield=True):
             await trio.sleep(3)
         task_status.started()
@@ -206,7 +207,7 @@ async def test_being_ready_at_the_moment_of_the_cancel_is_too_late(autojump_cloc
 async def test_an_error_while_stopping_is_shown_and_does_not_keep_the_others_alive(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run(*, task_status) -> None:
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         try:
             await trio.sleep_forever()
@@ -277,7 +278,7 @@ async def test_one_for_all_restarts_all(autojump_clock: trio.testing.MockClock) 
 
 @pytest.mark.parametrize("strategy", [REST, ALL])
 async def test_nothing_is_restarted_before_the_last_of_the_group_has_cleaned_up(
-    autojump_clock: trio.testing.MockClock, strategy
+    autojump_clock: trio.testing.MockClock, strategy: Strategy
 ) -> None:
     watch = await watched(tree(child("b", Life(lasts_s=1)), child("c", Life(cleans_up_s=2)), strategy=strategy), 5)
     assert watch.starts() == ["0 b", "0 c", "3 b", "3 c"]
@@ -286,7 +287,7 @@ async def test_nothing_is_restarted_before_the_last_of_the_group_has_cleaned_up(
 async def test_a_later_child_that_fails_while_it_is_stopped_counts_for_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async def run(*, task_status) -> None:
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         try:
             await trio.sleep_forever()
@@ -302,7 +303,7 @@ async def test_a_later_child_that_fails_while_it_is_stopped_counts_for_nothing(
 @pytest.mark.parametrize("strategy", [REST, ALL])
 @pytest.mark.parametrize("c_lasts_s", [1, 2])
 async def test_one_that_falls_together_with_what_it_needs_counts_for_nothing(
-    autojump_clock: trio.testing.MockClock, strategy, c_lasts_s
+    autojump_clock: trio.testing.MockClock, strategy: Strategy, c_lasts_s: int
 ) -> None:
     """It fell in the same instant, or while the group was being stopped."""
     a = child("a", Life(lasts_s=1))
@@ -388,7 +389,7 @@ async def test_a_temporary_child_is_never_restarted(autojump_clock: trio.testing
 # Intensity -----------------------------------------------------------------------------
 
 
-def fails_every(seconds, name="a", **fields):
+def fails_every(seconds: int, name: str = "a", **fields):
     return child(name, *[Life(lasts_s=seconds)] * 99, **fields)
 
 
@@ -433,7 +434,7 @@ async def test_failures_of_all_children_count_together(autojump_clock: trio.test
 async def test_a_child_that_dies_as_soon_as_it_is_ready_does_not_spin_for_ever(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async def run(*, task_status):
+    async def run(*, task_status: trio.TaskStatus[None]):
         task_status.started()
         raise KeyError("at once")
 
@@ -569,7 +570,7 @@ async def test_a_nested_tree_that_gives_up_before_it_is_up_has_failed_to_start(
     )
 
 
-def restarting(*lives, **fields):
+def restarting(*lives: Life, **fields: int):
     """A child that fails after 1 s and then lives the given lives."""
     return child("a", Life(lasts_s=1), *lives, **fields)
 
@@ -620,7 +621,7 @@ async def test_a_slow_start_that_does_not_stop_either_counts_once(autojump_clock
 
 @pytest.mark.parametrize(("up_s", "wait_s"), [(9.9, 2), (10, 1)])
 async def test_the_back_off_begins_anew_after_a_quiet_time(
-    autojump_clock: trio.testing.MockClock, up_s, wait_s
+    autojump_clock: trio.testing.MockClock, up_s: float, wait_s: int
 ) -> None:
     lives = FAILS_TO_START, Life(lasts_s=up_s), FAILS_TO_START
     value = tree(restarting(*lives), restarts_max=4, backoff=Backoff(min_s=1, jitter=0, reset_after_s=10))
@@ -729,7 +730,7 @@ async def test_a_child_that_ignores_its_cancellation_is_reported_and_left_behind
 
 @pytest.mark.parametrize("attempt", range(8))  # Trio wakes two tasks of one instant in any order
 async def test_a_tree_in_which_all_has_ended_late_is_waited_for(
-    autojump_clock: trio.testing.MockClock, attempt
+    autojump_clock: trio.testing.MockClock, attempt: int
 ) -> None:
     slow = child("slow", Life(cleans_up_s=2.5))
     inner = tree(slow, child("deaf", Life(cleans_up_s=3), stop_within_s=2), name="inner")
@@ -799,7 +800,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_what_was_meant_without(
 
 
 async def test_started_twice_is_a_bug_of_the_child(autojump_clock: trio.testing.MockClock) -> None:
-    async def run(*, task_status) -> None:
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         task_status.started()
 
@@ -808,7 +809,7 @@ async def test_started_twice_is_a_bug_of_the_child(autojump_clock: trio.testing.
 
 
 async def test_what_is_no_exception_ends_everything_in_order(autojump_clock: trio.testing.MockClock) -> None:
-    async def run(*, task_status) -> None:
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep(1)
         raise KeyboardInterrupt
@@ -889,7 +890,7 @@ async def actor(inbox, slots, *, task_status): ...
         (lambda: Backoff(jitter=1.5), "the back-off: jitter is 1.5, but must be from 0 to 1."),
     ],
 )
-def test_a_tree_that_makes_no_sense_cannot_be_made(make, sentence) -> None:
+def test_a_tree_that_makes_no_sense_cannot_be_made(make, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value) == sentence

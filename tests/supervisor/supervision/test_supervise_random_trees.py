@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 
 from protocol.errors import StartFailed
-from supervisor.supervision.events import ChildEventKind
+from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.supervise import RestartsExceeded, supervise
 from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree
 
@@ -35,7 +35,7 @@ class World:
         self.broken = []
         self.tree = self.make_tree("t", 0)
 
-    def make_tree(self, path, depth):
+    def make_tree(self, path: str, depth) -> Tree:
         rng = self.rng
         children = []
         strategy = rng.choice(list(Strategy))
@@ -60,7 +60,7 @@ class World:
         )
         return made
 
-    def make_child(self, path):
+    def make_child(self, path: str) -> Child:
         self.members[path] = made = Child(
             name=path.rpartition("/")[2],
             run=self.live,
@@ -71,7 +71,7 @@ class World:
         )
         return made
 
-    async def live(self, path, *, task_status) -> None:
+    async def live(self, path, *, task_status: trio.TaskStatus[None]) -> None:
         chance = self.rng.random
         assert path not in self.running
         self.running.add(path)
@@ -90,7 +90,7 @@ class World:
                 await trio.sleep(self.rng.choice([0] * 9 + [0.5, 1, DEAF_S]))
             self.running.remove(path)
 
-    def watch(self, happening) -> None:
+    def watch(self, happening: ChildEvent) -> None:
         try:
             self.check(happening)
         except AssertionError as error:  # from here it would only be logged
@@ -166,7 +166,7 @@ class World:
                 assert self.state[path] == "ready", path
 
 
-async def any_tree(rng):
+async def any_tree(rng: random.Random):
     world = World(rng)
     lives_long = rng.random() < 0.5
     outcome = "cancelled"
@@ -210,7 +210,7 @@ def simulate(seed):
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 400, 50)], ids=str)
-def test_any_tree_keeps_its_promises_under_any_faults(seeds, unlogged: None) -> None:
+def test_any_tree_keeps_its_promises_under_any_faults(seeds: range, unlogged: None) -> None:
     for seed in seeds:
         try:
             simulate(seed)

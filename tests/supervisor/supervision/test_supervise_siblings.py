@@ -27,7 +27,7 @@ from tests.supervisor.supervision.test_supervise import (
 NEVER = Backoff(min_s=1, max_s=8, jitter=0, reset_after_s=60, crashes=True)
 
 
-def beside(name, *lives, needs=(), **fields):
+def beside(name: str, *lives: Life, needs: tuple[str, ...] = (), **fields: int):
     return child(name, *lives, needs=needs, **fields)
 
 
@@ -127,7 +127,7 @@ async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump
         ),
     ],
 )
-def test_needs_that_make_no_sense_cannot_be_said(make, sentence) -> None:
+def test_needs_that_make_no_sense_cannot_be_said(make, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value) == sentence
@@ -146,7 +146,7 @@ def test_needs_and_trees_that_never_give_up_are_printed() -> None:
 # Never giving up -------------------------------------------------------------------------
 
 
-def never(*children, name="bad", **fields):
+def never(*children, name: str = "bad", **fields: Backoff):
     fields = {"strategy": Strategy.ONE_FOR_ALL, "restarts_max": None, "backoff": NEVER, "needs": (), **fields}
     return tree(*children, name=name, **fields)
 

@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +32,7 @@ from supervisor.telemetry.logs import (
 
 
 @pytest.fixture(autouse=True)
-def _as_before():
+def _as_before() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("trio-websocket")
     before = root.handlers[:], root.level, ours.level
     yield
@@ -39,12 +40,12 @@ def _as_before():
 
 
 class Screen(io.StringIO):
-    def isatty(self):
+    def isatty(self) -> bool:
         return True
 
 
 class Deaf(io.StringIO):
-    def write(self, text):
+    def write(self, text: str) -> int:
         raise BrokenPipeError
 
 
@@ -53,7 +54,7 @@ class Gone(Screen):
 
     tries = 0
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         self.tries += 1
         raise OSError(errno.EIO, "Input/output error")
 
@@ -61,16 +62,16 @@ class Gone(Screen):
 log = logging.getLogger("espalier.test")
 
 
-def happening(path, kind=ChildEventKind.STARTING):
+def happening(path: str, kind: ChildEventKind = ChildEventKind.STARTING) -> ChildEvent:
     return ChildEvent(path, kind, trio.current_time())
 
 
-def shown(text):
+def shown(text: str):
     """What a terminal of endless width would show: its lines, the last of them being where the cursor is."""
     return [line.rpartition(CLEAR)[2] for line in text.split("\n")]
 
 
-async def settled(terminal, seconds) -> None:
+async def settled(terminal: Terminal, seconds: float) -> None:
     """Let time pass, a tick at a time, in which all that is logged is written."""
     until = trio.current_time() + seconds
     while True:
@@ -238,7 +239,7 @@ def test_the_websocket_library_does_not_chat() -> None:
 
 
 @pytest.fixture
-def unread():
+def unread() -> Iterator[tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]]]:
     """A pipe that is as small as can be, its ends as files."""
     reads, writes = os.pipe()
     fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)

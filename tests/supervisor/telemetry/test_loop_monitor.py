@@ -18,21 +18,21 @@ class Clock:
 
     now = 100.0
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock():
+def clock() -> Clock:
     return Clock()
 
 
 @pytest.fixture
-def turns(clock):
+def turns(clock) -> LoopMonitor:
     return LoopMonitor(0.02, clock, start_thread=lambda run: None)
 
 
-async def works(clock, seconds, times=1) -> None:
+async def works(clock, seconds, times: int = 1) -> None:
     for _ in range(times):
         await trio.lowlevel.checkpoint()
         clock.now += seconds
@@ -104,7 +104,7 @@ async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock) -> None:
 async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock) -> None:
     names = []
 
-    async def one(_) -> None:
+    async def one(_: int) -> None:
         names.append(task_function(trio.lowlevel.current_task()))
 
     async with trio.open_nursery() as nursery:
@@ -119,7 +119,7 @@ async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, ca
     looks, stops = [], iter((7.0,))
     turns = LoopMonitor(0.02, clock, start_thread=looks.append)
 
-    def wait(_):
+    def wait(_) -> bool:
         stop_s = next(stops, None)
         clock.now += stop_s or 0.0
         return stop_s is None
@@ -137,7 +137,7 @@ async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog:
     looking, said = [], threading.Event()
 
     class Looked(logging.Handler):
-        def emit(self, record) -> None:
+        def emit(self, record: logging.LogRecord) -> None:
             if "is blocked" in record.getMessage():
                 said.set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from supervisor.gateway.keys import ADMIN
 from supervisor.gateway.server import serve
 from supervisor.links.link import Link
 from supervisor.node import preview
+from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials
 from supervisor.observers import RoutingMetrics, SlotMetrics
 from supervisor.telemetry.metrics import Metrics
@@ -71,7 +73,7 @@ class Slots(SlotObserver):
     def __init__(self) -> None:
         self.aborts = []
 
-    def aborted(self, seconds) -> None:
+    def aborted(self, seconds: float) -> None:
         self.aborts.append(seconds)
 
 
@@ -175,7 +177,7 @@ async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path: Pa
 
 
 @asynccontextmanager
-async def told(folder, environment):
+async def told(folder: Path, environment) -> AsyncIterator[Assembly]:
     """A back node's own door on loopback; nothing else of the node runs."""
     made = cluster(folder)
     house, _ = built_assembly(made, "back", read_credentials(made, "back", environment))
@@ -186,7 +188,7 @@ async def told(folder, environment):
         nursery.cancel_scope.cancel()
 
 
-async def get(house, path, method="GET", **headers) -> tuple[int, str]:
+async def get(house, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(f"http://127.0.0.1:{house.monitoring.port}{path}", headers=headers, method=method)
 
     def ask() -> tuple[int, str]:

@@ -16,7 +16,7 @@ from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, Te
 LIGHT = HEAVY_CHARACTERS_MIN - 1
 
 
-async def hold(threads, owner, size, order, name=None, *, task_s=1.0) -> None:
+async def hold(threads, owner, size, order, name: str | None = None, *, task_s: float = 1.0) -> None:
     """Have a thread for a second of virtual time, and note when it was had."""
     await threads.acquire(owner, heavy=size >= HEAVY_CHARACTERS_MIN)
     try:
@@ -26,7 +26,7 @@ async def hold(threads, owner, size, order, name=None, *, task_s=1.0) -> None:
         threads.release(owner, heavy=size >= HEAVY_CHARACTERS_MIN)
 
 
-async def together(threads, *asked):
+async def together(threads: TextThreads, *asked: tuple[str, int]) -> list[str]:
     """Let so many ask one after the other, and return in which order they were served."""
     order: list[str] = []
     async with trio.open_nursery() as nursery:
@@ -40,7 +40,7 @@ async def together(threads, *asked):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_task(
-    threads, autojump_clock: trio.testing.MockClock
+    threads: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     pool = TextThreads(TextLimits(threads=threads))
     order: list[str] = []
@@ -62,11 +62,11 @@ async def test_owners_take_turns(autojump_clock: trio.testing.MockClock) -> None
 
 @pytest.mark.parametrize("others", [1, 2, 5])
 async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(
-    others, autojump_clock: trio.testing.MockClock
+    others: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
 
-    async def again(owner) -> None:
+    async def again(owner: str) -> None:
         while True:
             await hold(pool, owner, LIGHT, order)
 
@@ -128,7 +128,7 @@ async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock: trio
 
 @pytest.mark.parametrize("first", ["leaves", "is given it"])
 async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the_next(
-    first, autojump_clock: trio.testing.MockClock
+    first: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
     await pool.acquire("a", heavy=False)

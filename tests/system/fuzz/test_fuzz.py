@@ -66,10 +66,10 @@ def test_an_input_is_made_from_its_number_alone() -> None:
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_a_body_is_read_or_refused_whatever_stands_in_it(path) -> None:
+def test_a_body_is_read_or_refused_whatever_stands_in_it(path: str) -> None:
     @settings(max_examples=60)
     @given(st.dictionaries(st.sampled_from(FIELDS[path]), JSON, max_size=3), st.integers(0, 999))
-    def attack(fields, seed) -> None:
+    def attack(fields, seed: int) -> None:
         body = bodies.MAKERS[path](Random(seed)) | fields
         try:
             PARSERS[path](json.dumps(body).encode())
@@ -83,7 +83,7 @@ def test_a_body_is_read_or_refused_whatever_stands_in_it(path) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_bytes_are_read_or_refused_too(data) -> None:
+def test_bytes_are_read_or_refused_too(data: bytes) -> None:
     for parse in PARSERS.values():
         with pytest.raises(RequestError):
             parse(data)
@@ -114,7 +114,7 @@ HEAD = b"x-request-id: r\r\ndate: today\r\ncontent-type: application/json\r\n"
         b"half an answer",
     ],
 )
-def test_the_judge_knows_a_wrong_answer(said) -> None:
+def test_the_judge_knows_a_wrong_answer(said: bytes) -> None:
     with pytest.raises(Wrong):
         answers.take(said, ended=True)
 
@@ -140,7 +140,7 @@ def test_the_judge_knows_a_right_answer_and_waits_for_the_rest_of_it() -> None:
         b"\x81",
     ],
 )
-def test_the_judge_knows_a_wrong_frame(said) -> None:
+def test_the_judge_knows_a_wrong_frame(said: bytes) -> None:
     with pytest.raises(Wrong):
         answers.frames(said, ended=True)
 

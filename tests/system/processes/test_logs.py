@@ -7,9 +7,11 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -35,7 +37,7 @@ simulated.costs.fixed_s = 0.001
 
 
 @contextmanager
-def logging_to(folder, output, text=CLUSTER):
+def logging_to(folder: Path, output: IO[bytes], text: str = CLUSTER) -> Iterator[Node]:
     """Run a node that logs to a file of ours, until it is ready and then for the body."""
     (port,) = free_ports(1)
     tmp, file = folder / "t", folder / "cluster.toml"
@@ -52,7 +54,7 @@ def logging_to(folder, output, text=CLUSTER):
         target.end()
 
 
-def ask(connection):
+def ask(connection: HTTPConnection):
     """Ask for one token over a connection that is kept, and return the answer's status."""
     body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 1})
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})

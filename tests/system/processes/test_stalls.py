@@ -10,6 +10,7 @@ import pytest
 
 from bench import rolling
 from bench.rig.cluster import Plan, cluster, simulated
+from bench.rig.node import Node
 
 pytestmark = pytest.mark.realtime
 
@@ -18,7 +19,7 @@ STANDS_STILL_S = 5.0  # silent_s is 3
 MOVED = "espalier_resumes_total"
 
 
-def long_answers():
+def long_answers() -> Plan:
     """Two workers whose answers take longer than a node stands still."""
     texts = {
         name: simulated(name, slots=4 * CLIENTS, costs=rolling.COSTS, length_min=200, length_max=240)
@@ -27,7 +28,7 @@ def long_answers():
     return Plan(texts, drain_s=0.5, front_drain_s=rolling.FRONT_DRAIN_S)
 
 
-def stopped(node) -> None:
+def stopped(node: Node) -> None:
     """Let a node's process stand still, and go on."""
     node.signal(SIGSTOP)
     time.sleep(STANDS_STILL_S)

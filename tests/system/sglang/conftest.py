@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from supervisor.supervision.registration import Registration
 
 STARTED_WITHIN_S = 120.0
 
+MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with what the spec says otherwise
+
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Node]:
@@ -41,7 +43,7 @@ def client(served: Node) -> Iterator[OpenAI]:
 
 
 @pytest.fixture
-def make_engine() -> Callable[[], AsyncIterator[Engine]]:
+def make_engine() -> MakeEngine:
     return real_engine
 
 

@@ -15,7 +15,7 @@ TOKENS = 24
 VOCABULARY = 512
 
 
-def prompts(count, longest, seed):
+def prompts(count: int, longest: int, seed: int):
     """Return prompts of 5 to `longest` tokens."""
     chance = Random(seed)
     return [[chance.randrange(3, VOCABULARY) for _ in range(chance.randint(5, longest))] for _ in range(count)]
@@ -36,7 +36,7 @@ def completed(port, prompt):
         connection.close()
 
 
-def all_completed(port, asked, at_once):
+def all_completed(port, asked, at_once: int):
     """Return what `completed` returns of each prompt, so many at a time."""
     with ThreadPoolExecutor(at_once) as clients:
         return list(clients.map(partial(completed, port), asked))

@@ -12,7 +12,7 @@ import websockets.sync.client
 from websockets.exceptions import InvalidStatus
 
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, response_body
-from bench.rig.node import MODEL, wait_until
+from bench.rig.node import MODEL, Node, wait_until
 from bench.rig.prompts import OAK_PROMPT, STORY_PROMPT
 
 pytestmark = pytest.mark.engine
@@ -46,7 +46,7 @@ def post(port: int, body: object, **headers: str) -> tuple[int, dict, dict[str, 
 
 
 @OPENAI_CONNECTS
-def test_every_way_of_asking_gets_the_same_text(client) -> None:
+def test_every_way_of_asking_gets_the_same_text(client: openai.OpenAI) -> None:
     whole = ask(client)
     expected = whole.choices[0].message.content
     assert expected.startswith("The oak")
@@ -66,7 +66,7 @@ def test_every_way_of_asking_gets_the_same_text(client) -> None:
 
 
 @OPENAI_CONNECTS
-def test_a_socket_remembers_its_last_answer(client) -> None:
+def test_a_socket_remembers_its_last_answer(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
         previous = None
         for text in ("My name is Ada.", "What is my name?"):
@@ -81,7 +81,7 @@ def test_a_socket_remembers_its_last_answer(client) -> None:
         assert usage.input_tokens > alone.usage.prompt_tokens
 
 
-def test_usage_counts_cached_tokens(client, served) -> None:
+def test_usage_counts_cached_tokens(client: openai.OpenAI, served: Node) -> None:
     prompt = "a prompt that nobody has asked before " * 8
     messages = [{"role": "user", "content": prompt}]
     first, second = (
@@ -96,7 +96,7 @@ def test_usage_counts_cached_tokens(client, served) -> None:
 
 
 @pytest.mark.parametrize("stop", [["acorns"], ["Its acorns feed", "zzz"], "."])
-def test_stop_strings_end_the_answer_and_never_show(client, stop) -> None:
+def test_stop_strings_end_the_answer_and_never_show(client: openai.OpenAI, stop: list[str] | str) -> None:
     expected = ask(client).choices[0].message.content
     at = min(expected.index(each) for each in ([stop] if isinstance(stop, str) else stop) if each in expected)
     answer = ask(client, stop=stop)
@@ -106,7 +106,7 @@ def test_stop_strings_end_the_answer_and_never_show(client, stop) -> None:
     assert answer.usage.completion_tokens < ask(client).usage.completion_tokens
 
 
-def test_lengths_are_kept(client) -> None:
+def test_lengths_are_kept(client: openai.OpenAI) -> None:
     short = ask(client, max_tokens=3)
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 3)
     long = ask(client, max_tokens=80, extra_body={"min_tokens": 70})
@@ -115,7 +115,7 @@ def test_lengths_are_kept(client) -> None:
     assert (exact.choices[0].finish_reason, exact.usage.completion_tokens) == ("length", 90)
 
 
-def test_characters_are_never_split(client) -> None:
+def test_characters_are_never_split(client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "Say hello in Japanese"}]
     stream = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
@@ -123,9 +123,9 @@ def test_characters_are_never_split(client) -> None:
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
-def test_seeds_are_not_promised(client) -> None:
+def test_seeds_are_not_promised(client: openai.OpenAI) -> None:
     model = client.models.retrieve(MODEL)
-    assert model.honours_seed is False
+    assert model.honours_seed is False  # type: ignore[attr-defined]
     texts = {ask_warm(client) for _ in range(6)}
     assert len(texts) > 1, "if a seed is honoured now, say so"
 
@@ -168,7 +168,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("field", WRONG)
-def test_what_would_harm_the_engine_is_refused_by_name(served, field) -> None:
+def test_what_would_harm_the_engine_is_refused_by_name(served: Node, field: str) -> None:
     host = served.look()["host"].pid
     for value in WRONG[field]:  # type: ignore[attr-defined]
         status, body, headers = post(served.port, chat_body(OAK_PROMPT) | {field: value})
@@ -181,7 +181,7 @@ def test_what_would_harm_the_engine_is_refused_by_name(served, field) -> None:
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_k", "stop_token_ids", "seed", "logit_bias", "tools"])
-def test_a_socket_lives_on_after_a_refusal(served, field) -> None:
+def test_a_socket_lives_on_after_a_refusal(served: Node, field: str) -> None:
     socket = ResponsesSocket(served.port)
     for value in WRONG[field]:  # type: ignore[attr-defined]
         socket.send(response_body(OAK_PROMPT) | {field: value})
@@ -193,7 +193,7 @@ def test_a_socket_lives_on_after_a_refusal(served, field) -> None:
     socket.close()
 
 
-def test_a_prompt_that_does_not_fit_names_its_field(served) -> None:
+def test_a_prompt_that_does_not_fit_names_its_field(served: Node) -> None:
     longest = json.loads(served.get("/v1/models")[1])["data"][0]["max_model_len"]
     status, body, _ = post(served.port, chat_body("ab " * 9000))
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
@@ -203,11 +203,11 @@ def test_a_prompt_that_does_not_fit_names_its_field(served) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'"x"', b"[" * 5000, b'{"top_p": 1e999}'])
-def test_what_is_no_json_object_is_refused(served, body) -> None:
+def test_what_is_no_json_object_is_refused(served: Node, body: bytes) -> None:
     assert post(served.port, body)[0] == 400
 
 
-def test_an_unknown_model_is_not_found(client) -> None:
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt", messages=MESSAGES)
     assert caught.value.body["code"] == "model_not_found"
@@ -219,7 +219,7 @@ def test_an_unknown_model_is_not_found(client) -> None:
 # The door --------------------------------------------------------------------------------
 
 
-def test_foreign_pages_and_names_are_kept_out(served) -> None:
+def test_foreign_pages_and_names_are_kept_out(served: Node) -> None:
     body = chat_body(OAK_PROMPT, 2, stream=False)
     assert post(served.port, body, Origin="https://evil.example")[0] == 403
     assert post(served.port, body, Host="evil.example")[0] == 403
@@ -232,14 +232,14 @@ def test_foreign_pages_and_names_are_kept_out(served) -> None:
     assert caught.value.response.status_code == 403
 
 
-def test_a_request_id_is_said_back(served) -> None:
+def test_a_request_id_is_said_back(served: Node) -> None:
     body = chat_body(OAK_PROMPT, 2, stream=False)
     assert post(served.port, body, **{"x-request-id": "mine-1"})[2]["x-request-id"] == "mine-1"
     assert len(post(served.port, body)[2]["x-request-id"]) >= 16
     assert post(served.port, {}, **{"x-request-id": "mine-2"})[2]["x-request-id"] == "mine-2"
 
 
-def test_a_client_that_leaves_frees_the_engine(served) -> None:
+def test_a_client_that_leaves_frees_the_engine(served: Node) -> None:
     """The fact; `make abort-times` has the times."""
     for pieces in (0, 10):
         chat = Chat(served.port, chat_body(STORY_PROMPT, 1000))
@@ -256,7 +256,7 @@ def test_a_client_that_leaves_frees_the_engine(served) -> None:
         socket.close()
 
 
-def test_a_response_can_be_cancelled(served) -> None:
+def test_a_response_can_be_cancelled(served: Node) -> None:
     socket = ResponsesSocket(served.port)
     socket.send(response_body(STORY_PROMPT, 1000))
     outcome = Outcome()
@@ -277,12 +277,12 @@ def idle(served, within_s: float = 2.0) -> None:
     assert wait_until(lambda: not any(served.metric(name) for name in names), within_s) is not None
 
 
-def test_sixty_four_clients_at_once_get_what_each_gets_alone(served) -> None:
+def test_sixty_four_clients_at_once_get_what_each_gets_alone(served: Node) -> None:
     trees = ("oak", "elm", "fox", "sea", "owl", "willow", "moon", "river")
     prompts = [f"Tell me about the {tree} {number}" for tree in trees for number in range(8)]
     alone = [Chat(served.port, chat_body(prompt, 24)).read().text for prompt in prompts]
 
-    def at_once(prompt):
+    def at_once(prompt) -> str:
         socket = ResponsesSocket(served.port)
         socket.send(response_body(prompt, 24))
         outcome = socket.read()

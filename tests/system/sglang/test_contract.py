@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,13 +11,14 @@ import trio
 from protocol.errors import AskerLeft, RequestError
 from protocol.messages import Generate, Sampling, Tokens
 from tests.contracts.engine import at_rest, check_engine, complete, new_id, request
+from tests.system.sglang.conftest import MakeEngine
 
 pytestmark = pytest.mark.engine
 
 STORM = 200
 
 
-async def test_sglang_keeps_the_contract(make_engine) -> None:
+async def test_sglang_keeps_the_contract(make_engine: MakeEngine) -> None:
     async with make_engine() as engine:
 
         @asynccontextmanager
@@ -81,7 +83,7 @@ async def survives_a_storm_of_aborts(engine) -> None:
     async with trio.open_nursery() as nursery:
         free = trio.CapacityLimiter(engine.info.running_max)
 
-        async def limited(work, *args) -> None:
+        async def limited(work: Callable[..., Awaitable[None]], *args: int) -> None:
             async with free:
                 await work(*args)
 
@@ -107,7 +109,7 @@ async def says_what_it_is(engine) -> None:
 
 
 @asynccontextmanager
-async def _whole(engine, wanted):
+async def _whole(engine, wanted: Generate) -> AsyncIterator[list[int]]:
     generation = engine.submit(wanted)
     ids = []
     async for reply in generation:

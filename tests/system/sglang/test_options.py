@@ -7,10 +7,11 @@ import re
 from http.client import HTTPConnection
 
 import pytest
+from openai import OpenAI
 from pydantic import BaseModel, ConfigDict
 
 from bench.rig.clients import ResponsesSocket, response_body
-from bench.rig.node import MODEL
+from bench.rig.node import MODEL, Node
 from bench.rig.prompts import OAK_PROMPT
 from tests.rig.gateway import TINY, ids
 
@@ -47,7 +48,7 @@ def post(port: int, path: str, body: object) -> tuple[int, dict]:
 # Which token comes next ------------------------------------------------------------------
 
 
-def test_a_bias_forces_its_token_and_forbids_another(client) -> None:
+def test_a_bias_forces_its_token_and_forbids_another(client: OpenAI) -> None:
     token = ids(" willow")[0]
     forced = chat(client, logit_bias={str(token): 100}, max_tokens=3)
     assert forced.choices[0].message.content == TINY.tokenizer.decode([token] * 3)
@@ -57,8 +58,8 @@ def test_a_bias_forces_its_token_and_forbids_another(client) -> None:
 
 
 @pytest.mark.parametrize("option", [{"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 2}])
-def test_a_penalty_makes_an_answer_repeat_itself_less(client, option) -> None:
-    def repeats(**extra):
+def test_a_penalty_makes_an_answer_repeat_itself_less(client: OpenAI, option: dict[str, int]) -> None:
+    def repeats(**extra) -> int:
         answer = chat(client, max_tokens=200, extra_body={"ignore_eos": True, "return_token_ids": True, **extra})
         tokens = answer.choices[0].model_extra["token_ids"]
         return len(tokens) - len(set(tokens))
@@ -66,7 +67,7 @@ def test_a_penalty_makes_an_answer_repeat_itself_less(client, option) -> None:
     assert repeats(**option) < repeats()
 
 
-def test_temperature_draws_and_top_k_one_does_not(client) -> None:
+def test_temperature_draws_and_top_k_one_does_not(client: OpenAI) -> None:
     drawn = {said(chat(client, temperature=2, top_p=1))[0] for _ in range(6)}
     assert len(drawn) > 1
     assert len({said(chat(client, temperature=2, extra_body={"top_k": 1}))[0] for _ in range(3)}) == 1
@@ -77,7 +78,7 @@ def test_temperature_draws_and_top_k_one_does_not(client) -> None:
 # Where an answer ends --------------------------------------------------------------------
 
 
-def test_min_tokens_keeps_an_answer_going(client) -> None:
+def test_min_tokens_keeps_an_answer_going(client: OpenAI) -> None:
     usual = chat(client, max_tokens=300)
     assert usual.choices[0].finish_reason == "stop"
     least = usual.usage.completion_tokens + 20
@@ -86,7 +87,7 @@ def test_min_tokens_keeps_an_answer_going(client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_is_left_out_or_included(client, stream) -> None:
+def test_a_stop_string_is_left_out_or_included(client: OpenAI, stream: bool) -> None:
     whole = chat(client, max_tokens=300).choices[0].message.content
     stop = whole.split()[3]
     for included in (False, True):
@@ -98,7 +99,7 @@ def test_a_stop_string_is_left_out_or_included(client, stream) -> None:
 # Log probabilities -----------------------------------------------------------------------
 
 
-def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client) -> None:
+def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client: OpenAI) -> None:
     whole = chat(client, logprobs=True, top_logprobs=3)
     expected = [(token.token, token.logprob) for token in whole.choices[0].logprobs.content]
     got, text, told = [], b"", b""
@@ -117,7 +118,7 @@ def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client) -> None:
     assert all(abs(a - b) < 0.02 for (_, a), (_, b) in zip(got, expected, strict=True))
 
 
-def test_completions_tell_log_probabilities_in_their_own_shape(client) -> None:
+def test_completions_tell_log_probabilities_in_their_own_shape(client: OpenAI) -> None:
     choice = complete(client, logprobs=2).choices[0]
     told = choice.logprobs
     assert "".join(told.tokens) == choice.text
@@ -126,7 +127,7 @@ def test_completions_tell_log_probabilities_in_their_own_shape(client) -> None:
     assert all(logprob <= 0 for logprob in told.token_logprobs)
 
 
-def test_responses_tell_log_probabilities_in_their_deltas(served) -> None:
+def test_responses_tell_log_probabilities_in_their_deltas(served: Node) -> None:
     socket = ResponsesSocket(served.port)
     socket.send(response_body(OAK_PROMPT, 8, top_logprobs=2, include=["message.output_text.logprobs"]))
     told = text = b""
@@ -146,7 +147,7 @@ def test_responses_tell_log_probabilities_in_their_deltas(served) -> None:
 # Several choices, several prompts --------------------------------------------------------
 
 
-def test_n_gives_as_many_choices_streamed_or_not(client) -> None:
+def test_n_gives_as_many_choices_streamed_or_not(client: OpenAI) -> None:
     whole = chat(client, n=3)
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     assert len(set(said(whole))) == 1
@@ -163,7 +164,7 @@ def test_n_gives_as_many_choices_streamed_or_not(client) -> None:
     assert ends == {0: "length", 1: "length", 2: "length"}
 
 
-def test_the_best_of_many_is_no_less_likely_than_the_others(client) -> None:
+def test_the_best_of_many_is_no_less_likely_than_the_others(client: OpenAI) -> None:
     best = complete(client, n=1, best_of=6, temperature=1.5, logprobs=1)
     assert len(best.choices) == 1
     assert best.usage.completion_tokens > len(best.choices[0].logprobs.tokens)
@@ -171,7 +172,7 @@ def test_the_best_of_many_is_no_less_likely_than_the_others(client) -> None:
     assert mean <= 0
 
 
-def test_prompts_may_be_several_and_may_be_token_ids(client) -> None:
+def test_prompts_may_be_several_and_may_be_token_ids(client: OpenAI) -> None:
     one = complete(client, "The oak").choices[0].text
     two = complete(client, "The willow").choices[0].text
     many = complete(client, ["The oak", "The willow"])
@@ -182,7 +183,7 @@ def test_prompts_may_be_several_and_may_be_token_ids(client) -> None:
     assert TINY.tokenizer.decode(out.model_extra["token_ids"]) == out.text == one
 
 
-def test_an_echo_comes_before_the_answer(client) -> None:
+def test_an_echo_comes_before_the_answer(client: OpenAI) -> None:
     plain = complete(client, "The oak").choices[0].text
     assert complete(client, "The oak", echo=True).choices[0].text == "The oak" + plain
     assert complete(client, ids("The oak"), echo=True).choices[0].text == "The oak" + plain
@@ -205,7 +206,7 @@ SCHEMA["properties"]["name"]["maxLength"] = 12
 SCHEMA["properties"]["age"] |= {"minimum": 0, "maximum": 999}
 
 
-def test_an_answer_keeps_to_a_json_schema(client, served) -> None:
+def test_an_answer_keeps_to_a_json_schema(client: OpenAI, served: Node) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "tree", "schema": SCHEMA, "strict": True}}
     for temperature in (0, 1.5):
         answer = chat(client, response_format=form, max_tokens=200, temperature=temperature)
@@ -222,7 +223,7 @@ def test_an_answer_keeps_to_a_json_schema(client, served) -> None:
     Tree.model_validate_json(outcome.text)
 
 
-def test_an_answer_is_a_json_object(client) -> None:
+def test_an_answer_is_a_json_object(client: OpenAI) -> None:
     answer = chat(client, response_format={"type": "json_object"}, max_tokens=400, extra_body={"logit_bias": {}})
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
@@ -247,7 +248,7 @@ def test_an_answer_is_a_json_object(client) -> None:
         ),
     ],
 )
-def test_an_answer_keeps_to_a_grammar(client, extra, pattern) -> None:
+def test_an_answer_keeps_to_a_grammar(client: OpenAI, extra: dict[str, str], pattern: str) -> None:
     answer = chat(client, extra_body=extra, max_tokens=60, temperature=1)
     assert re.fullmatch(pattern, answer.choices[0].message.content)
     assert answer.choices[0].finish_reason == "stop"
@@ -256,10 +257,10 @@ def test_an_answer_keeps_to_a_grammar(client, extra, pattern) -> None:
 # Caches, memory, length ------------------------------------------------------------------
 
 
-def test_a_salt_keeps_the_prefix_cache_apart(client) -> None:
+def test_a_salt_keeps_the_prefix_cache_apart(client: OpenAI) -> None:
     long = [{"role": "user", "content": "Tell me about the salt " * 20}]
 
-    def cached(salt):
+    def cached(salt: str):
         usage = chat(client, messages=long, max_tokens=1, extra_body={"cache_salt": salt}).usage
         return usage.prompt_tokens_details.cached_tokens
 
@@ -268,7 +269,7 @@ def test_a_salt_keeps_the_prefix_cache_apart(client) -> None:
     assert cached("b") == 0
 
 
-def test_warming_up_fills_the_cache_and_can_be_continued(served) -> None:
+def test_warming_up_fills_the_cache_and_can_be_continued(served: Node) -> None:
     socket = ResponsesSocket(served.port)
     long = "Tell me about the warm oak " * 20
     socket.send(response_body(long, generate=False))
@@ -279,7 +280,7 @@ def test_warming_up_fills_the_cache_and_can_be_continued(served) -> None:
     socket.close()
 
 
-def test_a_conversation_is_truncated_only_when_that_is_asked(served) -> None:
+def test_a_conversation_is_truncated_only_when_that_is_asked(served: Node) -> None:
     turns = [{"role": ("user", "assistant")[place % 2], "content": f"{place} " + "word " * 60} for place in range(101)]
     socket = ResponsesSocket(served.port)
     body = {"type": "response.create", "model": MODEL, "input": turns, "max_output_tokens": 4, "temperature": 0}
@@ -292,7 +293,7 @@ def test_a_conversation_is_truncated_only_when_that_is_asked(served) -> None:
     socket.close()
 
 
-def test_text_becomes_tokens_and_tokens_text(served) -> None:
+def test_text_becomes_tokens_and_tokens_text(served: Node) -> None:
     status, got = post(served.port, "/tokenize", {"model": MODEL, "prompt": "The oak is old, wörld 🙂"})
     assert (status, got["tokens"]) == (200, ids("The oak is old, wörld 🙂"))
     status, back = post(served.port, "/detokenize", {"model": MODEL, "tokens": got["tokens"]})

@@ -7,6 +7,7 @@ import trio
 
 from protocol.messages import Generate, Sampling
 from tests.contracts.engine import complete, new_id, request
+from tests.system.sglang.conftest import MakeEngine
 
 pytestmark = pytest.mark.engine
 
@@ -23,7 +24,9 @@ EXACT = {"dtype": "float32"}  # in bfloat16 the shape of a batch decides between
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_d10_an_answer_with_penalties_goes_on_as_if_it_had_not_been_cut(make_engine, *, together) -> None:
+async def test_d10_an_answer_with_penalties_goes_on_as_if_it_had_not_been_cut(
+    make_engine: MakeEngine, *, together: bool
+) -> None:
     # A scheduler that runs ahead counts by the steps of its batch: a prompt between two of them counts one token twice.
     async with make_engine(settings=EXACT | {"disable_overlap_schedule": together}) as engine:
         prompt = request(engine, 1).tokens
@@ -44,7 +47,7 @@ async def test_d10_an_answer_with_penalties_goes_on_as_if_it_had_not_been_cut(ma
         assert rests == {(at, said): uncut[at][said:] for at, said in cuts}
 
 
-async def answer(engine, tokens, said, penalties):
+async def answer(engine, tokens, said: int, penalties: dict[str, float]) -> list[int]:
     sampling = Sampling(TOKENS - said, temperature=0.0, ignore_eos=True, logit_bias=PREFERRED, **penalties)
     ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, said=said))
     return ids

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from openai import OpenAI
 
 from bench.rig.clients import ResponsesSocket
-from bench.rig.node import MODEL
+from bench.rig.node import MODEL, Node
 from bench.rig.prompts import OAK_PROMPT
 from tests.system.sglang.test_options import MESSAGES, post
 
@@ -77,7 +78,7 @@ def pids(served) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_each_door_names_the_field_and_the_engine_lives(door, served, client) -> None:
+def test_each_door_names_the_field_and_the_engine_lives(door: str, served: Node, client: OpenAI) -> None:
     before = pids(served)
     for extra, field in FOR_ALL:
         error = refusal(served.port, door, extra)
@@ -87,7 +88,7 @@ def test_each_door_names_the_field_and_the_engine_lives(door, served, client) ->
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_lengths_are_refused_by_the_clients_own_name(door, served) -> None:
+def test_lengths_are_refused_by_the_clients_own_name(door: str, served: Node) -> None:
     most = MOST.get(door, "max_output_tokens")
     for value in (0, -1, "many", 2**31, 1.5):
         assert refusal(served.port, door, {most: value})["param"] == most
@@ -101,7 +102,9 @@ def test_lengths_are_refused_by_the_clients_own_name(door, served) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("bad", [{"regex": "(((["}, {"ebnf": "root ::= nothing"}, {"structural_tag": "{}"}])
-def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(door, bad, served, client) -> None:
+def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
+    door: str, bad: dict[str, str], served: Node, client: OpenAI
+) -> None:
     before = pids(served)
     body = DOORS[door] | bad | ({"stream": True} if door != "socket" else {})
     if door == "socket":
@@ -131,7 +134,7 @@ def post_any(port: int, path: str, body: object) -> tuple[int, bytes]:
     return answer.status, payload
 
 
-def test_token_ids_that_would_crash_the_engine_are_refused(served) -> None:
+def test_token_ids_that_would_crash_the_engine_are_refused(served: Node) -> None:
     before = pids(served)
     for prompt in ([512], [-1], [2**40], [2**63], [1.5], ["a", 1], [[1], "a"], [], [[]], ""):
         error = refusal(served.port, "/v1/completions", {"prompt": prompt})
@@ -139,7 +142,7 @@ def test_token_ids_that_would_crash_the_engine_are_refused(served) -> None:
     assert pids(served) == before
 
 
-def test_what_is_not_done_here_is_refused_by_name(served) -> None:
+def test_what_is_not_done_here_is_refused_by_name(served: Node) -> None:
     for door, extra, field in [
         ("/v1/completions", {"suffix": "x"}, "suffix"),
         ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),

@@ -28,7 +28,7 @@ def replay(seed: int) -> str:
 
 
 @pytest.mark.parametrize("tens", range(SEEDS // 10))
-def test_nothing_false_is_said_and_everything_comes_home(tens) -> None:
+def test_nothing_false_is_said_and_everything_comes_home(tens: int) -> None:
     for seed in range(10 * tens, 10 * tens + 10):
         try:
             run_seed(seed)
@@ -72,7 +72,7 @@ def test_the_seeds_see_every_fault_and_every_outcome() -> None:
 
 
 @pytest.mark.parametrize("seed", range(CLUSTER_SEEDS))
-def test_nothing_false_is_said_by_a_cluster_and_everything_comes_home_at_every_node(seed) -> None:
+def test_nothing_false_is_said_by_a_cluster_and_everything_comes_home_at_every_node(seed: int) -> None:
     try:
         run_cluster_seed(seed)
     except BaseException:

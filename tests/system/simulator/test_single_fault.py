@@ -10,6 +10,7 @@ import trio
 from tests.system.simulator import cluster_single_fault
 from tests.system.simulator.cluster_seed import ClusterRun
 from tests.system.simulator.seed import ALONE, Run, traced
+from tests.system.simulator.single_fault import SingleFault
 
 SEEDS = 3  # of each; the seeds of the simulator draw more
 CLUSTER_SEEDS = 9
@@ -23,7 +24,7 @@ CLUSTER_SEEDS = 9
     ],
     ids=lambda each: getattr(each, "__name__", str(each)),
 )
-def test_honest_clients_hardly_notice(alone, seed) -> None:
+def test_honest_clients_hardly_notice(alone: type[SingleFault], seed: int) -> None:
     async def whole_system(rng: random.Random) -> str:
         if alone in ALONE:
             return await Run(rng, only=alone).traced()

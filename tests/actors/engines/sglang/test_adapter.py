@@ -40,7 +40,7 @@ async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_a
 ) -> None:
     link, loads = Slow(), []
 
-    async def look(engine) -> None:
+    async def look(engine: SglangEngine) -> None:
         loads.append(await engine.load())
 
     async with trio.open_nursery() as nursery:
@@ -79,7 +79,7 @@ class Living:
 
 @pytest.mark.parametrize("stopped_at", [0.0, 99.9, 101.0, 102.49])
 async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(
-    stopped_at, autojump_clock: MockClock
+    stopped_at: float, autojump_clock: MockClock
 ) -> None:
     link = Living()
 

@@ -13,6 +13,7 @@ from actors.engines.sglang.boot_message import CPU_ARGUMENTS, DEFAULT_ARGUMENTS,
 from actors.engines.sglang.spec import SglangSpec
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 
 FILE = """\
@@ -28,7 +29,7 @@ kv_tokens_max = 4096
 
 @pytest.fixture
 def read(tmp_path: Path):
-    def read(*settings: str):
+    def read(*settings: str) -> Cluster:
         (tmp_path / "cluster.toml").write_text(FILE + "\n".join(settings))
         return read_cluster(tmp_path / "cluster.toml")
 
@@ -65,13 +66,13 @@ def read(tmp_path: Path):
         ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
     ],
 )
-def test_a_setting_that_would_lie_is_a_mistake_with_its_line(line, said, read) -> None:
+def test_a_setting_that_would_lie_is_a_mistake_with_its_line(line: str, said: str, read) -> None:
     with pytest.raises(StartFailed, match=re.escape(f"line 8: engine.tiny-0.{said}")):
         read(line)
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "none"])
-def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend, read) -> None:
+def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend: str, read) -> None:
     assert read(f'grammar_backend = "{backend}"').engine["tiny-0"].settings == {"grammar_backend": backend}
 
 
@@ -88,7 +89,7 @@ def test_every_rule_is_about_an_argument_that_there_is() -> None:
 
 @pytest.mark.parametrize("leg", list(Leg))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg, device) -> None:
+def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: object, device: str) -> None:
     spec = SglangSpec(
         "e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, dist_init_address="a:1"
     )

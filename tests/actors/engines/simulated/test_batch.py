@@ -16,7 +16,7 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import AskerLeft, EngineLost, RequestError
-from protocol.messages import EngineLoad
+from protocol.messages import EngineLoad, Started, Tokens
 from tests.rig.simulated_engines import COSTS, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting, simulate
 
@@ -168,7 +168,7 @@ requests = st.tuples(
 
 
 @given(st.lists(requests, min_size=1, max_size=12), st.sampled_from([1, 4, 16]), st.integers(1, 20), st.booleans())
-def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page_size, chunk, cache) -> None:
+def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page_size, chunk: int, cache: bool) -> None:
     engine = batch(kv_tokens_max=64, page_size=page_size, prefill_chunk=chunk, prefix_cache=cache, slots=3)
     moves = [(at, number, "submit") for number, (*_, at) in enumerate(asked)]
     moves += [(at + after, number, "abort") for number, (*_, after, at) in enumerate(asked) if after is not None]
@@ -242,7 +242,7 @@ async def test_whoever_hears_a_token_may_abort_and_submit_in_the_same_turn(autoj
     async with running() as engine:
         times = []
 
-        def into(_) -> None:
+        def into(_: Started | Tokens) -> None:
             engine.abort("a")
             if not times:
                 times.append(engine.submit(generate("b", tokens_max=1)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -37,22 +39,26 @@ SPECS = {
 }
 
 
-def made(spec: SimulatedSpec, lines=()):
+def made(
+    spec: SimulatedSpec, lines: tuple[()] | list[list[int]] = ()
+) -> Callable[[], AbstractAsyncContextManager[SimulatedEngine]]:
     return lambda: running(spec, lines)
 
 
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS.keys())
-async def test_the_simulated_engine_keeps_the_contract(changes, autojump_clock: MockClock) -> None:
+async def test_the_simulated_engine_keeps_the_contract(changes: object, autojump_clock: MockClock) -> None:
     await contract.check_engine(made(spec(**({"costs": COSTS} | changes))))
 
 
 @pytest.mark.parametrize("changes", [{}, {"eos_id": 99, "length_min": 20, "length_max": 30}])
-async def test_an_engine_that_says_sentences_keeps_the_contract(changes, autojump_clock: MockClock) -> None:
+async def test_an_engine_that_says_sentences_keeps_the_contract(
+    changes: dict[str, int], autojump_clock: MockClock
+) -> None:
     await contract.check_engine(made(spec(costs=COSTS, **changes), LINES))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_contract_holds_in_any_order_of_tasks(seed) -> None:
+def test_the_contract_holds_in_any_order_of_tasks(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
         await contract.check_engine(made(spec(costs=COSTS, page_size=rng.choice((1, 4, 16)))))
 
@@ -60,13 +66,13 @@ def test_the_contract_holds_in_any_order_of_tasks(seed) -> None:
 
 
 class Forgetful(SimulatedEngine):
-    def abort(self, request_id) -> None:
+    def abort(self, request_id: str) -> None:
         pass
 
 
 async def test_the_contract_finds_an_engine_that_does_not_let_go(autojump_clock: MockClock) -> None:
     @asynccontextmanager
-    async def make():
+    async def make() -> AsyncIterator[Forgetful]:
         engine = Forgetful(spec(), random.Random(0))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
@@ -109,7 +115,7 @@ INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True)
         ({"prompt": 58}, None),
     ],
 )
-def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes, param) -> None:
+def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes: dict[str, Any], param: str | None) -> None:
     with pytest.raises(BadRequest) as caught:
         check_request(generate("a", **changes), INFO)
     assert caught.value.param == param
@@ -122,7 +128,9 @@ def test_a_request_may_be_as_long_as_the_engine_says() -> None:
 
 
 @pytest.mark.parametrize(("kv_tokens_max", "most"), [(64, 64), (70, 64), (1000, 100)])
-async def test_one_request_may_fill_the_context_or_the_memory(kv_tokens_max, most, autojump_clock: MockClock) -> None:
+async def test_one_request_may_fill_the_context_or_the_memory(
+    kv_tokens_max: int, most: int, autojump_clock: MockClock
+) -> None:
     async with running(spec(page_size=16, context_max=100, kv_tokens_max=kv_tokens_max)) as engine:
         assert engine.info.request_tokens_max == most
         await engine.submit(generate("a", prompt=most - 2, tokens_max=2)).result()
@@ -158,7 +166,7 @@ def test_a_spec_is_read_as_it_stands_in_a_file() -> None:
         ({"faults": {"slow": 0}}, "faults.slow"),
     ],
 )
-def test_a_wrong_key_of_a_spec_is_named(data, path) -> None:
+def test_a_wrong_key_of_a_spec_is_named(data: dict[str, Any], path: str) -> None:
     with pytest.raises(Exception, match=path):
         structure(data, SimulatedSpec)
 
@@ -172,7 +180,7 @@ def test_a_wrong_key_of_a_spec_is_named(data, path) -> None:
         ({"eos_id": 100}, "eos_id"),
     ],
 )
-def test_keys_that_disagree_are_named_and_no_engine_is_made_of_them(changes, path) -> None:
+def test_keys_that_disagree_are_named_and_no_engine_is_made_of_them(changes: dict[str, int], path: str) -> None:
     wrong = spec(**changes)
     assert [mistake.path for mistake in wrong.disagreements()] == [path]
     with pytest.raises(ValueError, match=path):

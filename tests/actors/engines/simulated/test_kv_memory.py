@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.engines.simulated.batch import Batch
+from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import KvMemory, Lease, pack_tokens, page_digests, root_digest
 from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import AskerLeft
-from protocol.messages import Usage
+from protocol.messages import Generate, Usage
 from tests.rig.simulated_engines import generate, read, running, spec
 
 SIZE = 2  # tokens a page
@@ -22,12 +23,14 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # so short of var
 salts = st.sampled_from([None, "", "one", "other"])
 
 
-def digests(tokens, salt=None):
+def digests(tokens, salt=None) -> list[bytes]:
     return page_digests(root_digest(salt), pack_tokens(tokens), SIZE)
 
 
 @given(prompts, prompts, salts, salts)
-def test_digests_agree_as_far_as_the_prefixes_do(one, other, salt, another) -> None:
+def test_digests_agree_as_far_as_the_prefixes_do(
+    one: list[int], other: list[int], salt: str | None, another: str | None
+) -> None:
     same = 0
     while salt == another and one[: same + SIZE] == other[: same + SIZE] and same + SIZE <= min(len(one), len(other)):
         same += SIZE
@@ -51,7 +54,7 @@ other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "
 
 @settings(max_examples=300)
 @given(st.integers(4, 12), st.lists(st.one_of(ask, other, other), min_size=5, max_size=60))
-def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max, moves) -> None:
+def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max: int, moves) -> None:
     memory = KvMemory(pages_max)
     held: list[tuple[Lease, list[bytes], int]] = []
     published: set[bytes] = set()
@@ -150,13 +153,13 @@ def test_the_pages_that_a_lease_shares_do_not_make_room_for_it() -> None:
 # The cache as requests see it -------------------------------------------------------------
 
 
-async def usage(engine, request) -> Usage:
+async def usage(engine: SimulatedEngine, request: Generate) -> Usage:
     return (await read(engine.submit(request)))[1].usage
 
 
 @pytest.mark.parametrize(("length", "cached"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
 async def test_cached_tokens_are_whole_pages_and_never_the_whole_prompt(
-    length, cached, autojump_clock: MockClock
+    length: int, cached: int, autojump_clock: MockClock
 ) -> None:
     prompt = list(range(length))
     async with running(spec(page_size=4)) as engine:
@@ -182,7 +185,7 @@ async def test_a_continued_conversation_finds_the_answer_cached_too(autojump_clo
 
 @pytest.mark.parametrize(("salt", "cached"), [("x", 8), ("y", 0), (None, 0)])
 async def test_an_answer_to_a_prompt_shorter_than_a_page_is_cached_under_its_salt(
-    salt, cached, autojump_clock: MockClock
+    salt: str | None, cached: int, autojump_clock: MockClock
 ) -> None:
     async with running() as engine:
         first = generate("a", [1, 2], tokens_max=7, salt="x")

@@ -14,20 +14,20 @@ from trio.testing import MockClock
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import pack_tokens
 from actors.engines.simulated.output import OutputGenerator
-from protocol.messages import FinishReason
+from protocol.messages import Finished, FinishReason, Generate
 from tests.rig.simulated_engines import generate, read, running, spec
 
 LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 EOS = 99
 
 
-async def said(request, lines=LINES, **changes):
+async def said(request, lines=LINES, **changes: int) -> tuple[list[int], Finished]:
     async with running(spec(eos_id=EOS, **changes), lines) as engine:
         ids, finished, _ = await read(engine.submit(request))
     return ids, finished
 
 
-def many(**sampling):
+def many(**sampling) -> Generate:
     return generate("a", tokens_max=200, **sampling)
 
 
@@ -54,7 +54,9 @@ async def test_an_eos_token_within_a_sentence_is_not_said(autojump_clock: MockCl
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-async def test_an_answer_ends_by_itself_at_a_drawn_length(lines, autojump_clock: MockClock) -> None:
+async def test_an_answer_ends_by_itself_at_a_drawn_length(
+    lines: list[list[int]] | tuple[()], autojump_clock: MockClock
+) -> None:
     lengths = set()
     for name in "abcdefgh":
         ids, finished = await said(generate(name, tokens_max=100), lines, length_min=10, length_max=20)
@@ -85,7 +87,7 @@ async def test_an_answer_has_at_least_the_tokens_asked_for(autojump_clock: MockC
 
 
 @pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}])
-async def test_a_stop_token_is_delivered_and_named(sampling, autojump_clock: MockClock) -> None:
+async def test_a_stop_token_is_delivered_and_named(sampling: dict[str, bool], autojump_clock: MockClock) -> None:
     ids, finished = await said(many(stop_token_ids=(7,), **sampling))
     assert (ids[-1], finished.reason, finished.matched) == (7, FinishReason.STOP, 7)
     assert 7 not in ids[:-1]
@@ -98,7 +100,9 @@ async def test_no_stop_token_is_said_before_its_time(autojump_clock: MockClock) 
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-async def test_a_bias_of_100_forces_a_token_and_its_opposite_forbids_one(lines, autojump_clock: MockClock) -> None:
+async def test_a_bias_of_100_forces_a_token_and_its_opposite_forbids_one(
+    lines: list[list[int]] | tuple[()], autojump_clock: MockClock
+) -> None:
     ids, _ = await said(many(logit_bias={5: 100.0, 9: 100.0, 7: 99.0, 3: -100.0}), lines)
     assert ids == [5] * 200
     ids, _ = await said(many(logit_bias={5: -100.0, 6: -200.0, EOS: -100.0, 8: -99.0}), lines)
@@ -122,7 +126,7 @@ async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock)
 # What it depends on -----------------------------------------------------------------------
 
 
-def first(request, *, seed=0, lines=(), many=30):
+def first(request: Generate, *, seed: int = 0, lines=(), many: int = 30):
     speech = OutputGenerator.from_sentences(spec(seed=seed), lines)
     sequence = speech.answer(request, pack_tokens(request.tokens))
     return [next(sequence.ids) for _ in range(many)]
@@ -132,15 +136,15 @@ PROMPT = [1, 2, 3]
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-def test_the_same_prompt_has_the_same_greedy_answer(lines) -> None:
+def test_the_same_prompt_has_the_same_greedy_answer(lines: list[list[int]] | tuple[()]) -> None:
     assert first(generate("a", PROMPT), lines=lines) == first(generate("b", PROMPT, seed=1), lines=lines)
     assert len({tuple(first(generate("a", [number]), lines=lines)) for number in range(9)}) > 5
     assert len({tuple(first(generate("a", PROMPT), seed=number, lines=lines)) for number in range(9)}) > 5
 
 
 @pytest.mark.parametrize("lines", [LINES, ()])
-def test_with_temperature_the_seed_decides_or_else_the_id(lines) -> None:
-    def warm(name, seed=None):
+def test_with_temperature_the_seed_decides_or_else_the_id(lines: list[list[int]] | tuple[()]) -> None:
+    def warm(name: str, seed: int | None = None):
         return tuple(first(generate(name, PROMPT, temperature=1.0, seed=seed), lines=lines))
 
     assert warm("a", 1) == warm("b", 1)
@@ -164,7 +168,7 @@ def test_lines_must_be_in_the_vocabulary() -> None:
 
 @given(st.integers(0, 1000), st.integers(0, 5), st.integers(0, 30), st.integers(2, 50), st.sampled_from([0.0, 1.0]))
 def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(
-    place, token, most, vocabulary, temperature
+    place: int, token: int, most: int, vocabulary: int, temperature
 ) -> None:
     made = spec(vocabulary_size=vocabulary)
     speech, token, most = OutputGenerator.from_sentences(made, ()), token % vocabulary, min(most, vocabulary)

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import BadRequest
-from protocol.messages import Finished, FinishReason, Generate
+from protocol.messages import Finished, FinishReason, Generate, Logprob
 from tests.rig.simulated_engines import generate, read, running, spec
 
 EOS = 99
@@ -32,7 +32,7 @@ SAMPLINGS = {
 }
 
 
-def whole(request: Generate, lines, **changes):
+def whole(request: Generate, lines, **changes) -> tuple[list[int], list[Logprob | None], Finished]:
     """Return the ids, log probabilities and end of an answer."""
     made = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
     batch = Batch(made, OutputGenerator.from_sentences(made, lines), random.Random(0))
@@ -66,7 +66,7 @@ def check_cut_everywhere(request: Generate, lines) -> None:
 
 @pytest.mark.parametrize("lines", [LINES, [[1, 2, 3]], ()], ids=["sentences", "one sentence", "no sentence"])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling, lines) -> None:
+def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling: object, lines: list[list[int]] | tuple[()]) -> None:
     for name in "abcd":
         check_cut_everywhere(generate(name, prompt=6, tokens_max=30, logprobs=2, **sampling), lines)
 
@@ -80,7 +80,9 @@ def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling, lines) -> Non
     st.booleans(),
     st.integers(0, 9),
 )
-def test_it_does_so_for_whatever_was_asked(tokens_min, more, stops, never, ignore_eos, sentences, seed) -> None:
+def test_it_does_so_for_whatever_was_asked(
+    tokens_min: int, more: int, stops, never, ignore_eos: bool, sentences: bool, seed: int
+) -> None:
     request = generate(
         "a",
         prompt=[seed, 1],
@@ -121,7 +123,7 @@ async def test_what_was_said_is_part_of_the_prompt_and_may_be_cached(autojump_cl
 
 
 @pytest.mark.parametrize("said", [-1, 4, 5])
-async def test_no_more_can_be_said_than_there_is_beside_a_prompt(said, autojump_clock: MockClock) -> None:
+async def test_no_more_can_be_said_than_there_is_beside_a_prompt(said: int, autojump_clock: MockClock) -> None:
     async with running() as engine:
         with pytest.raises(BadRequest, match="said must be from 0 to 3") as caught:
             engine.submit(evolve(generate("a", prompt=4), said=said))

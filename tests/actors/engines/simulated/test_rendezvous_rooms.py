@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -52,7 +52,7 @@ def test_the_legs_stand_in_a_file_and_say_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"tokens_min": 3}, {"ignore_eos": True}])
-async def test_a_prefill_gives_the_first_token_and_ends(sampling, autojump_clock: MockClock) -> None:
+async def test_a_prefill_gives_the_first_token_and_ends(sampling: Mapping[str, int], autojump_clock: MockClock) -> None:
     request = generate("a", prompt=20, tokens_max=9, logprobs=1, **sampling)
     async with running(leg_of(Leg.BOTH)) as engine:
         whole, _, told = await read(engine.submit(request))
@@ -152,7 +152,7 @@ async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_no
 @pytest.mark.parametrize("transfer_s", [0.0, 0.5, 40.0])
 @pytest.mark.parametrize("prompt", [1, 8, 20])
 async def test_a_decode_alone_takes_what_both_take_and_the_transfer(
-    prompt, transfer_s, autojump_clock: MockClock
+    prompt: int, transfer_s: float, autojump_clock: MockClock
 ) -> None:
     request = generate("a", prompt=prompt, tokens_max=5)
     async with running(leg_of(Leg.BOTH)) as engine:
@@ -174,11 +174,11 @@ async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock: MockCl
     st.sampled_from([{}, {"temperature": 1.0, "seed": 5}, {"tokens_min": 4}]),
     st.integers(1, 3),
 )
-def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling, slots) -> None:
+def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling, slots: int) -> None:
     async def every(leg: Leg) -> list:
         answers: list = [None] * len(asked)
 
-        async def one(engine, number, prompt, tokens_max, at) -> None:
+        async def one(engine: SimulatedEngine, number: int, prompt, tokens_max, at) -> None:
             await trio.sleep(at)
             wanted = generate(f"r{number}", prompt, max(tokens_max, 4), logprobs=1, **sampling)
             ids, finished, told = await read(engine.submit(wanted if leg is Leg.BOTH else met(wanted)))
@@ -228,7 +228,7 @@ async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_cl
 
 
 @pytest.mark.parametrize("after_s", [0, 1, 3.125, 3.5, 4, 5])
-async def test_a_decode_can_be_aborted_at_any_time(after_s, autojump_clock: MockClock) -> None:
+async def test_a_decode_can_be_aborted_at_any_time(after_s: float, autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=0.25))) as engine:
         answer = engine.submit(met(generate("a", prompt=8, tokens_max=9)))
         await trio.sleep(after_s)
@@ -287,7 +287,9 @@ async def test_a_stalled_decode_is_given_nothing(autojump_clock: MockClock) -> N
         (Leg.PREFILL, Rendezvous(2**63, *BOOTSTRAP), "a room"),
     ],
 )
-async def test_what_is_for_another_leg_is_refused_by_name(leg, meeting, why, autojump_clock: MockClock) -> None:
+async def test_what_is_for_another_leg_is_refused_by_name(
+    leg: Leg, meeting: Rendezvous | None, why: str, autojump_clock: MockClock
+) -> None:
     async with running(leg_of(leg)) as engine:
         with pytest.raises(BadRequest, match=why):
             engine.submit(met(generate("a"), meeting))

@@ -1,9 +1,10 @@
 import json
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import responses_server_event
+from openai.types.responses.response import Response
 
 from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse, parse_http, response_id
 from protocol.dialects.responses.events import LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
@@ -32,20 +33,20 @@ def check(frame, *, unknown=()):
     return event
 
 
-def check_error(frame):
+def check_error(frame: bytes):
     check(frame, unknown=["headers"] if b'"headers"' in frame else [])
     return frame
 
 
-def events_of(*, sse=False, **fields):
+def events_of(*, sse: bool = False, **fields):
     return Events(parse(json.dumps(BASE | fields)), request_id=ID, created_at=1741290958, sse=sse)
 
 
-def said_of(events, *pieces):
+def said_of(events, *pieces: str):
     return [events.delta(Text(piece, 1)) for piece in pieces]
 
 
-def finish(events, reason=FinishReason.STOP):
+def finish(events, reason: FinishReason = FinishReason.STOP):
     return events.finish(ChoiceEnded(reason), USAGE)
 
 
@@ -131,7 +132,7 @@ def test_cancelled_before_and_after_the_first_token() -> None:
         (ContextTooLong("too long", param="input"), "invalid_prompt", "context_length_exceeded"),
     ],
 )
-def test_a_response_that_failed(error, code, cause) -> None:
+def test_a_response_that_failed(error: EngineLost | ContextTooLong, code: str, cause: str) -> None:
     events = events_of(stream_id="a")
     events.begin()
     early = check(events_of().failed(error), unknown=["response.error.cause"])
@@ -189,7 +190,7 @@ LISTED = [
 ]  # fmt: skip
 
 
-def bare(frame):
+def bare(frame) -> str:
     """An event without the bytes of tokens, which openai sends and its types for deltas forget."""
     event = json.loads(frame)
     for token in event.get("logprobs", ()):
@@ -232,7 +233,7 @@ def test_text_that_was_held_back_with_its_log_probabilities_comes_in_several_del
 
 
 @pytest.mark.parametrize("size", [0, 1, LOGPROBS_A_DELTA_MAX])
-def test_text_with_few_log_probabilities_is_one_delta(size) -> None:
+def test_text_with_few_log_probabilities_is_one_delta(size: int) -> None:
     text = Text("x", size, 0, SCORED[0].logprobs[:1] * size)
     assert events_of(include=[LOGPROBS]).deltas(text) == (events_of(include=[LOGPROBS]).delta(text),)
 
@@ -246,13 +247,13 @@ def test_text_with_few_log_probabilities_is_one_delta(size) -> None:
         ({"parallel_tool_calls": True, "tool_choice": "auto"}, (True, "auto")),
     ],
 )
-def test_what_was_said_of_tools_is_said_back(asked, said) -> None:
+def test_what_was_said_of_tools_is_said_back(asked: dict[str, Any], said: tuple[bool, str]) -> None:
     response = check(events_of(**asked).begin()[0])["response"]
     assert (response["parallel_tool_calls"], response["tool_choice"]) == said
 
 
 @pytest.mark.parametrize("too_many", [False, True])
-def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many) -> None:
+def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many: bool) -> None:
     events = events_of(include=[LOGPROBS])
     events.begin()
     events.open()
@@ -311,7 +312,7 @@ def test_what_was_asked_is_said_back() -> None:
 
 
 @pytest.mark.parametrize("field", ["schema", "description"])
-def test_a_long_format_is_not_said_back(field) -> None:
+def test_a_long_format_is_not_said_back(field: str) -> None:
     long = {"type": "json_schema", "name": "x", "schema": {"enum": ["y"]}, "strict": None}
     long |= {"schema": {"enum": ["y" * FORMAT_ECHOED_MAX]}} if field == "schema" else {"description": "y" * 500_000}
     events = events_of(text={"format": long})
@@ -333,7 +334,7 @@ def test_the_largest_request_keeps_every_event_small() -> None:
 # In one piece -----------------------------------------------------------------------------
 
 
-def posted(*replies, **fields):
+def posted(*replies: Text | ChoiceEnded, **fields) -> bytes:
     create = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
     gathered = Completion(create, request_id=ID, created_at=1741290958)
     for each in replies:
@@ -341,7 +342,7 @@ def posted(*replies, **fields):
     return b"".join(gathered.finish(Answered(USAGE)).pieces())
 
 
-def check_response(body):
+def check_response(body) -> Response:
     model = OpenAIResponse.model_validate(json.loads(body), strict=True)
     assert {*extras(model)} <= {"store"}
     return model

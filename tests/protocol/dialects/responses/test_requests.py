@@ -1,4 +1,6 @@
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +34,7 @@ def post(**fields) -> CreateHttp:
     return parse_http(json.dumps(HTTP | fields).encode())
 
 
-def refused(kind, param, said=None, /, **fields) -> None:
+def refused(kind: type[Unsupported] | type[BadRequest], param, said: str | None = None, /, **fields) -> None:
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}))
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value
@@ -95,7 +97,9 @@ def test_an_answer_that_is_sent_back_whole() -> None:
         ("stream_options", {"include_obfuscation": True}),
     ],
 )
-def test_what_this_server_does_not_do_is_refused_by_name(field, value) -> None:
+def test_what_this_server_does_not_do_is_refused_by_name(
+    field: str, value: list[dict[str, str]] | str | bool | dict[str, Any]
+) -> None:
     refused(Unsupported, field, **{field: value})
     with pytest.raises(Unsupported) as raised:
         post(**{field: value})
@@ -111,7 +115,7 @@ def test_what_this_server_does_not_do_is_refused_by_name(field, value) -> None:
         ("include[0]", {"include": ["file_search_call.results"]}),
     ],
 )
-def test_what_is_not_done_inside_a_field_is_refused_by_its_path(param, fields) -> None:
+def test_what_is_not_done_inside_a_field_is_refused_by_its_path(param: str, fields: dict[str, Any]) -> None:
     refused(Unsupported, param, **fields)
 
 
@@ -128,7 +132,7 @@ def test_what_is_not_done_inside_a_field_is_refused_by_its_path(param, fields) -
         ("input[0].content[0].type", [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]),
     ],
 )  # fmt: skip
-def test_items_that_are_no_text_are_unsupported(param, items) -> None:
+def test_items_that_are_no_text_are_unsupported(param: str, items: Sequence[object]) -> None:
     refused(Unsupported, param, input=items)
 
 
@@ -210,7 +214,7 @@ def test_items_that_are_no_text_are_unsupported(param, items) -> None:
         ("type", {"type": 5}),
     ],
 )
-def test_mistakes_name_their_field(param, fields) -> None:
+def test_mistakes_name_their_field(param: str, fields: dict[str, Any]) -> None:
     refused(BadRequest, param, **fields)
 
 
@@ -268,7 +272,9 @@ def test_what_is_posted_and_what_comes_by_socket_become_the_same_request() -> No
         (BadRequest, "top_logprobs", {"top_logprobs": 1}),
     ],
 )
-def test_what_only_a_socket_can_do_is_refused_when_it_is_posted(kind, param, fields) -> None:
+def test_what_only_a_socket_can_do_is_refused_when_it_is_posted(
+    kind: type[Unsupported] | type[PreviousResponseNotFound] | type[BadRequest], param: str, fields: dict[str, Any]
+) -> None:
     with pytest.raises(BadRequest) as raised:
         post(**fields)
     assert (type(raised.value), raised.value.param) == (kind, param)

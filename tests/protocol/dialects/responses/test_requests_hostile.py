@@ -40,7 +40,7 @@ from tests.protocol.dialects.responses.test_requests import BASE, ID, create, re
         ('{"type":"response.create","model":"m","input":"\x00"}', "not JSON"),
     ],
 )
-def test_text_that_cannot_be_read(text, said) -> None:
+def test_text_that_cannot_be_read(text: str, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         parse(text)
 

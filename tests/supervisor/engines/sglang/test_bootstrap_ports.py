@@ -20,11 +20,11 @@ PREFILL = SglangSpec("p", "/models/x", "cpu", 4, 4096, leg=Leg.PREFILL, bootstra
 
 
 @pytest.fixture(autouse=True)
-def taken(monkeypatch: pytest.MonkeyPatch):
+def taken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The ports at which somebody listens; here nobody does in truth."""
     taken: set[int] = set()
 
-    def create_server(at, **_):
+    def create_server(at, **_) -> nullcontext[None]:
         if at[1] in taken:
             raise OSError("it is taken")
         return nullcontext()
@@ -34,7 +34,7 @@ def taken(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("life_s", [0.1, 1.0, 7.0, BOOTSTRAP_PORTS, 10 * BOOTSTRAP_PORTS])
-def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s) -> None:
+def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s: float) -> None:
     lives = BootstrapPorts(PREFILL, count(1000.7, life_s).__next__)
     met = [lives.next_port() for _ in range(BOOTSTRAP_PORTS)]
     assert sorted(met) == list(ports(PREFILL)) == list(range(20_400, 20_400 + BOOTSTRAP_PORTS))
@@ -68,7 +68,7 @@ def test_who_has_no_port_of_its_own_is_met_at_none() -> None:
 
 
 @pytest.mark.parametrize(("host", "listens_at"), [("10.0.0.5", "10.0.0.5"), ("::1", "::1"), ("host-5", "")])
-def test_a_leg_listens_where_others_find_it_and_at_no_name(host, listens_at) -> None:
+def test_a_leg_listens_where_others_find_it_and_at_no_name(host: str, listens_at: str) -> None:
     leg = build(evolve(PREFILL, host=host), "/tmp/x")
     assert (leg.arguments["host"], leg.environment["SGLANG_HOST_IP"]) == (host, listens_at)
     whole = evolve(PREFILL, leg=Leg.BOTH, host=host, bootstrap_port=None)

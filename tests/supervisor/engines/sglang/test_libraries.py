@@ -20,7 +20,7 @@ DISAGG = ROOT / "examples" / "disagg.toml"
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch):
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The libraries that this machine has, by their names without `lib`."""
     installed: dict[str, str] = {}
     monkeypatch.setattr(libraries, "find_library", installed.get)

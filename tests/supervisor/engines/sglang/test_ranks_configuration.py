@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from protocol.messages import Generate, RunRank
 from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config import placement
+from supervisor.config.schema import Cluster
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang import ranks
@@ -107,7 +109,7 @@ kv_tokens_max = 4096
 
 @pytest.fixture
 def read(tmp_path: Path):
-    def read(old="", new=""):
+    def read(old: str = "", new: str = "") -> Cluster:
         assert old in SPAN
         (tmp_path / "secret").write_text("a secret that is long enough")
         (tmp_path / "cluster.toml").write_text(SPAN.replace(old, new) if old else SPAN + new)
@@ -145,7 +147,7 @@ def read(tmp_path: Path):
         ('device = "cpu"', 'kind = "simulated"', 'engine.big.dist_port: is for engines of kind "sglang"'),
     ],
 )
-def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new, said, read) -> None:
+def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old: str, new: str, said: str, read) -> None:
     with pytest.raises(StartFailed, match=re.escape(said)):
         read(old, new)
 
@@ -159,7 +161,7 @@ def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old, new,
         ("", PREFILL.replace('node = "a"', 'node = "c"')),  # the same port, of another host
     ],
 )
-def test_ranks_that_can_be_one_engine(old, new, read) -> None:
+def test_ranks_that_can_be_one_engine(old: str, new: str, read) -> None:
     assert read(old, new).engine["big"].nodes == ("a", "b", "c")
 
 
@@ -167,7 +169,7 @@ def test_ranks_that_can_be_one_engine(old, new, read) -> None:
     ("host", "meet"),
     [("10.0.0.1", "10.0.0.1:7500"), ("gpu-1.example", "gpu-1.example:7500"), ("fd00::7", "[fd00::7]:7500")],
 )
-def test_the_ranks_meet_on_the_host_of_rank_0(host, meet, read) -> None:
+def test_the_ranks_meet_on_the_host_of_rank_0(host: str, meet: str, read) -> None:
     cluster = read('host = "10.0.0.1"', f'host = "{host}"')
     for rank, node in enumerate("abc"):
         spec = spec_of(cluster, "big", rank)
@@ -213,7 +215,7 @@ def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read) -> None
 
 
 @pytest.fixture
-def hosts(tmp_path: Path):
+def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
     """Hosts of a prefill over two nodes: how they are started, which all fail, and what a node has for them."""
     (tmp_path / "cluster.toml").write_text(OVER_TWO.replace("20400", str(free_ports(1)[0])))
     boots = []
@@ -228,7 +230,7 @@ def hosts(tmp_path: Path):
         own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
         runtime = SimpleNamespace(now=lambda: 5.0, environment={}, **own)
 
-        def node(name):
+        def node(name) -> SglangNode:
             node = SglangNode(NodeContext(cluster, name, runtime, Directory(name)))
             node.starters |= dict.fromkeys(cluster.engine, starts)
             return node
@@ -280,7 +282,7 @@ async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_
 # In the trees ----------------------------------------------------------------------------
 
 
-def children(cluster, node):
+def children(cluster, node: str):
     return [child.name for child in built_assembly(cluster, node)[0].tree.children]
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.rig.gateway import Worker, at_rest, chat, head, post, rig
+from tests.rig.gateway import Rig, Worker, at_rest, chat, head, post, rig
 
 
 async def test_small_things_are_told(rather_slow: trio.testing.MockClock) -> None:
@@ -49,7 +49,7 @@ async def test_small_things_are_told(rather_slow: trio.testing.MockClock) -> Non
     ],
 )
 async def test_a_mistake_costs_its_answer_and_not_the_connection(
-    data, status, code, rather_slow: trio.testing.MockClock
+    data: bytes, status: int, code: str, rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig() as made:
         client = await made.client()
@@ -64,7 +64,7 @@ async def test_a_mistake_costs_its_answer_and_not_the_connection(
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:80", "LOCALHOST:1"])
-async def test_the_servers_own_names_are_welcome(host, rather_slow: trio.testing.MockClock) -> None:
+async def test_the_servers_own_names_are_welcome(host: str, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(head(host=host, origin=f"http://{host}"))).status == 200
 
@@ -102,7 +102,7 @@ async def test_an_answer_without_a_stream(rather_slow: trio.testing.MockClock) -
         await at_rest_with(made, 1)
 
 
-async def at_rest_with(made, connections) -> None:
+async def at_rest_with(made: Rig, connections: int) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert (len(made.gateway.connections), made.gateway.gate.inside, made.worker.running) == (connections, 0, 0)
 
@@ -136,7 +136,7 @@ async def test_requests_sent_ahead_are_answered_in_order(rather_slow: trio.testi
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
-async def test_a_body_may_come_in_chunks_and_in_pieces(size, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_body_may_come_in_chunks_and_in_pieces(size: int, rather_slow: trio.testing.MockClock) -> None:
     body = json.dumps(chat("n=3")).encode()
     data = head("POST", "/v1/chat/completions", transfer_encoding="chunked")
     for at in range(0, len(body), 50):
@@ -192,7 +192,7 @@ async def test_too_long_a_head_is_refused(rather_slow: trio.testing.MockClock) -
     ],
 )
 async def test_garbage_is_answered_once_and_shown_the_door(
-    garbage, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    garbage: bytes, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rig() as made:
         client = await made.client()

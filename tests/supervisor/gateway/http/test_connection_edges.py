@@ -33,7 +33,9 @@ GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
         ("/flush_cache", "GET, HEAD, POST, OPTIONS"),
     ],
 )
-async def test_a_path_tells_its_methods_and_knows_no_others(path, allow, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_path_tells_its_methods_and_knows_no_others(
+    path: str, allow: str, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(head("OPTIONS", path))
@@ -117,7 +119,7 @@ async def test_a_target_may_be_a_whole_url(rather_slow: trio.testing.MockClock) 
         "application/x-www-form-urlencoded",
     ],
 )
-async def test_json_is_read_under_any_of_its_names(media, rather_slow: trio.testing.MockClock) -> None:
+async def test_json_is_read_under_any_of_its_names(media: str | None, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         headers = {} if media is None else {"content_type": media}
         body = b" \r\n" + json.dumps(chat("n=2")).encode()
@@ -139,7 +141,7 @@ async def test_json_is_read_under_any_of_its_names(media, rather_slow: trio.test
     ],
 )
 async def test_what_is_not_json_is_refused_and_told_what_would_be(
-    body, headers, rather_slow: trio.testing.MockClock
+    body: bytes, headers: dict[str, str], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig() as made:
         client = await made.client()
@@ -231,7 +233,9 @@ async def test_whatever_has_two_lengths_is_the_last_on_its_connection(rather_slo
 
 
 @pytest.mark.parametrize(("trailers", "status"), [(b"x: y\r\nx-request-id: z\r\n", 200), (b"x: y" * 20_000, 431)])
-async def test_trailers_mean_nothing_but_are_not_endless(trailers, status, rather_slow: trio.testing.MockClock) -> None:
+async def test_trailers_mean_nothing_but_are_not_endless(
+    trailers: bytes, status: int, rather_slow: trio.testing.MockClock
+) -> None:
     body = json.dumps(chat("n=2")).encode()
     async with rig() as made:
         client = await made.client()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import h11
 import msgspec
 import pytest
@@ -15,7 +17,9 @@ from tests.rig.sockets import websocket_client, whole
 FAMINE = b"famine"  # what has this in it is too much
 
 
-def starve(monkeypatch, where, name, at) -> None:
+def starve(
+    monkeypatch: pytest.MonkeyPatch, where: type[h11.Connection | wsproto.WSConnection] | ModuleType, name: str, at: int
+) -> None:
     """Let a function fail for want of memory whose argument at that place says so."""
     plain = getattr(where, name)
 
@@ -29,7 +33,7 @@ def starve(monkeypatch, where, name, at) -> None:
 
 @pytest.mark.parametrize("when", ["read", "decoded"])
 async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again(
-    when, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    when: str, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if when == "read":
         starve(monkeypatch, h11.Connection, "receive_data", 1)

@@ -33,12 +33,12 @@ from tests.rig.gateway import at_rest, head, rig
         (":80", None),
     ],
 )
-def test_o13_a_host_is_a_host_and_a_port_and_nothing_else(text, of) -> None:
+def test_o13_a_host_is_a_host_and_a_port_and_nothing_else(text: str, of: Authority | None) -> None:
     assert authority(text) == of
 
 
 @given(st.text(max_size=40))
-def test_whatever_is_taken_for_a_host_holds_nothing_that_could_end_one(text) -> None:
+def test_whatever_is_taken_for_a_host_holds_nothing_that_could_end_one(text: str) -> None:
     if (found := authority(text)) is not None:
         assert not set(found.host) & set("@/?#\\%[] \t\r\n")
 
@@ -67,7 +67,7 @@ HERE = Authority("localhost", 8000)
         ("null", HERE, False),
     ],
 )
-def test_o13_a_page_is_welcome_if_it_came_from_here(origin, host, same) -> None:
+def test_o13_a_page_is_welcome_if_it_came_from_here(origin: str, host: Authority, same: bool) -> None:
     assert same_origin(origin, host) is same
 
 
@@ -96,7 +96,9 @@ RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
         (head(origin="chrome-extension://127.0.0.1"), 403),
     ],
 )
-async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(data, status, rather_slow: MockClock) -> None:
+async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(
+    data: bytes, status: int, rather_slow: MockClock
+) -> None:
     async with rig(close_s=0.1) as made:
         client = await made.client()
         reply = await client.ask(data)
@@ -107,7 +109,9 @@ async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(data, 
 
 
 @pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
-async def test_c1_a_head_of_very_many_very_short_headers_is_refused(count, status, rather_slow: MockClock) -> None:
+async def test_c1_a_head_of_very_many_very_short_headers_is_refused(
+    count: int, status: int, rather_slow: MockClock
+) -> None:
     async with rig(close_s=0.1) as made:
         client = await made.client()
         assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
@@ -116,14 +120,16 @@ async def test_c1_a_head_of_very_many_very_short_headers_is_refused(count, statu
 
 
 @pytest.mark.parametrize("given", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
-async def test_o15_an_id_of_a_client_that_is_not_safe_everywhere_is_not_taken(given, rather_slow: MockClock) -> None:
+async def test_o15_an_id_of_a_client_that_is_not_safe_everywhere_is_not_taken(
+    given: str, rather_slow: MockClock
+) -> None:
     async with rig() as made:
         reply = await (await made.client()).ask(head(x_request_id=given))
         assert reply.headers["x-request-id"] == "0" * 31 + "1"
 
 
 @pytest.mark.parametrize("given", ["my-id", "a/b:c=d+e._-", "x" * 128])
-async def test_o15_an_id_of_safe_characters_comes_back(given, rather_slow: MockClock) -> None:
+async def test_o15_an_id_of_safe_characters_comes_back(given: str, rather_slow: MockClock) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
 
@@ -143,7 +149,7 @@ async def test_o14_whoever_asks_too_far_ahead_hears_which_answer_is_the_last(rat
 
 
 @pytest.mark.parametrize(("path", "line"), [("/health", b"HTTP/1.1 200 OK"), ("/no", b"HTTP/1.1 404 Not Found")])
-async def test_a_status_has_its_reason_phrase(path, line, rather_slow: MockClock) -> None:
+async def test_a_status_has_its_reason_phrase(path: str, line: bytes, rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(head(path=path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import h11
 import pytest
 import trio
@@ -31,12 +33,12 @@ class Pass(trio.abc.Instrument):
         self.all += count
         self.most = max(self.most, self.count)
 
-    def after_io_wait(self, timeout) -> None:
+    def after_io_wait(self, timeout: float) -> None:
         self.count = 0
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch):
+def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
     """How many small pieces the libraries have read, in one pass of the event loop at most."""
     made = Pass()
     receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
@@ -45,7 +47,7 @@ def seen(monkeypatch: pytest.MonkeyPatch):
         made.add((data or b"").count(EMPTY))
         receive_data(self, data)
 
-    def chunks(self):
+    def chunks(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         event = next_event(self)
         made.add(isinstance(event, h11.Data))
         return event
@@ -99,12 +101,12 @@ async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(
 
 
 @pytest.fixture
-def heads(monkeypatch: pytest.MonkeyPatch):
+def heads(monkeypatch: pytest.MonkeyPatch) -> Pass:
     """How many requests have been read, in one pass of the event loop at most."""
     made = Pass()
     next_event = h11.Connection.next_event
 
-    def requests(self):
+    def requests(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         event = next_event(self)
         made.add(isinstance(event, h11.Request))
         return event
@@ -177,7 +179,7 @@ SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65_535, 65_536
 
 
 @given(st.lists(SIZES, max_size=20), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5))
-def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most) -> None:
+def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most: int) -> None:
     data = b"".join(frame(bytes(size), 0x00) for size in sizes)
     heads, counted, read = FrameCounter(), 0, 0
     ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
@@ -194,7 +196,9 @@ MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=8)
 
 
 @given(MESSAGES, st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(messages, cuts, most, rng) -> None:
+def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(
+    messages: list[list[int]], cuts, most: int, rng: Random
+) -> None:
     data, whole = b"", []
     for parts in messages:
         for number, size in enumerate(parts):

@@ -102,7 +102,9 @@ async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slo
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a b", "ä", 7, ["a"]])
-async def test_a_lane_with_a_name_that_is_none_is_refused(name, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_lane_with_a_name_that_is_none_is_refused(
+    name: str | int | list[str], rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create(stream_id=name))
@@ -201,7 +203,9 @@ async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_
 
 
 @pytest.mark.parametrize("lane", ["a", None])
-async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(lane, rather_slow: trio.testing.MockClock) -> None:
+async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(
+    lane: str | None, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         parent = await whole(client, create("n=1", stream_id=lane))
@@ -281,7 +285,7 @@ async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow: trio.tes
 
 @pytest.mark.parametrize(("answers_bytes_max", "waits"), [(10_000_000, True), (2000, False)])
 async def test_c2_the_end_of_an_answer_that_waits_for_its_reader_is_counted(
-    answers_bytes_max, waits, rather_slow: trio.testing.MockClock
+    answers_bytes_max: int, waits: bool, rather_slow: trio.testing.MockClock
 ) -> None:
     """It repeats the text several times, and is in no backlog: one that finds no memory goes there at once."""
     limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 60_000, "send_buffer_bytes": 4096}

@@ -71,7 +71,9 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
 
 
 @pytest.mark.parametrize("how", ["close frame", "close"])
-async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(how, rather_slow: trio.testing.MockClock) -> None:
+async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(
+    how: str, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(websocket_running_max=3) as made:
         client = await websocket_client(made)
         for number in range(6):

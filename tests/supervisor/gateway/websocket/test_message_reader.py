@@ -12,7 +12,7 @@ from tests.rig.sockets import websocket_client
 
 
 @asynccontextmanager
-async def reading(**limits):
+async def reading(**limits: int):
     """Run a door whose threads read nothing before they are told to, with a response that runs."""
     async with rig(worker=Worker(mute=True), **limits) as made:
         may = trio.Event()

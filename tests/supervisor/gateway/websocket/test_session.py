@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import struct
+from typing import Any
 
 import pytest
 import trio
@@ -61,7 +62,7 @@ async def test_what_comes_behind_a_handshake_is_read_in_pieces(
 ) -> None:
     plain, given = ReplayedStream.receive_some, []
 
-    async def noted(self, max_bytes=None):
+    async def noted(self, max_bytes=None) -> bytes | bytearray:
         data = await plain(self, max_bytes)
         given.append((self.accepted.is_set(), len(data), max_bytes))
         return data
@@ -91,7 +92,7 @@ async def test_what_comes_behind_a_handshake_is_read_in_pieces(
     ],
 )
 async def test_an_upgrade_that_is_wrong_is_refused_in_http(
-    headers, status, rather_slow: trio.testing.MockClock
+    headers: dict[str, Any], status: int, rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig() as made:
         client = await made.client()
@@ -101,7 +102,9 @@ async def test_an_upgrade_that_is_wrong_is_refused_in_http(
 
 
 @pytest.mark.parametrize("twice", ["connection: close", "sec-websocket-key: eA==", "sec-websocket-version: 8"])
-async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(
+    twice: str, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         lines = {
@@ -121,7 +124,7 @@ async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice, rather
     ["sec-websocket-protocol: \xff", "sec-websocket-extensions: a\xe9", "host: xn--a"],
 )
 async def test_a_handshake_with_what_the_library_cannot_read_is_accepted(
-    line, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    line: str, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever knows another name of the host, or speaks another extension, is a client all the same."""
     async with rig() as made:
@@ -140,7 +143,7 @@ async def test_a_handshake_with_what_the_library_cannot_read_is_accepted(
 
 
 @pytest.mark.parametrize("key", ["x", "%%%", "dGhlIHNhbXBsZSBub25jZQ==" * 50])
-async def test_a_strange_key_leaves_nothing_behind(key, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_strange_key_leaves_nothing_behind(key: str, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.upgrade(sec_websocket_key=key)
@@ -208,7 +211,7 @@ async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_sl
 
 
 @pytest.mark.parametrize("requests_max", [1, 8])
-async def test_cancelling_ends_what_has_not_begun(requests_max, rather_slow: trio.testing.MockClock) -> None:
+async def test_cancelling_ends_what_has_not_begun(requests_max: int, rather_slow: trio.testing.MockClock) -> None:
     async with rig(requests_max=requests_max) as made:
         other = await made.client()
         await other.send(post(chat("n=100 s=1")))
@@ -280,7 +283,7 @@ async def test_a_socket_has_a_longest_time(rather_slow: trio.testing.MockClock) 
 
 @pytest.mark.parametrize("how", ["close frame", "close", "half", "reset"])
 async def test_leaving_a_socket_is_aborting(
-    how, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    how: str, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rig() as made:
         client = await websocket_client(made)
@@ -312,7 +315,7 @@ async def test_leaving_a_socket_is_aborting(
     ],
 )
 async def test_garbage_on_a_socket_ends_it_and_the_client_hears_why(
-    garbage, code, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    garbage: bytes, code: int, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rig() as made:
         client = await websocket_client(made)
@@ -349,7 +352,7 @@ async def test_an_event_that_cannot_be_read_is_decoded_once(
 ) -> None:
     decoded = []
 
-    def counting(text):
+    def counting(text) -> dict[str, Any]:
         decoded.append(text)
         return request_body.decode(text)
 

@@ -169,7 +169,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("code", [LIVENESS, FAILING, WARM], ids=["c8_liveness", "b11_failing", "c11_warm"])
-def test_the_hosts_own_parts(code) -> None:
+def test_the_hosts_own_parts(code: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=host_environment(os.environ, "cpu"),

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,7 +33,7 @@ time.sleep(60)
 class Guarded:
     """A process with a watchdog, its child, and everything that is watched."""
 
-    def __init__(self, stack, folder) -> None:
+    def __init__(self, stack: ExitStack[bool | None], folder: Path) -> None:
         self.ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
         self.node = stack.enter_context(subprocess.Popen(["sleep", "60"]))
         stack.callback(self.node.kill)
@@ -64,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def watched(folder: Path):
+def watched(folder: Path) -> Iterator[Guarded]:
     with ExitStack() as stack:
         yield Guarded(stack, folder)
 
@@ -72,7 +73,7 @@ def watched(folder: Path):
 @pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("gone", ["link", "node"])
 def test_a_watchdog_ends_its_group_and_removes_its_folder_even_when_its_log_is_not_read(
-    watched, folder: Path, gone, read
+    watched, folder: Path, gone: str, read: bool
 ) -> None:
     if not read:
         watched.host.stderr.close()

@@ -18,21 +18,21 @@ from protocol.openapi.document import Access, Operation, json_body
 from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
 from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
-from tests.rig.gateway import Worker, at_rest, chat, head, post, rig
+from tests.rig.gateway import Reply, Worker, at_rest, chat, head, post, rig
 from tests.rig.log_records import log_records
 from tests.system.fuzz import bodies
 from tests.system.fuzz.http import attacked
 
 
-def text(said="n=5", **fields):
+def text(said="n=5", **fields) -> bytes:
     return post({"model": "tiny", "prompt": said, **fields}, "/v1/completions")
 
 
-def response(said="n=5", **fields):
+def response(said: str = "n=5", **fields) -> bytes:
     return post({"model": "tiny", "input": said, **fields}, "/v1/responses")
 
 
-def server_sent(reply):
+def server_sent(reply: Reply):
     """The events of a stream that names them."""
     parts = reply.body.decode().split("\n\n")
     assert parts.pop() == ""
@@ -83,7 +83,7 @@ async def test_choices_of_one_stream_come_as_they_are_made_and_each_ends_once(
 
 @pytest.mark.parametrize("ask", [text, response])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_any_answer_is_aborting(ask, stream, rather_slow: trio.testing.MockClock) -> None:
+async def test_leaving_any_answer_is_aborting(ask, stream: bool, rather_slow: trio.testing.MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(ask("n=100 s=1", stream=stream))
