@@ -44,7 +44,7 @@ class Worker:
 
 @asynccontextmanager
 async def working(
-    costs=None, slots: int = 2, inbox_size: int = 2, deadlines: Deadlines | None = None, engine=None
+    costs: Costs | None = None, slots: int = 2, inbox_size: int = 2, deadlines: Deadlines | None = None, engine=None
 ) -> AsyncIterator[Worker]:
     """A decode actor over a fake engine that outlives it."""
     engine = engine or FakeEngine(costs or Costs())
@@ -58,13 +58,13 @@ async def working(
         engines.cancel_scope.cancel()
 
 
-async def ask(worker, wanted):
+async def ask(worker, wanted: Generate):
     async with worker.address.ask(wanted, wanted.sampling.tokens_max) as replies:
         got = [reply async for reply in replies]
         return [token for reply in got if isinstance(reply, Tokens) for token in reply.ids], await replies.result()
 
 
-async def leave_after(worker, wanted: Generate, seconds) -> None:
+async def leave_after(worker: Worker, wanted: Generate, seconds: float) -> None:
     with trio.move_on_after(seconds):
         await ask(worker, wanted)
 
@@ -262,7 +262,7 @@ async def test_a_refused_request_fails_alone(autojump_clock: MockClock) -> None:
 async def test_a_lost_engine_fails_its_requests_and_ends_the_actor(autojump_clock: MockClock) -> None:
     failed = []
 
-    async def ask_and_fail(worker) -> None:
+    async def ask_and_fail(worker: Worker) -> None:
         with pytest.raises(EngineLost):
             await ask(worker, generate())
         failed.append(trio.current_time())

@@ -19,7 +19,7 @@ from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
-from tests.actors.test_decode import ask, leave_after, working
+from tests.actors.test_decode import Worker, ask, leave_after, working
 from tests.actors.test_router import Fake, FakePool, Play, generate, routed
 from tests.actors.test_router import ask as route
 from tests.rig.fake_engine import Costs, FakeEngine, whole
@@ -57,7 +57,7 @@ class Hanging(FakeEngine):
         return await super().load()
 
 
-async def expect(error: type[EngineLost | DeadlineExceeded | Preempted], worker, wanted: Generate) -> None:
+async def expect(error: type[EngineLost | DeadlineExceeded | Preempted], worker: Worker, wanted: Generate) -> None:
     with pytest.raises(error):
         await ask(worker, wanted)
 
@@ -310,7 +310,7 @@ async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_
                 nursery.start_soon(expect_exactly, DeadlineExceeded, worker, wanted_of(name, tokens_max=50))
 
 
-async def expect_exactly(error: type[DeadlineExceeded], worker, wanted: Generate) -> None:
+async def expect_exactly(error: type[DeadlineExceeded], worker: Worker, wanted: Generate) -> None:
     with pytest.raises(error) as caught:
         await ask(worker, wanted)
     assert type(caught.value) is error

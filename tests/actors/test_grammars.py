@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -54,13 +55,15 @@ class World:
     address: object
     heard: list[tuple[str, float]]
 
-    async def check(self, text, owner="alice"):
+    async def check(self, text, owner: str = "alice"):
         async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:  # type: ignore[attr-defined]
             return await answer.result()
 
 
 @asynccontextmanager
-async def running(checks_max=2, waiting_max=64, verdicts_max=4, checker=None):
+async def running(
+    checks_max: int = 2, waiting_max: int = 64, verdicts_max: int = 4, checker: Checker | None = None
+) -> AsyncIterator[World]:
     checker, heard = checker or Checker(), []
     address, inbox = mailbox(16)
     plug = Registration()
@@ -90,7 +93,7 @@ async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: 
 async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: trio.testing.MockClock) -> None:
     took = {}
 
-    async def timed(world, text, owner) -> None:
+    async def timed(world, text: str, owner: str) -> None:
         began_at = trio.current_time()
         await world.check(text, owner)
         took[text] = trio.current_time() - began_at
@@ -137,7 +140,7 @@ async def test_requests_for_the_same_check_share_it_until_the_last_has_left(
         async with trio.open_nursery() as nursery:
             scopes = [trio.CancelScope() for _ in range(3)]
 
-            async def ask(scope) -> None:
+            async def ask(scope: trio.CancelScope) -> None:
                 with scope:
                     await world.check("shared 10")
 
@@ -168,7 +171,7 @@ async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_c
     async with running(checks_max=1, waiting_max=4) as world, trio.open_nursery() as nursery:
         refused = []
 
-        async def one(text, owner) -> None:
+        async def one(text: str, owner: str) -> None:
             try:
                 await world.check(text, owner)
             except Overloaded:

@@ -168,7 +168,11 @@ def test_defaults_are_read_as_transformers_writes_them(config: dict[str, Any], w
     ],
 )
 async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
-    request_, kind: type[ContextTooLong | BadRequest], param: str, said: str, autojump_clock: trio.testing.MockClock
+    request_: Respond,
+    kind: type[ContextTooLong | BadRequest],
+    param: str,
+    said: str,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     worker = Worker()
     async with running(worker) as address:

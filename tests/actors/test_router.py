@@ -238,7 +238,7 @@ async def routed(
         stage.cancel_scope.cancel()
 
 
-def generate(name="a", tokens_max=6, prompt=PROMPT, logprobs: int | None = None, **sampling) -> Generate:
+def generate(name="a", tokens_max: int = 6, prompt=PROMPT, logprobs: int | None = None, **sampling) -> Generate:
     return Generate(name, list(prompt), Sampling(tokens_max, **sampling), logprobs)
 
 

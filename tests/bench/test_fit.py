@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from bench.fit import Bench, Server, StreamTimes, measure
-from bench.step_costs import COSTS, Unusable, first_token, fit, next_token, table
+from bench.step_costs import COSTS, Timing, Unusable, first_token, fit, next_token, table
 from protocol.messages import Generate, Sampling, Tokens
 from supervisor.engines.kinds import read_cluster
 
@@ -26,7 +27,7 @@ SIMULATED = Path(__file__).parents[2] / "examples" / "simulated.toml"
 price = st.floats(1e-6, 1.0)
 
 
-def rows(fixed, running, prefill, kv, overhead, noise=lambda: 1.0):
+def rows(fixed, running, prefill, kv, overhead, noise: Callable[[], float] = lambda: 1.0) -> list[Timing]:
     out = [first_token((fixed + running + prefill * length + overhead) * noise(), length) for length in (64, 256, 1024)]
     for streams in (1, 4, 16):
         out += [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
@@ -28,7 +28,9 @@ def at_hand() -> AbstractAsyncContextManager[FakeEngine]:
     return near_engine(Costs(**COSTS))
 
 
-def behind_a_link(rng: random.Random | None = None, **network: float):
+def behind_a_link(
+    rng: random.Random | None = None, **network: float
+) -> Callable[[], AbstractAsyncContextManager[SglangEngine]]:
     @asynccontextmanager
     async def make() -> AsyncIterator[SglangEngine]:
         async with far_engine(Costs(**COSTS), rng, **network) as far:
@@ -97,7 +99,7 @@ async def test_an_engine_that_breaks_a_promise_is_found_out(liar: object, autoju
     assert any("while checking" in note for note in getattr(_leaf(caught.value), "__notes__", ()))
 
 
-def _leaf(error: BaseException):
+def _leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and not hasattr(error, "__notes__"):
         error = error.exceptions[0]
     return error

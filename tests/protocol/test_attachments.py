@@ -33,7 +33,7 @@ from tests.protocol.test_streams import keeps_nothing
 LEFT = Fail(1, "left", "the asker left")
 
 
-def bytes_of(size, seed: int = 0):
+def bytes_of(size: int, seed: int = 0):
     return (bytes(range(seed, 256)) * (size // (256 - seed) + 1))[:size]
 
 
@@ -101,7 +101,7 @@ def facing(*said: object, streams: int = 4, **fields):
     return peer, heard
 
 
-def asking(*said, **fields):
+def asking(*said: object, **fields):
     """An end that has asked once, and has heard what a hand-written answerer says."""
     peer, _ = facing(**fields)
     peer.send(Open(1, b"", 9))
@@ -113,7 +113,7 @@ def asking(*said, **fields):
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, WINDOW_BYTES, 3 * WINDOW_BYTES + 5])
-def test_a_request_and_a_reply_arrive_whole(pair, size: int) -> None:
+def test_a_request_and_a_reply_arrive_whole(pair: Pair, size: int) -> None:
     data = bytes_of(size)
     pair.ask(data)
     near, far = pair.settle()
@@ -125,37 +125,37 @@ def test_a_request_and_a_reply_arrive_whole(pair, size: int) -> None:
     assert pair.at_rest()
 
 
-def test_several_buffers_are_one_attachment(pair) -> None:
+def test_several_buffers_are_one_attachment(pair: Pair) -> None:
     parts = [bytes_of(PIECE_BYTES - 3), b"", b"ab", bytes_of(PIECE_BYTES, 7), b"c"]
     pair.near.send(Open(1, b"", 1, attached=sum(map(len, parts))), views(*parts))
     assert pair.settle()[1][0][1] == b"".join(parts)
 
 
-def test_small_buffers_leave_together(pair) -> None:
+def test_small_buffers_leave_together(pair: Pair) -> None:
     pair.near.send(Open(1, b"", 1, attached=3000), views(*[b"abc"] * 1000))
     assert [type(frame) for frame in frames(pair.near.data_to_send())] == [Open, RequestData]
 
 
-def test_buffers_of_other_shapes_are_their_bytes(pair) -> None:
+def test_buffers_of_other_shapes_are_their_bytes(pair: Pair) -> None:
     grid = memoryview(bytes_of(64)).cast("f", (4, 4))
     pair.near.send(Open(1, b"", 1, attached=64), (grid,))
     assert pair.settle()[1][0][1] == bytes_of(64)
 
 
-def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair) -> None:
+def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair: Pair) -> None:
     pair.ask(b"abc")
     receiving = pair.far.receive_data(pair.near.data_to_send())
     next(receiving)
     assert bytes(pair.far.attached) == b"abc"
     assert pair.far.attached.readonly
-    receiving.close()  # as when its consumer raises
+    receiving.close()  # type: ignore[attr-defined]  # as when its consumer raises
     assert not pair.far.attached
 
 
 # Nobody waits behind it -------------------------------------------------------------------
 
 
-def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair) -> None:
+def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair: Pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     pair.near.data_to_send()
     pair.near.send(Announce(b"x"))
@@ -164,7 +164,7 @@ def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair) -> None:
     assert [len(frame.data) for frame in rest] == [PIECE_BYTES]
 
 
-def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_its_way(pair) -> None:
+def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_its_way(pair: Pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     sizes = []
     while data := pair.near.data_to_send():
@@ -176,7 +176,7 @@ def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_it
     assert frames(pair.near.data_to_send()) == [Announce(b"x")]
 
 
-def test_room_lets_as_much_more_leave_as_it_says(pair) -> None:
+def test_room_lets_as_much_more_leave_as_it_says(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     while pair.near.data_to_send():
         pass
@@ -186,7 +186,7 @@ def test_room_lets_as_much_more_leave_as_it_says(pair) -> None:
     assert pair.near.data_to_send() == b""
 
 
-def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair) -> None:
+def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.to_far()
@@ -195,7 +195,7 @@ def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair) -> None:
     assert not pair.far.ready
 
 
-def test_streams_take_turns(pair) -> None:
+def test_streams_take_turns(pair: Pair) -> None:
     for seed in range(3):
         pair.ask(bytes_of(2 * PIECE_BYTES, seed))
     turns = []
@@ -207,7 +207,7 @@ def test_streams_take_turns(pair) -> None:
     assert turns == [1, 2, 3, 1, 2, 3]
 
 
-def test_a_short_body_passes_a_long_one(pair) -> None:
+def test_a_short_body_passes_a_long_one(pair: Pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     pair.ask(b"short")
     pair.to_far()
@@ -217,7 +217,7 @@ def test_a_short_body_passes_a_long_one(pair) -> None:
 # The order within a stream ----------------------------------------------------------------
 
 
-def test_what_a_stream_says_after_it_waits_behind_it(pair) -> None:
+def test_what_a_stream_says_after_it_waits_behind_it(pair: Pair) -> None:
     pair.ask()
     pair.settle()
     big, bigger = bytes_of(3 * PIECE_BYTES), bytes_of(4 * PIECE_BYTES, 1)
@@ -231,7 +231,7 @@ def test_what_a_stream_says_after_it_waits_behind_it(pair) -> None:
     assert pair.at_rest()
 
 
-def test_a_reply_that_waits_has_spent_its_credit_already(pair) -> None:
+def test_a_reply_that_waits_has_spent_its_credit_already(pair: Pair) -> None:
     pair.ask(credit=3)
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
@@ -244,7 +244,7 @@ def test_a_reply_that_waits_has_spent_its_credit_already(pair) -> None:
 
 
 @pytest.mark.parametrize("frame", [Item(1, b"", 0), End(1, b""), Fail(1, "internal", "x")], ids=repr)
-def test_nothing_follows_an_end_that_waits(pair, frame: Item | End | Fail) -> None:
+def test_nothing_follows_an_end_that_waits(pair: Pair, frame: Item | End | Fail) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
@@ -255,7 +255,7 @@ def test_nothing_follows_an_end_that_waits(pair, frame: Item | End | Fail) -> No
     assert pair.at_rest()
 
 
-def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair) -> None:
+def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair: Pair) -> None:
     pair.ask(credit=3)
     pair.settle()
     pair.reply(bytes(2 * PIECE_BYTES))
@@ -264,7 +264,7 @@ def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair) -> Non
     assert pair.far.served.credit(1) == 2
 
 
-def test_frames_that_wait_are_counted_with_those_that_are_queued(pair) -> None:
+def test_frames_that_wait_are_counted_with_those_that_are_queued(pair: Pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -276,7 +276,7 @@ def test_frames_that_wait_are_counted_with_those_that_are_queued(pair) -> None:
     assert pair.far.queued_bytes < 100
 
 
-def test_a_thousand_replies_with_something_attached_to_each_are_linear_work(pair) -> None:
+def test_a_thousand_replies_with_something_attached_to_each_are_linear_work(pair: Pair) -> None:
     pair.ask(credit=2000)
     pair.settle()
     for number in range(1000):
@@ -289,7 +289,7 @@ def test_a_thousand_replies_with_something_attached_to_each_are_linear_work(pair
     assert (messages, len(heard)) == (1, 1001)
 
 
-def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair) -> None:
+def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair: Pair) -> None:
     pair.ask(bytes(3 * PIECE_BYTES), credit=2)
     assert pair.to_far() == []
     pair.near.send(Credit(1, 5))
@@ -300,7 +300,7 @@ def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair
 # Early ends -------------------------------------------------------------------------------
 
 
-def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair) -> None:
+def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.near.send(Cancel(1, "left"))
@@ -309,7 +309,7 @@ def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair) -> None
     assert pair.at_rest()
 
 
-def test_a_request_that_is_left_before_anything_has_left(pair) -> None:
+def test_a_request_that_is_left_before_anything_has_left(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.near.send(Cancel(1, "left"))
     data = pair.near.data_to_send()
@@ -319,7 +319,7 @@ def test_a_request_that_is_left_before_anything_has_left(pair) -> None:
     assert pair.at_rest()
 
 
-def test_a_request_that_fails_before_it_is_whole_sends_no_more(pair) -> None:
+def test_a_request_that_fails_before_it_is_whole_sends_no_more(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.far.send(Fail(1, "internal", "x"))  # whoever knows of it, and wherever from
@@ -329,7 +329,7 @@ def test_a_request_that_fails_before_it_is_whole_sends_no_more(pair) -> None:
     assert pair.at_rest()
 
 
-def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair) -> None:
+def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair: Pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -340,7 +340,7 @@ def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair) -> None:
     assert pair.at_rest()
 
 
-def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no_more(pair) -> None:
+def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no_more(pair: Pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -359,7 +359,7 @@ def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no
     assert pair.at_rest()
 
 
-def test_an_end_of_a_reply_that_was_cut_is_no_end(pair) -> None:
+def test_an_end_of_a_reply_that_was_cut_is_no_end(pair: Pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -370,7 +370,7 @@ def test_an_end_of_a_reply_that_was_cut_is_no_end(pair) -> None:
     assert pair.at_rest()
 
 
-def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair) -> None:
+def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair: Pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -380,7 +380,7 @@ def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair) -> None:
     assert pair.at_rest()
 
 
-def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair) -> None:
+def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair: Pair) -> None:
     pair.ask()
     pair.settle()
     pair.reply(b"all of it")
@@ -393,7 +393,7 @@ def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair) ->
     assert pair.at_rest()
 
 
-def test_the_window_is_whole_again_after_any_number_of_early_ends(pair) -> None:
+def test_the_window_is_whole_again_after_any_number_of_early_ends(pair: Pair) -> None:
     for _ in range(3 * WINDOW_BYTES // PIECE_BYTES):
         stream = pair.ask(bytes(WINDOW_BYTES))
         pair.to_far()
@@ -444,7 +444,9 @@ def test_replies_that_wait_behind_others_count_too() -> None:
     ],
     ids=repr,
 )
-def test_as_many_bytes_are_attached_as_the_frame_says(pair, frame: Open | Announce, data: tuple[bytes, ...]) -> None:
+def test_as_many_bytes_are_attached_as_the_frame_says(
+    pair: Pair, frame: Open | Announce, data: tuple[bytes, ...]
+) -> None:
     with pytest.raises(LocalViolation, match="attached"):
         pair.near.send(frame, views(*data))
     assert pair.near.data_to_send() == b""
@@ -483,14 +485,14 @@ def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 3, 2**63])
-def test_no_more_room_is_given_than_was_taken(pair, size: int) -> None:
+def test_no_more_room_is_given_than_was_taken(pair: Pair, size: int) -> None:
     pair.ask(b"ab")
     pair.near.data_to_send()
     with pytest.raises(PeerViolation, match=f"room for {size} attached bytes, of 2 on their way"):
         list(pair.near.receive_data(encode(WindowUpdate(size))))
 
 
-def test_room_is_not_given_twice(pair) -> None:
+def test_room_is_not_given_twice(pair: Pair) -> None:
     pair.ask(b"ab")
     pair.to_far()
     room = pair.far.data_to_send()
@@ -519,7 +521,7 @@ def test_pieces_that_do_not_fit_their_reply_are_a_violation(lie: tuple[object, .
         asking(*lie)
 
 
-def test_no_answer_comes_before_the_request_has_left(pair) -> None:
+def test_no_answer_comes_before_the_request_has_left(pair: Pair) -> None:
     pair.ask(bytes(2 * PIECE_BYTES))
     pair.near.data_to_send()
     with pytest.raises(PeerViolation, match="before 65536 bytes that were to come first"):

@@ -83,7 +83,7 @@ async def hold(gate, log, name, for_s=1.0, **asked: str | int) -> None:
         log.append((trio.current_time(), name, error.code))
 
 
-async def line_up(gate, log, *waiters) -> None:
+async def line_up(gate: AdmissionGate, log, *waiters: tuple[str, int, object]) -> None:
     """Let each `(name, for_s, what it asks for)` come in this order, at once."""
     async with trio.open_nursery() as nursery:
         for name, for_s, asked in waiters:
@@ -93,7 +93,7 @@ async def line_up(gate, log, *waiters) -> None:
     assert not gate.statistics().by_owner
 
 
-def gate(requests_max, admit_s: float = 60.0, waiting_max=100) -> AdmissionGate:
+def gate(requests_max: int, admit_s: float = 60.0, waiting_max: int = 100) -> AdmissionGate:
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
@@ -336,7 +336,7 @@ def test_whatever_comes_the_places_are_never_too_few_or_too_many(
         made, rng = gate(requests_max, waiting_max=waiting_max), random.Random(seed)
         scopes = []
 
-        async def stay(owner, weight, priority, scope: trio.CancelScope) -> None:
+        async def stay(owner: str, weight: int, priority: int, scope: trio.CancelScope) -> None:
             with scope:
                 try:
                     async with made.admitted(priority, owner=owner, weight=weight, owner_max=4):

@@ -6,6 +6,7 @@ import builtins
 import struct
 import types
 import typing
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import get_args, get_origin, get_type_hints
 
@@ -83,12 +84,12 @@ def head(kind, length: int) -> bytes:
     return struct.pack("<BI", kind, length)
 
 
-def raw(kind, body):
+def raw(kind, body) -> bytes:
     data = msgspec.msgpack.encode(body)
     return head(kind, len(data)) + data
 
 
-def pieces(data: bytes, cuts):
+def pieces(data: bytes, cuts) -> Iterator[bytes]:
     at = 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
         yield data[at:cut]
@@ -195,7 +196,7 @@ def test_frames_that_came_whole_are_yielded_before_a_later_one_is_found_wrong() 
 # Bytes that lie ---------------------------------------------------------------------------
 
 
-def hear(data, *, greeted=True) -> None:
+def hear(data, *, greeted: bool = True) -> None:
     """Feed bytes to an end that waits for nothing; whatever they are, only PeerViolation may rise."""
     peer = Peer("here", serves_max=2, frame_bytes_max=4096)
     if greeted:

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from protocol.grammars import COUNT_MAX, DEPTH_MAX, EMPTIES_MAX, find_mistake
 from protocol.messages import Grammar, GrammarKind
-from tests.rig.grammar_samples import ATTACKS, BENIGN
+from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
 
 
-def regex(text):
+def regex(text) -> str | None:
     return find_mistake(Grammar(GrammarKind.REGEX, text))
 
 
-def ebnf(text):
+def ebnf(text) -> str | None:
     return find_mistake(Grammar(GrammarKind.EBNF, text))
 
 
 @pytest.mark.parametrize("sample", BENIGN, ids=lambda sample: sample.name)
-def test_what_the_field_uses_every_day_passes(sample) -> None:
+def test_what_the_field_uses_every_day_passes(sample: Sample) -> None:
     assert find_mistake(Grammar(GrammarKind(sample.kind), sample.text)) is None
 
 
@@ -40,7 +40,7 @@ def test_what_the_field_uses_every_day_passes(sample) -> None:
         "q(" + "(?P<n>a)*" * 300 + ")",
     ],
 )
-def test_b2_parts_in_a_row_that_may_each_be_empty_are_counted_wherever_they_stand(text) -> None:
+def test_b2_parts_in_a_row_that_may_each_be_empty_are_counted_wherever_they_stand(text: str) -> None:
     assert "parts in a row that may each be empty" in regex(text)
 
 
@@ -56,7 +56,7 @@ def test_the_bounds_are_what_they_are_said_to_be() -> None:
 
 
 @pytest.mark.parametrize("text", [r"[(*)*]" * 300, r"\(\*" * 300, r"\*\?" * 300, "[]a*?]" * 300, "a{,x}" * 300])
-def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text) -> None:
+def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text: str) -> None:
     assert regex(text) is None
 
 
@@ -72,7 +72,7 @@ def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text) -> None:
         ('root ::= "(*)*(*)*"', None),
     ],
 )
-def test_rules_are_read_too(text, said) -> None:
+def test_rules_are_read_too(text: str, said: str | None) -> None:
     found = ebnf(text)
     assert found is None if said is None else said in found
 
@@ -92,7 +92,7 @@ def test_schemas_and_tags_are_read_for_the_patterns_that_they_hold() -> None:
 
 
 @given(st.text(alphabet="(a*)+?{1,9}|[]\\:=\"' \n#r", max_size=200))
-def test_no_text_is_too_strange_to_be_read(text) -> None:
+def test_no_text_is_too_strange_to_be_read(text: str) -> None:
     for kind in (GrammarKind.REGEX, GrammarKind.EBNF):
         find_mistake(Grammar(kind, text))
 
@@ -100,7 +100,7 @@ def test_no_text_is_too_strange_to_be_read(text) -> None:
 @pytest.mark.parametrize(
     "text", ["(" * 32_768, "(a*)*" * 6_000, "a{99999999999999999999}" * 1_000, "[" * 32_768, "\\" * 32_767]
 )
-def test_reading_takes_time_in_proportion_to_the_length(text) -> None:
+def test_reading_takes_time_in_proportion_to_the_length(text: str) -> None:
     began_at = time.process_time()
     regex(text)
     ebnf(f"root ::= {text}")

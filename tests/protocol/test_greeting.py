@@ -38,11 +38,11 @@ from protocol.greeting import (
 SECRET = b"quetzalcoatl-0123456789"
 
 
-def dialer(node="front", cluster="demo", secret=SECRET, nonce=b"d" * 32, expects="back") -> Greeter:
+def dialer(node="front", cluster: str = "demo", secret=SECRET, nonce: bytes = b"d" * 32, expects="back") -> Greeter:
     return Greeter("dials", cluster, node, secret, nonce, expects)
 
 
-def listener(node="back", cluster="demo", secret=SECRET, nonce=b"l" * 32, expects=None) -> Greeter:
+def listener(node="back", cluster: str = "demo", secret=SECRET, nonce: bytes = b"l" * 32, expects=None) -> Greeter:
     return Greeter("listens", cluster, node, secret, nonce, expects)
 
 
@@ -77,7 +77,7 @@ class Meeting:
             if greeter.final_message:
                 self._send(end, [greeter.final_message])
 
-    def play(self, choices=()) -> Meeting:
+    def play(self, choices: list[int] | tuple[int, ...] = ()) -> Meeting:
         choices = deque(choices)
         while turns := self.turns():
             self.turn(turns[choices.popleft() % len(turns) if choices else 0])
@@ -104,7 +104,7 @@ def refusal(greeter: Greeter, *messages: bytes, kind: type[PeerRefused | PeerVio
     return str(caught.value)
 
 
-def hello(node: str = "back", cluster: str = "demo", nonce=b"x" * 32) -> bytes:
+def hello(node: str = "back", cluster: str = "demo", nonce: bytes = b"x" * 32) -> bytes:
     return encode(Greeting(VERSION, cluster, node, nonce))
 
 

@@ -69,7 +69,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.opens(1, 5, 0)
             self.settles()
 
-    def say(self, end, frame, views=()) -> bool:
+    def say(self, end, frame, views: tuple[memoryview[int], ...] = ()) -> bool:
         """Say something, unless too much is attached already; return whether it has been said."""
         try:
             self.ends[end].send(frame, views)
@@ -169,7 +169,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.hears(1 - end, frame, bytes(peer.attached))
         assert not peer.attached
 
-    def hears(self, end, frame: Frame, data: bytes) -> None:
+    def hears(self, end: int, frame: Frame, data: bytes) -> None:
         match frame:
             case Open():
                 assert data == self.attached[frame.body]
@@ -273,7 +273,7 @@ def opened(credit: int = 2, streams_max: int = 4) -> Streams:
     return streams
 
 
-def frame(kind, stream=1) -> object:
+def frame(kind: object, stream: int = 1) -> object:
     return {
         Open: Open(stream, b"", 1),
         RequestData: RequestData(stream, b"1"),
@@ -286,7 +286,7 @@ def frame(kind, stream=1) -> object:
     }[kind]
 
 
-def in_state(state, kind=None) -> Streams:
+def in_state(state: str, kind: type | None = None) -> Streams:
     """A stream in a state, with bytes to come if `kind` brings some."""
     streams = Streams(4)
     if state == "new":

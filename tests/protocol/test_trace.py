@@ -18,7 +18,7 @@ PARENT = f"00-{ID}-{SPAN}-01"
 ASKER = Trace(ID, SPAN)
 
 
-def headers(parent, *states):
+def headers(parent: str, *states: str):
     return [(b"traceparent", parent.encode("latin-1")), *((b"tracestate", state.encode("latin-1")) for state in states)]
 
 
@@ -33,7 +33,7 @@ def test_a_traceparent_names_the_span_of_whoever_asks() -> None:
 
 
 @pytest.mark.parametrize("flags", ["03", "ff", "81"])
-def test_flags_that_nobody_knows_mean_nothing(flags) -> None:
+def test_flags_that_nobody_knows_mean_nothing(flags: str) -> None:
     trace = from_headers(headers(f"00-{ID}-{SPAN}-{flags}"))
     assert trace == ASKER
     assert as_headers(trace)["traceparent"] == PARENT
@@ -42,7 +42,7 @@ def test_flags_that_nobody_knows_mean_nothing(flags) -> None:
 
 @pytest.mark.parametrize("more", ["", "-", "-what-the-future-will-be-like", "-é\x01"])
 @pytest.mark.parametrize("version", ["01", "cc", "fe"])
-def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_told(version, more) -> None:
+def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_told(version: str, more: str) -> None:
     trace = from_headers(headers(f"{version}-{ID}-{SPAN}-01{more}"))
     assert trace == ASKER
     assert as_headers(trace) == {"traceparent": PARENT}
@@ -80,7 +80,7 @@ def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_
         "00-" * 10_000,
     ],
 )
-def test_what_is_no_traceparent_counts_as_not_said(parent) -> None:
+def test_what_is_no_traceparent_counts_as_not_said(parent: str) -> None:
     assert from_headers([(b"traceparent", parent.encode()), (b"tracestate", b"a=b")]) is None
 
 
@@ -89,7 +89,7 @@ def test_of_two_traceparents_none_counts() -> None:
 
 
 @given(st.binary(max_size=80))
-def test_no_bytes_are_too_strange(data) -> None:
+def test_no_bytes_are_too_strange(data: bytes) -> None:
     from_headers([(b"traceparent", data), (b"tracestate", data)])
     trace = from_headers([*headers(PARENT), (b"tracestate", data)])
     assert trace is not None
@@ -97,7 +97,7 @@ def test_no_bytes_are_too_strange(data) -> None:
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.sampled_from(["", "a=b,c@d=e f"]))
-def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state) -> None:
+def test_what_is_handed_on_reads_as_what_it_was(number: int, span: int, sampled: bool, state) -> None:
     trace = Trace(f"{number:032x}", f"{span:016x}", sampled=sampled, state=state)
     assert from_headers([(name.encode(), value.encode()) for name, value in as_headers(trace).items()]) == trace
 
@@ -128,7 +128,7 @@ def test_what_is_handed_on_reads_as_what_it_was(number, span, sampled, state) ->
         (["foo=" + "x" * 32_000], ""),
     ],
 )
-def test_a_tracestate_is_carried_whole_or_counts_as_not_said(states, carried) -> None:
+def test_a_tracestate_is_carried_whole_or_counts_as_not_said(states: list[str], carried: str) -> None:
     assert from_headers(headers(PARENT, *states)) == evolve(ASKER, state=carried)
 
 
@@ -187,7 +187,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:40])
-def test_no_trace_that_cannot_be_arrives(lie) -> None:
+def test_no_trace_that_cannot_be_arrives(lie: object) -> None:
     request = Generate("a" * 32, [1], Sampling(1), trace=child_span(ASKER, DRAWN))
     assert codec.decode(codec.encode(request)) == request
     said = asdict(request)

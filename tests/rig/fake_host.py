@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 
 import trio
 from attrs import define, field, frozen
@@ -149,7 +150,9 @@ class Far:
 
 
 @asynccontextmanager
-async def far_engine(costs: Costs | None = None, rng=None, delay_s: float = 0.0, **network) -> AsyncIterator[Far]:
+async def far_engine(
+    costs: Costs | None = None, rng: Random | None = None, delay_s: float = 0.0, **network: float
+) -> AsyncIterator[Far]:
     """Run an engine at the other end of a link, behind the real adapter, until the link ends."""
     near, far = sim_pair(rng, delay_s=delay_s, **network)
     host = FakeHost(far, costs or Costs())

@@ -185,7 +185,7 @@ async def raw_connection(node: Node, data=b"") -> AsyncIterator[trio.SocketStrea
         yield stream
 
 
-async def ended(stream, within_s: float = WITHIN_S) -> bytes:
+async def ended(stream: trio.SocketStream, within_s: float = WITHIN_S) -> bytes:
     """Read until the other end closes, and return what came."""
     said = b""
     with trio.fail_after(within_s):
@@ -199,7 +199,7 @@ async def ended(stream, within_s: float = WITHIN_S) -> bytes:
             said += data
 
 
-async def handshake_as_peer(node: Node, name, say, *, hello: bool = True) -> bytes:
+async def handshake_as_peer(node: Node, name: str, say, *, hello: bool = True) -> bytes:
     """Complete the handshake as a node does, then send `data`, and return what the other node sent at last."""
     numbers = count()
     greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))

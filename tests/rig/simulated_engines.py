@@ -38,7 +38,13 @@ async def running(
 
 
 def generate(
-    name: str, prompt: int | list[int] = 4, tokens_max: int = 3, *, logprobs: int | None = None, salt=None, **sampling
+    name: str,
+    prompt: int | list[int] = 4,
+    tokens_max: int = 3,
+    *,
+    logprobs: int | None = None,
+    salt: str | None = None,
+    **sampling,
 ) -> Generate:
     """Return a greedy request; a prompt that is given as a length depends on the name."""
     rng = random.Random(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.dialects.responses import FINAL_EVENTS
+from tests.rig.gateway import Rig
 
 
 def types(events):
@@ -15,13 +16,13 @@ def said(events) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
-async def websocket_client(made, **headers: str):
+async def websocket_client(made: Rig, **headers: str):
     client = await made.client()
     assert (await client.upgrade(**headers)).status == 101
     return client
 
 
-async def collected(client, responses):
+async def collected(client, responses: int):
     """Read until so many responses have ended, and return their events by lane."""
     lanes = {}
     while responses:

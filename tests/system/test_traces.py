@@ -194,7 +194,7 @@ def counted() -> Callable[[], str]:
 # At a worker ------------------------------------------------------------------------------
 
 
-async def asked(worker, wanted: Generate, within_s=1000.0):
+async def asked(worker: test_decode.Worker, wanted: Generate, within_s: float = 1000.0):
     with trio.move_on_after(within_s):
         return await test_decode.ask(worker, wanted)
 

@@ -29,7 +29,7 @@ class Model:
             self.turns[entry.owner] = self.now
         self.waiting.append(entry)
 
-    def charge(self, owner, amount) -> None:
+    def charge(self, owner, amount: object) -> None:
         self.now += 1
         self.accounts[owner] += amount
         if amount > 0:

@@ -74,12 +74,12 @@ async def node(folder: Path, *legs: str) -> AsyncIterator[Assembly]:
         nursery.cancel_scope.cancel()
 
 
-def prompts(many: int, size):
+def prompts(many: int, size: int):
     rng = random.Random(next(IDS))
     return tuple(tuple(rng.randrange(1, 400) for _ in range(size)) for _ in range(many))
 
 
-async def first_s(house, owner: str, lists, tokens_max=4) -> float:
+async def first_s(house: Assembly, owner: str, lists, tokens_max: int = 4) -> float:
     """Ask for an answer to each prompt, and return how long the first token of any of them took."""
     began_at, first_at = trio.current_time(), None
     wanted = Respond(f"{next(IDS):032x}", token_lists=lists, tokens_max=tokens_max, ignore_eos=True, owner=owner)
@@ -185,7 +185,7 @@ async def working(
         nursery.cancel_scope.cancel()
 
 
-async def ask(address, request, leave_s: float = 1e3) -> None:
+async def ask(address, request: Generate, leave_s: float = 1e3) -> None:
     with trio.move_on_after(leave_s), suppress(RequestError):
         async with address.ask(request, request.sampling.tokens_max) as replies:
             await replies.result()

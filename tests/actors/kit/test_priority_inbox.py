@@ -19,7 +19,7 @@ def call(urgency, name=""):
     return Call((urgency, name), Answer(0))
 
 
-def made(size=10):
+def made(size: int = 10):
     return PriorityInbox(size, lambda request: request[0])
 
 

@@ -31,7 +31,12 @@ LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, ejected_s=10, ejected
 
 
 def fail(
-    outliers: OutlierDetector, name: str = "a", times: int = 1, at: float = 0.0, peers=4, limits: Ejection = LIMITS
+    outliers: OutlierDetector,
+    name: str = "a",
+    times: int = 1,
+    at: float = 0.0,
+    peers: int = 4,
+    limits: Ejection = LIMITS,
 ) -> list[bool]:
     return [outliers.failed(Suspect(name, "both", peers), "internal", limits, at) for _ in range(times)]
 

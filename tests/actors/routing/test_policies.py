@@ -72,7 +72,7 @@ trio.run(main)
 """
 
 
-def write(folder: Path, policy: str):
+def write(folder: Path, policy: str) -> Path:
     file = folder / "cluster.toml"
     file.write_text(CLUSTER.format(folder=TINY, policy=policy) + ENGINE.format(name="a") + ENGINE.format(name="b"))
     return file

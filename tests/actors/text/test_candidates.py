@@ -170,7 +170,7 @@ async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its
         assert made.gateway.answers.reserved_bytes == 0
 
 
-def choices_of(prompt) -> int:
+def choices_of(prompt: str | list[str]) -> int:
     return 1 if isinstance(prompt, str) else len(prompt)
 
 

@@ -223,7 +223,11 @@ async def test_warming_up_computes_the_prompt_and_says_nothing(autojump_clock: t
     ],
 )
 async def test_what_does_not_fit_is_refused_before_any_choice_runs(
-    asked, kind: type[BadRequest | ContextTooLong], param: str, words: str, autojump_clock: trio.testing.MockClock
+    asked: Respond,
+    kind: type[BadRequest | ContextTooLong],
+    param: str,
+    words: str,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     worker = Worker()
     async with running(worker, known=ROOMY) as address:
@@ -266,7 +270,7 @@ ALTERNATING = """
 {%- endfor %}"""  # as Mistral's and Llama 2's do
 
 
-def talk(count):
+def talk(count: int):
     turns = [Turn(Role.SYSTEM, "Be kind.")]
     turns += [
         Turn((Role.USER, Role.ASSISTANT)[place % 2], f"n=1 {place} and some more words") for place in range(count)

@@ -50,7 +50,7 @@ def sound(text: str) -> str:
     return text.rstrip(BROKEN) if text.endswith(BROKEN) else text
 
 
-def naively(sequence, stops=(), stop_ids=(), silent=(), tokens_min=0):
+def naively(sequence: list[int], stops: tuple[()] | list[str] = (), stop_ids=(), silent=(), tokens_min=0):
     """The slow way: decode everything up to each token anew, and look for every stop in all of it."""
     heard = []
     for count, token in enumerate(sequence, start=1):

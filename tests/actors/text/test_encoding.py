@@ -39,7 +39,7 @@ class Counting:
 
 
 def tokenizer(
-    model,
+    model: models.BPE | models.Unigram | models.WordPiece,
     normalizer: normalizers.NFKC | normalizers.Replace | normalizers.Strip | normalizers.Sequence | None = None,
     pre: pre_tokenizers.Metaspace | pre_tokenizers.Whitespace | pre_tokenizers.Split | None = None,
     added=(),
@@ -89,12 +89,12 @@ def bound(made) -> int | None:
 
 @pytest.mark.parametrize("made", BOUNDED.values(), ids=BOUNDED)
 @given(text=TEXTS)
-def test_no_token_stands_for_more_characters_than_the_bound_says(made, text: str) -> None:
+def test_no_token_stands_for_more_characters_than_the_bound_says(made: Tokenizer, text: str) -> None:
     assert len(text) <= bound(made) * len(made.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
-def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(made) -> None:
+def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(made: Tokenizer) -> None:
     assert bound(made) is None
 
 
@@ -115,7 +115,7 @@ async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
 
 
 @pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
-async def test_b10_without_a_bound_a_refusal_costs_what_fits(made) -> None:
+async def test_b10_without_a_bound_a_refusal_costs_what_fits(made: Tokenizer) -> None:
     """The review's 4 MB prompts were tokenised whole, 1.4 s and half a gigabyte each."""
     model, aside, limit = evolve(TINY, tokenizer=made, characters_a_token=bound(made)), Counting(), 200
     text = "ab <|im_end|>" * 20_000

@@ -27,7 +27,7 @@ def reading(stops=(), **fields) -> IncrementalDetokenizer:
     )
 
 
-def fed(made, sequence, size=1):
+def fed(made: IncrementalDetokenizer, sequence, size: int = 1):
     """Feed so many ids at a time, and return every piece."""
     pieces = []
     for at in range(0, len(sequence), size):

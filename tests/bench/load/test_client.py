@@ -44,7 +44,7 @@ class Client:
         self.came = []
         Client.made.append(self)
 
-    async def ask(self, tokens=4, leave=None, number=0) -> Record:
+    async def ask(self, tokens: int = 4, leave: EarlyDisconnect | None = None, number: int = 0) -> Record:
         ask = PlannedRequest(number, "hello", tokens, None, leave)
         with trio.fail_after(30):
             return await Exchange(ask, self.pool, time.perf_counter, self.came.append).run(time.perf_counter())
@@ -58,7 +58,9 @@ async def closed() -> AsyncIterator[None]:
         Client.made.pop().pool.close()
 
 
-async def sent(script: Callable[[Asked], Awaitable[None]], leave: EarlyDisconnect | None = None, **options):
+async def sent(
+    script: Callable[[Asked], Awaitable[None]], leave: EarlyDisconnect | None = None, **options: str | bool | float
+) -> Record:
     """Return how one request went that was answered so."""
     async with scripted(script) as server:
         return await Client(server, **options).ask(leave=leave)

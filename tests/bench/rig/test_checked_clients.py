@@ -3,13 +3,14 @@
 import json
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from threading import Thread
 
 import pytest
-from websockets.sync.server import serve
+from websockets.sync.server import ServerConnection, serve
 
 from bench.rig.checked_clients import (
     AnswerOutcome,
@@ -33,7 +34,9 @@ STREAM = CheckedRequest("stream", "Tell me about the oak", None)
 UP = GatewayInterruptions()
 
 
-def judged(heard, wanted=STREAM, *, left=False, gateway=UP):
+def judged(
+    heard: AnswerOutcome, wanted: CheckedRequest = STREAM, *, left: bool = False, gateway: GatewayInterruptions = UP
+) -> str:
     return verdict(wanted, heard, RIGHT, left=left, gateway=gateway)[0]
 
 
@@ -58,7 +61,7 @@ def test_an_answer_is_whole_when_text_reason_and_count_are_right() -> None:
         CompleteAnswer(RIGHT.text, "stop", 9, ()),
     ],
 )
-def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said) -> None:
+def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said: CompleteAnswer) -> None:
     assert judged(AnswerOutcome([said])) == "WRONG"
 
 
@@ -69,7 +72,7 @@ def test_of_two_answers_both_must_be_there() -> None:
 
 
 @pytest.mark.parametrize("error", ["engine_lost", None])
-def test_what_came_before_an_error_must_be_the_beginning_of_the_answer(error) -> None:
+def test_what_came_before_an_error_must_be_the_beginning_of_the_answer(error: str | None) -> None:
     assert judged(AnswerOutcome(begun="An elm", error=error)) == "WRONG"
     assert judged(AnswerOutcome(begun="An elm", error=error), left=True) == "WRONG"
 
@@ -103,7 +106,9 @@ def test_a_door_that_was_told_to_end_may_refuse_connections() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "kills"), [((0, 0), (0, 0), 0), ((0, 0), (1, 0), 1), ((1, 0), (1, 0), 1), ((1, 0), (2, 0), 1)]
 )
-def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(before, now, kills) -> None:
+def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(
+    before: tuple[int, int], now: tuple[int, int], kills: int
+) -> None:
     assert GatewayInterruptions(*now).since(GatewayInterruptions(*before)).kills == kills
 
 
@@ -139,8 +144,10 @@ def test_a_tally_keeps_what_was_bad_with_the_request() -> None:
     ("events", "code", "verdict"),
     [([], 1012, "refused draining"), ([], 1000, "CUT"), ([{"type": "response.created"}], 1012, "CUT")],
 )
-def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(events, code, verdict, stack) -> None:
-    def handler(connection) -> None:
+def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(
+    events: list[dict[str, str]], code: int, verdict: str, stack
+) -> None:
+    def handler(connection: ServerConnection) -> None:
         connection.recv()
         for event in events:
             connection.send(json.dumps(event))
@@ -183,7 +190,7 @@ def test_ports_that_are_taken_together_differ() -> None:
 
 
 @pytest.fixture
-def stack():
+def stack() -> Iterator[ExitStack[bool | None]]:
     with ExitStack() as made:
         yield made
 
@@ -221,14 +228,14 @@ def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack) -> None:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_cut_connection_ends_at_both_ends(reset, stack) -> None:
+def test_a_cut_connection_ends_at_both_ends(reset: bool, stack) -> None:
     cutter, near, far = joined(stack)
     assert cutter.cut(Random(1), reset=reset)
     for end in (near, far):
         assert has_ended(end)
 
 
-def hears(end, sent, within_s=5):
+def hears(end, sent: bytes, within_s: float = 5):
     """Whether these very bytes come at this end in time."""
     end.settimeout(within_s)
     try:

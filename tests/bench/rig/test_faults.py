@@ -88,7 +88,7 @@ class Stubs:
         self.started = []
 
     @property
-    def front(self):
+    def front(self) -> Stub:
         return self.nodes[FRONT]
 
     def start(self, name) -> None:
@@ -96,7 +96,7 @@ class Stubs:
         self.nodes[name] = Stub(self.nodes[name].output())
 
 
-def done_to(target: Stubs, *faults, number=GOES_ON) -> FaultInjector:
+def done_to(target: Stubs, *faults: str, number: int = GOES_ON) -> FaultInjector:
     """Carry out a plan of these faults, one right after the other, and return what is known then."""
     chaos = FaultInjector(target, {})
     chaos.run([PlannedFault(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)

@@ -16,11 +16,13 @@ ONLY_KV = IDLE | {"kv_tokens_used": 16.0}
 class Scripted(LoadPoller):
     """Sees at each time what a script says: both engines, and how many requests the front has."""
 
-    def __init__(self, tmp_path, *script) -> None:
+    def __init__(
+        self, tmp_path: Cluster | Path, *script: tuple[float, dict[str, float], dict[str, float], int]
+    ) -> None:
         super().__init__(Cluster(Plan({}), tmp_path), pause_s=0.0)
         self.script, self.fronts = list(script), []
 
-    def read(self, *, front=True):
+    def read(self, *, front: bool = True) -> PairLoad:
         at, prefill, decode, running = self.script.pop(0)
         if not self.script:  # the last stays true
             self.script.append((at + SETTLE_S, prefill, decode, running))
@@ -55,7 +57,7 @@ def test_a_request_that_stays_is_said_to_be_there(tmp_path: Path) -> None:
         poll.until_idle(1.0)
 
 
-def found(*taken_ms):
+def found(*taken_ms: float):
     return [(each / 1000, True) for each in taken_ms]
 
 

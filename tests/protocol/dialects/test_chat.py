@@ -24,7 +24,7 @@ def request(**fields: object) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def refused(kind: type[Unsupported] | type[BadRequest], param, said: str | None = None, /, **fields: int) -> None:
+def refused(kind: type[Unsupported] | type[BadRequest], param: str, said: str | None = None, /, **fields: int) -> None:
     data = {key: value for key, value in (BASE | fields).items() if value is not ...}
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps(data).encode())

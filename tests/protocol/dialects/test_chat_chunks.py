@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -6,8 +7,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from protocol.dialects.chat import ChatRequest, Chunks, Completion, completion_id, parse
 from protocol.errors import EngineLost
+from protocol.kind import Message
 from protocol.messages import FinishReason, Started, Usage
-from protocol.text_messages import Answered, Text, TokenText
+from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
 from tests.rig.dialects import ended, events, extras, streamed
 
 ID = "0123456789abcdef0123456789abcdef"
@@ -20,7 +22,7 @@ def request(**fields) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def check(cls, text):
+def check(cls, text: bytes):
     """Parse with openai's own class, which must know every key."""
     model = cls.model_validate(json.loads(text), strict=True)
     assert list(extras(model)) == []
@@ -163,7 +165,7 @@ def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished() -> None:
         chunks.finish(WHOLE)
 
 
-def gathered(asked: ChatRequest, *replies) -> bytes:
+def gathered(asked: ChatRequest, *replies: Started | Text | ChoiceEnded | Message) -> bytes:
     result = Completion(asked, request_id=ID, created=1694268190)
     for each in replies:
         result.add(each)
@@ -195,6 +197,6 @@ def test_several_choices_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize("replies", [[ended(0)], [ended(0), Text("x", 1, 1)], [ended(0), ended(1), ended(2)]])
-def test_an_answer_in_one_piece_has_every_choice_whole(replies) -> None:
+def test_an_answer_in_one_piece_has_every_choice_whole(replies: Sequence[ChoiceEnded | Message]) -> None:
     with pytest.raises(AssertionError):
         gathered(request(n=2), *replies)

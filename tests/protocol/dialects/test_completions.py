@@ -13,8 +13,9 @@ from protocol.dialects import completions
 from protocol.dialects.completions import Chunks, CompletionRequest, completion_id, parse, to_respond
 from protocol.dialects.prompt import IDS_MAX
 from protocol.errors import BadRequest, EngineLost, Unsupported
+from protocol.kind import Message
 from protocol.messages import FinishReason, Started, Usage
-from protocol.text_messages import Answered, Respond, Text, TokenText
+from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
 from tests.rig.dialects import check_answered_or_refused, ended, events, extras, json_values, streamed
 
 ID = "0123456789abcdef0123456789abcdef"
@@ -31,7 +32,7 @@ def asked(**fields) -> Respond:
     return to_respond(request(**fields), request_id=ID)
 
 
-def refused(kind, param, said: str | None = None, /, **fields) -> None:
+def refused(kind: type[BadRequest] | type[Unsupported], param: str, said: str | None = None, /, **fields) -> None:
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}).encode())
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value
@@ -217,7 +218,7 @@ def outcome(prompt) -> Respond | BadRequest:
 # What clients hear ------------------------------------------------------------------------
 
 
-def check(text, *, streamed: bool = False, unknown=()):
+def check(text: bytes, *, streamed: bool = False, unknown=()):
     """Parse with openai's own class, whose choices always have a reason to end, which those of a stream have not."""
     data = json.loads(text)
     for choice in data["choices"]:
@@ -227,14 +228,14 @@ def check(text, *, streamed: bool = False, unknown=()):
     return json.loads(text)
 
 
-def lines_of(asked: CompletionRequest, *replies) -> list[bytes]:
+def lines_of(asked: CompletionRequest, *replies: Text | ChoiceEnded) -> list[bytes]:
     chunks = Chunks(asked, request_id=ID, created=1694268190)
     *lines, done = events(streamed(chunks, replies, WHOLE))
     assert done == b"[DONE]"
     return lines
 
 
-def gathered(asked: CompletionRequest, *replies) -> bytes:
+def gathered(asked: CompletionRequest, *replies: Text | ChoiceEnded | Message) -> bytes:
     result = completions.Completion(asked, request_id=ID, created=1694268190)
     for each in replies:
         result.add(each)
@@ -347,6 +348,6 @@ def test_an_answer_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize("replies", [[], [ended(0)], [ended(0), Text("x", 1, 1)]])
-def test_an_answer_in_one_piece_has_every_choice_whole(replies) -> None:
+def test_an_answer_in_one_piece_has_every_choice_whole(replies: Sequence[ChoiceEnded | Message]) -> None:
     with pytest.raises(AssertionError):
         gathered(request(n=2), *replies)

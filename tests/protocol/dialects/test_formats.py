@@ -23,7 +23,12 @@ def deep(levels: int):
     return value
 
 
-def refused(data, cls, param, kind=BadRequest) -> str:
+def refused(
+    data,
+    cls: type[JsonObject] | type[JsonObjectOrText] | type[ResponseFormat],
+    param: str | None,
+    kind: type[BadRequest] | type[Unsupported] = BadRequest,
+) -> str:
     with pytest.raises(BadRequest) as raised:
         read(data, cls)
     assert (type(raised.value), raised.value.param) == (kind, param)
@@ -72,7 +77,7 @@ def test_an_object_may_come_as_text() -> None:
     refused('{"a":1}', JsonObject, None)
 
 
-def mistakes(cls, **fields: str):
+def mistakes(cls: type[ResponseFormat] | type[TextFormat], **fields: str):
     return list(read(fields, cls).mistakes("f"))
 
 

@@ -49,7 +49,7 @@ def respond(dialect, **fields) -> Respond:
     return to_respond(parse(json.dumps(base | fields)), request_id=ID)
 
 
-def refused(dialect, param, kind: type[BadRequest] = BadRequest, **fields) -> str:
+def refused(dialect: str, param: str, kind: type[BadRequest] = BadRequest, **fields) -> str:
     with pytest.raises(BadRequest) as raised:
         respond(dialect, **fields)
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value

@@ -100,7 +100,7 @@ def additional(schema, key, value):
     return key in schema.get("properties", {}) or (rest is not False and valid(rest, value))
 
 
-def asked(path):
+def asked(path: str):
     return DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
 
 

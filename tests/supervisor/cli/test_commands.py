@@ -8,6 +8,7 @@ from itertools import chain, pairwise
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -115,7 +116,9 @@ def printed(console):
     return console.file.getvalue().splitlines()
 
 
-async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(console, autojump_clock: MockClock) -> None:
+async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(
+    console: Console, autojump_clock: MockClock
+) -> None:
     began = trio.current_time()
     cluster = Cluster({"one": 0, "two": began + 3}, {"one": Reloaded(("node two is known now",), (), ("two",))})
     assert await commands._reload(cluster, console) == 0
@@ -124,7 +127,7 @@ async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(consol
     assert 3 <= trio.current_time() - began < 4
 
 
-async def test_a_reload_waits_for_no_other_and_not_for_ever(console, autojump_clock: MockClock) -> None:
+async def test_a_reload_waits_for_no_other_and_not_for_ever(console: Console, autojump_clock: MockClock) -> None:
     began = trio.current_time()
     assert await commands._reload(Cluster({"one": 0, "two": inf}), console) == 1
     assert trio.current_time() == began
@@ -134,13 +137,15 @@ async def test_a_reload_waits_for_no_other_and_not_for_ever(console, autojump_cl
     assert printed(console) == ["one: nothing has changed", "two: not asked: nobody listens"] * 2
 
 
-async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_others_are_asked(console) -> None:
+async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_others_are_asked(
+    console: Console,
+) -> None:
     cluster = Cluster({"one": 0, "two": 0}, {"one": NotReady("[red]no[/]\x1b[2J")})
     assert await commands._reload(cluster, console) == 1
     assert printed(console) == ["one: [red]no[/]\\x1b[2J", "two: nothing has changed"]
 
 
-async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_it_was_said(console) -> None:
+async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_it_was_said(console: Console) -> None:
     class Away(Cluster):
         async def poll(self):
             await trio.lowlevel.checkpoint()
@@ -204,7 +209,7 @@ class Seen(Cluster):
         return self.at
 
 
-async def looked(seen, width):
+async def looked(seen, width: int):
     """Return the lines that a look at a cluster prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
     code = await commands._status(Seen(seen), console, as_json=False, watch=False)
@@ -220,7 +225,7 @@ def heads(lines):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 @pytest.mark.parametrize("seen", [LARGE, LONGEST], ids=["large", "longest"])
-async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen, width: int) -> None:
+async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen: dict[str, Any], width: int) -> None:
     lines = await looked(seen, width)
     shown = heads(lines)
     left_out = [line.removeprefix("no room for: ").split(", ") for line in lines if line.startswith("no room for: ")]

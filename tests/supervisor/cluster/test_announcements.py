@@ -32,7 +32,7 @@ TELL_S = 0.1
 SLOTS = 8
 
 
-def a_node(name, *, routes=False, workers=1):
+def a_node(name: str, *, routes: bool = False, workers: int = 1) -> Directory:
     directory = Directory(name, routes=routes)
     for number in range(workers):
         address, inbox = priority_inbox(64, lambda _: 0)
@@ -90,11 +90,11 @@ async def joined(front, back, step_s=0.1):
         nursery.cancel_scope.cancel()
 
 
-def request(number):
+def request(number: int) -> Generate:
     return generate(f"{number:032x}", tokens_max=1)
 
 
-async def asking(front, clients, until):
+async def asking(front, clients: int, until: float) -> int:
     """Let clients ask one request after the other while a worker has room; return how many were answered."""
     done = 0
     numbers = iter(range(10**6))
@@ -116,7 +116,9 @@ async def asking(front, clients, until):
 
 
 @pytest.mark.parametrize(("step_s", "a_second"), [(0.1, 80), (0.02, 400)])
-async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(step_s, a_second, autojump_clock: MockClock) -> None:
+async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(
+    step_s: float, a_second: int, autojump_clock: MockClock
+) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, step_s) as heard:
         heard.clear()
@@ -133,7 +135,7 @@ async def test_b14_what_others_ask_of_a_worker_is_told(autojump_clock: MockClock
         async with back.local["w0"].ask(request(1), 1), worker.ask(request(2), 1):
             await trio.sleep(0.3)
             assert (worker.load.busy, back.local["w0"].load.busy) == (2, 2)
-            assert [each.loads for each in heard] == [(OfferLoad("w0", 1, worker.offer.tokens),)]
+            assert [each.loads for each in heard] == [(OfferLoad("w0", 1, worker.offer.tokens),)]  # type: ignore[attr-defined]
         await trio.sleep(0.3)
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
 
@@ -200,7 +202,7 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockC
     async with joined(front, back):
 
         def order():
-            return [each.offer.name for each in front.ranked("oak", Leg.BOTH)]
+            return [each.offer.name for each in front.ranked("oak", Leg.BOTH)]  # type: ignore[attr-defined]
 
         assert order() == ["w0", "w1", "w2"]
         first, second, _ = front.ranked("oak", Leg.BOTH)
@@ -218,7 +220,7 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
     async with joined(front, back):
         grammar, asked = Grammar(GrammarKind.REGEX, "a*"), []
 
-        async def answers(worker, request):
+        async def answers(worker, request) -> GrammarChecked:
             asked.append(worker.offer.name)
             if worker.offer.name == asked[0] and len(asked) > 3:
                 raise LinkLost("it is gone")
@@ -265,13 +267,13 @@ async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autoj
         LoadUpdate((OfferLoad("a", 0, 0),) * 1025),
     ],
 )
-def test_loads_that_cannot_be_are_not_believed(lie) -> None:
+def test_loads_that_cannot_be_are_not_believed(lie: LoadUpdate) -> None:
     with pytest.raises(PeerViolation):
         check_loads(lie)
 
 
 @pytest.mark.parametrize("tell_s", [-1.0, 1e9, float("nan")])
-def test_a_pace_that_cannot_be_is_not_believed(tell_s) -> None:
+def test_a_pace_that_cannot_be_is_not_believed(tell_s: float) -> None:
     with pytest.raises(PeerViolation):
         check_state(NodeState(tell_s=tell_s))
 

@@ -39,7 +39,7 @@ def names(offers):
     return sorted(offer.name for offer in offers)
 
 
-async def linked():
+async def linked() -> tuple[Directory, Link]:
     directory, link = Directory("here"), a_link()
     directory.linked("far", link)
     return directory, link
@@ -55,7 +55,7 @@ async def test_what_a_node_offers_appears_changes_and_vanishes() -> None:
     one, two = directory.workers("oak")
     assert (one.load.name, two.load.name) == ("far/one", "far/two")
     assert (two.load.busy, two.load.slots, two.load.tokens) == (3, 4, 70)
-    assert one.link is two.link is link
+    assert one.link is two.link is link  # type: ignore[attr-defined]
     directory.merge_state("far", NodeState((evolve(ONE, running=4), evolve(TWO, up=False))))
     assert directory.workers("oak") == [one]
     assert one.load.busy == 4
@@ -148,7 +148,7 @@ async def test_the_end_of_an_older_link_changes_nothing() -> None:
     directory.unlinked("far", older)
     directory.unlinked("nobody", older)
     (worker,) = directory.workers("oak")
-    assert worker.link is newer
+    assert worker.link is newer  # type: ignore[attr-defined]
 
 
 async def test_nobody_is_chosen_over_a_link_that_is_down_already(autojump_clock: MockClock) -> None:
@@ -166,7 +166,7 @@ async def test_a_worker_without_a_link_says_so_and_counts_nothing() -> None:
     with pytest.raises(LinkLost, match="no link to node far"):
         async with worker.ask(generate(), 1):
             pass
-    assert worker.busy == 0
+    assert worker.busy == 0  # type: ignore[attr-defined]
 
 
 # What cannot be true ----------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Engine:
         self.flushed += 1
 
 
-def plugged(engine):
+def plugged(engine: Engine | None):
     """A plug with an engine in it, or with none."""
     plug = Registration()
     plug._current = plug.last = engine
@@ -178,7 +178,7 @@ async def test_counts_that_cannot_be_are_left_out(lie: EngineLoad, autojump_cloc
 # Calls ----------------------------------------------------------------------------------------
 
 
-async def counted(directory, metrics: Metrics):
+async def counted(directory: Directory, metrics: Metrics):
     """Return how many calls each worker is told to have ended."""
     told = (await monitoring.cluster_metrics_text(directory, metrics)).decode().splitlines()
     calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_worker_calls_total{"))

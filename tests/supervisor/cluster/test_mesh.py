@@ -251,7 +251,7 @@ async def test_a_leaver_says_why(lines) -> None:
 # Joining -----------------------------------------------------------------------------------
 
 
-async def answered(one: Node, other: Node):
+async def answered(one: Node, other: Node) -> list[int]:
     """Ask as a router does: where both ends have dialed, what began on the link that makes room is asked again."""
     try:
         return await one.ask(other)
@@ -703,7 +703,7 @@ SAID = st.lists(FRAMES.map(encode) | st.binary(max_size=40), max_size=6).map(b""
 
 @pytest.mark.parametrize("greeted", [True, False])
 def test_no_bytes_and_no_frames_disturb_a_node(greeted: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async def main(said) -> None:
+    async def main(said: bytes) -> None:
         a, b = Node("a", step_s=0.001), Node("b")
         async with linked_nodes(a, b):
             await all_linked(a, b)

@@ -40,7 +40,9 @@ def meet(
 ) -> Callable[..., Awaitable[object]]:  # time is virtual
     """Let a node have one more link to a peer, which either of them has dialed."""
 
-    async def meet(node, peer, dialer, run: str = ""):
+    async def meet(
+        node, peer, dialer, run: str = ""
+    ) -> trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]:
         near, far = pair()
 
         async def carry() -> None:
@@ -60,7 +62,7 @@ def meet(
 @pytest.mark.parametrize(("name", "peer"), ["ab", "ba"])
 @pytest.mark.parametrize("order", ["ab", "ba"])
 async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_first_by_name_has_dialed(
-    name, peer, order: str, meet, autojump_clock: trio.testing.MockClock
+    name, peer, order: str, meet: Callable[..., Awaitable[object]], autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node(name)
     for dialer in order:
@@ -71,7 +73,7 @@ async def test_of_two_that_were_dialed_at_once_both_ends_keep_the_one_that_the_f
 
 @pytest.mark.parametrize("dialer", ["a", "b"])
 async def test_of_two_that_one_end_has_dialed_the_newer_stays(
-    dialer: str, meet, autojump_clock: trio.testing.MockClock
+    dialer: str, meet: Callable[..., Awaitable[object]], autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node("a")
     await meet(node, "b", dialer)
@@ -81,7 +83,7 @@ async def test_of_two_that_one_end_has_dialed_the_newer_stays(
 
 
 async def test_what_is_still_told_over_an_older_link_is_not_believed(
-    meet, autojump_clock: trio.testing.MockClock
+    meet: Callable[..., Awaitable[object]], autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node("a")
     await meet(node, "b", "b")
@@ -97,13 +99,13 @@ async def test_what_is_still_told_over_an_older_link_is_not_believed(
 
 
 async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_first_is_heard(
-    meet, autojump_clock: trio.testing.MockClock
+    meet: Callable[..., Awaitable[object]], autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node("a")
     await meet(node, "b", "b", "one")
     first = node.directory.nodes["b"].link
     far = await meet(node, "b", "b", "two")
-    (bye,) = FrameReader().feed(await far.receive_some())
+    (bye,) = FrameReader().feed(await far.receive_some())  # type: ignore[attr-defined]
     assert bye.code == NAME_CONFLICT
     assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
     assert node.directory.nodes["b"].link is first
@@ -111,7 +113,10 @@ async def test_b9_another_process_of_a_name_is_refused_and_told_why_while_the_fi
 
 
 async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refused_and_told_why(
-    meet, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    meet: Callable[..., Awaitable[object]],
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     """The first has been dialed from here, too: a second link to that very one would be closed without a word."""
     node = Node("a")
@@ -135,7 +140,7 @@ async def test_b9_another_process_that_is_dialed_under_a_second_address_is_refus
 
 
 async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(
-    meet, autojump_clock: trio.testing.MockClock
+    meet: Callable[..., Awaitable[object]], autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node("a")
     await meet(node, "b", "b", "one")
@@ -146,7 +151,7 @@ async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(
 
 
 async def test_b9_whoever_is_refused_says_so_in_its_readiness_until_it_is_linked(
-    meet, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    meet: Callable[..., Awaitable[object]], nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     node = Node("a")
     near, far = pair()
@@ -196,7 +201,10 @@ async def test_b9_a_node_whose_twin_claims_its_name_no_more_says_that_it_is_read
 
 
 async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(
-    meet, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+    meet: Callable[..., Awaitable[object]],
+    nursery: trio.Nursery,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     node = Node("a")
     caplog.set_level(logging.INFO)

@@ -56,7 +56,7 @@ def patient() -> Node:
     return Node("b", section=evolve(QUICK, handshake_s=60.0))
 
 
-async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd, patient) -> None:
+async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd: Crowd, patient: Node) -> None:
     async with linked_nodes(patient):
         slow = await crowd.connect(patient, far=False)
         for _ in range(4 * QUICK.handshakes_max):
@@ -68,7 +68,7 @@ async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(c
             assert not await crowd.streams[1].receive_some(), "the oldest of the others is gone"
 
 
-async def test_d9_nodes_link_while_one_address_connects_without_end(crowd, patient) -> None:
+async def test_d9_nodes_link_while_one_address_connects_without_end(crowd: Crowd, patient: Node) -> None:
     a = Node("a")
     async with linked_nodes(patient) as nursery:
         for _ in range(4):

@@ -43,7 +43,7 @@ SMALL = evolve(INFO, request_tokens_max=8, digest=OTHER)
 WHY = "is not asked: its model is another one: it differs in tokenizer.json"
 
 
-def offer(name: str, info) -> Offer:
+def offer(name: str, info: EngineInfo) -> Offer:
     return Offer(name, "oak", Leg.BOTH, 4, up=True, engine=info)
 
 
@@ -58,7 +58,9 @@ async def no_loads():
     return {}
 
 
-async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(directory) -> None:
+async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(
+    directory: Directory,
+) -> None:
     directory.merge_state("far", NodeState((offer("one", INFO), offer("two", SMALL))))
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/one"]
     assert models.request_tokens_max(directory, "oak") == INFO.request_tokens_max
@@ -66,7 +68,7 @@ async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_
     assert readiness.unready(directory, ["oak"]) is None, "another one serves it"
 
 
-async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_differs(directory) -> None:
+async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_differs(directory: Directory) -> None:
     directory.merge_state("far", NodeState((offer("two", SMALL),)))
     assert readiness.unready(directory, ["oak"]) == readiness.never_ready(directory, ["oak"]) == f"engine two {WHY}"
     directory.merge_state("far", NodeState((offer("two", INFO),)))
@@ -75,7 +77,7 @@ async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_d
 
 
 async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(
-    directory, caplog: pytest.LogCaptureFixture
+    directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
     controls = NodeControl(directory, "run", "1", no_loads)
     with caplog.at_level(logging.WARNING):
@@ -96,7 +98,7 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(
 
 @pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
 async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(
-    directory, told: tuple[tuple[str, str], ...]
+    directory: Directory, told: tuple[tuple[str, str], ...]
 ) -> None:
     directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
     assert len(directory.workers("oak")) == 1
@@ -107,7 +109,7 @@ async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(
 OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b"old", b"new"))
 
 
-def tell(directory, node, *infos: EngineInfo, up=True, draining=False) -> None:
+def tell(directory, node, *infos: EngineInfo, up=True, draining: bool = False) -> None:
     """Let a node tell of workers that are up, or down, with these models."""
     if directory.node(node).link is None:
         directory.linked(node, a_link())
@@ -120,7 +122,7 @@ def asked(directory):
 
 
 async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_name(
-    directory, caplog: pytest.LogCaptureFixture
+    directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
     tell(directory, "a", OLD)
     tell(directory, "b", NEW)
@@ -137,7 +139,7 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
 
 
 @pytest.mark.parametrize("goes", ["link", "down", "drain"])
-async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory, goes: str) -> None:
+async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory: Directory, goes: str) -> None:
     tell(directory, "a", OLD)
     tell(directory, "b", NEW)
     if goes == "link":
@@ -151,7 +153,7 @@ async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directo
     assert list(directory.models.rejections) == ["a/w0"]
 
 
-async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory) -> None:
+async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory: Directory) -> None:
     tell(directory, "a", OLD, OLD)
     tell(directory, "b", NEW, NEW)
     directory.merge_loads("b", LoadUpdate((OfferLoad("w0", 2, 7),)))
@@ -164,7 +166,7 @@ async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory)
     assert asked(directory) == ["a/w0", "a/w1"]
 
 
-async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory) -> None:
+async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory: Directory) -> None:
     directory.models = ModelIdentities({"oak": OLD.digest})
     tell(directory, "b", NEW, NEW)
     tell(directory, "a", OLD)
@@ -207,7 +209,7 @@ def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_
     trio.run(scenario)
 
 
-async def test_c8_a_digest_without_end_is_not_believed(directory) -> None:
+async def test_c8_a_digest_without_end_is_not_believed(directory: Directory) -> None:
     with pytest.raises(PeerViolation, match="longer than any"):
         directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=OWN * 100)),)))
     assert directory.workers("oak") == []

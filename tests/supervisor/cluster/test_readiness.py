@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ GONE = EngineDied("the GPU is gone")
 
 
 @pytest.fixture
-def houses(tmp_path: Path):
+def houses(tmp_path: Path) -> Callable[..., tuple[Cluster, Assembly]]:
     def make(*engines, node: str = "main", listen: str = "") -> tuple[Cluster, Assembly]:
         text = ONE.format(listen=listen)
         text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)

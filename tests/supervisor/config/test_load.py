@@ -218,7 +218,7 @@ listen = "127.0.0.1:7403"
 )
 
 
-def several(written, host="localhost", port=7401) -> Cluster:
+def several(written, host: str = "localhost", port=7401) -> Cluster:
     return read_cluster(written(SEVERAL.format(host=host, port=port)))
 
 
@@ -348,7 +348,7 @@ def test_too_little_memory_is_one_sentence(
 DIGEST = "[key.alice]\nsha256 = '" + "a" * 64 + "'\n"
 
 
-def gateway(written, lines, keys=DIGEST) -> Cluster:
+def gateway(written, lines: str, keys: str = DIGEST) -> Cluster:
     path = written(f"{GOOD}[gateway]\n{lines}\n")
     (path.parent / "keys.toml").write_text(keys)
     return read_cluster(path)

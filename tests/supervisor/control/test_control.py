@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
@@ -41,10 +42,11 @@ from supervisor.supervision.registration import Registration
 from supervisor.supervision.status import TreeStatus
 from supervisor.supervision.tree import Child, Tree
 from tests.rig.gateway import INFO
+from tests.rig.network import SimTransport
 from tests.system.simulator import sim_pair
 
 
-async def nothing(*, task_status) -> None:
+async def nothing(*, task_status: trio.TaskStatus[None]) -> None:
     task_status.started()
 
 
@@ -69,21 +71,21 @@ class Node:
         await trio.lowlevel.checkpoint()
         return self.loads
 
-    async def _reload(self):
+    async def _reload(self) -> Reloaded:
         await trio.lowlevel.checkpoint()
         self.done.append("reload")
         return Reloaded((f"{self.name} did",), ("not all",))
 
 
 @asynccontextmanager
-async def joined(one, other):
+async def joined(one: Node, other: Node) -> AsyncIterator[SimTransport]:
     """Two nodes with a link between them."""
     near, far = sim_pair()
     links = [
         Link(wire, Peer(node.name, serves_max=4), node.controls.services) for node, wire in ((one, near), (other, far))
     ]
 
-    async def carry(link) -> None:
+    async def carry(link: Link) -> None:
         with suppress(PeerLost):
             await link.run()
 
@@ -129,7 +131,7 @@ async def test_a_node_tells_how_each_part_of_it_is(autojump_clock: MockClock) ->
 
 @pytest.mark.parametrize("used", [-5, 10**9])
 async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(
-    used, autojump_clock: MockClock
+    used: int, autojump_clock: MockClock
 ) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
     plug = Registration(one.directory.notify)
@@ -203,7 +205,7 @@ async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock
 
 
 @asynccontextmanager
-async def asked_by_way_of_two():
+async def asked_by_way_of_two() -> AsyncIterator[tuple[Node, Node]]:
     """A node that has no link to the last of three, which is reached by way of the one that routes."""
     one, front, two = Node("one"), Node("front"), Node("two")
     one.directory.routes = two.directory.routes = False
@@ -215,7 +217,7 @@ async def asked_by_way_of_two():
 async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(
     autojump_clock: MockClock,
 ) -> None:
-    async def longest():
+    async def longest() -> Reloaded:
         await trio.sleep(deadlines.RELOAD_QUEUED_MAX_S)
         return Reloaded(("two did",))
 
@@ -229,7 +231,7 @@ async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_o
     ("request_", "within_s"), [(Reload("two"), deadlines.RELOAD_ANSWER_TIMEOUT_S), (GetStatus("two"), 5.0)]
 )
 async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(
-    request_, within_s, autojump_clock: MockClock
+    request_: Reload | GetStatus, within_s: float, autojump_clock: MockClock
 ) -> None:
     """Each gave up at the same time as whoever had asked it, who heard nothing of what was wrong."""
     async with asked_by_way_of_two() as (one, two):
@@ -251,7 +253,7 @@ async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost
         assert trio.current_time() - began == pytest.approx(3, abs=0.5)
 
 
-async def after(seconds, then) -> None:
+async def after(seconds: int, then) -> None:
     await trio.sleep(seconds)
     then()
 
@@ -259,7 +261,7 @@ async def after(seconds, then) -> None:
 # Operators ------------------------------------------------------------------------------------
 
 
-def links_of(node):
+def links_of(node: Node) -> Mesh:
     served = {**node.controls.services, ("tiny-0", FlushCache): mailbox(1)[0]}
     return Mesh(
         name=node.name,
@@ -275,7 +277,7 @@ def links_of(node):
 
 
 @asynccontextmanager
-async def operator(links):
+async def operator(links) -> AsyncIterator[tuple[Link, list[PeerRefused]]]:
     """An operator that has greeted a node, as the node's links attend to it."""
     near, far = sim_pair()
     link = Link(near, Peer("operator-0", serves_max=0), heartbeat=Heartbeat())

@@ -85,7 +85,7 @@ async def served(base) -> AsyncIterator[Served]:
     assert not folder.path.exists()
 
 
-def remove(folder, what) -> None:
+def remove(folder: Path, what: str) -> None:
     if what == "all":
         shutil.rmtree(folder)
     elif what == "all that is in it":
@@ -97,7 +97,7 @@ def remove(folder, what) -> None:
 
 @pytest.mark.parametrize("what", ["all", "all that is in it", "control", "node.json", "lock"])
 async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
-    base, caplog: pytest.LogCaptureFixture, what: str
+    base: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     caplog.set_level(logging.INFO)
     async with served(base) as node:
@@ -113,7 +113,7 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
 
 @pytest.mark.parametrize("what", ["control", "node.json"])
 async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_and_no_link_is_followed(
-    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -127,7 +127,7 @@ async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_
 
 @pytest.mark.parametrize("placed", ["a link", "open to others", "another's"])
 async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken(
-    base, tmp_path: Path, caplog: pytest.LogCaptureFixture, placed: str
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, placed: str
 ) -> None:
     if placed == "another's" and os.geteuid() != 0:
         pytest.skip("only root may give a folder away")
@@ -155,7 +155,7 @@ async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken
 
 
 async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is_made_anew(
-    base, caplog: pytest.LogCaptureFixture
+    base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = []
     async with served(base) as node, trio.open_nursery() as nursery:
@@ -173,7 +173,7 @@ async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is
     assert answers == [Done()]
 
 
-async def test_a_folder_that_stands_is_left_as_it_is(base, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_folder_that_stands_is_left_as_it_is(base: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(base) as node:
         made = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
         looks, is_intact = [], unix_socket._ControlSocket.is_intact
@@ -188,7 +188,7 @@ async def test_a_folder_that_stands_is_left_as_it_is(base, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
 async def test_a_look_that_is_not_possible_now_proves_nothing(
-    base, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failure: OSError | RuntimeError
+    base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failure: OSError | RuntimeError
 ) -> None:
     failed = []
 
@@ -207,7 +207,7 @@ async def test_a_look_that_is_not_possible_now_proves_nothing(
 
 
 async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_node(
-    base, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_sync, failed = trio.to_thread.run_sync, []
 
@@ -223,7 +223,7 @@ async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_n
     assert caplog.messages == ["operators cannot ask this node by its socket"]
 
 
-def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base) -> None:
+def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base: Path) -> None:
     with unix_socket.socket_address(base) as where:
         assert Path(where).parent.resolve() == base.resolve()
         assert len(where) < 50

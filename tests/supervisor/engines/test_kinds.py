@@ -14,6 +14,7 @@ import trio
 from attrs import evolve, frozen
 from trio.testing import MockClock
 
+from actors.engines.port import Engine
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import StartFailed
@@ -111,13 +112,13 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
     return read
 
 
-def test_a_kind_without_a_row_is_a_mistake(read) -> None:
+def test_a_kind_without_a_row_is_a_mistake(read: Callable[..., Cluster]) -> None:
     with pytest.raises(StartFailed, match=re.escape('engine.one.kind: expected "sglang" or "simulated", got "echo"')):
         read()
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read) -> None:
+def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read: Callable[..., Cluster]) -> None:
     section = read("voices = 3\n").engine["one"]
     assert isinstance(section, EchoSection)
     assert section.voices == 3
@@ -131,7 +132,7 @@ def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read) -> None:
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_finds_its_own_mistakes_between_keys(read) -> None:
+def test_a_kind_finds_its_own_mistakes_between_keys(read: Callable[..., Cluster]) -> None:
     with pytest.raises(StartFailed, match=re.escape("line 10: engine.one.voices: must be at most slots (16)")):
         read("voices = 17\n")
     spanning = '[node.main]\nlisten = "127.0.0.1:7401"\n'
@@ -144,7 +145,7 @@ def test_a_kind_finds_its_own_mistakes_between_keys(read) -> None:
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_says_what_it_lacks_on_a_host(read) -> None:
+def test_a_kind_says_what_it_lacks_on_a_host(read: Callable[..., Cluster]) -> None:
     with pytest.raises(StartFailed, match="engine one finds no walls here"):
         check_host(read(), "main")
 
@@ -163,7 +164,9 @@ async def node(cluster: Cluster) -> AsyncIterator[Assembly]:
 
 
 @pytest.mark.usefixtures("echo")
-async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(read, autojump_clock: MockClock) -> None:
+async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(
+    read: Callable[..., Cluster], autojump_clock: MockClock
+) -> None:
     async with node(read("voices = 2\n")) as house:
         names = [child.name for child in house.tree.children]
         assert names.index("echo-room") < names.index("one") < names.index("router-tiny")
@@ -173,14 +176,14 @@ async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(re
         engine = await house.engines["one"].wait()
 
         @asynccontextmanager
-        async def same():
+        async def same() -> AsyncIterator[Engine]:
             yield engine
 
         await check_engine(same)
 
 
 @pytest.mark.usefixtures("echo")
-def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read) -> None:
+def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read: Callable[..., Cluster]) -> None:
     house, _ = built_assembly(read('voices = 2\n[node.main]\nlisten = "127.0.0.1:7401"\n'), "main")
     members = {child.name: child for child in house.tree.children}
     assert members["one"].about == "tiny in 2 voices"

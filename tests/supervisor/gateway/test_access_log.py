@@ -98,7 +98,7 @@ async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_to
     ],
 )
 async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
-    cls: object, name: str, ask, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
+    cls: object, name: str, ask: bytes, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
 ) -> None:
     monkeypatch.setattr(cls, name, breaks)
     async with rig() as made:

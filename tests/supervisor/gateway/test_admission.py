@@ -19,13 +19,15 @@ from supervisor.gateway.admission import AdmissionGate
 from tests.system.simulator import simulate
 
 
-def gate(requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2, why: str | None = None):
+def gate(
+    requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2, why: str | None = None
+) -> tuple[AdmissionGate, list[str | None]]:
     reason = [why]
     made = AdmissionGate(requests_max, admit_s, waiting_max, lambda: reason[0])
     return made, reason
 
 
-async def hold(gate, for_s, log, name: str, priority=0) -> None:
+async def hold(gate, for_s: int, log, name: str, priority=0) -> None:
     try:
         async with gate.admitted(priority):
             log.append((trio.current_time(), name, "in"))
@@ -184,7 +186,7 @@ async def test_an_error_inside_frees_the_place(autojump_clock: trio.testing.Mock
 # Priorities ------------------------------------------------------------------------------------
 
 
-async def line_up(gate, log, *waiters) -> None:
+async def line_up(gate, log, *waiters: tuple[str, int]) -> None:
     """Fill the gate for 10 s, and let `(name, priority)` wait in this order."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, gate, 10, log, "first")
@@ -315,7 +317,7 @@ class Around(trio.abc.Instrument):
 
 
 @contextmanager
-def around(act, *, before=False) -> Iterator[None]:
+def around(act, *, before: bool = False) -> Iterator[None]:
     instrument = Around(act, before=before)
     trio.lowlevel.add_instrument(instrument)
     yield
@@ -418,12 +420,12 @@ class Crowd:
     scopes: list[trio.CancelScope] = Factory(list)
     priorities: list[int] = Factory(list)
 
-    def come(self, priority) -> None:
+    def come(self, priority: int) -> None:
         self.scopes.append(trio.CancelScope())
         self.priorities.append(priority)
         self.nursery.start_soon(self._stay, len(self.scopes) - 1, priority)
 
-    def give_up(self, at) -> None:
+    def give_up(self, at: int) -> None:
         """End one of those who have come, be it inside, in the line or on its way."""
         alive = [number for number in range(len(self.scopes)) if number not in self.over]
         if alive:
@@ -458,7 +460,7 @@ class Model:
     refused: list[int] = Factory(list)
     line: list[tuple[int, int]] = Factory(list)  # who goes first is the smallest
 
-    def come(self, number: int, priority) -> None:
+    def come(self, number: int, priority: int) -> None:
         self.line.append((-priority, number))
         self._move()
         if len(self.line) > self.waiting_max:

@@ -27,7 +27,7 @@ from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
-from tests.rig.gateway import SECRET, Client, Rig, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import SECRET, Client, Reply, Rig, at_rest, chat, create, head, post, rig
 
 ENVIRONMENT = {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}", ADMIN: f"admin-{SECRET}"}
 
@@ -57,13 +57,13 @@ async def locked(tmp_path: Path, *lines: str, **limits) -> AsyncIterator[Rig]:
         await at_rest_soon(made)
 
 
-async def at_rest_soon(made) -> None:
+async def at_rest_soon(made: Rig) -> None:
     made.hang_up()
     await at_rest(made)
     assert set(made.gateway.keys.statistics().values()) <= {KeyStatistics(0, 0)}
 
 
-async def eventually(ask) -> None:
+async def eventually(ask: Callable[[], Awaitable[Reply]]) -> None:
     """Ask until the answer is 200: that a client has left is noticed soon, and not at once."""
     with trio.fail_after(5):
         while (await ask()).status != 200:
@@ -245,7 +245,7 @@ async def secured(**limits: float) -> AsyncIterator[Rig]:
         await at_rest_soon(made)
 
 
-async def secure_client(made) -> Client:
+async def secure_client(made: Rig) -> Client:
     raw = await made.connect()
     stream = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
     await stream.do_handshake()

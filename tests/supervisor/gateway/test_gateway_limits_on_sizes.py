@@ -31,7 +31,7 @@ from supervisor.node.gateway_children import make_gateway
 from supervisor.node.model_children import Reloadable
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
-from tests.rig.gateway import FOLDER, INFO, Client, Rig, at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 from tests.supervisor.gateway.test_outbox import fill, pair
 
@@ -92,7 +92,7 @@ def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_
 # Heads, bodies and messages ------------------------------------------------------------------------
 
 
-async def answer_to_head(made: Rig, size, pieces):
+async def answer_to_head(made: Rig, size: int, pieces: int) -> Reply:
     """Send a head of exactly so many bytes in so many pieces, and return what is answered."""
     data = head("GET", "/health", x="y" * (size - len(head("GET", "/health", x=""))))
     assert len(data) == size
@@ -183,7 +183,7 @@ APIS = {  # how each is asked, and what it calls a prompt
 }
 
 
-async def asked(made, client, api, **more: int):
+async def asked(made: Rig, client, api, **more: int):
     """Return the answer of a api, or None, and its error, or None."""
     body = APIS[api][1](**more)
     if api != "socket":
@@ -202,7 +202,7 @@ async def asked(made, client, api, **more: int):
     return None, last["error"]
 
 
-async def prompt_tokens(made: Rig, client, api):
+async def prompt_tokens(made: Rig, client, api: object):
     answer, _ = await asked(made, client, api)
     usage = answer["usage"]
     return usage.get("prompt_tokens", usage.get("input_tokens"))

@@ -130,7 +130,7 @@ async def test_a_body(chunked: bool, rather_slow: trio.testing.MockClock) -> Non
 # Until it is answered ------------------------------------------------------------------------------
 
 
-async def answer(made: Rig, door, said: str):
+async def answer(made: Rig, door: str, said: str):
     """Ask, and return when the end came, whether it is whole, and its error."""
     if door == "socket":
         client = await websocket_client(made)

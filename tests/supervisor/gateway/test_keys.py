@@ -7,8 +7,10 @@ import hmac
 import logging
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -49,7 +51,7 @@ def bearer(secret: str = SECRET):
 
 @pytest.fixture
 def file(tmp_path: Path):
-    def write(*sections: tuple[str, str]):
+    def write(*sections: tuple[str, str]) -> Path:
         path = tmp_path / "keys.toml"
         path.write_text("".join(f"[key.{name}]\n{text}\n" for name, text in sections))
         return path
@@ -63,7 +65,7 @@ def loaded(path=None, **environment: str) -> Keys:
     return keys
 
 
-def gateway(keys: Keys | None = None, **limits) -> Gateway:
+def gateway(keys: Keys | None = None, **limits: int) -> Gateway:
     metrics = Metrics()
     return Gateway(
         runner=RequestRunner({}, metrics, 60.0, 600.0),
@@ -113,7 +115,7 @@ def test_a_file_says_what_each_key_may() -> None:
         ({"sha256": sha("b")}, "key.a.sha256: is the secret of b too"),
     ],
 )
-def test_a_mistake_in_the_file_is_named_and_no_secret_is_repeated(section, said) -> None:
+def test_a_mistake_in_the_file_is_named_and_no_secret_is_repeated(section: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistakes) as caught:
         keyfile.read({"key": {"b": {"sha256": sha("b")}, "a": section}})
     assert said in str(caught.value)
@@ -121,13 +123,13 @@ def test_a_mistake_in_the_file_is_named_and_no_secret_is_repeated(section, said)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "é", "x" * 65])
-def test_a_name_that_a_log_line_could_not_carry_is_a_mistake(name) -> None:
+def test_a_name_that_a_log_line_could_not_carry_is_a_mistake(name: str) -> None:
     with pytest.raises(Mistakes, match="must be 1 to 64 letters"):
         keyfile.read({"key": {name: {"sha256": sha("a")}}})
 
 
 def test_there_are_never_more_keys_than_one_request_may_be_compared_with() -> None:
-    def some(count):
+    def some(count: int):
         return {"key": {f"k{n}": {"sha256": sha(str(n))} for n in range(count)}}
 
     assert len(keyfile.read(some(keyfile.KEYS_MAX))) == keyfile.KEYS_MAX
@@ -142,7 +144,7 @@ waits = st.lists(st.floats(0, 100), max_size=60)
 
 
 @given(rates, st.integers(1, 50), waits)
-def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, pauses) -> None:
+def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate: float, burst: int, pauses: list[float]) -> None:
     now, given_at = 0.0, []
     bucket = TokenBucket.full(rate, burst, now)
     for pause in pauses:
@@ -155,7 +157,7 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, paus
 
 
 @given(rates, st.integers(1, 50), waits)
-def test_a_bucket_that_says_no_says_when_and_keeps_its_word(rate, burst, pauses) -> None:
+def test_a_bucket_that_says_no_says_when_and_keeps_its_word(rate: float, burst: int, pauses: list[float]) -> None:
     now = 0.0
     bucket = TokenBucket.full(rate, burst, now)
     for pause in pauses:
@@ -196,7 +198,7 @@ def test_a_burst_is_what_is_written_or_one_seconds_worth() -> None:
         (0, -3, -3),
     ],
 )
-def test_a_priority_is_the_clients_as_far_as_the_key_allows(asked, key, given) -> None:
+def test_a_priority_is_the_clients_as_far_as_the_key_allows(asked: int | None, key: int | None, given: int) -> None:
     assert Key(section=KeySection(sha256="", priority=key)).clamp_priority(asked) == given
 
 
@@ -227,7 +229,7 @@ def test_without_keys_everybody_may_do_everything() -> None:
         [(b"authorization", b"Basic eDp5"), (b"x-api-key", SECRET.encode())],
     ],
 )
-def test_a_key_is_found_in_every_header_of_the_field(headers, file) -> None:
+def test_a_key_is_found_in_every_header_of_the_field(headers: list[tuple[bytes, bytes]], file) -> None:
     keys = loaded(file(("alice", f'sha256 = "{sha(SECRET)}"')))
     assert keys.find(headers).name == "alice"
 
@@ -337,7 +339,9 @@ def test_the_environment_names_keys_and_tolerates_spaces() -> None:
         ({ADMIN: "é" + SECRET}, f"{ADMIN}: a key is"),
     ],
 )
-def test_a_mistake_in_the_environment_is_one_sentence_without_the_secret(environment, said) -> None:
+def test_a_mistake_in_the_environment_is_one_sentence_without_the_secret(
+    environment: dict[str, str], said: str
+) -> None:
     with pytest.raises(StartFailed) as caught:
         loaded(**environment)
     assert said in str(caught.value)
@@ -359,7 +363,9 @@ def test_file_and_environment_add_up_and_may_not_disagree(file) -> None:
 
 
 @pytest.mark.parametrize("text", [b"[key", b"\xff", b"[key.a]\nsha256 = 'no'", b"x = 1", b" " * 2_000_000, None])
-async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(text, file, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_file_keeps_the_old_keys_and_says_one_line(
+    text: bytes | None, file, caplog: pytest.LogCaptureFixture
+) -> None:
     path = file(("alice", f'sha256 = "{sha("a")}"'))
     made = gateway(loaded(path))
     key = made.authenticate(bearer("a"))
@@ -561,7 +567,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
 
     class Model:
         @asynccontextmanager
-        async def ask(self, request, _):
+        async def ask(self, request, _) -> AsyncIterator[None]:
             seen.append((request.id, request.priority))
             await trio.lowlevel.checkpoint()
             raise EngineLost("it is none")
@@ -574,7 +580,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
         "plain": Key("plain", KeySection(sha256="")),
     }
 
-    async def ask(name, priority=0) -> None:
+    async def ask(name, priority: int = 0) -> None:
         counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
             await made.answer(evolve(respond(), id=name, priority=priority), served, counted, None, None)
@@ -623,7 +629,7 @@ async def test_dropped_clients_and_refusals_are_counted() -> None:
 # The command --------------------------------------------------------------------------------
 
 
-def hash_key(secret: str, *arguments: str):
+def hash_key(secret: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "supervisor", "hash-key", *arguments],
         input=secret,
@@ -649,7 +655,7 @@ def test_the_command_makes_the_lines_that_the_file_wants(file) -> None:
 
 
 @pytest.mark.parametrize("name", ["alice", "a.b", "a@b.c", "7", "a-b_c", "1-2"])
-def test_the_lines_are_toml_whatever_the_name(name, tmp_path: Path) -> None:
+def test_the_lines_are_toml_whatever_the_name(name: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(module.key_file_lines(name, SECRET))
     assert loaded(path).find(bearer()).name == name

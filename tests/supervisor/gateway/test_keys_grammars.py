@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.grammars import grammar_kinds
+from protocol.messages import GrammarKind
 from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile
 from supervisor.engines.kinds import read_cluster
@@ -47,7 +49,9 @@ async def test_b2_a_key_may_use_the_grammars_that_it_is_given(tmp_path: Path) ->
         ({"type": "sequence", "elements": [{"type": "grammar", "grammar": 'root ::= "a"'}]}, "ebnf"),
     ],
 )
-async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(tmp_path: Path, content, kind) -> None:
+async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(
+    tmp_path: Path, content: dict[str, Any], kind: str
+) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
         client = await made.client()
         for form in (tag(content), json.dumps(tag(content)).replace("g", "\\u0067")):
@@ -76,7 +80,7 @@ async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(
 
             return await aside(run, **given)
 
-        def seen(grammar):
+        def seen(grammar) -> list[GrammarKind]:
             within.append(now)
             return plain(grammar)
 

@@ -22,7 +22,7 @@ from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
 
 
-def budget(most: int = 100, share=0.75) -> MemoryBudget:
+def budget(most: int = 100, share: float = 0.75) -> MemoryBudget:
     return MemoryBudget("things", lambda: most, lambda: share)
 
 

@@ -14,7 +14,7 @@ def origins(allowed=(), hosts=("localhost",)) -> Origins:
     return Origins(frozenset(hosts), frozenset(allowed))
 
 
-def page(origin: bytes = APP, host: bytes = b"localhost:8000", **more):
+def page(origin: bytes = APP, host: bytes = b"localhost:8000", **more: bytes):
     given = [(b"host", host), (b"origin", origin)]
     return given + [(name.replace("_", "-").encode(), value) for name, value in more.items()]
 

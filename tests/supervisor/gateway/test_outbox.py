@@ -50,7 +50,7 @@ async def read_all(client, size) -> bytes:
     return bytes(data)
 
 
-async def fill(box, size: int = 1000):
+async def fill(box, size: int = 1000) -> list[bytes]:
     """Put frames until some wait."""
     frames = []
     while not box.backlog_bytes:
@@ -95,7 +95,7 @@ def reluctant(rng: random.Random):
             raise BlockingIOError
         return write(fd, data[: rng.randint(1, 2000)])
 
-    def some_of_many(fd, parts):
+    def some_of_many(fd, parts) -> int:
         return some(fd, b"".join(parts)) if rng.random() < 0.9 else writev(fd, parts[:1])
 
     return some, some_of_many

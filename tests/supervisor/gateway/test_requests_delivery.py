@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -14,24 +15,25 @@ from supervisor.cluster.directory import Directory
 from supervisor.node import node
 from supervisor.processes.process import GracePeriods
 from tests.rig.gateway import Client, Rig, at_rest, chat, create, head, post, rig
+from tests.rig.log_records import log_records
 
 SMALL = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
 LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is 40 s with
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogRecord]]:
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     """The access log's lines of requests that models were asked for, so far."""
     caplog.set_level(logging.INFO)
     return lambda: [
-        each for each in caplog.records if each.name == "espalier.requests" and hasattr(each, "response_bytes")
+        each for each in log_records(caplog) if each.name == "espalier.requests" and hasattr(each, "response_bytes")
     ]
 
 
 class Slow(trio.abc.ReceiveStream):
     """Reads at most 4 kB a second."""
 
-    def __init__(self, stream) -> None:
+    def __init__(self, stream: trio.SocketStream) -> None:
         self.stream, self.read_bytes = stream, 0
 
     async def send_all(self, data) -> None:
@@ -47,13 +49,13 @@ class Slow(trio.abc.ReceiveStream):
         await self.stream.aclose()
 
 
-async def backlogged(made) -> None:
+async def backlogged(made: Rig) -> None:
     """Wait until some client has a backlog."""
     while not any(each.backlog_bytes for each in made.gateway.connections):  # noqa: ASYNC110  # there is no event for it
         await trio.sleep(0.01)
 
 
-async def asked(made: Rig, request) -> Client:
+async def asked(made: Rig, request: bytes) -> Client:
     """Connect a client that reads slowly, and ask; return it once its answer waits for it."""
     client = Client(Slow(await made.connect(receive_buffer=2304)))
     await client.send(request)
@@ -66,7 +68,7 @@ def streamed(**headers: str) -> bytes:
 
 
 async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_closed(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed(connection="close"))
@@ -81,7 +83,7 @@ async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_
 
 
 async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -92,7 +94,7 @@ async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(
 
 
 async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
@@ -112,14 +114,16 @@ def draining(made: Rig, drain_s: float) -> node._Node:
     return of
 
 
-async def drained(of, nursery: trio.Nursery) -> None:
+async def drained(of: node._Node, nursery: trio.Nursery) -> None:
     of._nursery = nursery
     of.drain("a test")
     while not of._tree.cancel_called:  # noqa: ASYNC110  # a scope has no event
         await trio.sleep(0.1)
 
 
-async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(lines, rather_slow: trio.testing.MockClock) -> None:
+async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
         began_at = trio.current_time()
@@ -156,7 +160,9 @@ async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part: str, rathe
         await at_rest(made)
 
 
-async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow: trio.testing.MockClock) -> None:
+async def test_b5_a_drain_waits_for_readers_of_websockets_too(
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+) -> None:
     async with rig(**SMALL) as made:
         client = Client(Slow(await made.connect(receive_buffer=2304)))
         assert (await client.upgrade()).status == 101
@@ -173,7 +179,7 @@ async def test_b5_a_drain_waits_for_readers_of_websockets_too(lines, rather_slow
 
 
 async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -194,7 +200,7 @@ async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(
 
 
 async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_when_it_is_cut(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig(**SMALL | {"stall_s": 3.0}) as made:
         stream = await made.connect(receive_buffer=2304)
@@ -208,7 +214,7 @@ async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_whe
 
 
 async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     """Its answer was not whole yet when the connection was ended, and by whom is told, logged and counted."""
     async with rig(**SMALL | {"stall_s": 1.0}) as made:
@@ -227,7 +233,7 @@ async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left
 
 
 async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
@@ -237,7 +243,7 @@ async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(
 
 
 async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error(
-    lines, rather_slow: trio.testing.MockClock
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
 ) -> None:
     async with rig() as made:
         client = await made.client()
@@ -249,7 +255,9 @@ async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error
         assert (line.outcome, line.response_bytes > len(reply.body)) == ("invalid_request", True)
 
 
-async def test_a_probe_has_no_bytes_to_wait_for(lines, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_probe_has_no_bytes_to_wait_for(
+    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head())).status == 200

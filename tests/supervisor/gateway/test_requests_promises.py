@@ -10,7 +10,7 @@ from protocol.cluster import Leg, NodeState, Offer
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.requests import ServedModel
-from tests.rig.gateway import INFO, Rig, chat, post, rig
+from tests.rig.gateway import INFO, Reply, Rig, chat, post, rig
 
 PROMPT_MAX = 512
 SMALL = Offer("small", "tiny", Leg.BOTH, 4, up=True, engine=evolve(INFO, request_tokens_max=64))
@@ -46,7 +46,7 @@ class Offers:
         self.made.limits[0] = models.request_limits(self.directory, "tiny", PROMPT_MAX)
 
 
-async def answered(made: Rig, **fields):
+async def answered(made: Rig, **fields) -> Reply:
     client = await made.client()
     reply = await client.ask(post(chat("n=400", **fields)))
     assert reply.status == 200, reply.body

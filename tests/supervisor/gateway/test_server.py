@@ -162,7 +162,7 @@ async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(
         await at_rest(made)
 
 
-async def slow_is_dropped(slow, made: Rig) -> None:
+async def slow_is_dropped(slow: Client, made: Rig) -> None:
     while made.worker.left == 0:  # noqa: ASYNC110  # a fake has no event for it
         await trio.sleep(0.01)
     assert await slow.close_code() == 1013

@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def one(file) -> Launcher:
+def one(file: Path) -> Launcher:
     """A launcher of the file's nodes that has not run yet."""
     names = ("front", "one", "two")
     return Launcher(load_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
@@ -62,7 +62,7 @@ def kept(cluster, name) -> KeptNode:
 
 
 @pytest.fixture
-def following(one, monkeypatch: pytest.MonkeyPatch):
+def following(one: Launcher, monkeypatch: pytest.MonkeyPatch):
     """A launcher whose nodes run, as far as it knows; which others it starts is only noted."""
     started = []
     for name in one.names:
@@ -92,7 +92,9 @@ def descriptors():
 # Starting -------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(
+    one: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_):
         raise OSError(errno.EAGAIN, "no process can be had")
 
@@ -107,7 +109,7 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(one, monk
 
 
 @pytest.mark.realtime
-async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one) -> None:
+async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one: Launcher) -> None:
     says = (
         "import sys; from supervisor.launcher.parent_pipe import ParentPipe; ParentPipe(int(sys.argv[-1])).send('done')"
     )
@@ -138,7 +140,7 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest
 
 @pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
 async def test_b7_a_node_that_dies_again_and_again_ends_no_other(
-    one, lives_s: float, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    one: Launcher, lives_s: float, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     lives = []
 
@@ -162,7 +164,7 @@ async def test_b7_a_node_that_dies_again_and_again_ends_no_other(
 
 
 async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_would(
-    one, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    one: Launcher, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     cleaned = []
 
@@ -190,24 +192,26 @@ async def test_a_node_that_is_new_in_the_file_is_started_once(following) -> None
     assert following(FILE + THREE) == []
 
 
-async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(one, following) -> None:
+async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(
+    one: Launcher, following
+) -> None:
     following(FILE + THREE)
     for name in ("front", "one", "two", "three"):
         one._on_up(name)
     for _ in range(2):
         one.announce("front", "Ready: http://127.0.0.1:8000")
     one.terminal.flush()
-    assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2
+    assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2  # type: ignore[attr-defined]
 
 
-async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(one, following) -> None:
+async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(one: Launcher, following) -> None:
     one.names = ("one", "two")
     del one.nodes["front"]
     following(FILE + THREE)
     for name in ("one", "two", "three"):
         one._on_up(name)
     one.terminal.flush()
-    said = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]
+    said = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]  # type: ignore[attr-defined]
     assert [line.partition("Ready: ")[2].partition("  (")[0] for line in said] == [
         "nodes one, two",
         "nodes one, two, three",
@@ -218,7 +222,7 @@ async def test_a_node_of_another_host_is_not_started(following) -> None:
     assert following(FILE + THREE.replace("[node.three]", '[node.three]\nhost = "192.0.2.1"')) == []
 
 
-async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(one, following) -> None:
+async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(one: Launcher, following) -> None:
     following(FILE + THREE)
     one.nodes["three"].ended.set()
     assert following(FILE + THREE) == []
@@ -227,7 +231,7 @@ async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_ag
 
 
 async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_restarted(
-    one, following, caplog: pytest.LogCaptureFixture
+    one: Launcher, following, caplog: pytest.LogCaptureFixture
 ) -> None:
     following(FILE + THREE)
     one.nodes["three"].serving = True
@@ -241,7 +245,7 @@ async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_rest
     assert not one.nodes["three"].removed
 
 
-async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(one, following) -> None:
+async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(one: Launcher, following) -> None:
     following(FILE + THREE)
     following(FILE)
     assert one.nodes["three"].scope.cancel_called
@@ -270,7 +274,7 @@ async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reloa
     assert following(FILE + THREE) == ["three"]
 
 
-async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following) -> None:
+async def test_a_node_that_may_drain_for_longer_is_given_the_time(one: Launcher, following) -> None:
     before = one.nodes["one"].ladder.term_s
     following(FILE.replace("[node.one]", "[node.one]\ndrain_s = 300"))
     assert one.nodes["one"].ladder.term_s == before + 270
@@ -279,7 +283,11 @@ async def test_a_node_that_may_drain_for_longer_is_given_the_time(one, following
 
 
 async def test_a_file_that_cannot_be_read_changes_nothing(
-    one, following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    one: Launcher,
+    following,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: MockClock,
 ) -> None:
     one.loaded.file.write_text("nonsense")
     monkeypatch.setattr(trio.to_thread, "run_sync", _here)

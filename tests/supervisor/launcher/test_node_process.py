@@ -107,7 +107,9 @@ async def test_a_launcher_that_was_stopped_itself_kills_no_node() -> None:
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(one, caplog: pytest.LogCaptureFixture) -> None:
+async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(
+    one: Launcher, caplog: pytest.LogCaptureFixture
+) -> None:
     one.command = (sys.executable, "-c", HANGS)
     node = _node(0.5)
     with trio.fail_after(20), pytest.raises(NodeDied, match="node two ended: its event loop did not turn"):
@@ -119,7 +121,7 @@ async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(one, ca
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one, tmp_path: Path) -> None:
+async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one: Launcher, tmp_path: Path) -> None:
     again = f"""
 from pathlib import Path
 from supervisor.launcher.parent_pipe import ParentPipe
@@ -143,7 +145,7 @@ def _node(watchdog_s: float) -> KeptNode:
     return KeptNode("two", process.Ladder(), watchdog_s)
 
 
-async def _run_alone(node, keeper) -> None:
+async def _run_alone(node: KeptNode, keeper) -> None:
     """Run a node until it ends, and raise the only exception of the group that this raises."""
     try:
         await node_process.run(node, keeper)

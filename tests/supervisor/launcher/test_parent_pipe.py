@@ -31,7 +31,7 @@ class Pieces(trio.abc.ReceiveStream):
         await trio.lowlevel.checkpoint()
 
 
-def read_all(*pieces):
+def read_all(*pieces: bytes) -> list[str]:
     async def run() -> list[str]:
         lines, found = LineReader(Pieces(*pieces)), []
         while (line := await lines.read()) is not None:

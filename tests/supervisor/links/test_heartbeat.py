@@ -59,13 +59,13 @@ class Ends:
         except PeerLost as error:
             self.ended[name] = (str(error), trio.current_time())
 
-    async def hears_nothing(self, until) -> None:
+    async def hears_nothing(self, until: float) -> None:
         """Let one end's process stand still: for its peer nothing comes, but its kernel acknowledges."""
         self.near._into.stall(until)
 
 
 @asynccontextmanager
-async def both(knows=True) -> AsyncIterator[Ends]:
+async def both(knows: bool = True) -> AsyncIterator[Ends]:
     """Two ends, each of which asks the other for an answer that never ends by itself."""
     near, far = sim_pair()
     boxes = {name: mailbox(4) for name in ("here", "there")}
@@ -106,11 +106,11 @@ class Asked:
     texts: list[str] = Factory(list)
     failed: tuple[str, float] | None = None
 
-    async def ask(self, link) -> None:
+    async def ask(self, link: Link) -> None:
         try:
             async with link.ask(FlushCache(), 1000) as replies:
                 async for reply in replies:
-                    self.texts.append(reply.text)
+                    self.texts.append(reply.text)  # type: ignore[attr-defined]
         except LinkLost as error:
             self.failed = (error.detail, trio.current_time())
 
@@ -208,7 +208,7 @@ async def test_d8_an_end_that_stood_still_itself_judges_nobody_by_that_whichever
         with suppress(PeerLost):
             await link.run()
 
-    async def pass_s(seconds) -> None:
+    async def pass_s(seconds: float) -> None:
         for _ in range(round(seconds / 0.05)):
             mock_clock.jump(0.05)
             await wait_all_tasks_blocked()

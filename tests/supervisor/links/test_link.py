@@ -127,13 +127,13 @@ async def forever(call, replies) -> None:
     await trio.sleep_forever()
 
 
-async def ask(link, credit: int = 9):
+async def ask(link: Link, credit: int = 9):
     async with link.ask(FlushCache(), credit) as replies:
         got = [reply async for reply in replies]
         return got, await replies.result()
 
 
-def at_rest(ends) -> bool:
+def at_rest(ends: Ends) -> bool:
     for link in (ends.asker, ends.server):
         assert not link.statistics().answers
         assert not link.statistics().calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +33,7 @@ STRICT = evolve(QUICK, tls_names="nodes")
 
 
 @pytest.fixture(scope="module")
-def shows(tmp_path_factory: pytest.TempPathFactory):
+def shows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path, Path]]:
     """Make one certificate for each set of names, all signed by one authority, and return how each is shown."""
     certificate.files()  # it skips where there is no openssl
     folder = tmp_path_factory.mktemp("certificates")
@@ -66,7 +67,7 @@ def reasons(caplog: pytest.LogCaptureFixture):
     return lambda: [each.reason for each in log_records(caplog) if each.message == "no link"]
 
 
-def node(name, files, section: ClusterSection = STRICT) -> Node:
+def node(name: str, files, section: ClusterSection = STRICT) -> Node:
     return Node(name, section=section, tls=load_link_tls(*files))
 
 
@@ -123,7 +124,7 @@ async def test_d9_an_operator_needs_no_name_and_is_told_by_a_node_that_has_one(s
             await greeted(mallory, shows("DNS:x"))
 
 
-async def greeted(node, files) -> str:
+async def greeted(node: Node, files) -> str:
     """Greet a node as an operator does, and return the name that it has proved."""
     peers = []
 
@@ -197,7 +198,7 @@ node = "far"
 
 
 @pytest.fixture
-def read(tmp_path: Path):
+def read(tmp_path: Path) -> Callable[..., Cluster]:
     def reads(lines, host: str = "localhost") -> Cluster:
         (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
         return read_cluster(tmp_path / "cluster.toml")

@@ -56,7 +56,7 @@ def limited(monkeypatch: pytest.MonkeyPatch):
     return limit
 
 
-def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_refused(cluster, limited) -> None:
+def test_b6_a_node_that_may_not_have_the_descriptors_that_its_file_allows_is_refused(cluster: Cluster, limited) -> None:
     limited(1024, 1024)
     sentence = (
         r"^node main may need 1,224 file descriptors, and its process may have 1,024: 1,000 for connections \+ 16 for"

@@ -327,7 +327,7 @@ def alarmed() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, tmp_path: Path, alarmed) -> None:
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_never_waited_for(written, tmp_path: Path, alarmed: None) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file, pipe = written(GOOD), tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)

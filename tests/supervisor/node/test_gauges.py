@@ -38,7 +38,7 @@ def metrics() -> Metrics:
     return made
 
 
-def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(metrics) -> None:
+def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(metrics: Metrics) -> None:
     pieces = list(render(metrics.families(LOADS)))
     assert max(piece.count(b"\n") for piece in pieces) <= SAMPLES_PER_PIECE + OF_HISTOGRAM + 2
     text = b"".join(pieces)
@@ -54,7 +54,9 @@ def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(met
     assert all(family.documentation and family.type != "unknown" for family in families)
 
 
-async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(metrics, autojump_clock: MockClock) -> None:
+async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(
+    metrics: Metrics, autojump_clock: MockClock
+) -> None:
     turns = 0
 
     async def serve() -> None:

@@ -6,6 +6,7 @@ import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -80,7 +81,7 @@ class Node:
     def set_drain_s(self, drain_s: float) -> None:
         self.drain_s = drain_s
 
-    async def reload(self, *replacements: tuple[str, str], text=None):
+    async def reload(self, *replacements: tuple[str, str], text=None) -> Reloaded:
         """Change the file from what it was at the start, and read it anew."""
         text = text or self.text
         for old, new in replacements:
@@ -107,12 +108,14 @@ def front(tmp_path: Path) -> partial[Node]:
 # What can change ------------------------------------------------------------------------------
 
 
-async def test_a_file_that_says_the_same_changes_nothing(front, autojump_clock: MockClock) -> None:
+async def test_a_file_that_says_the_same_changes_nothing(front: partial[Node], autojump_clock: MockClock) -> None:
     told = await front().reload()
     assert (told.changed, told.not_changed) == ((), ())
 
 
-async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump_clock: MockClock) -> None:
+async def test_the_limits_of_gate_door_and_asking_change_at_once(
+    front: partial[Node], autojump_clock: MockClock
+) -> None:
     node = front()
     told = await node.reload(
         (
@@ -138,7 +141,7 @@ async def test_the_limits_of_gate_door_and_asking_change_at_once(front, autojump
     assert await node.again() == Reloaded()  # now it is as the file says
 
 
-async def test_what_was_changed_goes_back_with_the_file(front, autojump_clock: MockClock) -> None:
+async def test_what_was_changed_goes_back_with_the_file(front: partial[Node], autojump_clock: MockClock) -> None:
     node = front()
     await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 2"))
     assert await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 3")) == Reloaded(
@@ -149,7 +152,7 @@ async def test_what_was_changed_goes_back_with_the_file(front, autojump_clock: M
     assert await node.reload() == Reloaded()
 
 
-async def test_more_places_than_at_the_start_take_a_restart(front, autojump_clock: MockClock) -> None:
+async def test_more_places_than_at_the_start_take_a_restart(front: partial[Node], autojump_clock: MockClock) -> None:
     node = front()
     told = await node.reload(("requests_max = 8", "requests_max = 9"))
     assert told.changed == ()
@@ -163,7 +166,7 @@ async def test_more_places_than_at_the_start_take_a_restart(front, autojump_cloc
 
 
 async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_the_file_says(
-    front, autojump_clock: MockClock
+    front: partial[Node], autojump_clock: MockClock
 ) -> None:
     node, gate = front(), lambda: node.assembly.gateway.gate.requests_max
     await node.reload(("requests_max = 8", "requests_max = 2"))
@@ -173,7 +176,7 @@ async def test_places_that_were_lowered_raised_too_far_and_lowered_again_are_as_
     assert (gate(), told) == (2, Reloaded(("gateway.requests_max is 2 now, and was 8",)))
 
 
-async def test_the_limits_of_a_router_change_at_once(front, autojump_clock: MockClock) -> None:
+async def test_the_limits_of_a_router_change_at_once(front: partial[Node], autojump_clock: MockClock) -> None:
     node = front()
     more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5\nejection.failures_max = 9'
     told = await node.reload((f'path = "{TINY}"', more))
@@ -185,7 +188,9 @@ async def test_the_limits_of_a_router_change_at_once(front, autojump_clock: Mock
     assert told.not_changed == ()
 
 
-async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(front, autojump_clock: MockClock) -> None:
+async def test_the_times_of_links_change_for_those_that_are_made_from_then_on(
+    front: partial[Node], autojump_clock: MockClock
+) -> None:
     node = front()
     told = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nretry_max_s = 1"))
     assert (node.assembly.links.section.heartbeat_s, node.assembly.links.section.retry_max_s) == (0.5, 1)
@@ -204,7 +209,7 @@ kv_tokens_max = 4096
 
 
 async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(
-    front, autojump_clock: MockClock
+    front: partial[Node], autojump_clock: MockClock
 ) -> None:
     node = front()
     woken = []
@@ -227,7 +232,9 @@ async def test_a_new_node_is_known_with_its_engines_and_whoever_dials_is_woken(
     assert await node.reload() == Reloaded((), (gone,))
 
 
-async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(front, autojump_clock: MockClock) -> None:
+async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(
+    front: partial[Node], autojump_clock: MockClock
+) -> None:
     node = front()
     await node.reload(text=FILE + NEW)
     moved = (FILE + NEW).replace("7402", "7412").replace("7403", "7413")
@@ -247,7 +254,7 @@ async def test_a_node_that_moves_is_dialed_where_the_file_says_from_then_on(fron
 
 
 async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_that_are_new(
-    front, autojump_clock: MockClock
+    front: partial[Node], autojump_clock: MockClock
 ) -> None:
     asked = []
     node = front(ask_launcher=partial(asked.append, "reload"))
@@ -262,7 +269,7 @@ async def test_a_launcher_is_asked_each_time_and_starts_nodes_of_its_own_host_th
 
 
 async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(
-    front, tmp_path: Path, autojump_clock: MockClock
+    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key", "-nodes", names="subjectAltName=DNS:front,DNS:one")
     certificate.make(tmp_path / "b.pem", tmp_path / "b.key", "-nodes", names="subjectAltName=DNS:one")
@@ -280,7 +287,9 @@ async def test_d9_names_are_asked_for_of_the_next_link_where_tls_is_spoken(
     assert node.assembly.links.tls.names == {"DNS:front", "DNS:one"}
 
 
-async def test_keys_from_another_file_let_others_in(front, tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_keys_from_another_file_let_others_in(
+    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+) -> None:
     (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     (tmp_path / "b.toml").write_text(key_file_lines("bob", "bobs-secret-of-32-characters-0002"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
@@ -291,7 +300,7 @@ async def test_keys_from_another_file_let_others_in(front, tmp_path: Path, autoj
 
 
 async def test_a_file_that_could_not_be_started_with_changes_nothing_but_the_keys(
-    front, tmp_path: Path, autojump_clock: MockClock
+    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     node = front(text=FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max'))
@@ -330,7 +339,7 @@ def dead_disk_after(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_c1_a_file_that_does_not_answer_stalls_no_turn_and_keeps_no_key_from_being_taken_away(
-    front, tmp_path: Path, dead_disk_after
+    front: partial[Node], tmp_path: Path, dead_disk_after
 ) -> None:
     (tmp_path / "a.toml").write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
     threads, turns = FileThreads(within_s=0.5), []
@@ -369,7 +378,9 @@ async def test_c1_threads_that_wait_for_a_dead_disk_are_few_and_whoever_finds_no
         await threads(partial(read_cluster, tmp_path / "file"))
 
 
-async def test_c1_what_is_applied_has_been_read_before(front, tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_c1_what_is_applied_has_been_read_before(
+    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+) -> None:
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
         (tmp_path / f"{name}.toml").write_text(key_file_lines(name, f"{name}s-secret-of-32-characters-0001"))
@@ -391,7 +402,7 @@ async def test_c1_what_is_applied_has_been_read_before(front, tmp_path: Path, au
 
 
 @pytest.fixture
-def slow(front):
+def slow(front: partial[Node]):
     """A node whose files take a second each; `most` is how many were ever read at the same time."""
 
     async def reads(function):
@@ -408,7 +419,7 @@ def slow(front):
         made.read, made.at_once, made.most = [], 0, 0
         return made
 
-    made = None
+    made: Any = None
     return make
 
 
@@ -471,7 +482,7 @@ async def test_o_a_reload_that_waits_for_a_disk_holds_up_no_shutdown(slow, autoj
 
 
 async def test_a_bug_in_a_reload_is_told_to_whoever_asked_and_the_next_is_none_the_worse(
-    front, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    front: partial[Node], caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     node = front()
     node.reloader.set_drain_s = None
@@ -488,7 +499,7 @@ async def test_a_bug_in_a_reload_is_told_to_whoever_asked_and_the_next_is_none_t
 
 @pytest.mark.parametrize("waits", ["first", "behind another"])
 async def test_o_no_reload_takes_longer_than_whoever_asked_waits(
-    front, tmp_path: Path, waits: str, autojump_clock: MockClock
+    front: partial[Node], tmp_path: Path, waits: str, autojump_clock: MockClock
 ) -> None:
     """A disk that hangs took 30 s of a reload, and whoever had asked heard after 25 s that there was no answer."""
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
@@ -514,7 +525,7 @@ async def test_o_no_reload_takes_longer_than_whoever_asked_waits(
     assert took_s + deadlines.WAY_S <= deadlines.RELOAD_ANSWER_TIMEOUT_S
 
 
-async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_clock: MockClock) -> None:
+async def test_o_nodes_that_were_drained_are_not_said_to_start(front: partial[Node], autojump_clock: MockClock) -> None:
     """Whoever reloaded waited 20 s for two nodes that had been drained when a third one came."""
     node = front(ask_launcher=lambda: None)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",)
@@ -523,7 +534,9 @@ async def test_o_nodes_that_were_drained_are_not_said_to_start(front, autojump_c
     assert (await node.reload(text=FILE + NEW)).starts == ()
 
 
-async def test_a_node_that_was_taken_out_of_the_file_and_put_back_is_new(front, autojump_clock: MockClock) -> None:
+async def test_a_node_that_was_taken_out_of_the_file_and_put_back_is_new(
+    front: partial[Node], autojump_clock: MockClock
+) -> None:
     node = front(ask_launcher=lambda: None)
     without = FILE.replace('[node.one]\nlisten = "127.0.0.1:7402"\n', "")
     without = without.replace('node = "one"', 'node = "front"')
@@ -535,7 +548,7 @@ async def test_a_node_that_was_taken_out_of_the_file_and_put_back_is_new(front, 
 
 
 async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_time(
-    front, autojump_clock: MockClock
+    front: partial[Node], autojump_clock: MockClock
 ) -> None:
     node = front()
     changed = (
@@ -563,7 +576,7 @@ async def test_each_thing_that_takes_a_restart_is_named_once_and_again_the_next_
 
 
 async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(
-    front, tmp_path: Path, autojump_clock: MockClock
+    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     change = ("kv_tokens_max = 4096", "kv_tokens_max = 8192\nslots = 2")
     assert (await front().reload(change)).not_changed == ()
@@ -574,14 +587,14 @@ async def test_an_engine_is_its_own_nodes_affair_and_its_settings_are_not_told(
 
 
 async def test_a_node_that_has_gone_from_the_file_says_so_itself(
-    front, tmp_path: Path, autojump_clock: MockClock
+    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     one = Node(tmp_path, "one")
     told = await one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
     assert told.not_changed[0].startswith("the file changes nothing: there is no node one in ")
 
 
-async def test_another_secret_takes_a_restart(front, autojump_clock: MockClock) -> None:
+async def test_another_secret_takes_a_restart(front: partial[Node], autojump_clock: MockClock) -> None:
     environment = {link_credentials.SECRET: "one-secret-of-the-cluster"}
     node = front(environment=environment)
     environment[link_credentials.SECRET] = "another-one-of-the-cluster"
@@ -591,7 +604,7 @@ async def test_another_secret_takes_a_restart(front, autojump_clock: MockClock) 
 
 
 async def test_to_begin_to_speak_tls_takes_a_restart_and_another_certificate_does_not(
-    front, tmp_path: Path, autojump_clock: MockClock
+    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "engine.log"
 
 
-async def said(chatter: OutputLog, *pieces: bytes):
+async def said(chatter: OutputLog, *pieces: bytes) -> OutputLog:
     """Let a child say something, and end."""
     output, write = chatter.pipe()
     async with trio.open_nursery() as nursery:
@@ -41,7 +41,7 @@ def events(caplog: pytest.LogCaptureFixture):
     return [each.message for each in log_records(caplog)]
 
 
-async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path) -> None:
+async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path: Path) -> None:
     chatter = OutputLog(path, LIMIT_BYTES)
     for number in range(20):
         await said(chatter, f"{number:099d}\n".encode())
@@ -52,13 +52,13 @@ async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path) -> N
     assert sorted(each.name for each in path.parent.iterdir()) in (["engine.1.log", "engine.log"], ["engine.1.log"])
 
 
-async def test_the_last_words_are_those_of_the_end_however_much_was_said(path) -> None:
+async def test_the_last_words_are_those_of_the_end_however_much_was_said(path: Path) -> None:
     chatter = await said(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
     assert chatter.last_error_line == "ValueError: no such model"
     assert len(chatter.tail) == 50
 
 
-async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path) -> None:
+async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: Path) -> None:
     goes_on, written = threading.Event(), []
 
     def hangs(data) -> None:
@@ -96,7 +96,7 @@ def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_ne
 
 
 async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(
-    path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     place = path.parent / "logs"

@@ -112,7 +112,9 @@ def run_zygote(tmp_path: Path) -> Callable[..., Awaitable[None]]:
     return run
 
 
-async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(tmp_path: Path, run_zygote) -> None:
+async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(
+    tmp_path: Path, run_zygote: Callable[..., Awaitable[None]]
+) -> None:
     plug = Registration()
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
@@ -126,7 +128,9 @@ async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_
             nursery.cancel_scope.cancel()
 
 
-async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp_path: Path, run_zygote) -> None:
+async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(
+    tmp_path: Path, run_zygote: Callable[..., Awaitable[None]]
+) -> None:
     plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
     with trio.fail_after(20), given(tmp_path) as descriptors:
         async with trio.open_nursery() as nursery:
@@ -140,7 +144,7 @@ async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp
 
 
 async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(
-    tmp_path: Path, run_zygote
+    tmp_path: Path, run_zygote: Callable[..., Awaitable[None]]
 ) -> None:
     plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
     with trio.fail_after(20), given(tmp_path) as descriptors:

@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> Path:
     return made
 
 
-def left(base, name: str = "espalier-left", mode=0o700):
+def left(base, name: str = "espalier-left", mode: int = 0o700):
     """What a node that was killed has left: its folder, a host's in it."""
     folder = base / name
     (folder / "e1" / "deep").mkdir(parents=True)
@@ -52,7 +52,7 @@ def held(folder) -> Iterator[None]:
         yield
 
 
-def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base, shared) -> None:
+def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base: Path, shared: Path) -> None:
     folder = left(base)
     for name in ("sglang_loads_x", "psm_1", "of_somebody_else"):
         (shared / name).touch()
@@ -62,14 +62,14 @@ def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base, shared)
     assert [each.name for each in shared.iterdir()] == ["of_somebody_else"]
 
 
-def test_a_folder_that_is_held_stays(base, shared) -> None:
+def test_a_folder_that_is_held_stays(base: Path, shared: Path) -> None:
     folder = left(base)
     with held(folder):
         assert run_folder.remove_stale(base, shared_memory.remove) == []
     assert (folder / "e1" / "deep" / "file").exists()
 
 
-def test_b12_no_link_is_followed_out_of_the_temporary_folder(base, shared, tmp_path: Path) -> None:
+def test_b12_no_link_is_followed_out_of_the_temporary_folder(base: Path, shared: Path, tmp_path: Path) -> None:
     """/var/lib/dpkg has a file `lock`, and so have many others."""
     precious = left(tmp_path, "dpkg")
     (base / "espalier-evil").symlink_to(precious)
@@ -77,7 +77,7 @@ def test_b12_no_link_is_followed_out_of_the_temporary_folder(base, shared, tmp_p
     assert (precious / "e1" / "deep" / "file").exists()
 
 
-def test_b12_nor_any_link_within_a_folder(base, shared, tmp_path: Path) -> None:
+def test_b12_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Path) -> None:
     precious = left(tmp_path, "precious")
     folder = left(base)
     (folder / "e2").symlink_to(precious)
@@ -91,7 +91,7 @@ def test_b12_nor_any_link_within_a_folder(base, shared, tmp_path: Path) -> None:
     assert (shared / "psm_hers").exists()
 
 
-def test_b12_a_lock_that_is_a_link_is_none(base, shared, tmp_path: Path) -> None:
+def test_b12_a_lock_that_is_a_link_is_none(base: Path, shared: Path, tmp_path: Path) -> None:
     folder = left(base)
     (folder / "lock").unlink()
     (tmp_path / "other").touch()
@@ -100,13 +100,15 @@ def test_b12_a_lock_that_is_a_link_is_none(base, shared, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, 0o1700])
-def test_b12_a_folder_that_others_may_enter_is_none_of_ours(base, shared, mode: int) -> None:
+def test_b12_a_folder_that_others_may_enter_is_none_of_ours(base: Path, shared: Path, mode: int) -> None:
     folder = left(base, mode=mode)
     assert run_folder.remove_stale(base, shared_memory.remove) == []
     assert folder.exists()
 
 
-def test_b12_a_strangers_folder_and_what_it_lists_stay(base, shared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b12_a_strangers_folder_and_what_it_lists_stay(
+    base: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = left(base)
     (folder / "e1" / "shared-memory").write_text("psm_1")
     (shared / "psm_1").touch()
@@ -118,7 +120,7 @@ def test_b12_a_strangers_folder_and_what_it_lists_stay(base, shared, monkeypatch
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
-def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(base, shared) -> None:
+def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(base: Path, shared: Path) -> None:
     folder = left(base)
     (folder / "e1" / "shared-memory").write_text("psm_theirs psm_ours psm_link psm_folder")
     for name in ("psm_theirs", "psm_ours"):
@@ -130,7 +132,7 @@ def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(ba
     assert sorted(each.name for each in shared.iterdir()) == ["psm_folder", "psm_link", "psm_theirs"]
 
 
-def test_b6_a_disk_without_room_is_one_clear_sentence(base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b6_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_):
         raise OSError(28, "No space left on device")
 
@@ -159,7 +161,7 @@ def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone: 
 
 @pytest.mark.parametrize("placed", ["a link", "open to others"])
 def test_b12_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_emptied(
-    base, tmp_path: Path, placed: str
+    base: Path, tmp_path: Path, placed: str
 ) -> None:
     precious = left(tmp_path, "precious", mode=0o777)
     with run_folder.run_folder(base, shared_memory.remove) as folder:
@@ -176,7 +178,7 @@ def test_b12_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_empti
     assert (precious / "e1" / "deep" / "file").exists()
 
 
-def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base) -> None:
+def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base: Path) -> None:
     with run_folder.run_folder(base, shared_memory.remove) as folder:
         (folder.path / "lock").unlink()
         (folder.path / "lock").touch()
@@ -186,7 +188,7 @@ def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base) -> None:
         assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
 
 
-def test_a_folder_that_is_there_is_left_as_it_is(base) -> None:
+def test_a_folder_that_is_there_is_left_as_it_is(base: Path) -> None:
     with run_folder.run_folder(base, shared_memory.remove) as folder:
         before = (folder.path / "lock").stat().st_ino
         folder.restore()

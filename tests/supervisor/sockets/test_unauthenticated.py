@@ -111,7 +111,7 @@ async def test_o4_one_address_has_so_many_strangers_and_its_own_oldest_goes(
 
 
 class Named:
-    def __init__(self, address) -> None:
+    def __init__(self, address: str | tuple[str | int, ...] | None) -> None:
         self.socket = self
         self.address = address
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from random import Random
@@ -27,7 +28,7 @@ class Chances:
     def __init__(self, *numbers: float) -> None:
         self.numbers = list(numbers)
 
-    def random(self):
+    def random(self) -> float:
         return self.numbers.pop(0) if self.numbers else 0.0
 
 
@@ -48,7 +49,7 @@ class Life:
 FAILS_TO_START = Life(starts=False)
 
 
-def child(name, *lives, **fields) -> Child:
+def child(name: str, *lives: Life, **fields) -> Child:
     """A child that lives the given lives, then for ever."""
     left = list(lives)
 
@@ -70,7 +71,7 @@ def child(name, *lives, **fields) -> Child:
     return Child(name=name, run=run, **fields)
 
 
-def tree(*children, name="t", **fields) -> Tree:
+def tree(*children, name: str = "t", **fields: object) -> Tree:
     return Tree(name=name, children=children, **fields)
 
 
@@ -97,7 +98,7 @@ class Watch:
         return [x.wait_s for x in self.all if x.kind is ChildEventKind.RESTARTING]
 
 
-async def watched(tree, seconds: int = 99_999, rng: Chances | Random | None = None, watch=None):
+async def watched(tree: Tree, seconds: int = 99_999, rng: Chances | Random | None = None, watch=None):
     """Supervise the tree, cancel it after so many seconds, and return what happened."""
     watch = watch or Watch()
     with trio.move_on_after(seconds):
@@ -389,7 +390,7 @@ async def test_a_temporary_child_is_never_restarted(autojump_clock: trio.testing
 # Intensity -----------------------------------------------------------------------------
 
 
-def fails_every(seconds: int, name: str = "a", **fields):
+def fails_every(seconds: int, name: str = "a", **fields) -> Child:
     return child(name, *[Life(lasts_s=seconds)] * 99, **fields)
 
 
@@ -570,7 +571,7 @@ async def test_a_nested_tree_that_gives_up_before_it_is_up_has_failed_to_start(
     )
 
 
-def restarting(*lives: Life, **fields: int):
+def restarting(*lives: Life, **fields: int) -> Child:
     """A child that fails after 1 s and then lives the given lives."""
     return child("a", Life(lasts_s=1), *lives, **fields)
 
@@ -890,7 +891,7 @@ async def actor(inbox, slots, *, task_status): ...
         (lambda: Backoff(jitter=1.5), "the back-off: jitter is 1.5, but must be from 0 to 1."),
     ],
 )
-def test_a_tree_that_makes_no_sense_cannot_be_made(make, sentence: str) -> None:
+def test_a_tree_that_makes_no_sense_cannot_be_made(make: Callable[[], Child | Tree | Backoff], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value) == sentence

@@ -24,7 +24,7 @@ HEALS_AT, WELL_AT = 60, 200
 class World:
     """A random tree whose children fail at random until the world heals, and what must hold all the while."""
 
-    def __init__(self, rng) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.members = {}  # path -> Child or Tree
         self.running = set()  # as the children see it
@@ -96,7 +96,7 @@ class World:
         except AssertionError as error:  # from here it would only be logged
             self.broken.append(error)
 
-    def check(self, happening) -> None:
+    def check(self, happening: ChildEvent) -> None:
         path, kind = happening.path, happening.kind
         parent = path.rpartition("/")[0]
         match kind:
@@ -166,7 +166,7 @@ class World:
                 assert self.state[path] == "ready", path
 
 
-async def any_tree(rng: random.Random):
+async def any_tree(rng: random.Random) -> tuple[str, bool, int, float]:
     world = World(rng)
     lives_long = rng.random() < 0.5
     outcome = "cancelled"
@@ -195,7 +195,7 @@ async def any_tree(rng: random.Random):
     return outcome, lives_long, restarts, round(trio.current_time(), 3)
 
 
-def simulate(seed):
+def simulate(seed: int):
     """Run a random tree so that the seed decides everything."""
     from trio._core import _run  # the one private import; see python-trio/trio#3089
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from trio.testing import MockClock
 from protocol.errors import EngineDied, StartFailed
 from supervisor.supervision.events import ChildEventKind
 from supervisor.supervision.supervise import supervise
-from supervisor.supervision.tree import Backoff, Strategy, render
+from supervisor.supervision.tree import Backoff, Child, Strategy, Tree, render
 from tests.supervisor.supervision.test_supervise import (
     FAILS_TO_START,
     Chances,
@@ -27,7 +28,7 @@ from tests.supervisor.supervision.test_supervise import (
 NEVER = Backoff(min_s=1, max_s=8, jitter=0, reset_after_s=60, crashes=True)
 
 
-def beside(name: str, *lives: Life, needs: tuple[str, ...] = (), **fields: int):
+def beside(name: str, *lives: Life, needs: tuple[str, ...] = (), **fields: int) -> Child:
     return child(name, *lives, needs=needs, **fields)
 
 
@@ -127,7 +128,7 @@ async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump
         ),
     ],
 )
-def test_needs_that_make_no_sense_cannot_be_said(make, sentence: str) -> None:
+def test_needs_that_make_no_sense_cannot_be_said(make: Callable[[], Tree], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value) == sentence
@@ -146,7 +147,7 @@ def test_needs_and_trees_that_never_give_up_are_printed() -> None:
 # Never giving up -------------------------------------------------------------------------
 
 
-def never(*children, name: str = "bad", **fields: Backoff):
+def never(*children, name: str = "bad", **fields: Backoff) -> Tree:
     fields = {"strategy": Strategy.ONE_FOR_ALL, "restarts_max": None, "backoff": NEVER, "needs": (), **fields}
     return tree(*children, name=name, **fields)
 

@@ -247,7 +247,9 @@ def unread() -> Iterator[tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]]]:
         yield ours, theirs
 
 
-def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread) -> None:
+def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(
+    unread: tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]],
+) -> None:
     ours, theirs = unread
     terminal = configure_logging(theirs)
     terminal.log.bytes_max = 64 * 1024
@@ -278,7 +280,9 @@ def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(unread) -> None:
     assert lines[-1]["event"] == "after all"
 
 
-def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(unread) -> None:
+def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(
+    unread: tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]],
+) -> None:
     _, theirs = unread
     terminal = Terminal(theirs, live=True)
     terminal._transient["main/engine"] = ("starting", 0.0)

@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def turns(clock) -> LoopMonitor:
+def turns(clock: Clock) -> LoopMonitor:
     return LoopMonitor(0.02, clock, start_thread=lambda run: None)
 
 
@@ -47,7 +47,7 @@ async def beside(turns, *tasks) -> None:
 
 
 async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(
-    turns, clock, caplog: pytest.LogCaptureFixture
+    turns: LoopMonitor, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     await beside(turns, (works, clock, 0.019, 50), (works, clock, 0.5))
     assert turns.statistics() == {"test_loop_monitor.works": 1}
@@ -61,7 +61,7 @@ async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(
     assert 'espalier_event_loop_turn_max_seconds{task="test_loop_monitor.works"} 0.5' in text
 
 
-async def test_waiting_is_no_turn_however_long(turns, clock) -> None:
+async def test_waiting_is_no_turn_however_long(turns: LoopMonitor, clock: Clock) -> None:
     async def waits() -> None:
         await trio.sleep(0.001)
         clock.now += 0.01
@@ -73,7 +73,9 @@ async def test_waiting_is_no_turn_however_long(turns, clock) -> None:
     assert turns.statistics() == {}
 
 
-async def test_the_same_function_is_not_logged_each_time(turns, clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_same_function_is_not_logged_each_time(
+    turns: LoopMonitor, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     await beside(turns, (works, clock, 0.1, 50))
     assert turns.statistics() == {"test_loop_monitor.works": 50}
     assert len(log_records(caplog)) == 1
@@ -82,14 +84,14 @@ async def test_the_same_function_is_not_logged_each_time(turns, clock, caplog: p
     assert [each.count for each in log_records(caplog)] == [1, 51]
 
 
-async def test_however_many_functions_there_are_they_have_few_names(turns) -> None:
+async def test_however_many_functions_there_are_they_have_few_names(turns: LoopMonitor) -> None:
     for number in range(3 * NAMES_MAX):
         turns._count(f"function {number}", 1.0)
     assert len(turns.statistics()) == NAMES_MAX + 1
     assert turns.statistics()[OTHERS] == 2 * NAMES_MAX
 
 
-async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock) -> None:
+async def test_garbage_that_is_collected_is_nobodys_turn(turns: LoopMonitor, clock: Clock) -> None:
     async def collects() -> None:
         await trio.lowlevel.checkpoint()
         turns._collected("start", {"generation": 2})
@@ -101,7 +103,7 @@ async def test_garbage_that_is_collected_is_nobodys_turn(turns, clock) -> None:
     assert turns.statistics() == {COLLECTION: 1}
 
 
-async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock) -> None:
+async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock: Clock) -> None:
     names = []
 
     async def one(_: int) -> None:
@@ -115,7 +117,9 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock) -> None:
     }
 
 
-async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     looks, stops = [], iter((7.0,))
     turns = LoopMonitor(0.02, clock, start_thread=looks.append)
 
@@ -133,7 +137,9 @@ async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(clock, ca
     assert "the event loop is blocked" not in caplog.messages
 
 
-async def test_where_a_loop_stands_that_stands_still_is_said_once(clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_where_a_loop_stands_that_stands_still_is_said_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     looking, said = [], threading.Event()
 
     class Looked(logging.Handler):

@@ -188,7 +188,7 @@ async def told(folder: Path, environment) -> AsyncIterator[Assembly]:
         nursery.cancel_scope.cancel()
 
 
-async def get(house, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+async def get(house: Assembly, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(f"http://127.0.0.1:{house.monitoring.port}{path}", headers=headers, method=method)
 
     def ask() -> tuple[int, str]:

@@ -16,7 +16,9 @@ from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, Te
 LIGHT = HEAVY_CHARACTERS_MIN - 1
 
 
-async def hold(threads, owner, size, order, name: str | None = None, *, task_s: float = 1.0) -> None:
+async def hold(
+    threads: TextThreads, owner: str, size: int, order, name: str | None = None, *, task_s: float = 1.0
+) -> None:
     """Have a thread for a second of virtual time, and note when it was had."""
     await threads.acquire(owner, heavy=size >= HEAVY_CHARACTERS_MIN)
     try:

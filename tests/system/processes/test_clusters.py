@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -14,9 +15,9 @@ import pytest
 
 from bench import chaos, rolling
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.cluster import FRONT, cluster
+from bench.rig.cluster import FRONT, Cluster, cluster
 from bench.rig.faults import NODES
-from bench.rig.node import ROOT, free_ports, wait_until
+from bench.rig.node import ROOT, Node, free_ports, wait_until
 from bench.rig.proxy import FaultProxy
 from tests.rig.launched import SIMULATED, running_launcher
 
@@ -41,7 +42,7 @@ def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder: Pa
 def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folder: Path) -> None:
     cutters = []
 
-    def behind_cutter(target) -> None:
+    def behind_cutter(target: Cluster) -> None:
         cutters.append(FaultProxy(target.link_ports["w2"]))
         target.dialed_ports["w2"] = cutters[0].port
 
@@ -63,7 +64,7 @@ def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folde
 def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder: Path) -> None:
     cutters = {}
 
-    def behind_cutters(target) -> None:
+    def behind_cutters(target: Cluster) -> None:
         for name in target.workers:
             cutters[name] = FaultProxy(target.link_ports[name])
             target.dialed_ports[name] = cutters[name].port
@@ -79,7 +80,7 @@ def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder: Path) -
 
 
 @contextmanager
-def drained(target, name):
+def drained(target: Cluster, name: str) -> Iterator[None]:
     """Have an operator drain a node while the body runs; he sees it go."""
     command = [sys.executable, "-m", "supervisor", str(target.folder / name / "cluster.toml"), "drain", name]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as operator:
@@ -91,7 +92,7 @@ def drained(target, name):
             operator.kill()
 
 
-def signalled_once_it_says(node, text):
+def signalled_once_it_says(node: Node, text: str):
     """Send SIGTERM as soon as a node has logged this; return how long it then took to end, in seconds, and its code."""
     node.observe()
     assert wait_until(lambda: text in node.output(), WITHIN_S, every_s=0.001) is not None
@@ -102,7 +103,7 @@ def signalled_once_it_says(node, text):
 
 
 @pytest.mark.parametrize("event", ["draining", "stopped"])
-def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(folder: Path, event) -> None:
+def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(folder: Path, event: str) -> None:
     with cluster(folder, rolling.plan(drain_s=10.0)) as target, drained(target, "w1"):
         took_s, code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
         assert (code, took_s < AT_ONCE_S, target.nodes["w1"].leftovers()) == (0, True, [])

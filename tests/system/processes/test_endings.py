@@ -41,5 +41,5 @@ SCENES = [
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_node_ends(scene, folder: Path) -> None:
+def test_a_node_ends(scene: str, folder: Path) -> None:
     node_ends.SCENES[scene](folder)

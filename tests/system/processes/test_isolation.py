@@ -8,13 +8,14 @@ import signal
 import socket
 import threading
 import time
+from contextlib import AbstractContextManager
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from bench.rig.clients import Chat, chat_body
-from bench.rig.node import ROOT, free_ports, wait_until
+from bench.rig.node import ROOT, Node, free_ports, wait_until
 from bench.rig.processes import open_files
 from tests.rig.launched import running_launcher
 
@@ -49,7 +50,7 @@ kv_tokens_max = 65536
 class Honest:
     """One client that streams and notes when its tokens come."""
 
-    def __init__(self, port, tokens) -> None:
+    def __init__(self, port, tokens: int) -> None:
         self.at, self.outcome = [], None
         self.chat = Chat(port, chat_body("Tell me about the oak", tokens, model="good"))
         self.thread = threading.Thread(target=self._read)
@@ -74,18 +75,18 @@ class Honest:
         assert max(gaps) < PACE_S + GAP_S, max(gaps)
 
 
-def served(folder, bad="", gateway=""):
+def served(folder: Path, bad: str = "", gateway: str = "") -> AbstractContextManager[Node]:
     (port,) = free_ports(1)
     return running_launcher(
         folder, CLUSTER.format(port=port, bad=bad, gateway=gateway, tiny=ROOT / "examples" / "tiny"), port
     )
 
 
-def ready(target, within_s=WITHIN_S) -> None:
+def ready(target, within_s: float = WITHIN_S) -> None:
     assert wait_until(lambda: "Ready:" in target.output(), within_s) is not None, target.output()
 
 
-def get(target, path):
+def get(target, path: str) -> tuple[int, str]:
     connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
         connection.request("GET", path)
@@ -125,7 +126,7 @@ def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbour
         assert (target.process.returncode, target.leftovers()) == (0, [])
 
 
-def cpu_s(pid):
+def cpu_s(pid) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

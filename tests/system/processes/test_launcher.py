@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,7 +19,8 @@ from threading import Thread
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, free_ports, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, Node, free_ports, wait_until
+from bench.rig.processes import ProcessEntry
 from supervisor.gateway.keys import key_file_lines
 from tests.rig.launched import SIMULATED, THIRD, events_logged, lines, nodes, run_cli, running_launcher, seen
 
@@ -49,7 +51,7 @@ kv_tokens_max = 65536
 
 
 @pytest.fixture
-def running(folder: Path):
+def running(folder: Path) -> Iterator[Node]:
     """A launcher with a front and two workers, all ready."""
     ports = free_ports(3)
     with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
@@ -71,7 +73,7 @@ def asked(target):
         connection.close()
 
 
-def stream(target, tokens):
+def stream(target, tokens: int) -> BackgroundReader:
     """Begin a stream of so many tokens, and return it once its first token has come."""
     chat = Chat(target.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
     running = BackgroundReader(chat.read)
@@ -79,7 +81,7 @@ def stream(target, tokens):
     return running
 
 
-def pids(target):
+def pids(target: dict[str, ProcessEntry]):
     """Return the process ids of nodes by their names."""
     return {name: each.pid for name, each in target.items()}
 
@@ -186,7 +188,7 @@ def file_of(target):
 
 
 @pytest.mark.parametrize("how", ["reload", "SIGHUP"])
-def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how, running) -> None:
+def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how: str, running) -> None:
     before, text = nodes(running), file_of(running)
     rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
     if how == "reload":
@@ -197,7 +199,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     else:
         running.signal(signal.SIGHUP)
 
-    def serves():
+    def serves() -> bool:
         told = seen(running)
         return all("tree" in each and all(link["up"] for link in each["links"]) for each in told.values()) and any(
             offer["up"] for offer in told["three"]["state"]["offers"]
@@ -269,7 +271,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
     at = LISTENS.search(file_of(running))[1]
     text = JOINING.format(ports=ports, tiny=TINY)
 
-    def joined():
+    def joined() -> bool:
         state = seen(running)
         names = {"far-1", "far-2"}
         return (
@@ -299,7 +301,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
 
 
 @pytest.mark.parametrize("name", ["one", "front"])
-def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name, running) -> None:
+def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name: str, running) -> None:
     before = nodes(running)
     os.kill(before[name].pid, signal.SIGKILL)
     if name != "front":  # there is another worker

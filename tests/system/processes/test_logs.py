@@ -54,7 +54,7 @@ def logging_to(folder: Path, output: IO[bytes], text: str = CLUSTER) -> Iterator
         target.end()
 
 
-def ask(connection: HTTPConnection):
+def ask(connection: HTTPConnection) -> int:
     """Ask for one token over a connection that is kept, and return the answer's status."""
     body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 1})
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
@@ -44,7 +47,7 @@ path = "{path}"
 class Running:
     """A cluster's file, and its nodes that were started."""
 
-    def __init__(self, folder, stack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack[bool | None]) -> None:
         self.folder, self.stack, self.port = folder, stack, free_port()
         (folder / "secret").write_text("a-secret-that-nobody-guesses")
         self.file = folder / "cluster.toml"
@@ -55,7 +58,7 @@ class Running:
         self.text = text + "".join(engines)
         self.file.write_text(self.text)
 
-    def start(self, name):
+    def start(self, name) -> Popen[bytes]:
         output = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
         process = start_process([str(self.file), "--node", name], output, {})
         self.stack.callback(end, process)
@@ -67,7 +70,7 @@ class Running:
         assert told["cluster"] == "proving"
         return code, told["nodes"]
 
-    def from_elsewhere(self, *arguments):
+    def from_elsewhere(self, *arguments: str) -> tuple[int, str]:
         """Operate as from another host: by what listens alone."""
         return run_cli(self, *arguments, temporary=self.folder)
 
@@ -80,7 +83,7 @@ class Running:
             node["tree"][0]["state"] == "up" and all(link["up"] for link in node["links"]) for node in nodes.values()
         )
 
-    def logs(self):
+    def logs(self) -> str:
         return "".join(path.read_text() for path in self.folder.glob("*.log"))
 
     def ask(self, tokens):
@@ -108,7 +111,7 @@ def running():
 
 
 @contextmanager
-def cluster():
+def cluster() -> Iterator[Running]:
     with short_folder() as folder, ExitStack() as stack:
         yield Running(folder, stack)
 
@@ -204,7 +207,7 @@ def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running) -> None
     assert front.wait(WITHIN_S) == 0
 
 
-def running_on(running, name):
+def running_on(running, name: str) -> bool:
     return any(offer["running"] for offer in running.seen()[1][name]["state"]["offers"])
 
 

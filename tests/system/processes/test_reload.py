@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig.node import MODEL, SIMULATED, node, wait_until
+from bench.rig.node import MODEL, SIMULATED, Node, node, wait_until
 from supervisor.gateway.keys import key_file_lines
 from tests.rig.launched import events_logged, lines
 
@@ -21,7 +21,7 @@ QUICK = SIMULATED.replace("fixed_s = 0.05", "fixed_s = 0.001")
 WITHIN_S = 10.0
 
 
-def asked(target, secret):
+def asked(target: Node, secret: str) -> int:
     """Ask a node for one token, over a connection of its own, and return the answer's status."""
     connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
@@ -35,7 +35,7 @@ def asked(target, secret):
         connection.close()
 
 
-def hang_up(target, event):
+def hang_up(target: Node, event: str):
     """Send SIGHUP, and return the one line more that tells of `event`."""
     before = len(events_logged(target, event))
     target.signal(signal.SIGHUP)
@@ -43,7 +43,7 @@ def hang_up(target, event):
     return events_logged(target, event)[before]
 
 
-def processes(target):
+def processes(target: Node):
     return {(seen.pid, seen.started) for seen in target.living()}
 
 

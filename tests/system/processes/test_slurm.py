@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
@@ -111,7 +112,7 @@ class Slurm:
 
 
 @contextmanager
-def slurm():
+def slurm() -> Iterator[Slurm]:
     with short_folder() as folder:
         made = Slurm(folder)
         try:

@@ -23,7 +23,7 @@ OPENAI_CONNECTS = pytest.mark.filterwarnings("ignore:connect.. must be used as a
 MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
-def ask(client, **options):
+def ask(client: openai.OpenAI, **options):
     return client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, **options)
 
 
@@ -130,7 +130,7 @@ def test_seeds_are_not_promised(client: openai.OpenAI) -> None:
     assert len(texts) > 1, "if a seed is honoured now, say so"
 
 
-def ask_warm(client) -> str:
+def ask_warm(client: openai.OpenAI) -> str:
     answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=2, seed=7, max_tokens=40)
     return answer.choices[0].message.content
 
@@ -169,7 +169,7 @@ WRONG = {
 
 @pytest.mark.parametrize("field", WRONG)
 def test_what_would_harm_the_engine_is_refused_by_name(served: Node, field: str) -> None:
-    host = served.look()["host"].pid
+    host = served.observe()["host"].pid
     for value in WRONG[field]:  # type: ignore[attr-defined]
         status, body, headers = post(served.port, chat_body(OAK_PROMPT) | {field: value})
         assert status == 400, (field, value, body)
@@ -271,7 +271,7 @@ def test_a_response_can_be_cancelled(served: Node) -> None:
     socket.close()
 
 
-def idle(served, within_s: float = 2.0) -> None:
+def idle(served: Node, within_s: float = 2.0) -> None:
     names = [f"espalier_engine_{name}" for name in ("running", "waiting", "kv_tokens_used")]
     names.append("espalier_requests_running")
     assert wait_until(lambda: not any(served.metric(name) for name in names), within_s) is not None

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from actors.engines.port import Engine
 from protocol.errors import AskerLeft, RequestError
 from protocol.messages import Generate, Sampling, Tokens
 from tests.contracts.engine import at_rest, check_engine, complete, new_id, request
@@ -22,7 +23,7 @@ async def test_sglang_keeps_the_contract(make_engine: MakeEngine) -> None:
     async with make_engine() as engine:
 
         @asynccontextmanager
-        async def same():
+        async def same() -> AsyncIterator[Engine]:
             yield engine
 
         await check_engine(same)

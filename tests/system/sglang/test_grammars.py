@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException
 
 import pytest
 
-from bench.rig.node import MODEL
+from bench.rig.node import MODEL, Node
 from bench.rig.prompts import OAK_PROMPT
 from tests.rig.gateway import ids
 from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
@@ -85,7 +85,7 @@ class Honest:
 
 
 @contextmanager
-def honest(port: int):
+def honest(port: int) -> Iterator[Honest]:
     client = Honest(port)
     client.thread.start()
     try:
@@ -107,7 +107,7 @@ def provoked(sample: Sample) -> dict:
 
 
 @pytest.fixture(scope="module")
-def accepted(served) -> tuple[float, list[tuple[int, dict]]]:
+def accepted(served: Node) -> tuple[float, list[tuple[int, dict]]]:
     """Return the answers to the ordinary grammars, and the worst gap beside them: the engine's own."""
     with honest(served.port) as client:
         answered = answers(served.port, map(body, BENIGN))
@@ -115,7 +115,9 @@ def accepted(served) -> tuple[float, list[tuple[int, dict]]]:
     return client.worst(), answered
 
 
-def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(served, accepted) -> None:
+def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(
+    served: Node, accepted: tuple[float, list[tuple[int, dict]]]
+) -> None:
     before = {role: seen.pid for role, seen in served.observe().items()}
     own_gap, _ = accepted
     refused, ended, answered = [], [], []
@@ -143,14 +145,14 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
     }
 
 
-def test_every_grammar_that_the_field_uses_is_accepted(accepted) -> None:
+def test_every_grammar_that_the_field_uses_is_accepted(accepted: tuple[float, list[tuple[int, dict]]]) -> None:
     _, answered = accepted
     assert [
         (sample.name, answer) for sample, (status, answer) in zip(BENIGN, answered, strict=True) if status != 200
     ] == []
 
 
-def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served) -> None:
+def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served: Node) -> None:
     patterns = [f"^[a-z]{{1,{number % 40 + 1}}}(-[a-z0-9]{{1,20}}){{0,{number % 7}}}x" for number in range(1500)]
     for attacker in range(8):
         fields = {f"p{i}": {"type": "string", "pattern": f"{text}{attacker}$"} for i, text in enumerate(patterns)}
@@ -170,7 +172,7 @@ def test_o2_schemas_whose_clients_have_left_make_nobody_wait(served) -> None:
     assert took_s < 5.0
 
 
-def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served) -> None:
+def test_a_grammar_that_grows_dear_in_the_middle_of_an_answer_ends_that_answer_alone(served: Node) -> None:
     """Catalan numbers of ways to read a text: cheap for some hundred tokens, so that no walk refuses it."""
     growing = Sample("Catalan", "ebnf", 'root ::= s "b"\ns ::= s s | "a"')
     bias = {str(ids("a")[0]): 100}

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.engine
 MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
-def chat(client, **options):
+def chat(client: OpenAI, **options):
     return client.chat.completions.create(
         **({"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 24} | options)
     )
 
 
-def complete(client, prompt="The oak", **options):
+def complete(client: OpenAI, prompt="The oak", **options):
     return client.completions.create(
         **({"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 8} | options)
     )
@@ -59,7 +59,7 @@ def test_a_bias_forces_its_token_and_forbids_another(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("option", [{"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 2}])
 def test_a_penalty_makes_an_answer_repeat_itself_less(client: OpenAI, option: dict[str, int]) -> None:
-    def repeats(**extra) -> int:
+    def repeats(**extra: int) -> int:
         answer = chat(client, max_tokens=200, extra_body={"ignore_eos": True, "return_token_ids": True, **extra})
         tokens = answer.choices[0].model_extra["token_ids"]
         return len(tokens) - len(set(tokens))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from ctypes.util import find_library
 
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, short_folder, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, Node, short_folder, wait_until
 from tests.rig.launched import at_free_ports, nodes, running_launcher
 from tests.system.sglang.greedy import all_completed, prompts
 
@@ -26,7 +27,7 @@ EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
 
 
 @pytest.fixture
-def pair():
+def pair() -> Iterator[Node]:
     """The example of a pair, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
@@ -36,7 +37,7 @@ def pair():
         yield target
 
 
-def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served, pair) -> None:
+def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served: Node, pair) -> None:
     wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (served.port, pair.port))
     different = [index for index, pairs in enumerate(zip(wanted, got, strict=True)) if pairs[0] != pairs[1]]
     assert different == []

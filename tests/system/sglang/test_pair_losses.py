@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from ctypes.util import find_library
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ import pytest
 
 from bench.pair_stages import plan
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.cluster import cluster
+from bench.rig.cluster import Cluster, cluster
 from bench.rig.node import short_folder, wait_until
 from bench.rig.polling import DECODE, PREFILL
 from supervisor.config.schema import ClusterSection
@@ -35,7 +36,7 @@ OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 
 
 @pytest.fixture(scope="module")
-def pair():
+def pair() -> Iterator[Cluster]:
     planned = plan("sglang", narrow=False, transfer_s=HELD_S)
     engines = {leg: text.replace(HOLD, HOLD + KEEP) for leg, text in planned.engines.items()}
     with short_folder() as folder, cluster(folder, replace(planned, engines=engines)) as target:
@@ -43,7 +44,7 @@ def pair():
         assert target.stop(ENDED_S) == []
 
 
-def in_transfer(pair):
+def in_transfer(pair) -> tuple[Chat, BackgroundReader]:
     """Ask, and return the client once the prefill has computed and the decode waits for it."""
     pair.wait_ready()
     assert pair.wait_idle(ENDED_S) == []
@@ -57,7 +58,7 @@ def in_transfer(pair):
     return chat, answer
 
 
-def free_after_s(pair, leg, since):
+def free_after_s(pair, leg: str, since: float):
     """Return how long after `since` the engine of a leg had no request, and a prefill no KV memory in use either."""
     target = ("running", "waiting") if leg == DECODE else ("running", "waiting", "kv_tokens_used")
     free = wait_until(
@@ -69,7 +70,9 @@ def free_after_s(pair, leg, since):
 
 @pytest.mark.parametrize("what", ["scheduler", "host"])
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it_is_lost(lost, what, pair) -> None:
+def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it_is_lost(
+    lost: str, what: str, pair
+) -> None:
     _, answer = in_transfer(pair)
     lost_at = time.perf_counter()
     pair.nodes[lost].kill(what)
@@ -79,7 +82,7 @@ def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it
 
 
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(lost, pair) -> None:
+def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(lost: str, pair) -> None:
     chat, _ = in_transfer(pair)
     lost_at = time.perf_counter()
     pair.nodes[lost].signal(signal.SIGKILL)
@@ -92,7 +95,7 @@ def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it
 
 
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost, pair) -> None:
+def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost: str, pair) -> None:
     chat, _ = in_transfer(pair)
     stopped_at = time.perf_counter()
     pair.nodes[lost].signal(signal.SIGSTOP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from actors.engines.port import Engine
 from protocol.messages import Generate, Sampling
 from tests.contracts.engine import complete, new_id, request
 from tests.system.sglang.conftest import MakeEngine
@@ -47,7 +48,7 @@ async def test_d10_an_answer_with_penalties_goes_on_as_if_it_had_not_been_cut(
         assert rests == {(at, said): uncut[at][said:] for at, said in cuts}
 
 
-async def answer(engine, tokens, said: int, penalties: dict[str, float]) -> list[int]:
+async def answer(engine: Engine, tokens, said: int, penalties: dict[str, float]) -> list[int]:
     sampling = Sampling(TOKENS - said, temperature=0.0, ignore_eos=True, logit_bias=PREFERRED, **penalties)
     ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, said=said))
     return ids

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, node, short_folder, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, Node, node, short_folder, wait_until
 from tests.rig.launched import at_free_ports, nodes, running_launcher
 from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
@@ -25,7 +26,7 @@ EXAMPLE = (ROOT / "examples" / "spanning.toml").read_text()
 
 
 @pytest.fixture(scope="module")
-def spanning():
+def spanning() -> Iterator[Node]:
     """The example of an engine over two nodes, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
@@ -58,7 +59,7 @@ def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning) -> None:
 
 
 @pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
-def test_whatever_ends_all_ranks_end_and_come_back_together(what, spanning) -> None:
+def test_whatever_ends_all_ranks_end_and_come_back_together(what: str, spanning) -> None:
     ready = spanning.output().count("first/tiny-0/engine is ready")
     assert completed(spanning.port, [5, 6, 7])[0]
     kind, _, which = what.partition(" ")

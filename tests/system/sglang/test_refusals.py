@@ -73,7 +73,7 @@ def refusal(port: int, door: str, extra: dict) -> dict:
     return outcome.error
 
 
-def pids(served) -> dict[str, int]:
+def pids(served: Node) -> dict[str, int]:
     return {role: seen.pid for role, seen in served.observe().items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def read(tmp_path: Path):
+def read(tmp_path: Path) -> Callable[..., Cluster]:
     def read(*settings: str) -> Cluster:
         (tmp_path / "cluster.toml").write_text(FILE + "\n".join(settings))
         return read_cluster(tmp_path / "cluster.toml")

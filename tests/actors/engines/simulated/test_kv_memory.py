@@ -23,7 +23,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # so short of var
 salts = st.sampled_from([None, "", "one", "other"])
 
 
-def digests(tokens, salt=None) -> list[bytes]:
+def digests(tokens, salt: str | None = None) -> list[bytes]:
     return page_digests(root_digest(salt), pack_tokens(tokens), SIZE)
 
 

@@ -21,7 +21,7 @@ LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 EOS = 99
 
 
-async def said(request, lines=LINES, **changes: int) -> tuple[list[int], Finished]:
+async def said(request: Generate, lines=LINES, **changes: int) -> tuple[list[int], Finished]:
     async with running(spec(eos_id=EOS, **changes), lines) as engine:
         ids, finished, _ = await read(engine.submit(request))
     return ids, finished
@@ -126,7 +126,7 @@ async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock)
 # What it depends on -----------------------------------------------------------------------
 
 
-def first(request: Generate, *, seed: int = 0, lines=(), many: int = 30):
+def first(request: Generate, *, seed: int = 0, lines: tuple[()] | list[list[int]] = (), many: int = 30):
     speech = OutputGenerator.from_sentences(spec(seed=seed), lines)
     sequence = speech.answer(request, pack_tokens(request.tokens))
     return [next(sequence.ids) for _ in range(many)]

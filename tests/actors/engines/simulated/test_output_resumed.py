@@ -54,7 +54,7 @@ def rest(request: Generate, ids: list[int], said: int) -> Generate:
     return evolve(request, id="another", tokens=request.tokens + ids[:said], said=request.said + said, sampling=left)
 
 
-def check_cut_everywhere(request: Generate, lines) -> None:
+def check_cut_everywhere(request: Generate, lines: list[list[int]] | tuple[()]) -> None:
     ids, told, finished = whole(request, lines)
     for said in range(1, len(ids)):
         after, told_after, end = whole(rest(request, ids, said), lines)

@@ -34,7 +34,7 @@ def met(request: Generate, meeting: Rendezvous | None = MEETING) -> Generate:
     return evolve(request, rendezvous=meeting)
 
 
-def leg_of(leg: Leg, **changes) -> SimulatedSpec:
+def leg_of(leg: Leg, **changes: int | Costs | Faults) -> SimulatedSpec:
     return spec(**({"leg": leg, "costs": COSTS, "prefill_chunk": 8} | changes))
 
 

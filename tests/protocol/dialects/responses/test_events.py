@@ -33,7 +33,7 @@ def check(frame, *, unknown=()):
     return event
 
 
-def check_error(frame: bytes):
+def check_error(frame: bytes) -> bytes:
     check(frame, unknown=["headers"] if b'"headers"' in frame else [])
     return frame
 
@@ -342,7 +342,7 @@ def posted(*replies: Text | ChoiceEnded, **fields) -> bytes:
     return b"".join(gathered.finish(Answered(USAGE)).pieces())
 
 
-def check_response(body) -> Response:
+def check_response(body: bytes) -> Response:
     model = OpenAIResponse.model_validate(json.loads(body), strict=True)
     assert {*extras(model)} <= {"store"}
     return model

@@ -34,7 +34,7 @@ def post(**fields) -> CreateHttp:
     return parse_http(json.dumps(HTTP | fields).encode())
 
 
-def refused(kind: type[Unsupported] | type[BadRequest], param, said: str | None = None, /, **fields) -> None:
+def refused(kind: type[Unsupported] | type[BadRequest], param: str, said: str | None = None, /, **fields) -> None:
     with pytest.raises(BadRequest) as raised:
         parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}))
     assert (type(raised.value), raised.value.param) == (kind, param), raised.value

@@ -46,7 +46,7 @@ def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_
     assert len(met) == BOOTSTRAP_PORTS
 
 
-def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken) -> None:
+def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken: set[int]) -> None:
     last = 20_400 + BOOTSTRAP_PORTS - 1
     taken |= set(ports(PREFILL)) - {last}
     lives = BootstrapPorts(PREFILL, lambda: 0.0)

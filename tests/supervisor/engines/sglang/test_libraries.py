@@ -27,7 +27,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return installed
 
 
-def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_installs_them(installed) -> None:
+def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_installs_them(
+    installed: dict[str, str],
+) -> None:
     cluster = read_cluster(DISAGG)
     for node, engine in (("prefill", "tiny-prefill"), ("decode", "tiny-decode")):
         with pytest.raises(StartFailed, match=re.escape("apt-get install libibverbs1 librdmacm1")) as caught:
@@ -39,7 +41,7 @@ def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_instal
         check_host(cluster, "decode")
 
 
-def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path: Path, installed) -> None:
+def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path: Path, installed: dict[str, str]) -> None:
     cluster = read_cluster(DISAGG)
     check_host(cluster, "front")
     check_host(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")

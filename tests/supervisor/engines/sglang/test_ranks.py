@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from itertools import count
@@ -53,7 +53,7 @@ class Hosts:
     plug: Registration = Factory(Registration)
     changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
 
-    async def keep(self, rank, port, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
+    async def keep(self, rank: int, port, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Do what keeps one rank's host in a node."""
         await trio.lowlevel.checkpoint()
         assert rank not in self.alive, "two hosts of one rank"
@@ -84,7 +84,7 @@ class Hosts:
             self.tell(f"{rank} is gone")
         raise EngineDied(f"host {rank} was killed")
 
-    def tell(self, what) -> None:
+    def tell(self, what: str) -> None:
         self.log.append((trio.current_time(), what))
 
     def kill(self, rank) -> None:
@@ -140,7 +140,7 @@ class Group:
         self.nursery.start_soon(self._carry, node, asker, True, name="link")
         self.nursery.start_soon(self._carry, node, server, False, name="link")
 
-    async def _carry(self, node, link, ours) -> None:
+    async def _carry(self, node, link: Link, ours: bool) -> None:
         async with trio.open_nursery() as nursery:
             if ours:
                 nursery.start_soon(self._note, node, link)
@@ -189,14 +189,14 @@ class Group:
             if each.path == "a/engine" and each.kind is ChildEventKind.FAILED
         ]
 
-    async def until_ready(self, times=1) -> None:
+    async def until_ready(self, times: int = 1) -> None:
         with trio.fail_after(500):
             while len(self.ready) < times:  # noqa: ASYNC110  # tests alone wait so
                 await trio.sleep(0.1)
 
 
 @asynccontextmanager
-async def group(*linked, **fields):
+async def group(*linked: str, **fields) -> AsyncIterator[Group]:
     """A group whose node a runs, with links to some of the others."""
     async with trio.open_nursery() as nursery:
         made = Group(nursery, **fields)
@@ -218,7 +218,7 @@ async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_togeth
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-async def test_whichever_rank_ends_all_end_and_all_start_again(rank, autojump_clock: MockClock) -> None:
+async def test_whichever_rank_ends_all_end_and_all_start_again(rank: int, autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await made.until_ready()
         await trio.sleep_until(10)
@@ -448,7 +448,7 @@ async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojum
         ({**AGREED, "x" * 5000: "1"}, "the file of node b disagrees about keys that are unknown here"),
     ],
 )
-def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said) -> None:
+def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed: dict[str, str], said: str) -> None:
     own = LocalRank(Directory("b"), AGREED)
     own.validate(RunRank(dict(AGREED)))
     with pytest.raises(BadRequest) as caught:
@@ -464,7 +464,9 @@ def test_what_a_node_is_asked_never_goes_beyond_its_own_file(agreed, said) -> No
         ((None,), 9000, "bootstrap port 9000"),
     ],
 )
-def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, wanted) -> None:
+def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(
+    ports: range | tuple[None], port: int | None, wanted: str
+) -> None:
     own = LocalRank(Directory("b"), AGREED, ports)
     for allowed in ports:
         own.validate(RunRank(dict(AGREED), allowed))
@@ -474,7 +476,7 @@ def test_a_rank_is_met_nowhere_that_its_own_file_does_not_say(ports, port, wante
 
 
 @pytest.mark.parametrize("port", [True, 9000.5, "9000", b"9000", [9000]])
-def test_a_port_that_is_no_whole_number_breaks_the_protocol(port) -> None:
+def test_a_port_that_is_no_whole_number_breaks_the_protocol(port: object) -> None:
     said = codec.encode(RunRank({}, 9000))[:1] + msgspec.msgpack.encode({"agreed": {}, "bootstrap_port": port})
     with pytest.raises(PeerViolation, match="a RunRank that cannot be read"):
         codec.decode(said)
@@ -501,7 +503,7 @@ async def test_who_asks_for_a_rank_twice_gets_it_once_at_a_time(autojump_clock: 
     async with group() as made:
         order = []
 
-        async def ask(name, for_s) -> None:
+        async def ask(name, for_s: int) -> None:
             with trio.move_on_after(for_s):
                 async with made.asked["b"].ask(RunRank(dict(AGREED)), 1) as answer:
                     await anext(answer)
@@ -530,7 +532,7 @@ def kill_another(made) -> None:
     made.hosts.kill(2)
 
 
-async def one_fault(rng, step, act):
+async def one_fault(rng, step: int, act):
     """Do `act` just before a step of a life from its start on; return whether the life had been over by then."""
     async with group("b", "c") as made:
         with counting(step, lambda: act(made)) as steps:
@@ -567,7 +569,7 @@ def test_at_every_step_all_ranks_come_back_or_none_is_left(act) -> None:
 
 
 def test_the_node_of_rank_0_can_be_stopped_at_every_step() -> None:
-    async def stop(rng, step):
+    async def stop(rng, step: int):
         async with group("b", "c") as made:
             with counting(step, made.scope.cancel) as steps:
                 await trio.sleep(20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,7 +108,7 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def read(tmp_path: Path):
+def read(tmp_path: Path) -> Callable[..., Cluster]:
     def read(old: str = "", new: str = "") -> Cluster:
         assert old in SPAN
         (tmp_path / "secret").write_text("a secret that is long enough")
@@ -239,7 +239,7 @@ def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
 
 
 async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(
-    hosts, monkeypatch: pytest.MonkeyPatch
+    hosts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, several = hosts.node("a"), hosts.cluster.engine["p"]
     others = ranks.FollowerRanks("p", (), {}, Directory("a"), 1.0, Registration(), "a")
@@ -256,7 +256,7 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(
 
 
 async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(
-    hosts, nursery: trio.Nursery
+    hosts: SimpleNamespace, nursery: trio.Nursery
 ) -> None:
     first = hosts.cluster.engine["p"].bootstrap_port
     address, inbox = mailbox(1)

@@ -57,7 +57,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
     return made
 
 
-async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow: trio.testing.MockClock, seen) -> None:
+async def test_clients_that_send_empty_frames_are_read_one_at_a_time(
+    rather_slow: trio.testing.MockClock, seen: Pass
+) -> None:
     async with rig() as made:
         clients = [await websocket_client(made) for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
@@ -72,7 +74,7 @@ async def test_clients_that_send_empty_frames_are_read_one_at_a_time(rather_slow
             assert await whole(each, create("n=2"))
 
 
-async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow: trio.testing.MockClock, seen) -> None:
+async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow: trio.testing.MockClock, seen: Pass) -> None:
     async with rig() as made:
         clients = [await made.client() for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
@@ -89,7 +91,7 @@ async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow: trio.t
 
 
 async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(
-    rather_slow: trio.testing.MockClock, seen
+    rather_slow: trio.testing.MockClock, seen: Pass
 ) -> None:
     async with rig() as made:
         client = await made.client()
@@ -119,7 +121,7 @@ AHEAD = 200  # requests in one piece
 
 
 async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(
-    rather_slow: trio.testing.MockClock, heads
+    rather_slow: trio.testing.MockClock, heads: Pass
 ) -> None:
     async with rig() as made:
         clients = [await made.client() for _ in range(CLIENTS)]
@@ -134,7 +136,7 @@ async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(
 
 
 async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(
-    rather_slow: trio.testing.MockClock, heads
+    rather_slow: trio.testing.MockClock, heads: Pass
 ) -> None:
     async with rig() as made:
         client = await made.client()
@@ -146,7 +148,7 @@ async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(
 
 
 async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
-    rather_slow: trio.testing.MockClock, heads
+    rather_slow: trio.testing.MockClock, heads: Pass
 ) -> None:
     async with rig() as made:
         many, few = await made.client(), await made.client()
@@ -162,7 +164,7 @@ async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
 
 
 async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(
-    rather_slow: trio.testing.MockClock, seen
+    rather_slow: trio.testing.MockClock, seen: Pass
 ) -> None:
     async with rig() as made:
         many, few = await websocket_client(made), await websocket_client(made)

@@ -73,7 +73,7 @@ def watched(folder: Path) -> Iterator[Guarded]:
 @pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("gone", ["link", "node"])
 def test_a_watchdog_ends_its_group_and_removes_its_folder_even_when_its_log_is_not_read(
-    watched, folder: Path, gone: str, read: bool
+    watched: Guarded, folder: Path, gone: str, read: bool
 ) -> None:
     if not read:
         watched.host.stderr.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -83,7 +84,9 @@ async def test_choices_of_one_stream_come_as_they_are_made_and_each_ends_once(
 
 @pytest.mark.parametrize("ask", [text, response])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_any_answer_is_aborting(ask, stream: bool, rather_slow: trio.testing.MockClock) -> None:
+async def test_leaving_any_answer_is_aborting(
+    ask: Callable[..., bytes], stream: bool, rather_slow: trio.testing.MockClock
+) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(ask("n=100 s=1", stream=stream))
