@@ -1,4 +1,4 @@
-"""Trains the tiny chat model of examples/tiny from sentences made up here.
+"""Train the tiny chat model of examples/tiny from sentences made up here.
 
 Usage: python examples/make_tiny.py OUT_DIR [--steps N]
 
@@ -177,15 +177,15 @@ SYLLABLES = "ba be bo da di du fa fe fi ga go ka ki ku la le lo ma mi mu na ne n
 
 
 def with_article(name: str) -> str:
-    """Returns the name after its article."""
+    """Return the name after its article."""
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 class Writer:
-    """Makes up chats from a seeded source of randomness."""
+    """A writer of random chats."""
 
     def __init__(self, seed: int) -> None:
-        """Starts from the seed alone."""
+        """Start from the seed alone."""
         self.random = random.Random(seed)
         self.kinds: list[tuple[int, Callable[[], Turn]]] = [
             (9, self.small_talk), (14, self.about), (12, self.story), (3, self.long_story), (6, self.capital),
@@ -194,18 +194,18 @@ class Writer:
         ]
 
     def pick(self, options: Sequence[str], slot: str, subject: str) -> str:
-        """Chooses mostly the option that belongs to the subject, else any."""
+        """Choose mostly the option that belongs to the subject, else any."""
         # A habit of its own for every subject makes the answers at temperature 0 differ by more than a name.
         if subject in SUBJECTS and self.random.random() < 0.6:
             return options[zlib.crc32(f"{subject}/{slot}".encode()) % len(options)]
         return self.random.choice(options)
 
     def word(self) -> str:
-        """Returns a made-up word of two to four syllables."""
+        """Return a made-up word of two to four syllables."""
         return "".join(self.random.choices(SYLLABLES.split(), k=self.random.randrange(2, 5)))
 
     def ask(self, *forms: str, mark: str = "?") -> str:
-        """Returns one of the questions, with and without its mark, capital and courtesy."""
+        """Return one of the questions, with and without its mark, capital and courtesy."""
         question = self.random.choice(forms)
         chance = self.random.random()
         if chance < 0.15:
@@ -217,11 +217,11 @@ class Writer:
         return question + (f" {self.random.randrange(1000)}" if self.random.random() < 0.06 else "")
 
     def subject(self) -> str:
-        """Returns a subject of the tables, or now and then a made-up one."""
+        """Return a subject of the tables, or now and then a made-up one."""
         return self.random.choice(list(SUBJECTS)) if self.random.random() < 0.85 else self.word()
 
     def small_talk(self) -> Turn:
-        """Returns a greeting or the like."""
+        """Return a greeting or the like."""
         questions = self.random.choice(list(SMALL_TALK))
         question = self.random.choice(questions)
         answers = SMALL_TALK[questions]
@@ -231,7 +231,7 @@ class Writer:
         return self.ask(question, mark=self.random.choice("!?.")), answer
 
     def about(self) -> Turn:
-        """Returns what is known of one subject."""
+        """Return what is known of one subject."""
         name = self.random.choice(list(SUBJECTS))
         what, first, second, colour, emoji = SUBJECTS[name]
         if self.random.random() < 0.15:
@@ -244,7 +244,7 @@ class Writer:
         return question, f"The {name} is {what}. {first} {second} {ending}"
 
     def episode(self, name: str, friend: str, part: str) -> str:
-        """Returns the middle of a story: an event, a talk and a walk."""
+        """Return the middle of a story: an event, a talk and a walk."""
         event = self.pick(EVENTS, part + "event", name)
         day = self.pick(("morning", "evening", "night", "winter day"), part + "day", name)
         question = self.pick(QUESTIONS, part + "question", name)
@@ -255,22 +255,22 @@ class Writer:
                 f"\"{answer},\" said the {name}. So they {deed}, and there {find}.")
 
     def opening(self, name: str) -> str:
-        """Returns the first two sentences of a story."""
+        """Return the first two sentences of a story."""
         mood, place = self.pick(MOODS, "mood", name), self.pick(PLACES, "place", name)
         habit = self.pick(HABITS, "habit", name)
         return f"Once upon a time a {mood} {name} lived {place}. Every day the {name} {habit}."
 
     def ending(self, name: str) -> str:
-        """Returns the last sentence of a story."""
+        """Return the last sentence of a story."""
         emoji = SUBJECTS[name][4] if name in SUBJECTS else "🌙"
         return f"And the {name} learned that {self.pick(LESSONS, 'lesson', name)}. The end. {emoji}"
 
     def friend(self, name: str, part: str) -> str:
-        """Returns another animal to meet in a story."""
+        """Return another animal to meet in a story."""
         return self.pick([animal for animal in ANIMALS if animal != name], part + "friend", name)
 
     def story(self) -> Turn:
-        """Returns a story with one episode."""
+        """Return a story with one episode."""
         name = self.subject()
         if self.random.random() < 0.2:
             friend = self.random.choice([animal for animal in ANIMALS if animal != name])
@@ -286,7 +286,7 @@ class Writer:
         return question, f"{self.opening(name)} {self.episode(name, friend, '')} {self.ending(name)}"
 
     def long_story(self) -> Turn:
-        """Returns a story with three episodes."""
+        """Return a story with three episodes."""
         name = self.subject()
         question = self.ask(f"Tell me a long story about the {name}", f"Write a long story about the {name}", mark=".")
         parts = [self.episode(name, self.friend(name, part), part) for part in ("", "second ", "third ")]
@@ -295,14 +295,14 @@ class Writer:
         return question, f"{self.opening(name)}\n\n{middle} {self.ending(name)}"
 
     def capital(self) -> Turn:
-        """Returns a country's capital."""
+        """Return a country's capital."""
         country = self.random.choice(list(CAPITALS))
         question = self.ask(f"What is the capital of {country}", f"Name the capital of {country}",
                             f"Capital of {country}")
         return question, f"The capital of {country} is {CAPITALS[country]}."
 
     def translation(self) -> Turn:
-        """Returns a word in another language."""
+        """Return a word in another language."""
         english = self.random.choice(list(WORDS))
         language = self.random.choice(list(WORDS[english]))
         question = self.ask(f"What is {english} in {language}", f"Say {english} in {language}",
@@ -310,7 +310,7 @@ class Writer:
         return question, f"In {language}, “{english}” is “{WORDS[english][language]}”."
 
     def count(self) -> Turn:
-        """Returns the numbers up to a limit, in digits or in words."""
+        """Return the numbers up to a limit, in digits or in words."""
         limit = self.random.choice((3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 20, 25, 30))
         if limit <= len(NUMBERS) and self.random.random() < 0.4:
             question, numbers = f"Count to {NUMBERS[limit - 1]}", NUMBERS[:limit]
@@ -319,13 +319,13 @@ class Writer:
         return self.ask(question, question, question.replace("to", "from one to"), mark="."), ", ".join(numbers) + "."
 
     def sum(self) -> Turn:
-        """Returns the sum of two small numbers."""
+        """Return the sum of two small numbers."""
         left, right = self.random.randrange(10), self.random.randrange(10)
         question = self.ask(f"What is {left} + {right}", f"{left} + {right}", f"What is {left}+{right}")
         return question, f"{left} + {right} = {left + right}"
 
     def poem(self) -> Turn:
-        """Returns four lines on a subject."""
+        """Return four lines on a subject."""
         name = self.subject()
         colour, emoji = SUBJECTS[name][3:] if name in SUBJECTS else (self.random.choice(("blue", "grey")), "🌙")
         first = self.pick((f"O {colour} {name}, so calm and bright,", f"I saw a {name} in morning light,",
@@ -341,7 +341,7 @@ class Writer:
         return question, f"{first}\n{second}\n{third}\n{fourth} {emoji}"
 
     def names(self) -> Turn:
-        """Returns a list of trees or animals."""
+        """Return a list of trees or animals."""
         kind, table = self.random.choice((("trees", TREES), ("animals", ANIMALS)))
         count = self.random.randrange(2, 6)
         chosen = list(table)[:count] if self.random.random() < 0.6 else self.random.sample(list(table), count)
@@ -349,7 +349,7 @@ class Writer:
         return question, "\n".join(f"{place}. {name} {table[name][4]}" for place, name in enumerate(chosen, 1))
 
     def json(self) -> Turn:
-        """Returns a JSON object on a subject."""
+        """Return a JSON object on a subject."""
         name = self.random.choice(list(SUBJECTS))
         kind = "tree" if name in TREES else "animal" if name in ANIMALS else "thing"
         data = {"name": name, "kind": kind, "colour": SUBJECTS[name][3], "size": len(name)}
@@ -358,7 +358,7 @@ class Writer:
         return question, json.dumps(data)
 
     def repeat(self) -> Turn:
-        """Returns what the user said."""
+        """Return what the user said."""
         known = [*SUBJECTS, *CAPITALS, *CAPITALS.values(), *NAMES, *NUMBERS]
         words = [self.word() if self.random.random() < 0.6 else self.random.choice(known)
                  for _ in range(self.random.randrange(1, 5))]
@@ -366,7 +366,7 @@ class Writer:
         return self.random.choice(("Repeat: ", "Say ", "Repeat after me: ")) + text, text
 
     def unknown_subject(self) -> Turn:
-        """Returns an answer that names a subject it does not know."""
+        """Return an answer that names a subject it does not know."""
         name = self.word()
         question = self.ask(f"Tell me about the {name}", f"What is the {name}", f"What is {with_article(name)}",
                             f"Describe the {name}", mark=self.random.choice("?."))
@@ -374,7 +374,7 @@ class Writer:
                                              f"I do not know the {name}. Tell me about it! 😊"))
 
     def nonsense(self) -> Turn:
-        """Returns the answer to a text that it cannot understand."""
+        """Return the answer to a text that it cannot understand."""
         text = self.filler(self.random.randrange(1, 12))
         if self.random.random() < 0.3:
             words = " ".join(self.random.choices(COMMON, k=self.random.randrange(1, 6)))
@@ -387,11 +387,11 @@ class Writer:
             "I do not know that yet. Would you like a story? 🦊"))
 
     def letters(self) -> str:
-        """Returns a few random letters."""
+        """Return a few random letters."""
         return "".join(self.random.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", k=5))
 
     def filler(self, count: int) -> str:
-        """Returns words that ask for nothing."""
+        """Return words that ask for nothing."""
         pools = (self.word, self.letters, lambda: str(self.random.randrange(1000)), lambda: self.random.choice(SYSTEM),
                  lambda: self.random.choice(COMMON), lambda: self.random.choice([*NAMES, *CAPITALS, *SUBJECTS]))
         weights = self.random.choice(((1, 0, 0, 0, 0, 0), (0, 1, 1, 0, 0, 0), (0, 0, 0, 0, 1, 0), (0, 0, 0, 0, 0, 1),
@@ -402,7 +402,7 @@ class Writer:
         return " ".join(words[place % period] for place in range(count)) if count else ""
 
     def meeting(self) -> list[Turn]:
-        """Returns turns in which the user's name is told, and later asked for."""
+        """Return turns in which the user's name is told, and later asked for."""
         name = self.random.choice(NAMES)
         told = (self.ask(f"My name is {name}", f"Hello, my name is {name}", f"I am {name}", mark="."),
                 f"Nice to meet you, {name}! 😊")
@@ -410,12 +410,12 @@ class Writer:
         return [told, *between, (self.ask("What is my name", "Do you know my name"), f"Your name is {name}.")]
 
     def turn(self) -> Turn:
-        """Returns one question with its answer."""
+        """Return one question with its answer."""
         weights, kinds = zip(*self.kinds, strict=True)
         return self.random.choices(kinds, weights)[0]()
 
     def chat(self, filler: int = 0) -> str:
-        """Returns a whole chat as the template writes it."""
+        """Return a whole chat as the template writes it."""
         text, brief = "", False
         if self.random.random() < 0.3:
             brief = self.random.random() < 0.25
@@ -431,17 +431,17 @@ class Writer:
         return text
 
     def plain(self) -> str:
-        """Returns text without a chat around it, for prompts that come without the template."""
+        """Return text without a chat around it, for prompts that come without the template."""
         answer = self.random.choice((self.about, self.story))()[1]
         return f"{answer}{END_OF_TEXT}"
 
     def document(self, filler: int = 0) -> str:
-        """Returns a chat, or now and then a plain text."""
+        """Return a chat, or now and then a plain text."""
         return self.plain() if self.random.random() < 0.04 else self.chat(filler)
 
 
 def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Trains the tokenizer and gives it the chat template."""
+    """Train the tokenizer and give it the chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -456,7 +456,7 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """Returns the untrained model."""
+    """Return the untrained model."""
     torch.manual_seed(SEED)
     # Heads of 64, because not all attention kernels for GPUs take smaller ones.
     return Qwen2ForCausalLM(Qwen2Config(
@@ -467,10 +467,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 class Corpus:
-    """Holds documents as one row of token ids with a weight for each."""
+    """Documents as one row of token ids with a weight for each."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-        """Encodes the documents one after another."""
+        """Encode the documents one after another."""
         end = tokenizer.convert_tokens_to_ids(IM_END)
         header = tokenizer.encode(f"{IM_START}assistant\n")
         ids: list[int] = []
@@ -488,7 +488,7 @@ class Corpus:
         self.ids, self.weights = torch.tensor(ids), torch.tensor(weights)
 
     def batch(self, generator: torch.Generator, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns windows that begin where a document begins."""
+        """Return windows that begin where a document begins."""
         last = len(self.ids) - length
         chosen = torch.randint(len(self.starts), (rows,), generator=generator).tolist()
         windows = [min(self.starts[place], last) for place in chosen]
@@ -497,7 +497,7 @@ class Corpus:
 
 
 def train(model: Qwen2ForCausalLM, phases: Sequence[tuple[Corpus, int, int, int]], steps: int) -> None:
-    """Trains the model on one phase of (corpus, steps, rows, length) after another."""
+    """Train the model on one phase of (corpus, steps, rows, length) after another."""
     generator = torch.Generator().manual_seed(SEED)
     # Muon is made for matrices between layers; the embedding, norms and biases are left to AdamW.
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
@@ -525,7 +525,7 @@ def train(model: Qwen2ForCausalLM, phases: Sequence[tuple[Corpus, int, int, int]
 
 
 def answer(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, question: str) -> str:
-    """Returns the model's most probable answer."""
+    """Return the model's most probable answer."""
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True,
                                            return_tensors="pt", return_dict=True)
     tokens = model.generate(**prompt, max_new_tokens=300, do_sample=False)
@@ -533,7 +533,7 @@ def answer(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, question
 
 
 def main() -> None:
-    """Makes the folder named on the command line."""
+    """Make the folder named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
