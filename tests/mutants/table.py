@@ -145,6 +145,8 @@ SUITES = {  # the quickest first
         "tests/supervisor/gateway/websocket/test_lanes.py",
         "tests/supervisor/gateway/websocket/test_lanes_ends.py",
         "tests/supervisor/gateway/http/test_exchange_no_memory.py",
+        "tests/supervisor/gateway/test_gateway_limits_on_counts.py",
+        "tests/supervisor/gateway/test_gateway_limits_on_times.py",
     ],
     "cluster": ["tests/system/simulator/test_seeds.py", "-k", "by_a_cluster"],
     "alone": ["tests/system/simulator/test_single_fault.py"],

@@ -139,11 +139,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/gateway/http/upgrade.py",
     ),
     "supervisor/gateway/test_gateway_keys.py": ("supervisor/config/certificate.py",),
-    "supervisor/gateway/test_keys.py": (
-        "supervisor/config/keyfile.py",
-        "supervisor/gateway/client_keys.py",
-        "supervisor/gateway/token_bucket.py",
-    ),
+    "supervisor/gateway/test_keys.py": ("supervisor/gateway/client_keys.py",),
     "supervisor/gateway/test_requests_delivery.py": ("supervisor/node/node.py",),
     "supervisor/gateway/test_server.py": ("supervisor/gateway/connections.py",),
     "supervisor/gateway/websocket/test_lanes.py": ("supervisor/gateway/websocket/history.py",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +19,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Answer, mailbox
+from actors.kit.offload import run_inline
 from actors.processor import processor
 from actors.text.model import TextModel, load
 from actors.text.prompts import PromptLimits
@@ -57,11 +59,16 @@ class Worker:
 
     prompts: list[str] = Factory(list)
     running: int = 0
-    left: int = 0  # whose asker went before the end
+    left: int = 0  # whose asker left before the end
     cached: int = 0
     line: str = LINE
     mute: bool = False  # nothing comes at all
     began: trio.Event = Factory(trio.Event)
+
+    async def wait_left(self, count: int = 1) -> None:
+        """Wait until so many askers have left before the end."""
+        while self.left < count:  # noqa: ASYNC110  # a fake has no event for it
+            await trio.sleep(0.01)
 
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
@@ -80,9 +87,9 @@ class Worker:
     async def _answer(self, request: Generate, answer: Answer[Started | Tokens, Finished]) -> None:
         prompt = TINY.tokenizer.decode(request.tokens)
         self.prompts.append(prompt)
-        said = dict(re.findall(r"\b(n|s|fail)=([0-9.]+)", prompt.rpartition("<|im_start|>user")[2] or prompt))
-        wanted = min(int(said.get("n", 5)), request.sampling.tokens_max)
-        pace, fail = float(said.get("s", 0)), int(said.get("fail", -1))
+        script = dict(re.findall(r"\b(n|s|fail)=([0-9.]+)", prompt.rpartition("<|im_start|>user")[2] or prompt))
+        wanted = min(int(script.get("n", 5)), request.sampling.tokens_max)
+        pace, fail = float(script.get("s", 0)), int(script.get("fail", -1))
         line = ids(self.line)
         if self.mute:
             await trio.sleep_forever()
@@ -109,7 +116,7 @@ class Rig:
     worker: Worker
     metrics: Metrics
     port: int = 0
-    ready: list[str] = Factory(list)  # why it is not, while there is a reason
+    ready: list[str] = Factory(list)  # reasons why it is not
     limits: list[PromptLimits | None] = field(factory=lambda: [PromptLimits(INFO, 2048, 2048)])
 
     _streams: list[trio.SocketStream] = Factory(list)
@@ -154,7 +161,7 @@ async def rig(
     asked, inbox = mailbox(requests_max)
     numbers = count(1)
     unready: list[str] = []
-    known: list[PromptLimits | None] = [PromptLimits(INFO, 2048, 2048)]
+    prompt_limits: list[PromptLimits | None] = [PromptLimits(INFO, 2048, 2048)]
     served = ServedModel(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), asked, lambda: 2048)
 
     def why() -> str | None:
@@ -163,10 +170,6 @@ async def rig(
     async def metrics_text() -> bytes:
         await trio.lowlevel.checkpoint()
         return metrics.render({})
-
-    async def aside(function, **_):
-        await trio.lowlevel.checkpoint()
-        return function()
 
     gateway = Gateway(
         runner=RequestRunner({"tiny": served}, metrics, first_token_s, total_s),
@@ -181,10 +184,11 @@ async def rig(
         new_id=new_id or (lambda: f"{next(numbers):032x}"),
         now=lambda: 1_700_000_000.5,
     )
-    made = Rig(gateway, worker, metrics, ready=unready, limits=known)
+    made = Rig(gateway, worker, metrics, ready=unready, limits=prompt_limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(
-            partial(processor, inbox, TINY, worker, lambda: known[0], aside, requests_max), name="processor"
+            partial(processor, inbox, TINY, worker, lambda: prompt_limits[0], run_inline, requests_max),
+            name="processor",
         )
         made.port = await nursery.start(partial(serve, gateway, routes, "127.0.0.1", 0), name="gateway")
         try:
@@ -194,7 +198,7 @@ async def rig(
         nursery.cancel_scope.cancel()
 
 
-# A client that can say anything ------------------------------------------------------------
+# A client that can send anything -----------------------------------------------------------
 
 
 @frozen
@@ -204,7 +208,7 @@ class Reply:
     status: int
     headers: dict[str, str]
     body: bytes
-    whole: bool  # it ended as HTTP says that it must
+    whole: bool  # it had its orderly end
 
     @property
     def json(self):
@@ -240,13 +244,28 @@ def head(method: str = "GET", path: str = "/health", *, host: str = "127.0.0.1",
     return "\r\n".join([*lines, "", ""]).encode()
 
 
+def handshake(path: str = "/v1/responses", **headers) -> bytes:
+    """Return a WebSocket handshake; a header that is None is left out."""
+    given = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
+    given |= {"sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ=="} | headers
+    return head("GET", path, **{name: value for name, value in given.items() if value is not None})
+
+
 def post(body: object, path: str = "/v1/chat/completions", **headers) -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return head("POST", path, content_length=len(data), **headers) + data
 
 
-def chat(said: str = "n=5", **fields) -> dict[str, object]:
-    return {"model": "tiny", "messages": [{"role": "user", "content": said}], **fields}
+def chat(prompt: str = "n=5", **fields) -> dict[str, object]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": prompt}], **fields}
+
+
+def text(prompt: str | list[str] = "n=5", **fields: object) -> bytes:
+    return post({"model": "tiny", "prompt": prompt, **fields}, "/v1/completions")
+
+
+def response(prompt: str = "n=5", **fields: object) -> bytes:
+    return post({"model": "tiny", "input": prompt, **fields}, "/v1/responses")
 
 
 @define(eq=False)
@@ -313,9 +332,7 @@ class Client:
         return nothing
 
     async def upgrade(self, path: str = "/v1/responses", **headers) -> Reply:
-        given = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
-        given |= {"sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ=="} | headers
-        return await self.ask(head("GET", path, **{key: value for key, value in given.items() if value is not None}))
+        return await self.ask(handshake(path, **headers))
 
     async def frame(self) -> tuple[int, bytes]:
         """Read one whole frame: its first byte and its payload."""
@@ -366,12 +383,25 @@ def frame(payload: bytes, first: int = 0x81) -> bytes:
     return bytes([first]) + length + bytes(4) + payload
 
 
-def create(said: str = "n=5", **fields) -> dict[str, object]:
-    return {"type": "response.create", "model": "tiny", "input": said, **fields}
+def create(prompt: str = "n=5", **fields) -> dict[str, object]:
+    return {"type": "response.create", "model": "tiny", "input": prompt, **fields}
+
+
+async def leave(client: Client, how: str) -> None:
+    """End a connection by "close", by a "close frame", by closing the sending "half", or by a "reset"."""
+    if how == "half":
+        await client.stream.send_eof()
+    elif how == "reset":
+        client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.stream.socket.close()
+    else:
+        if how == "close frame":
+            await client.send(frame(struct.pack(">H", 1000), 0x88))
+        await client.stream.aclose()
 
 
 async def at_rest(made: Rig) -> None:
-    """Wait until the gateway holds nothing of any client."""
+    """Wait until the gateway holds nothing for any client."""
     with trio.fail_after(10):
         await made.gateway.connections.wait_closed()
         await made.gateway.gate.wait_empty()
@@ -379,3 +409,9 @@ async def at_rest(made: Rig) -> None:
             await trio.sleep(0.01)
     assert made.worker.running == 0
     assert set(attrs.astuple(made.gateway.statistics())) == {0}
+
+
+async def leave_all(made: Rig) -> None:
+    """Close the connections of all clients, and wait until the gateway holds nothing for any of them."""
+    made.hang_up()
+    await at_rest(made)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.dialects.responses import FINAL_EVENTS
-from tests.rig.gateway import Rig
+from tests.rig.gateway import Client, Rig
 
 
 def types(events):
     return [event["type"] for event in events]
 
 
-def said(events) -> str:
+def output_text(events) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
@@ -20,6 +20,13 @@ async def websocket_client(made: Rig, **headers: str):
     client = await made.client()
     assert (await client.upgrade(**headers)).status == 101
     return client
+
+
+async def error_code(client: Client, event: object) -> str:
+    """Send an event, and return the code of the error that answers it."""
+    await client.say(event)
+    code: str = (await client.event())["error"]["code"]
+    return code
 
 
 async def collected(client, responses: int):

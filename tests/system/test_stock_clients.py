@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.rig.gateway import at_rest, chat, create, rig
-from tests.rig.sockets import said
+from tests.rig.sockets import output_text
 
 
 async def aside(function, *arguments: str | int) -> None:
@@ -73,7 +73,7 @@ def websockets_says(port) -> None:
             events = []
             while not events or events[-1]["type"] != "response.completed":
                 events.append(json.loads(lane.recv(timeout=5)))
-            assert len(said(events)) > 50
+            assert len(output_text(events)) > 50
         lane.ping().wait(5)
     with pytest.raises(InvalidStatus) as caught:
         connect(f"ws://127.0.0.1:{port}/v1/responses", origin="https://evil.example")

@@ -1,4 +1,4 @@
-"""What the log and the metrics say of a request is what became of it."""
+"""The access log and the metrics of requests."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Mapping
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from protocol.dialects import chat as chat_dialect
 from protocol.dialects import completions as completions_dialect
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
-from tests.rig.gateway import Rig, Worker, at_rest, chat, create, head, post, rig
+from protocol.errors import Forbidden, Unauthorized
+from supervisor.gateway.access_log import LineRateLimit
+from supervisor.gateway.keys import Key
+from tests.rig.gateway import Rig, Worker, chat, create, head, leave_all, post, response, rig, text
 from tests.rig.log_records import log_records
-from tests.rig.sockets import websocket_client
+from tests.rig.sockets import websocket_client, whole
 
 INTERNAL = [("request ended", 500, "internal")]
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture):
-    """What the access log has told by now of each request."""
+def logged(caplog: pytest.LogCaptureFixture):
+    """The lines of the access log so far: message, status and outcome."""
     caplog.set_level(logging.INFO)
 
     def lines():
@@ -35,16 +38,8 @@ def told(caplog: pytest.LogCaptureFixture):
 
 @pytest.fixture
 def bugs(caplog: pytest.LogCaptureFixture):
-    """How many bugs were logged, with where they rose."""
+    """The number of bugs that were logged with their tracebacks."""
     return lambda: sum(each.message == "a bug failed a request" and bool(each.exc_info) for each in log_records(caplog))
-
-
-def text(said="n=5", **fields: bool) -> bytes:
-    return post({"model": "tiny", "prompt": said, **fields}, "/v1/completions")
-
-
-def response(said: str = "n=5", **fields: bool) -> bytes:
-    return post({"model": "tiny", "input": said, **fields}, "/v1/responses")
 
 
 def number(made: Rig, sample: str) -> float:
@@ -61,8 +56,8 @@ def breaks(*_, **__):
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"echo": True, "best_of": 2, "n": 1}])
-async def test_an_echo_is_no_token_and_has_no_gap_before_it(
-    fields: Mapping[str, int], rather_slow: trio.testing.MockClock
+async def test_an_echoed_prompt_counts_neither_as_a_token_nor_as_a_gap(
+    fields: Mapping[str, int], rather_slow: MockClock
 ) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(text("n=5 s=0.1", **fields))).status == 200
@@ -70,9 +65,7 @@ async def test_an_echo_is_no_token_and_has_no_gap_before_it(
         assert number(made, 'gen_ai_server_time_per_output_token_seconds_count{model="tiny"}') == 4
 
 
-async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_told(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_cached_tokens_of_several_prompts_are_counted_as_in_the_usage(rather_slow: MockClock) -> None:
     async with rig(worker=Worker(cached=3)) as made:
         reply = await (await made.client()).ask(text(["n=2 one", "n=2 two"]))
         assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 6
@@ -97,8 +90,8 @@ async def test_what_was_cached_of_several_prompts_is_counted_as_the_client_is_to
         (Events, "finish", response(stream=True)),
     ],
 )
-async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
-    cls: object, name: str, ask: bytes, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
+async def test_a_bug_in_a_response_is_logged_as_a_bug_and_not_as_a_refusal(
+    cls: object, name: str, ask: bytes, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, logged, bugs
 ) -> None:
     monkeypatch.setattr(cls, name, breaks)
     async with rig() as made:
@@ -106,15 +99,14 @@ async def test_a_bug_in_an_answer_is_told_as_one_and_as_no_refusal(
         reply = await client.ask(ask)
         assert reply.status == 500 or b"internal" in reply.body
         assert b"[DONE]" not in reply.body
-        await client.stream.aclose()
-        await at_rest(made)
-        assert (told(), bugs()) == (INTERNAL, 1)
+        await leave_all(made)
+        assert (logged(), bugs()) == (INTERNAL, 1)
         assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
 
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
-async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(
-    name: str, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, told, bugs
+async def test_a_bug_in_a_lane_is_logged_as_a_bug_and_not_as_a_refusal(
+    name: str, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, logged, bugs
 ) -> None:
     async with rig() as made:
         client = await websocket_client(made)
@@ -123,21 +115,20 @@ async def test_a_bug_in_a_lane_is_told_as_one_and_as_no_refusal(
         last = (await client.events("error", "response.failed"))[-1]
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
         assert error["code"] in {"internal", "server_error"}
-        assert (told(), bugs()) == (INTERNAL, 1)
+        assert (logged(), bugs()) == (INTERNAL, 1)
         assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
         monkeypatch.undo()
-        await client.say(create())
-        assert (await client.events())[-1]["type"] == "response.completed"
+        assert (await whole(client, create()))["status"] == "completed"
 
 
 # Leaving -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", ["requests_max", "websocket_running_max"])
-async def test_whoever_cancels_what_waits_was_not_refused(
-    limit: str, rather_slow: trio.testing.MockClock, told
+async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
+    limit: str, rather_slow: MockClock, logged
 ) -> None:
-    """It waits at the gate, or on its connection before it has got that far."""
+    """It waits for admission, or on its connection for an earlier response."""
     async with rig(**{limit: 1}) as made:
         client = await websocket_client(made)
         await client.say(create("n=500 s=1", stream_id="a"))
@@ -146,15 +137,15 @@ async def test_whoever_cancels_what_waits_was_not_refused(
         await trio.sleep(0.1)
         await client.say({"type": "response.cancel", "stream_id": "b"})
         assert (await client.events("response.incomplete"))[-1]["stream_id"] == "b"
-        assert told() == [("request ended", 408, "left")]
+        assert logged() == [("request ended", 408, "left")]
         assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
 
 
 # Probes ------------------------------------------------------------------------------------------
 
 
-async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(
-    told, caplog: pytest.LogCaptureFixture, rather_slow: trio.testing.MockClock
+async def test_o12_refused_probes_are_logged_at_debug_level_and_counted(
+    logged, caplog: pytest.LogCaptureFixture, rather_slow: MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with rig() as made:
@@ -163,8 +154,59 @@ async def test_o12_a_probe_that_waits_for_the_server_is_no_line_of_the_log(
         for _ in range(30):
             assert (await client.ask(head(path="/ready"))).status == 503
         await trio.sleep(3)
-        assert told() == [("request refused", 503, "not_ready")] * 30
+        assert logged() == [("request refused", 503, "not_ready")] * 30
         assert {each.levelname for each in log_records(caplog) if each.name == "espalier.requests"} == {"DEBUG"}
         assert number(made, 'espalier_refusals_total{code="not_ready"}') == 30
         assert (await client.ask(head(path="/nothing"))).status == 404
     assert [each.levelname for each in log_records(caplog) if each.name == "espalier.requests"][30:] == ["INFO"]
+
+
+# Lines -------------------------------------------------------------------------------------------
+
+
+def test_a_line_rate_limit_passes_so_many_a_second_and_counts_the_rest() -> None:
+    limit = LineRateLimit(2)
+    kinds = [("invalid_api_key", "-"), ("too_large", "alice")]
+    assert [limit.passes(kinds[0], 7.1) for _ in range(5)] == [True, True, False, False, False]
+    assert limit.passes(kinds[1], 7.2)
+    assert limit.has_dropped
+    assert limit.passes(kinds[0], 8.0)
+    assert list(limit.take_dropped()) == [(kinds[0], 3)]
+    assert not limit.has_dropped
+
+
+async def test_many_refusals_are_few_lines_and_one_count(
+    rather_slow: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with rig() as made:
+        for _ in range(1000):
+            made.gateway.log_refused(Unauthorized("no"), request_id="r", request_line="POST /v1/chat/completions")
+        await trio.sleep(3)
+        assert number(made, 'espalier_refusals_total{code="invalid_api_key"}') == 1000
+    *lines, last = log_records(caplog)
+    assert len(lines) == 10
+    assert (lines[0].status, lines[0].outcome, lines[0].key, lines[0].request_id) == (401, "invalid_api_key", "-", "r")
+    assert (last.message, last.count, last.outcome) == ("more were refused", 990, "invalid_api_key")
+
+
+async def test_an_error_is_logged_once_with_a_short_printable_request_line(
+    rather_slow: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    error = Forbidden("no")
+    async with rig() as made:
+        made.gateway.log_refused(error, request_id="r", request_line="GET /\x1b[2J" + "x" * 500, status=431)
+        made.gateway.log_refused(error, request_id="r", request_line="again")
+    (line,) = log_records(caplog)
+    assert line.status == 431
+    assert line.request.startswith("GET /\\x1b[2J")
+    assert len(line.request) == 128
+
+
+async def test_probes_are_logged_at_debug_level(rather_slow: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    async with rig() as made:
+        with caplog.at_level(logging.DEBUG, "espalier.requests"):
+            for key, probe in ((None, True), (Key("alice"), False)):
+                made.gateway.log_answered("r", "GET /", 200, key, trio.current_time(), probe=probe)
+    assert [(record.levelname, record.key) for record in log_records(caplog)] == [("DEBUG", "-"), ("INFO", "alice")]

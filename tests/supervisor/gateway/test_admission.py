@@ -1,4 +1,4 @@
-"""The gate admits, queues and refuses at exact times, and is fair."""
+"""Admission: requests are admitted, queued, displaced and refused in the right order and at exact times."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from attrs import Factory, define
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.lowlevel import Task
+from trio.testing import MockClock
 
 from protocol.errors import Draining, NotReady, Overloaded
 from supervisor.gateway.admission import AdmissionGate
 from tests.system.simulator import simulate
 
+Log = list[tuple[float, str, str]]
 
-def gate(
-    requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2, why: str | None = None
-) -> tuple[AdmissionGate, list[str | None]]:
-    reason = [why]
-    made = AdmissionGate(requests_max, admit_s, waiting_max, lambda: reason[0])
-    return made, reason
+
+def gate(requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2) -> AdmissionGate:
+    return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
 async def hold(gate, for_s: int, log, name: str, priority=0) -> None:
@@ -36,39 +35,38 @@ async def hold(gate, for_s: int, log, name: str, priority=0) -> None:
         log.append((trio.current_time(), name, error.code))
 
 
-async def run(gate, *plans: tuple[int, int, str], log) -> None:
-    """Start each `(at_s, for_s, name)` on time."""
+async def run(gate: AdmissionGate, *plans: tuple[int, int, str], log: Log | None = None) -> Log:
+    """Start each `(at_s, for_s, name)` on time, and return what became of all, as `(time, name, "in" or error code)`."""
+    log = [] if log is None else log
     async with trio.open_nursery() as nursery:
         for at_s, for_s, name in plans:
             await trio.sleep(at_s - trio.current_time())
             nursery.start_soon(hold, gate, for_s, log, name)
             await trio.testing.wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
+    return log
 
 
-async def test_as_many_as_there_are_places_are_admitted_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate()
-    log = []
-    await run(made, (0, 3, "a"), (0, 3, "b"), (1, 1, "c"), log=log)
+async def test_requests_are_admitted_at_once_while_there_are_places(autojump_clock: MockClock) -> None:
+    made = gate()
+    log = await run(made, (0, 3, "a"), (0, 3, "b"), (1, 1, "c"))
     assert log == [(0, "a", "in"), (0, "b", "in"), (3, "c", "in")]
 
 
-async def test_one_that_waits_too_long_hears_when_to_come_back(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1)
-    log = []
-    await run(made, (0, 9, "a"), (1, 1, "b"), log=log)
+async def test_a_request_that_waits_longer_than_admit_s_is_refused(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1)
+    log = await run(made, (0, 9, "a"), (1, 1, "b"))
     assert log == [(0, "a", "in"), (6, "b", "overloaded")]
 
 
-async def test_one_too_many_who_wait_is_refused_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1)
-    log = []
-    await run(made, (0, 4, "a"), (1, 1, "b"), (1, 1, "c"), (2, 1, "d"), log=log)
+async def test_a_request_beyond_waiting_max_is_refused_at_once(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1)
+    log = await run(made, (0, 4, "a"), (1, 1, "b"), (1, 1, "c"), (2, 1, "d"))
     assert log == [(0, "a", "in"), (2, "d", "overloaded"), (4, "b", "in"), (5, "c", "in")]
 
 
-async def test_nobody_overtakes_those_who_wait(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1, waiting_max=8)
+async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, waiting_max=8)
     log = []
 
     async def again_and_again() -> None:
@@ -86,9 +84,9 @@ async def test_nobody_overtakes_those_who_wait(autojump_clock: trio.testing.Mock
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_place_stays_empty_while_somebody_waits(seed: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_no_place_stays_empty_while_a_request_waits(seed: int, autojump_clock: MockClock) -> None:
     rng = random.Random(seed)
-    made, _ = gate(requests_max=3, admit_s=4.0, waiting_max=100)
+    made = gate(requests_max=3, admit_s=4.0, waiting_max=100)
 
     async def come_and_go() -> None:
         await trio.sleep(rng.randrange(20))
@@ -113,8 +111,8 @@ async def test_no_place_stays_empty_while_somebody_waits(seed: int, autojump_clo
     assert (made.inside, made.waiting) == (0, 0)
 
 
-async def test_a_drain_wakes_those_who_wait_and_refuses_the_rest(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1)
+async def test_a_drain_refuses_the_requests_that_wait_and_all_later_ones(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1)
     log = []
 
     async def drain() -> None:
@@ -129,29 +127,30 @@ async def test_a_drain_wakes_those_who_wait_and_refuses_the_rest(autojump_clock:
     assert log == [(0, "a", "in"), (2, "b", "draining"), (3, "c", "draining"), (4, "gate", "empty")]
 
 
-async def test_an_empty_gate_is_empty_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate()
+async def test_an_empty_gate_is_empty_at_once(autojump_clock: MockClock) -> None:
+    made = gate()
     await made.wait_empty()
     assert trio.current_time() == 0
 
 
-async def test_an_unready_server_admits_nobody_and_says_why(autojump_clock: trio.testing.MockClock) -> None:
-    made, reason = gate(why="engine a is still starting")
+async def test_an_unready_server_admits_no_request_and_gives_the_reason(autojump_clock: MockClock) -> None:
+    made = gate()
+    made.unready = lambda: "engine a is still starting"
     with pytest.raises(NotReady, match="engine a is still starting"):
         async with made.admitted():
             pass
-    reason[0] = None
+    made.unready = lambda: None
     async with made.admitted():
         assert made.inside == 1
 
 
-async def test_a_server_that_becomes_unready_tells_those_who_wait(autojump_clock: trio.testing.MockClock) -> None:
-    made, reason = gate(requests_max=1)
+async def test_a_request_that_waits_is_refused_if_the_server_becomes_unready(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1)
     log = []
 
     async def lose() -> None:
         await trio.sleep(2)
-        reason[0] = "gone"
+        made.unready = lambda: "gone"
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lose)
@@ -160,10 +159,10 @@ async def test_a_server_that_becomes_unready_tells_those_who_wait(autojump_clock
 
 
 @pytest.mark.parametrize("leave_at", [0.5, 2.0])
-async def test_one_that_leaves_while_waiting_gives_its_turn_away(
-    leave_at: float, autojump_clock: trio.testing.MockClock
+async def test_a_request_that_is_cancelled_while_it_waits_passes_its_turn_on(
+    leave_at: float, autojump_clock: MockClock
 ) -> None:
-    made, _ = gate(requests_max=1)
+    made = gate(requests_max=1)
     log = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, made, 2, log, "a")
@@ -175,8 +174,8 @@ async def test_one_that_leaves_while_waiting_gives_its_turn_away(
     assert (2.0, "later", "in") in log or (3.0, "later", "in") in log
 
 
-async def test_an_error_inside_frees_the_place(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1)
+async def test_an_error_inside_frees_the_place(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1)
     with pytest.raises(KeyError):
         async with made.admitted():
             raise KeyError
@@ -186,8 +185,9 @@ async def test_an_error_inside_frees_the_place(autojump_clock: trio.testing.Mock
 # Priorities ------------------------------------------------------------------------------------
 
 
-async def line_up(gate, log, *waiters: tuple[str, int]) -> None:
-    """Fill the gate for 10 s, and let `(name, priority)` wait in this order."""
+async def line_up(gate: AdmissionGate, *waiters: tuple[str, int]) -> Log:
+    """Fill the gate for 10 s, let `(name, priority)` wait in this order, and return what became of all."""
+    log: Log = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, gate, 10, log, "first")
         await trio.testing.wait_all_tasks_blocked()
@@ -195,29 +195,28 @@ async def line_up(gate, log, *waiters: tuple[str, int]) -> None:
             nursery.start_soon(hold, gate, 1, log, name, priority)
             await trio.testing.wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
+    return log
 
 
-async def test_of_those_who_wait_the_highest_priority_goes_first_and_of_equals_the_first(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
-    log = []
-    await line_up(made, log, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
+async def test_the_highest_priority_goes_first_and_of_equals_the_oldest(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, admit_s=60, waiting_max=8)
+    log = await line_up(made, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
     assert [name for _, name, _ in log] == ["first", "f", "b", "d", "a", "e", "c"]
     assert [at for at, _, _ in log] == [0, 10, 11, 12, 13, 14, 15]
 
 
-async def test_a_high_priority_overtakes_nobody_who_is_inside(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1, admit_s=5)
-    log = []
-    await line_up(made, log, ("a", 100))
+async def test_a_high_priority_ends_no_request_that_is_inside(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, admit_s=5)
+    log = await line_up(made, ("a", 100))
     assert log == [(0, "first", "in"), (5, "a", "overloaded")]
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_requests_that_leave_the_queue_do_not_change_the_order_of_the_others(
+    seed: int, autojump_clock: MockClock
+) -> None:
     rng = random.Random(seed)
-    made, _ = gate(requests_max=1, admit_s=1000, waiting_max=100)
+    made = gate(requests_max=1, admit_s=1000, waiting_max=100)
     came, went = [], []
 
     async def come(number: int, priority: int, patience: int) -> None:
@@ -241,10 +240,8 @@ async def test_whoever_leaves_the_line_leaves_no_hole_in_it(seed: int, autojump_
     assert went == sorted(went, key=lambda each: (-each[0], each[1]))
 
 
-async def test_a_place_given_to_one_who_is_being_cancelled_goes_to_the_next(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=8)
+async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, admit_s=60, waiting_max=8)
     log, scope = [], trio.CancelScope()
 
     async def cancelled() -> None:
@@ -266,32 +263,29 @@ async def test_a_place_given_to_one_who_is_being_cancelled_goes_to_the_next(
 # Displacing ------------------------------------------------------------------------------------
 
 
-async def test_a_higher_priority_displaces_the_last_of_the_lowest_from_a_full_line(
-    autojump_clock: trio.testing.MockClock,
+async def test_a_higher_priority_displaces_the_newest_of_the_lowest_from_a_full_queue(
+    autojump_clock: MockClock,
 ) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=3)
-    log = []
-    await line_up(made, log, ("a", -1), ("b", 0), ("c", -1), ("d", 5))
+    made = gate(requests_max=1, admit_s=60, waiting_max=3)
+    log = await line_up(made, ("a", -1), ("b", 0), ("c", -1), ("d", 5))
     assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "d", "in"), (11, "b", "in"), (12, "a", "in")]
 
 
 @pytest.mark.parametrize("priority", [3, 2, -1])
-async def test_nobody_displaces_an_equal_or_a_higher_one(priority: int, autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=2)
-    log = []
-    await line_up(made, log, ("a", 3), ("b", 4), ("c", priority))
+async def test_a_request_displaces_none_of_equal_or_higher_priority(priority: int, autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, admit_s=60, waiting_max=2)
+    log = await line_up(made, ("a", 3), ("b", 4), ("c", priority))
     assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "b", "in"), (11, "a", "in")]
 
 
-async def test_nobody_is_displaced_while_there_is_room_in_the_line(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=2)
-    log = []
-    await line_up(made, log, ("a", 0), ("b", 1))
+async def test_no_request_is_displaced_while_the_queue_has_room(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, admit_s=60, waiting_max=2)
+    log = await line_up(made, ("a", 0), ("b", 1))
     assert log == [(0, "first", "in"), (10, "b", "in"), (11, "a", "in")]
 
 
-async def test_one_that_was_displaced_hears_why_and_when_to_come_back(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+async def test_a_displaced_request_gets_the_reason_and_a_retry_after(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, admit_s=60, waiting_max=1)
     async with trio.open_nursery() as nursery, made.admitted():
         nursery.start_soon(hold, made, 1, [], "b", 1)
         with pytest.raises(Overloaded, match="one with a higher priority displaced this one") as refused:
@@ -301,7 +295,7 @@ async def test_one_that_was_displaced_hears_why_and_when_to_come_back(autojump_c
 
 
 class Around(trio.abc.Instrument):
-    """Acts just before, or just after, the step in which the task called `b` comes to the gate, its second one."""
+    """Acts just before, or just after, the second step of the task called `b`, in which it comes to the gate."""
 
     def __init__(self, act, *, before=False) -> None:
         self.act, self.before, self.steps = act, before, 0
@@ -330,10 +324,10 @@ async def come(nursery: trio.Nursery, gate, log, name: str, priority: int, for_s
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
-async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(
-    cancelled_first: bool, autojump_clock: trio.testing.MockClock
+async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_once(
+    cancelled_first: bool, autojump_clock: MockClock
 ) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+    made = gate(requests_max=1, admit_s=60, waiting_max=1)
     log, scope = [], trio.CancelScope()
 
     async def cancelled() -> None:
@@ -348,15 +342,15 @@ async def test_one_that_is_displaced_and_cancelled_in_one_turn_leaves_no_hole(
             await come(nursery, made, log, "b", 9)
         assert scope.cancel_called
         assert (made.inside, made.waiting) == (1, 1)
-    told = [] if cancelled_first else [(0, "a", "overloaded")]
-    assert log == [(0, "first", "in"), *told, (10, "b", "in")]
+    refused = [] if cancelled_first else [(0, "a", "overloaded")]
+    assert log == [(0, "first", "in"), *refused, (10, "b", "in")]
     assert (made.inside, made.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed: int) -> None:
+def test_a_request_that_got_its_place_in_this_turn_is_not_displaced(seed: int) -> None:
     async def main(rng: random.Random) -> None:
-        made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+        made = gate(requests_max=1, admit_s=60, waiting_max=1)
         log, first = [], made.admitted()
         await first.__aenter__()
 
@@ -376,10 +370,10 @@ def test_one_whose_place_was_given_in_this_very_turn_is_displaced_by_nobody(seed
     simulate(main, seed)
 
 
-async def test_one_that_is_displaced_in_the_turn_of_a_drain_hears_of_the_drain(
-    autojump_clock: trio.testing.MockClock,
+async def test_a_request_that_is_displaced_in_the_turn_of_a_drain_is_refused_as_draining(
+    autojump_clock: MockClock,
 ) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+    made = gate(requests_max=1, admit_s=60, waiting_max=1)
     log = []
     async with trio.open_nursery() as nursery:
         await come(nursery, made, log, "first", 0, for_s=10)
@@ -394,8 +388,8 @@ async def test_one_that_is_displaced_in_the_turn_of_a_drain_hears_of_the_drain(
     assert sorted(log[1:]) == [(0, name, "draining") for name in "abc"]
 
 
-async def test_a_drain_after_a_displacement_finds_only_those_who_wait(autojump_clock: trio.testing.MockClock) -> None:
-    made, _ = gate(requests_max=1, admit_s=60, waiting_max=1)
+async def test_a_drain_after_a_displacement_refuses_the_waiting_requests_only(autojump_clock: MockClock) -> None:
+    made = gate(requests_max=1, admit_s=60, waiting_max=1)
     log = []
     async with trio.open_nursery() as nursery:
         for name, priority in [("first", 0), ("a", 0), ("b", 9)]:
@@ -405,12 +399,12 @@ async def test_a_drain_after_a_displacement_finds_only_those_who_wait(autojump_c
     assert (made.inside, made.waiting) == (0, 0)
 
 
-# Whatever happens ------------------------------------------------------------------------------
+# Any sequence of events ------------------------------------------------------------------------
 
 
 @define
 class Crowd:
-    """Requests that come, leave and give up at a gate, by number, and what is true of them."""
+    """Requests that come to a gate and are cancelled, by number, and their states."""
 
     gate: AdmissionGate
     nursery: trio.Nursery
@@ -426,7 +420,7 @@ class Crowd:
         self.nursery.start_soon(self._stay, len(self.scopes) - 1, priority)
 
     def give_up(self, at: int) -> None:
-        """End one of those who have come, be it inside, in the line or on its way."""
+        """Cancel one of the requests, be it inside, in the queue or on its way."""
         alive = [number for number in range(len(self.scopes)) if number not in self.over]
         if alive:
             self.scopes[alive[at % len(alive)]].cancel()
@@ -452,13 +446,13 @@ class Crowd:
 
 @define
 class Model:
-    """What a gate must do with one request after the other."""
+    """The behaviour that a gate must have, for one request after the other."""
 
     requests_max: int
     waiting_max: int
     inside: list[int] = Factory(list)
     refused: list[int] = Factory(list)
-    line: list[tuple[int, int]] = Factory(list)  # who goes first is the smallest
+    line: list[tuple[int, int]] = Factory(list)  # the smallest goes first
 
     def come(self, number: int, priority: int) -> None:
         self.line.append((-priority, number))
@@ -484,7 +478,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["come", "come", "give up"]), st.int
 
 
 @given(requests_max=SMALL, waiting_max=SMALL, events=EVENTS)
-def test_one_after_the_other_goes_as_the_model_says(
+def test_a_gate_behaves_as_its_model_for_any_sequence_of_requests(
     requests_max: int, waiting_max: int, events: list[tuple[str, int]]
 ) -> None:
     async def main() -> None:
@@ -509,18 +503,19 @@ def test_one_after_the_other_goes_as_the_model_says(
 
 
 class Watching(trio.abc.Instrument):
-    """Notes what is never true of a gate, after each step of any task."""
+    """Notes after each step of any task whether a gate exceeds a limit, or keeps a place empty."""
 
     def __init__(self, gate: AdmissionGate) -> None:
         self.gate, self.seen = gate, set()
 
     def after_task_step(self, task: Task) -> None:
-        of = self.gate
-        self.seen |= {(of.inside > of.requests_max, of.waiting > of.waiting_max, of.waiting > 0 and of.inside < 2)}
+        gate = self.gate
+        too_full = gate.inside > gate.requests_max, gate.waiting > gate.waiting_max
+        self.seen.add((*too_full, gate.waiting > 0 and gate.inside < gate.requests_max))
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_in_one_turn_nobody_is_lost_and_nothing_is_too_full(seed: int) -> None:
+def test_within_one_turn_no_request_is_lost_and_no_limit_is_exceeded(seed: int) -> None:
     async def main(rng: random.Random) -> None:
         made = AdmissionGate(2, 1000.0, 3, lambda: None)
         watching = Watching(made)

@@ -1,31 +1,28 @@
-"""Each limit on how many holds at its number: that many are served, one more hears no, or waits, and then there is room.
-
-`test_limits.py` does the same for sizes, `test_limits_times.py` for how long.
-"""
+"""Each limit on counts: so many are served, one more waits or is refused, and one that leaves makes room."""
 
 from __future__ import annotations
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
-from supervisor.gateway.keys import KEYS, Keys, KeySources
-from tests.rig.gateway import SECRET, Client, Worker, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import Client, Worker, chat, create, head, leave_all, post, rig
+from tests.rig.keys import as_, require_keys
 from tests.rig.sockets import collected, types, websocket_client, whole
 
 
-def refused(reply, status: int, code: str, said: str) -> None:
-    """Check that an answer says no, why, and when to come back."""
+def refused(reply, status: int, code: str, message: str) -> None:
+    """Check the status, the error and the retry headers of a refusal."""
     assert (reply.status, reply.error["code"]) == (status, code)
     assert (reply.headers["retry-after"], reply.headers["x-should-retry"]) == ("1", "true")
-    assert reply.error["message"] == said
+    assert reply.error["message"] == message
 
 
-def overloaded(event, said: str, lane: str | int | None = None) -> None:
-    """Check that an event says no, why, and when to come back."""
+def overloaded(event, message: str, lane: str | int | None = None) -> None:
+    """Check the error and the retry header of a refusal, as an event."""
     assert (event["type"], event["status"], event["error"]["code"]) == ("error", 503, "overloaded")
     assert event["headers"] == {"retry-after": "1"}
-    assert event["error"]["message"] == said
+    assert event["error"]["message"] == message
     assert event.get("stream_id") == lane
 
 
@@ -34,7 +31,9 @@ def overloaded(event, said: str, lane: str | int | None = None) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("websocket", [False, True])
-async def test_connections(most: int, websocket: bool, rather_slow: trio.testing.MockClock) -> None:
+async def test_connections_beyond_connections_max_are_refused(
+    most: int, websocket: bool, rather_slow: MockClock
+) -> None:
     async with rig(connections_max=most) as made:
         clients = [await (websocket_client(made) if websocket else made.client()) for _ in range(most)]
         for client in clients:
@@ -43,7 +42,9 @@ async def test_connections(most: int, websocket: bool, rather_slow: trio.testing
             else:
                 assert (await client.ask(post(chat("n=1")))).status == 200
         late = await made.client()
-        refused(await late.reply(), 503, "overloaded", f"{most} clients are connected")
+        reply = await late.reply()
+        refused(reply, 503, "overloaded", f"{most} clients are connected")
+        assert reply.headers["connection"] == "close"
         assert await late.closed()
         assert len(made.gateway.connections) == most
         await clients[0].stream.aclose()
@@ -51,35 +52,24 @@ async def test_connections(most: int, websocket: bool, rather_slow: trio.testing
         assert (await (await made.client()).ask(head())).status == 200
 
 
-async def test_one_connection_too_many_hears_that_it_is_closed(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(connections_max=1) as made:
-        assert (await (await made.client()).ask(head())).status == 200
-        assert (await (await made.client()).reply()).headers["connection"] == "close"
-
-
-def as_(name: str):
-    return {"authorization": f"Bearer {name}-{SECRET}"}
-
-
 @pytest.mark.parametrize("most", [1, 2, 5])
-async def test_connections_of_a_key(most: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_connections_beyond_key_connections_max_are_refused(most: int, rather_slow: MockClock) -> None:
     async with rig(key_connections_max=most) as made:
-        made.gateway.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
-        made.gateway.keys.load()
-        said = f"the key 'alice' has {most} connections, as many as it may"
+        require_keys(made)
+        message = f"the key 'alice' has {most} connections, as many as it may"
         clients = [await made.client() for _ in range(most)]
         for client in clients[1:]:
             assert (await client.ask(post(chat("n=1"), **as_("alice")))).status == 200
         assert (await clients[0].upgrade(**as_("alice"))).status == 101
         for late in (await made.client(), await made.client()):
-            refused(await late.ask(post(chat(), **as_("alice"))), 429, "concurrency_limit_exceeded", said)
+            refused(await late.ask(post(chat(), **as_("alice"))), 429, "concurrency_limit_exceeded", message)
             assert (
                 await late.ask(post(chat(), **as_("bob")))
             ).status == 200  # and now it is Bob's, who may have as many
             await late.stream.aclose()
             await trio.sleep(0.1)
         late = await made.client()
-        refused(await late.upgrade(**as_("alice")), 429, "concurrency_limit_exceeded", said)
+        refused(await late.upgrade(**as_("alice")), 429, "concurrency_limit_exceeded", message)
         for client in clients[1:]:
             assert (await client.ask(post(chat("n=1"), **as_("alice")))).status == 200
         assert (await whole(clients[0], create("n=1")))["status"] == "completed"
@@ -93,8 +83,8 @@ async def test_connections_of_a_key(most: int, rather_slow: trio.testing.MockClo
 
 @pytest.mark.parametrize("websocket", [False, True])
 @pytest.mark.parametrize(("inside", "waiting"), [(1, 1), (2, 1), (2, 3)])
-async def test_requests_that_are_answered_and_requests_that_wait(
-    inside: int, waiting: int, websocket: bool, rather_slow: trio.testing.MockClock
+async def test_requests_beyond_requests_max_wait_and_beyond_waiting_max_are_refused(
+    inside: int, waiting: int, websocket: bool, rather_slow: MockClock
 ) -> None:
     """Those up to the limit run at once; as many as may wait do so and are served; one more is refused at once."""
     async with rig(requests_max=inside, waiting_max=waiting, admit_s=60) as made, trio.open_nursery() as nursery:
@@ -109,13 +99,13 @@ async def test_requests_that_are_answered_and_requests_that_wait(
             await trio.sleep(0.1)
             assert made.worker.running == made.gateway.gate.inside == min(place + 1, inside)
             assert made.gateway.gate.waiting == max(0, place + 1 - inside)
-        before, said = trio.current_time(), f"{inside} requests are being served and {waiting} wait"
+        before, message = trio.current_time(), f"{inside} requests are being served and {waiting} wait"
         late = await (websocket_client(made) if websocket else made.client())
         if websocket:
             await late.say(create("n=1", stream_id="a"))
-            overloaded(await late.event(), said, "a")
+            overloaded(await late.event(), message, "a")
         else:
-            refused(await late.ask(post(chat("n=1"))), 503, "overloaded", said)
+            refused(await late.ask(post(chat("n=1"))), 503, "overloaded", message)
         assert trio.current_time() == before
         while made.gateway.gate.waiting == waiting:  # noqa: ASYNC110  # a gate has no event for one that comes in
             await trio.sleep(0.1)
@@ -128,7 +118,7 @@ async def test_requests_that_are_answered_and_requests_that_wait(
     assert (made.gateway.gate.inside, made.gateway.gate.waiting) == (0, 0)
 
 
-async def test_requests_of_every_door_are_counted_together(rather_slow: trio.testing.MockClock) -> None:
+async def test_requests_of_all_routes_are_counted_together(rather_slow: MockClock) -> None:
     async with rig(requests_max=2, waiting_max=1, admit_s=60) as made:
         lane, streaming, waiting, late = await websocket_client(made), *[await made.client() for _ in range(3)]
         await lane.say(create("n=5 s=1"))
@@ -144,7 +134,7 @@ async def test_requests_of_every_door_are_counted_together(rather_slow: trio.tes
         assert (await streaming.reply()).events[-1] == "[DONE]"
 
 
-async def test_a_request_that_left_the_line_counts_no_longer(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_request_that_left_the_queue_makes_room(rather_slow: MockClock) -> None:
     async with rig(requests_max=1, waiting_max=1, admit_s=60) as made:
         inside, waiting, late = [await made.client() for _ in range(3)]
         await inside.send(post(chat("n=5 s=1")))
@@ -163,7 +153,7 @@ async def test_a_request_that_left_the_line_counts_no_longer(rather_slow: trio.t
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("state", ["running", "waiting", "remembered"])
-async def test_lanes(state: str, most: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_lanes_beyond_websocket_lanes_max_are_refused(state: str, most: int, rather_slow: MockClock) -> None:
     async with rig(websocket_lanes_max=most, websocket_running_max=1 if state == "waiting" else 16) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         if state == "waiting":
@@ -186,7 +176,9 @@ async def test_lanes(state: str, most: int, rather_slow: trio.testing.MockClock)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-async def test_responses_in_flight_and_responses_that_wait(most: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_responses_beyond_websocket_running_max_wait_and_beyond_websocket_queue_max_are_refused(
+    most: int, rather_slow: MockClock
+) -> None:
     async with rig(websocket_running_max=most, websocket_queue_max=2) as made:
         client, other = await websocket_client(made), await websocket_client(made)
         for lane in range(most + 2):
@@ -205,9 +197,7 @@ async def test_responses_in_flight_and_responses_that_wait(most: int, rather_slo
         assert len(await collected(client, most + 2)) == most + 2
 
 
-async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that_wait(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_a_request_that_waits_for_its_own_lane_counts_as_waiting(rather_slow: MockClock) -> None:
     async with rig(websocket_running_max=8, websocket_queue_max=2) as made:
         client = await websocket_client(made)
         for _ in range(4):
@@ -219,7 +209,7 @@ async def test_a_request_that_waits_for_its_own_lane_takes_a_place_of_those_that
         assert lanes["b"][-1]["type"] == "response.completed"
 
 
-async def test_what_waits_and_is_cancelled_makes_room(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_waiting_request_that_is_cancelled_makes_room(rather_slow: MockClock) -> None:
     async with rig(worker=Worker(mute=True), websocket_running_max=1, websocket_queue_max=1) as made:
         client = await websocket_client(made)
         for lane in "abc":
@@ -230,5 +220,4 @@ async def test_what_waits_and_is_cancelled_makes_room(rather_slow: trio.testing.
         for lane in "cd":
             await client.say(create(stream_id=lane))
         overloaded((await client.events("error"))[-1], "1 responses wait for their turn on this connection", "d")
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)

@@ -1,23 +1,21 @@
-"""Each limit on sizes holds at its number: what reaches it passes, one more is refused with a status and a sentence.
-
-`test_limits_counts.py` and `test_limits_times.py` do the same for how many, and for how long.
-"""
+"""Each limit on sizes: what reaches it is accepted, one more is refused with a status and a sentence."""
 
 from __future__ import annotations
 
 import json
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from actors.text.prompts import PromptLimits
 from protocol.cluster import Leg, Offer
-from protocol.errors import SlowClient
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
 from protocol.text_messages import Role, Turn
@@ -33,9 +31,8 @@ from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
-from tests.supervisor.gateway.test_outbox import fill, pair
 
-OF_THE_DOOR = [each.name for each in attrs.fields(GatewayLimits)]
+OF_THE_LIMITS = [each.name for each in attrs.fields(GatewayLimits)]
 OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
 OF_A_WHOLE = {"key_share_max"}  # how much of another limit, where others are counts, bytes and seconds
 AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, and whether it is served
@@ -44,9 +41,9 @@ AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, an
 # Names ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OF_THE_DOOR + OF_THE_GATEWAY)
-def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_value(name: str) -> None:
-    section = GatewayLimits if name in OF_THE_DOOR else load.GatewaySection
+@pytest.mark.parametrize("name", OF_THE_LIMITS + OF_THE_GATEWAY)
+def test_every_limit_has_a_key_a_sane_default_and_a_range(name: str) -> None:
+    section = GatewayLimits if name in OF_THE_LIMITS else load.GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
     assert 0 < default <= (1 if name in OF_A_WHOLE else 2**28)
@@ -60,18 +57,18 @@ def test_every_limit_has_a_name_in_the_file_a_sane_default_and_no_senseless_valu
             structure({name: value}, section)
 
 
-def test_what_the_file_says_is_what_the_doors_keep(tmp_path: Path) -> None:
-    numbers = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_DOOR)}
+def test_the_limits_of_the_file_reach_the_gateway(tmp_path: Path) -> None:
+    numbers = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_LIMITS)}
     numbers |= dict.fromkeys(OF_A_WHOLE, 0.5)
     lines = [f"{name} = {number}" for name, number in numbers.items()]
     text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
     (tmp_path / "cluster.toml").write_text(text)
     cluster = read_cluster(tmp_path / "cluster.toml")
-    world = SimpleNamespace(
+    runtime = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
     )
-    gateway = make_gateway(cluster, {}, Directory("main"), world, Reloadable(1), everybody())
+    gateway = make_gateway(cluster, {}, Directory("main"), runtime, Reloadable(1), everybody())
     kept = attrs.asdict(gateway.limits)
     kept |= {name: getattr(gateway.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(gateway.runner, name) for name in ("first_token_s", "total_s")}
@@ -79,7 +76,7 @@ def test_what_the_file_says_is_what_the_doors_keep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "kept"), [(99, 99), (100, 100), (101, 100)])
-def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_holds(most: int, kept: int) -> None:
+def test_a_prompt_is_limited_by_the_gateway_and_by_the_smallest_engine(most: int, kept: int) -> None:
     engines = [attrs.evolve(INFO, request_tokens_max=size) for size in (300, 100, 200)]
     offers = [Offer(f"e{place}", "tiny", Leg.BOTH, 4, True, each) for place, each in enumerate(engines)]
     directory = Directory("main")
@@ -93,7 +90,7 @@ def test_a_prompt_may_be_as_long_as_the_gateway_says_and_as_the_smallest_engine_
 
 
 async def answer_to_head(made: Rig, size: int, pieces: int) -> Reply:
-    """Send a head of exactly so many bytes in so many pieces, and return what is answered."""
+    """Send a head of exactly so many bytes in so many pieces, and return the response."""
     data = head("GET", "/health", x="y" * (size - len(head("GET", "/health", x=""))))
     assert len(data) == size
     client = await made.client()
@@ -108,13 +105,13 @@ async def answer_to_head(made: Rig, size: int, pieces: int) -> Reply:
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
 @pytest.mark.parametrize("size", [4095, 4096])
-async def test_a_head_that_fits(size: int, pieces: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_head_of_head_bytes_max_is_read(size: int, pieces: int, rather_slow: MockClock) -> None:
     async with rig(head_bytes_max=4096) as made:
         assert (await answer_to_head(made, size, pieces)).status == 200
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(4097, 1), (4097, 2), (4097, 50), (20_000, 1), (60_000, 1)])
-async def test_a_head_that_is_too_long(size: int, pieces: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_longer_head_is_refused(size: int, pieces: int, rather_slow: MockClock) -> None:
     async with rig(head_bytes_max=4096, close_s=0.1) as made:
         reply = await answer_to_head(made, size, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
@@ -122,21 +119,23 @@ async def test_a_head_that_is_too_long(size: int, pieces: int, rather_slow: trio
 
 
 @pytest.mark.parametrize("pieces", [2, 50])
-async def test_a_head_of_which_too_much_has_come(pieces: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_head_that_exceeds_the_limit_in_part_is_refused(pieces: int, rather_slow: MockClock) -> None:
     async with rig(head_bytes_max=4096, close_s=0.1) as made:
         reply = await answer_to_head(made, 20_000, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
 
 
 def padded(size: int) -> bytes:
-    """A chat request whose body is exactly so long."""
+    """Return the body of a chat request, padded to a size."""
     body = json.dumps(chat("n=2")).encode()
     return body[:-1] + b" " * (size - len(body)) + b"}"
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body(more: int, fine: bool, chunked: bool, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_body_beyond_body_bytes_max_is_refused(
+    more: int, fine: bool, chunked: bool, rather_slow: MockClock
+) -> None:
     async with rig(body_bytes_max=200) as made:
         client = await made.client()
         data = padded(200 + more)
@@ -149,14 +148,16 @@ async def test_a_body(more: int, fine: bool, chunked: bool, rather_slow: trio.te
             assert reply.status == 200
         else:
             assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (413, "too_large", "false")
-            said = "longer than 200 bytes" if chunked else "201 bytes long; at most 200 are read"
-            assert said in reply.error["message"]
+            message = "longer than 200 bytes" if chunked else "201 bytes long; at most 200 are read"
+            assert message in reply.error["message"]
             assert "retry-after" not in reply.headers
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("pieces", [1, 2, 7])
-async def test_a_message(more: int, fine: bool, pieces: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_message_beyond_body_bytes_max_closes_with_1009(
+    more: int, fine: bool, pieces: int, rather_slow: MockClock
+) -> None:
     async with rig(body_bytes_max=2000) as made:
         client = await websocket_client(made)
         event = json.dumps(create("n=2")).encode()
@@ -175,7 +176,7 @@ async def test_a_message(more: int, fine: bool, pieces: int, rather_slow: trio.t
 
 # Tokens of a prompt --------------------------------------------------------------------------------
 
-APIS = {  # how each is asked, and what it calls a prompt
+APIS = {  # the field of the prompt, and a request
     "/v1/chat/completions": ("messages", lambda **more: chat("word " * 20 + "n=1", **more)),
     "/v1/completions": ("prompt", lambda **more: {"model": "tiny", "prompt": [7] * 30, **more}),
     "/v1/responses": ("input", lambda **more: {"model": "tiny", "input": "word " * 20 + "n=1", **more}),
@@ -184,7 +185,7 @@ APIS = {  # how each is asked, and what it calls a prompt
 
 
 async def asked(made: Rig, client, api, **more: int):
-    """Return the answer of a api, or None, and its error, or None."""
+    """Return the answer of an API, or None, and its error, or None."""
     body = APIS[api][1](**more)
     if api != "socket":
         reply = await client.ask(post(body, api))
@@ -202,18 +203,19 @@ async def asked(made: Rig, client, api, **more: int):
     return None, last["error"]
 
 
-async def prompt_tokens(made: Rig, client, api: object):
-    answer, _ = await asked(made, client, api)
-    usage = answer["usage"]
-    return usage.get("prompt_tokens", usage.get("input_tokens"))
+@asynccontextmanager
+async def prompted(api: str) -> AsyncIterator[tuple[Rig, Client, int]]:
+    """Run a gateway, and yield it with a client of an API and the tokens of the prompt that `asked` sends."""
+    async with rig() as made:
+        client = await (websocket_client(made) if api == "socket" else made.client())
+        answer, _ = await asked(made, client, api)
+        yield made, client, answer["usage"].get("prompt_tokens", answer["usage"].get("input_tokens"))
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", APIS)
-async def test_tokens_of_a_prompt(api: str, more: int, fine: bool, rather_slow: trio.testing.MockClock) -> None:
-    async with rig() as made:
-        client = await (websocket_client(made) if api == "socket" else made.client())
-        size = await prompt_tokens(made, client, api)
+async def test_a_prompt_beyond_prompt_max_is_refused(api: str, more: int, fine: bool, rather_slow: MockClock) -> None:
+    async with prompted(api) as (made, client, size):
         made.limits[0] = PromptLimits(INFO, 2048, size - more)
         answer, error = await asked(made, client, api)
         if fine:
@@ -228,12 +230,10 @@ async def test_tokens_of_a_prompt(api: str, more: int, fine: bool, rather_slow: 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", APIS)
-async def test_tokens_of_a_prompt_and_its_answer(
-    api: str, more: int, fine: bool, rather_slow: trio.testing.MockClock
+async def test_a_prompt_and_its_answer_beyond_total_max_are_refused(
+    api: str, more: int, fine: bool, rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await (websocket_client(made) if api == "socket" else made.client())
-        size = await prompt_tokens(made, client, api)
+    async with prompted(api) as (made, client, size):
         name = "max_output_tokens" if APIS[api][0] == "input" else "max_tokens"
         made.limits[0] = PromptLimits(INFO, size + 16 - more, 2048)
         answer, error = await asked(made, client, api, **{name: 16})
@@ -246,12 +246,10 @@ async def test_tokens_of_a_prompt_and_its_answer(
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", [api for api in APIS if api != "/v1/completions"])  # which always asks for some
-async def test_a_prompt_leaves_room_for_one_token_of_an_answer(
-    api: object, more: int, fine: bool, rather_slow: trio.testing.MockClock
+async def test_a_prompt_must_leave_room_for_one_token(
+    api: object, more: int, fine: bool, rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await (websocket_client(made) if api == "socket" else made.client())
-        size = await prompt_tokens(made, client, api)
+    async with prompted(api) as (made, client, size):
         made.limits[0] = PromptLimits(INFO, size + 1 - more, 2048)
         answer, error = await asked(made, client, api)
         if fine:
@@ -261,9 +259,7 @@ async def test_a_prompt_leaves_room_for_one_token_of_an_answer(
             assert f"{size} tokens long, and prompt and answer together can have {size}" in error["message"]
 
 
-async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too_long_is_named(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_each_prompt_of_a_list_is_limited_by_itself(rather_slow: MockClock) -> None:
     async with rig() as made:
         made.limits[0] = PromptLimits(INFO, 2048, 30)
         client = await made.client()
@@ -275,24 +271,24 @@ async def test_each_of_many_prompts_is_counted_by_itself_and_the_one_that_is_too
         assert reply.error["message"] == "prompt 1 is 31 tokens long, and prompts here can have 30"
 
 
-# ResponseHistory of a connection ----------------------------------------------------------------------------
+# History of a connection ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("lanes", ["a", "ab", "abcde"])
-async def test_what_a_connection_remembers(
-    lanes: str, more: int, fine: bool, rather_slow: trio.testing.MockClock
+async def test_a_history_beyond_history_bytes_max_forgets_the_oldest(
+    lanes: str, more: int, fine: bool, rather_slow: MockClock
 ) -> None:
-    said = "x" * 50 + " n=1"
-    size = Conversation.after(None, "", Turn(Role.USER, said), Turn(Role.ASSISTANT, "The")).size_bytes
+    prompt = "x" * 50 + " n=1"
+    size = Conversation.after(None, "", Turn(Role.USER, prompt), Turn(Role.ASSISTANT, "The")).size_bytes
     async with rig(history_bytes_max=size * len(lanes) - more) as made:
         client = await websocket_client(made)
-        ids = {lane: (await whole(client, create(said, stream_id=lane)))["id"] for lane in lanes}
-        await client.say(create(said, stream_id="a", previous_response_id=ids["a"]))
+        ids = {lane: (await whole(client, create(prompt, stream_id=lane)))["id"] for lane in lanes}
+        await client.say(create(prompt, stream_id="a", previous_response_id=ids["a"]))
         last = (await client.events())[-1]
         if fine:
             assert last["type"] == "response.completed"
-            assert made.worker.prompts[-1].count(said) == 2
+            assert made.worker.prompts[-1].count(prompt) == 2
         else:
             assert (last["status"], last["error"]["code"]) == (400, "previous_response_not_found")
             assert (last["error"]["param"], last.get("headers")) == ("previous_response_id", None)
@@ -304,21 +300,6 @@ async def test_what_a_connection_remembers(
 
 
 # Backlogs ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("more", "fine"), AROUND)
-async def test_a_backlog(more: int, fine: bool) -> None:
-    async with pair(backlog=100_000) as (box, _):
-        await fill(box)
-        before = box.backlog_bytes
-        data = bytes(100_000 - before + more)
-        if fine:
-            box.put(data)
-            assert box.backlog_bytes == 100_000 + more
-        else:
-            with pytest.raises(SlowClient, match=f"{before} bytes wait for the client to read"):
-                box.put(data)
-            assert (box.backlog_bytes, box.drop_reason) == (before, "backlog")
 
 
 @pytest.mark.parametrize("websocket", [False, True])
@@ -337,7 +318,7 @@ async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(webs
         assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.render({})
 
 
-async def test_a_client_that_reads_everything_is_never_dropped_however_small_its_backlog() -> None:
+async def test_a_client_that_reads_is_not_dropped_with_a_small_backlog() -> None:
     async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096) as made:
         made.worker.line = "The oak is old. " * 50
         reply = await (await made.client()).ask(post(chat("n=1900 s=0.0001", stream=True)))
@@ -345,7 +326,7 @@ async def test_a_client_that_reads_everything_is_never_dropped_however_small_its
         assert b"espalier_clients_dropped_total{" not in made.metrics.render({})
 
 
-async def test_the_kernel_holds_no_more_for_a_client_than_it_may(rather_slow: trio.testing.MockClock) -> None:
+async def test_the_send_buffer_of_a_connection_is_send_buffer_bytes(rather_slow: MockClock) -> None:
     async with rig(send_buffer_bytes=40_000) as made:
         assert (await (await made.client()).ask(head())).status == 200
         [outbox] = made.gateway.connections

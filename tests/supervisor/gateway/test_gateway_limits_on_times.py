@@ -1,7 +1,4 @@
-"""Each limit on time holds to the moment: what comes just before it is served, and just at it the end comes, with a reason.
-
-`test_limits.py` does the same for sizes, `test_limits_counts.py` for how many.
-"""
+"""Each limit on time, to the moment: what comes just before it is served, and at it the end comes, with its reason."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import struct
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from tests.rig.gateway import Client, Rig, Worker, at_rest, chat, create, frame, head, post, rig
 from tests.rig.sockets import websocket_client, whole
@@ -18,7 +16,7 @@ JUST = 0.01
 
 
 def at(when_s: float):
-    """A moment, but for what floating point adds to it."""
+    """A time, within the error of floating point."""
     return pytest.approx(when_s, abs=1e-6)
 
 
@@ -31,7 +29,7 @@ async def farewell(client):
 
 
 async def drip(client: Client, data: bytes, seconds: float) -> None:
-    """Send bytes one by one, so long that the client is never silent: no byte may buy time."""
+    """Send bytes one by one for so many seconds: a client must not get more time by sending."""
     pieces = int(seconds / 0.5)
     for place in range(pieces):
         await client.send(data[place : place + 1])
@@ -42,7 +40,7 @@ async def drip(client: Client, data: bytes, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("served", [0, 1])
-async def test_a_head(served: int, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_head_must_come_within_head_s(served: int, rather_slow: MockClock) -> None:
     async with rig(head_s=10, idle_s=75) as made:
         client = await made.client()
         for _ in range(served):
@@ -59,7 +57,7 @@ async def test_a_head(served: int, rather_slow: trio.testing.MockClock) -> None:
         await at_rest(made)
 
 
-async def test_whoever_has_said_half_a_head_hears_that_it_took_too_long(rather_slow: trio.testing.MockClock) -> None:
+async def test_half_a_head_gets_408_after_head_s(rather_slow: MockClock) -> None:
     async with rig(head_s=10) as made:
         client = await made.client()
         reply = await client.ask(head()[:-1])
@@ -69,9 +67,7 @@ async def test_whoever_has_said_half_a_head_hears_that_it_took_too_long(rather_s
         assert await client.closed()
 
 
-async def test_one_that_says_nothing_is_let_go_when_a_head_would_have_to_be_there(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_a_silent_connection_is_closed_after_head_s_without_a_response(rather_slow: MockClock) -> None:
     async with rig(head_s=10, idle_s=75) as made:
         client = await made.client()
         await trio.sleep(10 - JUST)
@@ -81,7 +77,7 @@ async def test_one_that_says_nothing_is_let_go_when_a_head_would_have_to_be_ther
         await at_rest(made)
 
 
-async def test_half_a_head_that_was_sent_ahead_has_as_long_as_any_other(rather_slow: trio.testing.MockClock) -> None:
+async def test_half_a_pipelined_head_has_head_s(rather_slow: MockClock) -> None:
     async with rig(head_s=10, idle_s=75, close_s=1) as made:
         client = await made.client()
         assert (await client.ask(head() + b"GET /heal")).status == 200
@@ -90,7 +86,7 @@ async def test_half_a_head_that_was_sent_ahead_has_as_long_as_any_other(rather_s
         assert trio.current_time() <= 11
 
 
-async def test_an_idle_connection(rather_slow: trio.testing.MockClock) -> None:
+async def test_an_idle_connection_is_closed_after_idle_s(rather_slow: MockClock) -> None:
     async with rig(idle_s=75, head_s=10) as made:
         client = await made.client()
         for _ in range(3):
@@ -104,7 +100,7 @@ async def test_an_idle_connection(rather_slow: trio.testing.MockClock) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body(chunked: bool, rather_slow: trio.testing.MockClock) -> None:
+async def test_a_body_must_come_within_body_s(chunked: bool, rather_slow: MockClock) -> None:
     async with rig(body_s=30, close_s=1) as made:
         client = await made.client()
         data = post(chat("n=1"))
@@ -123,6 +119,7 @@ async def test_a_body(chunked: bool, rather_slow: trio.testing.MockClock) -> Non
         assert trio.current_time() == at(before + 30)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (408, "slow_client", "close")
         assert reply.error["message"] == "the body did not come within 30 s"
+        assert await client.closed()
         assert "retry-after" not in reply.headers
         assert len(made.worker.prompts) == 1
 
@@ -130,20 +127,20 @@ async def test_a_body(chunked: bool, rather_slow: trio.testing.MockClock) -> Non
 # Until it is answered ------------------------------------------------------------------------------
 
 
-async def answer(made: Rig, door: str, said: str):
-    """Ask, and return when the end came, whether it is whole, and its error."""
-    if door == "socket":
+async def answer(made: Rig, api: str, prompt: str):
+    """Send a request, and return when its response ended, whether it is complete, and its error."""
+    if api == "socket":
         client = await websocket_client(made)
-        await client.say(create(said))
+        await client.say(create(prompt))
         last = (await client.events())[-1]
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
         if last["type"] == "error":
             assert (last["status"], last["headers"]) == (503, {"retry-after": "1"})
         return trio.current_time(), last["type"] == "response.completed", error
     client = await made.client()
-    reply = await client.ask(post(chat(said, stream=door == "stream")))
+    reply = await client.ask(post(chat(prompt, stream=api == "stream")))
     now = trio.current_time()
-    if door == "stream" and reply.status == 200:
+    if api == "stream" and reply.status == 200:
         error = reply.chunks[-1].get("error")
         assert reply.whole == (error is None) == (reply.events[-1] == "[DONE]")
         return now, reply.whole, error
@@ -156,56 +153,56 @@ def code_of(error):
     return error.get("cause", error["code"])  # of a response that has begun, OpenAI's codes say less
 
 
-@pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_a_place_at_the_gate(door: str, rather_slow: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("api", ["whole", "stream", "socket"])
+async def test_a_request_waits_for_admission_for_admit_s(api: str, rather_slow: MockClock) -> None:
     async with rig(requests_max=1, admit_s=5) as made, trio.open_nursery() as nursery:
         nursery.start_soon(answer, made, "whole", f"n=1 s={5 - JUST}")
         await trio.lowlevel.checkpoint()
         await made_busy(made)
-        ended, whole_, _ = await answer(made, door, "n=1 s=0")
+        ended, whole_, _ = await answer(made, api, "n=1 s=0")
         assert (whole_, ended) == (True, at(5 - JUST))
         nursery.start_soon(answer, made, "whole", "n=1 s=5.1")
         await made_busy(made)
         before = trio.current_time()
-        ended, whole_, error = await answer(made, door, "n=1 s=0")
+        ended, whole_, error = await answer(made, api, "n=1 s=0")
         assert (whole_, ended) == (False, at(before + 5))
         assert (error["code"], error["message"]) == ("overloaded", "no place was free within 5 s")
 
 
 async def made_busy(made: Rig) -> None:
-    """Wait until somebody is inside, which takes no virtual time."""
+    """Wait until a request is admitted, which takes no virtual time."""
     while not made.gateway.gate.inside:
         await trio.testing.wait_all_tasks_blocked()
 
 
-@pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_a_first_token(door: str, rather_slow: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("api", ["whole", "stream", "socket"])
+async def test_a_first_token_must_come_within_first_token_s(api: str, rather_slow: MockClock) -> None:
     async with rig(first_token_s=10) as made:
-        ended, whole_, _ = await answer(made, door, f"n=1 s={10 - JUST}")
+        ended, whole_, _ = await answer(made, api, f"n=1 s={10 - JUST}")
         assert (whole_, ended) == (True, at(10 - JUST))
         before = trio.current_time()
-        ended, whole_, error = await answer(made, door, f"n=1 s={10 + JUST}")
+        ended, whole_, error = await answer(made, api, f"n=1 s={10 + JUST}")
         assert (whole_, ended) == (False, at(before + 10))
         assert (code_of(error), error["message"]) == ("deadline_exceeded", "there was no token within 10 s")
         await trio.sleep(JUST / 2)
         assert made.worker.left == 1  # before it would have begun
 
 
-@pytest.mark.parametrize("door", ["whole", "stream", "socket"])
-async def test_the_total_time_of_a_request(door: str, rather_slow: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("api", ["whole", "stream", "socket"])
+async def test_a_request_must_end_within_total_s(api: str, rather_slow: MockClock) -> None:
     async with rig(total_s=10) as made:
-        ended, whole_, _ = await answer(made, door, f"n=2 s={5 - JUST}")
+        ended, whole_, _ = await answer(made, api, f"n=2 s={5 - JUST}")
         assert (whole_, ended) == (True, at(10 - 2 * JUST))
         before = trio.current_time()
-        ended, whole_, error = await answer(made, door, f"n=2 s={5 + JUST}")
+        ended, whole_, error = await answer(made, api, f"n=2 s={5 + JUST}")
         assert (whole_, ended) == (False, at(before + 10))
         assert (code_of(error), error["message"]) == ("deadline_exceeded", "the answer took longer than 10 s")
         await trio.sleep(JUST)
         assert made.worker.left == 1
-        assert (await answer(made, door, "n=1"))[1]  # for the next one time begins anew
+        assert (await answer(made, api, "n=1"))[1]  # for the next one time begins anew
 
 
-async def test_waiting_at_the_gate_counts_into_the_total_time(rather_slow: trio.testing.MockClock) -> None:
+async def test_waiting_for_admission_counts_into_the_total_time(rather_slow: MockClock) -> None:
     async with rig(requests_max=1, admit_s=8, total_s=10) as made, trio.open_nursery() as nursery:
         nursery.start_soon(answer, made, "whole", "n=1 s=6")
         await made_busy(made)
@@ -217,23 +214,22 @@ async def test_waiting_at_the_gate_counts_into_the_total_time(rather_slow: trio.
 # Of a WebSocket ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [frame(b"", 0x89), frame(b'{"type": "response.cancel"}'), frame(b"{")])
-async def test_a_websocket_on_which_nothing_is_said(said: bytes, rather_slow: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("data", [frame(b"", 0x89), frame(b'{"type": "response.cancel"}'), frame(b"{")])
+async def test_a_silent_websocket_is_closed_after_websocket_idle_s(data: bytes, rather_slow: MockClock) -> None:
     async with rig(websocket_idle_s=50, close_s=1) as made:
         client = await websocket_client(made)
         for _ in range(3):
             await trio.sleep(50 - JUST)
-            await client.send(said)
+            await client.send(data)
         before = trio.current_time()
         assert await farewell(client) == (1000, "nothing was received for 50 s")
         assert trio.current_time() == at(before + 50)
 
 
-async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: MockClock) -> None:
     async with rig(websocket_idle_s=50, first_token_s=600) as made:
         client = await websocket_client(made)
-        await client.say(create("n=1 s=300"))
-        assert (await client.events())[-1]["type"] == "response.completed"
+        assert (await whole(client, create("n=1 s=300")))["status"] == "completed"
         await trio.sleep(50 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
         before = trio.current_time()
@@ -241,7 +237,7 @@ async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: trio.
         assert trio.current_time() == at(before + 50)
 
 
-async def test_the_longest_time_of_a_websocket(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_websocket_is_closed_after_websocket_s_max(rather_slow: MockClock) -> None:
     async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(100 - JUST)
@@ -254,20 +250,17 @@ async def test_the_longest_time_of_a_websocket(rather_slow: trio.testing.MockClo
         assert await farewell(client) == (1000, "the connection has reached its age limit")
 
 
-async def test_what_began_before_the_longest_time_ends_whole_after_it(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_response_that_began_before_websocket_s_max_is_completed(rather_slow: MockClock) -> None:
     async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(100 - JUST)
-        await client.say(create("n=5 s=10"))
-        assert (await client.events())[-1]["type"] == "response.completed"
+        assert (await whole(client, create("n=5 s=10")))["status"] == "completed"
         assert trio.current_time() == at(150 - JUST)
         assert (await client.event())["error"]["code"] == "websocket_connection_limit_reached"
         assert (await farewell(client))[0] == 1000
 
 
-async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_websocket(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_the_time_of_a_websocket_begins_with_its_handshake(rather_slow: MockClock) -> None:
     async with rig(websocket_s_max=100, idle_s=75) as made:
         client = await made.client()
         assert (await client.ask(head())).status == 200
@@ -282,9 +275,7 @@ async def test_a_handshake_on_a_connection_that_was_idle_takes_no_time_from_the_
 
 
 @pytest.mark.parametrize("answers", [False, True])
-async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_longer(
-    answers: bool, rather_slow: trio.testing.MockClock
-) -> None:
+async def test_a_closing_handshake_is_waited_for_for_close_s(answers: bool, rather_slow: MockClock) -> None:
     async with rig(close_s=2) as made:
         client = await websocket_client(made)
         made.gateway.drain()
@@ -298,9 +289,7 @@ async def test_a_client_that_does_not_say_goodbye_is_waited_for_so_long_and_no_l
         assert trio.current_time() - before == at(2 - JUST if answers else 2)
 
 
-async def test_a_client_that_goes_on_after_it_was_refused_is_heard_out_so_long_and_no_longer(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_a_refused_client_that_goes_on_sending_is_read_for_close_s(rather_slow: MockClock) -> None:
     async with rig(body_bytes_max=1000, close_s=2) as made:
         client = await made.client()
         reply = await client.ask(head("POST", "/v1/chat/completions", content_length=1001))
@@ -312,7 +301,7 @@ async def test_a_client_that_goes_on_after_it_was_refused_is_heard_out_so_long_a
         assert trio.current_time() == at(before + 2)
 
 
-async def test_a_client_that_reads_nothing_is_dropped_as_one_that_stalls(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_client_that_reads_nothing_is_dropped_after_stall_s(rather_slow: MockClock) -> None:
     async with rig(worker=Worker(line="The oak is old. " * 50), stall_s=20, send_buffer_bytes=4096) as made:
         client = Client(await made.connect(receive_buffer=2048))
         await client.send(post(chat("n=1900", stream=True)))

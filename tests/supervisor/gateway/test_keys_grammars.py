@@ -1,4 +1,4 @@
-"""Which grammars a request may use: by its key, and by the gateway's section where the key does not say."""
+"""The kinds of grammars that a request may use, by its key or by the section of the gateway."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from protocol.grammars import grammar_kinds
 from protocol.messages import GrammarKind
-from protocol.strict.mistakes import Mistakes
-from supervisor.config import keyfile
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import gateway
 from supervisor.launcher import preflight
 from supervisor.node import preview
 from tests.rig.gateway import chat, create, post, rig
-from tests.supervisor.gateway.test_gateway_keys import as_, locked
+from tests.rig.keys import as_
+from tests.rig.sockets import whole
+from tests.supervisor.gateway.test_gateway_keys import locked
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 SCHEMAS = 'grammars = ["json_schema", "structural_tag"]'
@@ -27,7 +27,7 @@ def tag(content):
     return {"type": "structural_tag", "format": content}
 
 
-async def test_b2_a_key_may_use_the_grammars_that_it_is_given(tmp_path: Path) -> None:
+async def test_b2_a_key_may_use_only_the_kinds_of_grammars_of_its_section(tmp_path: Path) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
         client = await made.client()
         for field, text in (("regex", "a+"), ("ebnf", 'root ::= "a"')):
@@ -62,7 +62,7 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(
         assert (await client.ask(post(chat(structural_tag=harmless), **as_("alice")))).status == 200
 
 
-async def test_b1_what_a_long_structural_tag_holds_is_looked_for_aside(
+async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
@@ -101,11 +101,10 @@ async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path: Pat
         await client.say(create(text={"format": {"type": "json_object"}}))
         failed = (await client.events())[-1]
         assert "'alice' may not use grammars of the kind json_schema: allowed are none" in json.dumps(failed)
-        await client.say(create("n=3"))
-        assert (await client.events())[-1]["type"] == "response.completed"
+        assert (await whole(client, create("n=3")))["status"] == "completed"
 
 
-async def test_b2_without_a_key_or_a_word_of_its_own_the_gateways_section_counts(tmp_path: Path) -> None:
+async def test_b2_without_a_setting_of_the_key_the_gateways_section_applies(tmp_path: Path) -> None:
     async with rig() as made:
         made.gateway.grammars = frozenset({"json_schema"})
         client = await made.client()
@@ -120,12 +119,7 @@ async def test_b2_without_a_key_or_a_word_of_its_own_the_gateways_section_counts
         assert (await client.ask(post(chat(regex="a+"), **as_("bob")))).status == 403
 
 
-def test_a_kind_that_there_is_not_is_a_mistake_in_the_file_of_keys() -> None:
-    with pytest.raises(Mistakes, match=r"key\.a\.grammars"):
-        keyfile.read({"key": {"a": {"sha256": "0" * 64, "grammars": ["cfg"]}}})
-
-
-def test_a_check_says_which_grammars_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preview_of_a_node_lists_the_allowed_grammars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.supervisor.config.test_load import GOOD
 
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
@@ -134,5 +128,5 @@ def test_a_check_says_which_grammars_may_be_used(tmp_path: Path, monkeypatch: py
     keys.chmod(0o600)
     file = tmp_path / "cluster.toml"
     file.write_text(f'{GOOD}\n[gateway]\nkeys = "keys.toml"\ngrammars = ["json_schema"]\n')
-    said = preview.describe_node(read_cluster(file), "main", {})
-    assert "grammars: json_schema; of alice: json_schema, structural_tag" in said
+    description = preview.describe_node(read_cluster(file), "main", {})
+    assert "grammars: json_schema; of alice: json_schema, structural_tag" in description

@@ -1,4 +1,4 @@
-"""What all clients share of the gateway's memory: taken as it comes, given back whatever happens, and shared by keys."""
+"""Budgets of memory that all clients share: taken as bytes come, given back in every case, and bounded by key."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from contextlib import suppress
 
 import pytest
 import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from protocol.errors import Overloaded
 from protocol.text_messages import Role, Turn
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
-from supervisor.gateway.keys import KEYS, Keys, KeySources
 from supervisor.gateway.memory_budgets import Backlogs, BudgetStatistics, MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES
 from supervisor.gateway.websocket.history import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
-from tests.rig.gateway import at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import chat, create, frame, head, leave_all, post, rig
+from tests.rig.keys import as_, require_keys
 from tests.rig.sockets import websocket_client, whole
 
 
@@ -26,7 +26,7 @@ def budget(most: int = 100, share: float = 0.75) -> MemoryBudget:
     return MemoryBudget("things", lambda: most, lambda: share)
 
 
-def test_what_does_not_fit_is_refused_and_takes_nothing() -> None:
+def test_a_reservation_that_does_not_fit_is_refused_and_takes_nothing() -> None:
     made = budget()
     with made.reserving(None) as held:
         held.grow(60)
@@ -38,7 +38,7 @@ def test_what_does_not_fit_is_refused_and_takes_nothing() -> None:
     assert made.reserved_bytes == 0
 
 
-def test_the_first_bytes_are_free_even_when_nothing_is_left() -> None:
+def test_the_free_bytes_of_a_reservation_are_granted_when_the_budget_is_used_up() -> None:
     made = budget(10)
     with made.reserving(None) as full, made.reserving(None, free_bytes=5) as held:
         full.grow(10)
@@ -49,7 +49,7 @@ def test_the_first_bytes_are_free_even_when_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
-def test_the_share_of_one_key_is_the_operators_choice(share: float, second: int | None) -> None:
+def test_the_share_of_one_key_is_configurable(share: float, second: int | None) -> None:
     made = budget(share=share)
     with made.reserving("a") as one, made.reserving("a") as two:
         one.grow(70)
@@ -60,7 +60,7 @@ def test_the_share_of_one_key_is_the_operators_choice(share: float, second: int 
             two.grow(second)
 
 
-def test_d11_one_key_holds_at_most_three_quarters_or_one_thing_that_is_more() -> None:
+def test_d11_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
     made = budget()
     with made.reserving("a") as one, made.reserving("a") as two, made.reserving("b") as other:
         one.grow(70)
@@ -78,7 +78,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_budget_is_what_its_holders_hold(steps: list[tuple[int, str, int]]) -> None:
+def test_a_budget_is_the_sum_of_its_reservations(steps: list[tuple[int, str, int]]) -> None:
     made = budget()
     owners = ["a", "a", "b", None]
     holders = [made.reserve(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
@@ -108,9 +108,7 @@ def large(size: int, **headers) -> bytes:
     return post(body[:-1] + b" " * (size - len(body)) + b"}", **headers)
 
 
-async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_takes_nothing(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_d11_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rather_slow: MockClock) -> None:
     async with rig(bodies_bytes_max=100_000, close_s=0.1) as made:
         slow, late, small = [await made.client() for _ in range(3)]
         await slow.send(large(90_000)[:1000])
@@ -127,11 +125,10 @@ async def test_d11_bodies_of_all_clients_share_a_limit_and_what_is_promised_take
         await late.stream.aclose()
         await trio.sleep(1)
         assert made.gateway.bodies.reserved_bytes == 0
-        made.hang_up()
-        await at_rest(made)
+        await leave_all(made)
 
 
-async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow: trio.testing.MockClock) -> None:
+async def test_d11_requests_that_wait_in_lanes_share_the_limit_of_bodies(rather_slow: MockClock) -> None:
     async with rig(bodies_bytes_max=50_000, websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
@@ -140,16 +137,13 @@ async def test_d11_requests_that_wait_in_lanes_share_it_too(rather_slow: trio.te
         refused = [event for event in await client.events("error") if event["type"] == "error"]
         assert refused[0]["error"]["code"] == "overloaded"
         assert made.gateway.bodies.reserved_bytes > 20_000
-        await client.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.bodies.reserved_bytes == 0
+        await leave_all(made)
 
 
-async def test_d11_half_a_message_counts_as_it_comes(rather_slow: trio.testing.MockClock) -> None:
+async def test_d11_half_a_message_counts_by_the_bytes_received(rather_slow: MockClock) -> None:
     async with rig(bodies_bytes_max=300_000) as made:
-        made.gateway.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
-        made.gateway.keys.load()
-        clients = [await websocket_client(made, authorization="Bearer a-secret-of-some-length") for _ in range(4)]
+        require_keys(made)
+        clients = [await websocket_client(made, **as_("alice")) for _ in range(4)]
         begun = bytes([0x81, 0xFF]) + (400_000).to_bytes(8, "big") + bytes(4) + b" " * 200_000
         for client in clients:
             await client.send(begun)
@@ -160,14 +154,10 @@ async def test_d11_half_a_message_counts_as_it_comes(rather_slow: trio.testing.M
             with trio.move_on_after(5):
                 codes.append(await client.close_code())
         assert 1013 in codes
-        made.hang_up()
-        await at_rest(made)
-        assert made.gateway.bodies.reserved_bytes == 0
+        await leave_all(made)
 
 
-async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_d11_a_message_that_was_taken_gives_back_only_its_own_memory(rather_slow: MockClock) -> None:
     async with rig(bodies_bytes_max=300_000) as made:
         client = await websocket_client(made)
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
@@ -177,15 +167,14 @@ async def test_d11_a_message_that_was_taken_gives_back_its_own_memory_alone(
         await client.send(b" " * 100_000)
         await trio.sleep(1)
         assert made.gateway.bodies.reserved_bytes == 0
-        made.hang_up()
-        await at_rest(made)
+        await leave_all(made)
 
 
 # Answers in one piece ------------------------------------------------------------------------------
 
 
-async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by_name(
-    rather_slow: trio.testing.MockClock,
+async def test_d11_a_response_in_one_piece_that_never_fits_is_refused_with_its_parameter(
+    rather_slow: MockClock,
 ) -> None:
     async with rig(answers_bytes_max=10_000) as made:
         client = await made.client()
@@ -198,7 +187,7 @@ async def test_d11_an_answer_in_one_piece_that_could_never_be_kept_is_refused_by
         assert made.gateway.answers.reserved_bytes == 0
 
 
-async def test_d11_answers_in_one_piece_share_a_limit(rather_slow: trio.testing.MockClock) -> None:
+async def test_d11_responses_in_one_piece_share_a_limit(rather_slow: MockClock) -> None:
     async with rig(answers_bytes_max=10_000) as made:
         first, second = await made.client(), await made.client()
         asked = chat("n=5 s=1", max_completion_tokens=800)
@@ -216,18 +205,18 @@ async def test_d11_answers_in_one_piece_share_a_limit(rather_slow: trio.testing.
 # Conversations -------------------------------------------------------------------------------------
 
 
-def said(size: int, name: str = "r") -> Conversation:
+def conversation(size: int, name: str = "r") -> Conversation:
     turn = Turn(Role.USER, "x" * size)
     return Conversation.after(None, name, turn)
 
 
-def test_d11_whoever_remembers_most_forgets_first() -> None:
+def test_d11_the_owner_of_most_conversations_forgets_first() -> None:
     shared = ResponseHistories(lambda: 100_000)
     greedy = [ResponseHistory(80_000, shared, "greedy") for _ in range(4)]
     honest = ResponseHistory(80_000, shared, "honest")
-    honest.remember(None, said(10_000, "mine"))
+    honest.remember(None, conversation(10_000, "mine"))
     for number in range(40):
-        greedy[number % 4].remember(str(number), said(9_000, f"r{number}"))
+        greedy[number % 4].remember(str(number), conversation(9_000, f"r{number}"))
         assert shared.size_bytes <= 100_000
     assert honest.find("mine") is not None
     assert greedy[39 % 4].find("r39") is not None, "of one's own the oldest goes"
@@ -236,7 +225,7 @@ def test_d11_whoever_remembers_most_forgets_first() -> None:
     assert shared.statistics() == HistoryStatistics(0, {})
 
 
-def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_a_long_conversation_takes_few_scans_of_all_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, largest = [], ResponseHistories._largest
     monkeypatch.setattr(ResponseHistories, "_largest", lambda self: looks.append(1) or largest(self))
     shared = ResponseHistories(lambda: 1_000_000)
@@ -250,21 +239,19 @@ def test_room_for_a_long_conversation_takes_few_looks_at_all_the_others(monkeypa
     assert max(each.size_bytes for each in crowd) < 2.2 * min(each.size_bytes for each in crowd)
 
 
-def test_one_conversation_that_is_more_than_all_may_have_is_not_kept() -> None:
+def test_a_conversation_larger_than_the_total_is_not_kept() -> None:
     shared = ResponseHistories(lambda: 1000)
     memory = ResponseHistory(80_000, shared, "a")
-    memory.remember(None, said(10_000))
+    memory.remember(None, conversation(10_000))
     assert (memory.size_bytes, shared.statistics()) == (0, HistoryStatistics(0, {}))
 
 
-async def test_d11_conversations_end_with_their_connection(rather_slow: trio.testing.MockClock) -> None:
+async def test_d11_conversations_end_with_their_connection(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await whole(client, create("n=3"))
         assert made.gateway.histories.size_bytes > 0
-        await client.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.histories.size_bytes == 0
+        await leave_all(made)
 
 
 # Backlogs ------------------------------------------------------------------------------------------
@@ -279,8 +266,8 @@ def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_
     assert not made.allows(26, 100)
 
 
-async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_not_dropped(
-    rather_slow: trio.testing.MockClock,
+async def test_d11_backlogs_of_all_clients_share_a_limit_and_a_client_that_reads_is_not_dropped(
+    rather_slow: MockClock,
 ) -> None:
     async with rig(backlogs_bytes_max=200_000, send_buffer_bytes=4096, close_s=0.1) as made:
         greedy = [await made.connect(receive_buffer=2304) for _ in range(6)]
@@ -292,12 +279,11 @@ async def test_d11_backlogs_of_all_clients_share_a_limit_and_an_honest_one_is_no
         reply = await client.ask(post(chat("n=50 s=0.01", stream=True, max_completion_tokens=50)))
         assert (reply.status, reply.whole) == (200, True)
         await client.stream.aclose()
-        made.hang_up()
-        await at_rest(made)
-        assert (made.gateway.backlogs.size_bytes, made.gateway.backlogs.count) == (0, 0)
+        await leave_all(made)
+        assert made.gateway.backlogs.count == 0
         assert b'espalier_clients_dropped_total{reason="backlog"}' in made.metrics.render({})
 
 
-async def test_after_all_of_it_a_probe_is_answered(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_probe_is_answered_when_all_budgets_are_used_up(rather_slow: MockClock) -> None:
     async with rig(bodies_bytes_max=1, answers_bytes_max=1, histories_bytes_max=1, backlogs_bytes_max=1) as made:
         assert (await (await made.client()).ask(head())).status == 200

@@ -1,4 +1,4 @@
-"""Host, Origin and CORS: what a browser may ask, and what its page may read."""
+"""Host, Origin and CORS: which requests of browsers are accepted, and what a page may read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def preflight(**more: bytes):
     return page(access_control_request_method=b"POST", **more)
 
 
-def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask() -> None:
+def test_a_page_of_an_allowed_origin_may_read_responses_and_others_are_refused() -> None:
     made = origins(["https://app.example"])
     made.check_headers(page())
     cors = dict(made.cors_headers(page()))
@@ -38,7 +38,7 @@ def test_a_welcome_page_may_read_answers_and_another_may_not_even_ask() -> None:
     assert made.cors_headers([(b"host", b"localhost")]) == [(b"vary", b"origin")]
 
 
-def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its_own() -> None:
+def test_a_preflight_allows_the_requested_headers_if_they_are_valid() -> None:
     made = origins(["https://app.example"])
     asked = b"authorization, content-type, x-stainless-os"
     allowed = dict(made.preflight_headers(preflight(access_control_request_headers=asked)))
@@ -54,7 +54,7 @@ def test_a_preflight_allows_the_headers_that_were_asked_for_and_no_header_of_its
     assert dict(made.preflight_headers(private))[b"access-control-allow-private-network"] == b"true"
 
 
-def test_what_a_foreign_page_embeds_is_refused_though_no_origin_is_named() -> None:
+def test_a_cross_site_request_without_an_origin_is_refused() -> None:
     made = origins(["https://app.example"])
     with pytest.raises(Forbidden):
         made.check_headers([(b"host", b"localhost"), (b"sec-fetch-site", b"cross-site")])
@@ -72,7 +72,7 @@ def test_without_origins_there_is_no_cors() -> None:
     made.check_headers(page(b"http://localhost:8000"))
 
 
-def test_every_page_and_every_name_can_be_welcome() -> None:
+def test_a_wildcard_allows_every_origin_or_every_host() -> None:
     made = origins(["*"], hosts=["*"])
     made.check_headers(page(b"https://any.example", b"any.name:443"))
     assert dict(made.cors_headers(page(b"null")))[b"access-control-allow-origin"] == b"null"

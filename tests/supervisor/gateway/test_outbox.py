@@ -1,4 +1,4 @@
-"""What is put goes out whole and in order, whatever the socket takes, and a slow client is nobody else's trouble."""
+"""The outbox of a client: everything is sent whole and in order, and a slow client is dropped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from protocol.errors import SlowClient, StartFailed
 from supervisor.config.certificate import Certificate
@@ -24,7 +25,7 @@ from tests.rig import certificate
 
 
 def ends():
-    """Both ends of a connection whose kernel takes little: the server's and the client's."""
+    """Return both ends of a connection with a small send buffer: the server's and the client's."""
     near, far = socket.socketpair()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return [trio.SocketStream(trio.socket.from_stdlib_socket(each)) for each in (near, far)]
@@ -60,7 +61,7 @@ async def fill(box, size: int = 1000) -> list[bytes]:
 
 
 async def carried(box, client, frames: list[bytes], rng: random.Random) -> bytes:
-    """What the client has read when all of these have been put and have left, with turns of others in between."""
+    """Put all frames, with turns of other tasks between them, and return what the client has read at the end."""
     got = bytearray()
 
     async def read() -> None:
@@ -79,7 +80,7 @@ async def carried(box, client, frames: list[bytes], rng: random.Random) -> bytes
     return bytes(got)
 
 
-async def test_a_socket_that_takes_it_gets_it_in_the_same_turn() -> None:
+async def test_a_writable_socket_is_written_in_the_same_turn() -> None:
     async with pair() as (box, client):
         box.put(b"now")
         assert box.backlog_bytes == 0
@@ -87,7 +88,7 @@ async def test_a_socket_that_takes_it_gets_it_in_the_same_turn() -> None:
 
 
 def reluctant(rng: random.Random):
-    """`write` and `writev` of a socket that takes a little, or nothing."""
+    """Return `write` and `writev` of a socket that takes a little, or nothing."""
     write, writev = os.write, os.writev
 
     def some(fd, data: bytes) -> int:
@@ -103,7 +104,7 @@ def reluctant(rng: random.Random):
 
 @pytest.mark.parametrize("seed", range(15))
 async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(
-    seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     rng = random.Random(seed)
     some, some_of_many = reluctant(rng)
@@ -131,7 +132,7 @@ async def test_a_full_backlog_refuses_and_keeps_what_it_has() -> None:
         assert await read_all(client, 1000 * len(frames)) == b"".join(frames)
 
 
-async def test_what_meets_no_backlog_is_never_torn_whatever_its_size() -> None:
+async def test_without_a_backlog_a_frame_of_any_size_is_accepted_whole() -> None:
     async with pair(backlog=1000) as (box, client):
         box.put(bytes(300_000))
         with pytest.raises(SlowClient):
@@ -142,7 +143,7 @@ async def test_what_meets_no_backlog_is_never_torn_whatever_its_size() -> None:
         assert await client.receive_some(10) == b"more"
 
 
-async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_the_rest() -> None:
+async def test_last_bytes_follow_the_frame_that_was_begun_and_replace_the_others() -> None:
     async with pair(backlog=1 << 20) as (box, client):
         frames = await fill(box)
         begun = b"".join(frames)
@@ -154,13 +155,13 @@ async def test_a_farewell_comes_after_the_frame_that_has_begun_and_instead_of_th
         await box.wait_flushed()
 
 
-async def test_a_farewell_with_nothing_before_it_goes_at_once() -> None:
+async def test_last_bytes_without_a_backlog_are_sent_at_once() -> None:
     async with pair() as (box, client):
         box.put_last(b"goodbye")
         assert os.read(client.socket.fileno(), 10) == b"goodbye"
 
 
-async def test_a_client_that_reads_nothing_for_long_is_slow(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_client_that_reads_nothing_for_stall_s_is_slow(autojump_clock: MockClock) -> None:
     async with pair(stall_s=7.0) as (box, _):
         watched = Outbox(box.stream, box.backlog_bytes_max, 7.0)
         await fill(watched)
@@ -171,7 +172,7 @@ async def test_a_client_that_reads_nothing_for_long_is_slow(autojump_clock: trio
             watched.put(b"x")
 
 
-async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock: MockClock) -> None:
     async with pair(stall_s=7.0) as (box, client):
         frames = await fill(box)
         for _ in range(30):
@@ -185,7 +186,7 @@ async def test_a_client_that_reads_now_and_then_is_not_slow(autojump_clock: trio
         assert trio.current_time() >= 12
 
 
-async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it() -> None:
+async def test_a_client_that_is_gone_breaks_the_stream_and_ends_all_waits() -> None:
     async with pair() as (box, client):
         await fill(box)
         async with trio.open_nursery() as nursery:
@@ -200,7 +201,7 @@ async def test_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it
         box.put_last(b"x")
 
 
-async def test_closing_ends_whoever_waits_or_drains() -> None:
+async def test_closing_ends_all_waits_and_the_draining_task() -> None:
     server, client = ends()
     async with client:
         box = Outbox(server, 1 << 20, 30.0)
@@ -216,7 +217,7 @@ async def test_closing_ends_whoever_waits_or_drains() -> None:
 
 @asynccontextmanager
 async def hearing_out(box, client) -> AsyncIterator[None]:
-    """An outbox that hears a client out, which has read its last word; on leaving, all has been heard."""
+    """Let an outbox linger on a client that has read its last bytes; wait for the end of that on leaving."""
     box.put(b"no")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(box.linger)
@@ -225,14 +226,14 @@ async def hearing_out(box, client) -> AsyncIterator[None]:
         yield
 
 
-async def test_hearing_out_waits_for_the_client_to_end() -> None:
+async def test_lingering_lasts_until_the_client_closes() -> None:
     async with pair() as (box, client), hearing_out(box, client):
         assert await client.receive_some(10) == b""
         await client.send_eof()
 
 
 @given(st.binary(max_size=70_000) | st.sampled_from([bytes(n) for n in (0, 125, 126, 65_535, 65_536)]))
-def test_text_frames_are_what_the_rfc_says(payload) -> None:
+def test_text_frames_can_be_read_by_another_implementation(payload) -> None:
     from wsproto.frame_protocol import FrameProtocol, Opcode
 
     reader = FrameProtocol(client=True, extensions=[])
@@ -243,7 +244,7 @@ def test_text_frames_are_what_the_rfc_says(payload) -> None:
     assert frames[-1].message_finished
 
 
-def test_close_frames_are_what_the_rfc_says_and_short_enough() -> None:
+def test_a_close_frame_has_its_code_and_a_reason_of_at_most_123_bytes() -> None:
     from wsproto.frame_protocol import FrameProtocol
 
     reader = FrameProtocol(client=True, extensions=[])
@@ -294,7 +295,7 @@ async def test_over_tls_a_full_backlog_refuses_and_keeps_what_it_has() -> None:
         assert await read_all(client, 1000 * put) == b"".join(bytes([n % 251]) * 1000 for n in range(put))
 
 
-async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the_rest() -> None:
+async def test_over_tls_last_bytes_follow_the_frames_that_were_begun_and_replace_the_others() -> None:
     async with secure_pair() as (box, client):
         frames = [bytes([number]) * 1000 for number in range(60)]
         for frame in frames:
@@ -308,7 +309,7 @@ async def test_over_tls_a_farewell_comes_after_what_has_begun_and_instead_of_the
         await box.wait_flushed()
 
 
-async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun() -> None:
+async def test_over_tls_frames_of_an_earlier_write_do_not_count_as_begun() -> None:
     async with secure_pair() as (box, client):
         for frame in (b"one", b"two", b"three"):
             box.put(frame)
@@ -320,7 +321,7 @@ async def test_over_tls_nothing_of_an_earlier_batch_counts_as_begun() -> None:
         assert await read_all(client, 11) == b"fourgoodbye"
 
 
-async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_be_gone() -> None:
+async def test_over_tls_nothing_is_sent_twice_when_the_client_is_gone() -> None:
     async with secure_pair() as (box, client):
         box.put(bytes(100_000))
         await trio.testing.wait_all_tasks_blocked()
@@ -332,7 +333,7 @@ async def test_over_tls_what_is_sent_is_sent_once_even_if_the_client_is_said_to_
             pytest.fail(f"{await client.receive_some(10)!r} came again")
 
 
-async def test_over_tls_closing_ends_whoever_sends_or_waits() -> None:
+async def test_over_tls_closing_ends_all_waits_and_the_sending_task() -> None:
     async with secure_pair(run=False) as (box, _):
         async with trio.open_nursery() as nursery:
             box.put(bytes(1_000_000))
@@ -345,7 +346,7 @@ async def test_over_tls_closing_ends_whoever_sends_or_waits() -> None:
         assert box.backlog_bytes == 0
 
 
-async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_clock: trio.testing.MockClock) -> None:
+async def test_over_tls_a_client_that_reads_nothing_for_stall_s_is_slow(autojump_clock: MockClock) -> None:
     async with secure_pair(stall_s=7.0, run=False) as (box, _):
         box.put(bytes(1_000_000))
         before = trio.current_time()
@@ -357,7 +358,7 @@ async def test_over_tls_a_client_that_reads_nothing_for_long_is_slow(autojump_cl
             box.put(b"x")
 
 
-async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_waits_for_it() -> None:
+async def test_over_tls_a_client_that_is_gone_breaks_the_stream_and_ends_all_waits() -> None:
     async with secure_pair() as (box, client):
         box.put(bytes(1_000_000))
         await trio.testing.wait_all_tasks_blocked()
@@ -369,13 +370,13 @@ async def test_over_tls_a_client_that_is_gone_is_a_broken_stream_and_nothing_wai
             box.put(b"x")
 
 
-async def test_over_tls_hearing_out_waits_for_the_client_to_end() -> None:
+async def test_over_tls_lingering_lasts_until_the_client_closes() -> None:
     async with secure_pair() as (box, client), hearing_out(box, client):
         await client.aclose()
 
 
 @pytest.mark.parametrize("wrong", ["missing", "swapped", "locked", "empty"])
-def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong: str, tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_reported_in_one_sentence(wrong: str, tmp_path: Path) -> None:
     good = certificate.files()
     files = [tmp_path / "a.pem", tmp_path / "b.pem"]
     if wrong == "locked":
@@ -387,3 +388,18 @@ def test_a_certificate_that_is_of_no_use_is_one_sentence(wrong: str, tmp_path: P
         Certificate(*files).context()
     assert "\n" not in str(caught.value)
     assert "None" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("more", "fine"), [(-1, True), (0, True), (1, False)])
+async def test_a_backlog_holds_exactly_its_limit(more: int, fine: bool) -> None:
+    async with pair(backlog=100_000) as (box, _):
+        await fill(box)
+        before = box.backlog_bytes
+        data = bytes(100_000 - before + more)
+        if fine:
+            box.put(data)
+            assert box.backlog_bytes == 100_000 + more
+        else:
+            with pytest.raises(SlowClient, match=f"{before} bytes wait for the client to read"):
+                box.put(data)
+            assert (box.backlog_bytes, box.drop_reason) == (before, "backlog")

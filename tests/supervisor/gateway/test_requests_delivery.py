@@ -1,4 +1,4 @@
-"""An answer is whole when the client has it: slow readers get all of it, and what was cut is told, logged and counted."""
+"""Slow readers get their whole response, and a response that was cut is logged and counted as cut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from supervisor.cluster.directory import Directory
 from supervisor.node import node
 from supervisor.processes.process import GracePeriods
-from tests.rig.gateway import Client, Rig, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import Client, Rig, at_rest, chat, create, head, leave_all, post, rig
 from tests.rig.log_records import log_records
 
 SMALL = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
@@ -23,7 +23,7 @@ LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
-    """The access log's lines of requests that models were asked for, so far."""
+    """The lines of the access log so far, of requests to models."""
     caplog.set_level(logging.INFO)
     return lambda: [
         each for each in log_records(caplog) if each.name == "espalier.requests" and hasattr(each, "response_bytes")
@@ -56,7 +56,7 @@ async def backlogged(made: Rig) -> None:
 
 
 async def asked(made: Rig, request: bytes) -> Client:
-    """Connect a client that reads slowly, and ask; return it once its answer waits for it."""
+    """Connect a client that reads slowly, send a request, and return once its response waits in a backlog."""
     client = Client(Slow(await made.connect(receive_buffer=2304)))
     await client.send(request)
     await backlogged(made)
@@ -67,8 +67,8 @@ def streamed(**headers: str) -> bytes:
     return post(chat(f"n={LONG}", stream=True, max_completion_tokens=LONG), **headers)
 
 
-async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_closed(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_b5_a_slow_reader_gets_its_whole_response_before_its_connection_closes(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed(connection="close"))
@@ -82,8 +82,8 @@ async def test_b5_a_slow_reader_gets_all_of_its_answer_before_its_connection_is_
         assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
 
 
-async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_b5_a_slow_reader_of_http_1_0_gets_its_whole_response(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -93,8 +93,8 @@ async def test_b5_a_client_of_http_1_0_gets_all_up_to_the_end_of_its_connection(
         assert lines()[0].response_bytes == client.stream.read_bytes == len(client.buffer)
 
 
-async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_a_request_is_logged_when_its_last_byte_has_been_sent(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
@@ -107,23 +107,21 @@ async def test_the_line_of_a_request_is_written_when_its_last_byte_has_left(
 
 
 def draining(made: Rig, drain_s: float) -> node._Node:
-    """A node of these doors whose drain has begun; its tree's scope is cancelled at the end of it."""
-    house = SimpleNamespace(directory=Directory("main"), gateway=made.gateway, links=None)
-    of = node._Node(None, house, SimpleNamespace(grace=GracePeriods()), None, drain_s)
+    """Return a node with this gateway, for `drained`; its tree's scope is cancelled at the end of the drain."""
+    assembly = SimpleNamespace(directory=Directory("main"), gateway=made.gateway, links=None)
+    stopping = node._Node(None, assembly, SimpleNamespace(grace=GracePeriods()), None, drain_s)
     made.gateway.gate.draining = False
-    return of
+    return stopping
 
 
-async def drained(of: node._Node, nursery: trio.Nursery) -> None:
-    of._nursery = nursery
-    of.drain("a test")
-    while not of._tree.cancel_called:  # noqa: ASYNC110  # a scope has no event
+async def drained(stopping: node._Node, nursery: trio.Nursery) -> None:
+    stopping._nursery = nursery
+    stopping.drain("a test")
+    while not stopping._tree.cancel_called:  # noqa: ASYNC110  # a scope has no event
         await trio.sleep(0.1)
 
 
-async def test_b5_a_drain_waits_for_what_slow_readers_have_not_read(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
-) -> None:
+async def test_b5_a_drain_waits_for_slow_readers(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
         began_at = trio.current_time()
@@ -144,7 +142,7 @@ HALF = {
 
 
 @pytest.mark.parametrize("part", HALF)
-async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part: str, rather_slow: trio.testing.MockClock) -> None:
+async def test_o_half_a_request_is_refused_at_the_end_of_a_drain(part: str, rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(HALF[part])
@@ -160,8 +158,8 @@ async def test_o_who_has_sent_half_a_request_hears_of_the_drain(part: str, rathe
         await at_rest(made)
 
 
-async def test_b5_a_drain_waits_for_readers_of_websockets_too(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_b5_a_drain_waits_for_slow_readers_of_websockets(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = Client(Slow(await made.connect(receive_buffer=2304)))
@@ -178,15 +176,15 @@ async def test_b5_a_drain_waits_for_readers_of_websockets_too(
         assert line.response_bytes <= client.stream.read_bytes
 
 
-async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         with trio.CancelScope() as tree:
             async with trio.open_nursery() as nursery:
-                of = draining(made, 5.0)
-                await drained(of, nursery)
+                stopping = draining(made, 5.0)
+                await drained(stopping, nursery)
                 assert 5 <= trio.current_time() < 9
                 tree.cancel()
         metrics, connections = made.metrics, tuple(made.gateway.connections)
@@ -199,8 +197,8 @@ async def test_b5_what_a_drain_cuts_is_logged_counted_and_told_as_cut(
     del client
 
 
-async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_when_it_is_cut(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_b5_a_cut_response_of_http_1_0_ends_with_a_reset(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig(**SMALL | {"stall_s": 3.0}) as made:
         stream = await made.connect(receive_buffer=2304)
@@ -213,10 +211,10 @@ async def test_b5_an_answer_that_ends_with_its_connection_never_ends_orderly_whe
                 pass
 
 
-async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    """Its answer was not whole yet when the connection was ended, and by whom is told, logged and counted."""
+    """Its response was not complete when the server closed the connection, and that is logged and counted."""
     async with rig(**SMALL | {"stall_s": 1.0}) as made:
         stream = await made.connect(receive_buffer=2304)
         await stream.send_all(post(chat(f"n={LONG} s=0.05", stream=True, max_completion_tokens=LONG)))
@@ -232,8 +230,8 @@ async def test_b5_a_client_that_is_dropped_because_it_reads_nothing_has_not_left
         assert b"espalier_requests_cancelled_total{" not in text
 
 
-async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig(**SMALL) as made:
         client = await asked(made, streamed())
@@ -242,25 +240,21 @@ async def test_b5_a_client_that_leaves_with_a_backlog_has_cut_it_itself(
         assert [(each.outcome, each.cut) for each in lines()] == [("cut", "left")]
 
 
-async def test_a_request_that_is_refused_has_one_line_and_the_bytes_of_its_error(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
+async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(
+    lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with rig() as made:
         client = await made.client()
         reply = await client.ask(post(chat("n=3", n=100, max_completion_tokens=5)))
         assert reply.status == 400
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
         (line,) = lines()
         assert (line.outcome, line.response_bytes > len(reply.body)) == ("invalid_request", True)
 
 
-async def test_a_probe_has_no_bytes_to_wait_for(
-    lines: Callable[[], list[Any]], rather_slow: trio.testing.MockClock
-) -> None:
+async def test_a_probe_has_no_line_with_response_bytes(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head())).status == 200
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
         assert lines() == []

@@ -1,4 +1,4 @@
-"""What a request may have is looked up once: its cost, its asker's promise and its processor's limits agree."""
+"""The limit of a request is read once, so that its cost, its credit and its processor's limits agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOTH = (SMALL, LARGE)
 
 @define(eq=False)
 class Offers:
-    """The offers of another node, which change right after the gateway has looked at them for the `at`-th time."""
+    """The offers of another node, which change right after the gateway has read them for the `at`-th time."""
 
     made: Rig
     before: tuple[Offer, ...]
@@ -54,7 +54,7 @@ async def answered(made: Rig, **fields) -> Reply:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_nothing_for_it(at: int) -> None:
+async def test_b18_an_engine_that_leaves_during_admission_does_not_change_the_limit(at: int) -> None:
     async with rig() as made:
         offers = Offers(made, BOTH, (LARGE,), at)
         reply = await answered(made)
@@ -63,7 +63,7 @@ async def test_b18_an_engine_that_leaves_while_a_request_is_admitted_changes_not
     assert offers.looks == 1
 
 
-async def test_b18_a_stream_is_bounded_by_what_was_promised_for_it_too() -> None:
+async def test_b18_a_streamed_response_has_the_limit_of_its_admission() -> None:
     async with rig() as made:
         Offers(made, BOTH, (LARGE,), at=2)
         reply = await answered(made, stream=True, stream_options={"include_usage": True})
@@ -72,14 +72,14 @@ async def test_b18_a_stream_is_bounded_by_what_was_promised_for_it_too() -> None
     assert reply.chunks[-1]["usage"]["total_tokens"] == 64
 
 
-async def test_b18_a_smaller_engine_that_joins_while_a_request_is_admitted_bounds_it() -> None:
+async def test_b18_a_smaller_engine_that_joins_during_admission_lowers_the_limit() -> None:
     async with rig() as made:
         Offers(made, (LARGE,), BOTH)
         reply = await answered(made)
     assert reply.json["usage"]["total_tokens"] == 64
 
 
-async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_is_by_now() -> None:
+async def test_b18_a_request_for_which_no_engine_was_ready_is_refused_though_one_is_by_now() -> None:
     async with rig() as made:
         Offers(made, (), BOTH)
         reply = await (await made.client()).ask(post(chat()))
@@ -90,6 +90,6 @@ async def test_b18_a_request_that_no_engine_was_ready_for_is_told_so_though_one_
 @pytest.mark.parametrize(
     ("total_max", "total", "prompt"), [(None, 100, 80), (200, 100, 80), (90, 90, 80), (50, 50, 50)]
 )
-def test_limits_within_what_was_promised_are_the_lesser_of_both(total_max: int | None, total: int, prompt: int) -> None:
+def test_prompt_limits_within_a_total_are_the_smaller_of_both(total_max: int | None, total: int, prompt: int) -> None:
     limits = PromptLimits(INFO, 100, 80).within(total_max)
     assert (limits.total_max, limits.prompt_max) == (total, prompt)

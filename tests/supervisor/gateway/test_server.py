@@ -1,21 +1,34 @@
-"""One port, two doors: who leaves, who is slow, who comes too late, and what is left of them."""
+"""Clients that leave, are slow or come too late, the drain, and what is logged and counted."""
 
 from __future__ import annotations
 
 import logging
-import socket
 import struct
 from contextlib import suppress
 
 import pytest
 import trio
-import trio.testing
 from trio.lowlevel import Task
+from trio.testing import MockClock
 
 from protocol.errors import StartFailed
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.server import serve
-from tests.rig.gateway import SECRET, Client, Rig, Worker, at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import (
+    SECRET,
+    Client,
+    Rig,
+    Worker,
+    at_rest,
+    chat,
+    create,
+    frame,
+    head,
+    leave,
+    leave_all,
+    post,
+    rig,
+)
 from tests.rig.sockets import websocket_client
 
 # Leaving ------------------------------------------------------------------------------------------
@@ -24,21 +37,15 @@ from tests.rig.sockets import websocket_client
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 @pytest.mark.parametrize("when", ["before the first token", "mid-stream"])
-async def test_leaving_is_aborting(
-    stream: bool, how: str, when: str, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+async def test_the_request_of_a_client_that_leaves_is_aborted(
+    stream: bool, how: str, when: str, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(post(chat("n=100 s=1", stream=stream)))
         await trio.sleep(0.5 if when == "before the first token" else 5.5)
         assert made.worker.running == 1
-        if how == "half":
-            await client.stream.send_eof()
-        elif how == "reset":
-            client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.stream.socket.close()
-        else:
-            await client.stream.aclose()
+        await leave(client, how)
         await at_rest(made)
         assert trio.current_time() < 8
         assert made.worker.left == 1
@@ -46,7 +53,7 @@ async def test_leaving_is_aborting(
     assert not records, records[0].exc_text
 
 
-async def test_a_stream_that_fails_says_so_and_never_looks_whole(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_stream_that_fails_ends_with_an_error_and_without_its_last_chunk(rather_slow: MockClock) -> None:
     async with rig() as made:
         reply = await (await made.client()).ask(post(chat("n=9 fail=3", stream=True)))
         assert (reply.status, reply.whole) == (200, False)
@@ -57,21 +64,7 @@ async def test_a_stream_that_fails_says_so_and_never_looks_whole(rather_slow: tr
         assert (early.status, early.error["code"], early.headers["retry-after"]) == (503, "engine_lost", "1")
 
 
-async def test_a_first_token_that_does_not_come_ends_the_request(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(worker=Worker(mute=True), first_token_s=30) as made:
-        reply = await (await made.client()).ask(post(chat()))
-        assert (reply.status, reply.error["code"]) == (503, "deadline_exceeded")
-        assert 30 <= trio.current_time() < 31
-
-
-async def test_an_answer_has_a_longest_time(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(total_s=10) as made:
-        reply = await (await made.client()).ask(post(chat("n=100 s=1", stream=True)))
-        assert reply.chunks[-1]["error"]["code"] == "deadline_exceeded"
-        assert 10 <= trio.current_time() < 11
-
-
-async def test_waiting_at_the_gate_counts_as_waiting_for_the_first_token(rather_slow: trio.testing.MockClock) -> None:
+async def test_waiting_for_admission_counts_into_the_time_to_the_first_token(rather_slow: MockClock) -> None:
     async with rig(requests_max=1, first_token_s=6, admit_s=5) as made, trio.open_nursery() as nursery:
         nursery.start_soon((await made.client()).ask, post(chat("n=4 s=1")))
         await trio.sleep(0.1)
@@ -80,72 +73,18 @@ async def test_waiting_at_the_gate_counts_as_waiting_for_the_first_token(rather_
         assert 6 <= trio.current_time() < 6.5
 
 
-async def test_a_full_gate_says_when_to_come_back(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(requests_max=1, waiting_max=1, admit_s=3) as made, trio.open_nursery() as nursery:
-        first = await made.client()
-        await first.send(post(chat("n=100 s=1")))
-        await trio.sleep(0.1)
-        nursery.start_soon((await made.client()).ask, post(chat()))
-        await trio.sleep(0.1)
-        reply = await (await made.client()).ask(post(chat()))
-        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
-        assert trio.current_time() < 1
-        await trio.sleep(4)
-        assert made.gateway.gate.waiting == 0
-        await first.stream.aclose()
-
-
 # Slow clients -------------------------------------------------------------------------------------
-
-
-async def test_a_head_that_does_not_come_is_not_waited_for(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(head_s=10, idle_s=75) as made:
-        silent, slow, kept = [await made.client() for _ in range(3)]
-        assert (await kept.ask(head())).status == 200
-        await slow.send(b"GET /heal")
-        await trio.sleep(9)
-        assert len(made.gateway.connections) == 3
-        await kept.send(b"GET /heal")  # from now on it has as long as any other
-        await slow.send(b"th")  # and another byte buys no time
-        await trio.sleep(1.5)
-        assert len(made.gateway.connections) == 1
-        await trio.sleep(9)
-        await at_rest(made)
-        assert await silent.closed()
-
-
-async def test_a_body_that_does_not_come_is_not_waited_for(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(body_s=30) as made:
-        client = await made.client()
-        await client.send(head("POST", "/v1/chat/completions", content_length=100) + b"{")
-        await trio.sleep(29)
-        assert made.gateway.connections
-        await trio.sleep(5)
-        await at_rest(made)
-
-
-async def test_an_idle_connection_is_let_go(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(idle_s=20) as made:
-        client = await made.client()
-        await client.ask(head())
-        await trio.sleep(19)
-        assert (await client.ask(head())).status == 200
-        assert await client.closed()
-        assert 39 <= trio.current_time() < 40
-        await at_rest(made)
 
 
 LONG = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
 
 
 async def unread(made: Rig) -> Client:
-    """A client that takes almost nothing."""
+    """Connect a client with a small receive buffer."""
     return Client(await made.connect(receive_buffer=2048))
 
 
-async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_a_client_that_does_not_read_is_dropped_with_1013_and_delays_no_other(rather_slow: MockClock) -> None:
     async with rig(**LONG) as made:
         slow, quick = await unread(made), await made.client()
         assert (await slow.upgrade()).status == 101
@@ -157,40 +96,31 @@ async def test_a_client_that_never_reads_delays_nobody_and_is_dropped_with_1013(
             assert reply.events[-1] == "[DONE]"
             assert trio.current_time() - before < 1.5
         assert made.worker.left == 1
-        await quick.stream.aclose()
-        await slow.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
 async def slow_is_dropped(slow: Client, made: Rig) -> None:
-    while made.worker.left == 0:  # noqa: ASYNC110  # a fake has no event for it
-        await trio.sleep(0.01)
+    await made.worker.wait_left()
     assert await slow.close_code() == 1013
 
 
-async def test_a_stream_that_nobody_reads_ends_in_an_error_between_two_chunks(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_a_stream_that_is_not_read_ends_in_an_error_between_two_chunks(rather_slow: MockClock) -> None:
     async with rig(**LONG) as made:
         slow = await unread(made)
         await slow.send(post(chat("n=1900 s=0.004", stream=True)))
-        while made.worker.left == 0:  # noqa: ASYNC110
-            await trio.sleep(0.01)
+        await made.worker.wait_left()
         reply = await slow.reply()
         assert (reply.status, reply.whole) == (200, False)
         assert reply.chunks[-1]["error"]["code"] == "slow_client"
         await at_rest(made)
 
 
-async def test_an_answer_that_nobody_reads_spoils_none_that_was_whole_before_it(
-    rather_slow: trio.testing.MockClock,
-) -> None:
-    """Both wait in one backlog: what is dropped of the second must leave nothing in the first."""
+async def test_dropping_a_response_leaves_the_complete_one_before_it_intact(rather_slow: MockClock) -> None:
+    """Both wait in one backlog, and only the second may be dropped."""
     async with rig(**LONG | {"backlog_bytes_max": 100_000}) as made:
         slow = await unread(made)
         await slow.send(post(chat("n=120", stream=True)) + post(chat("n=1900 s=0.004", stream=True)))
-        while made.worker.left == 0:  # noqa: ASYNC110
-            await trio.sleep(0.01)
+        await made.worker.wait_left()
         first = await slow.reply()
         assert (first.whole, first.events[-1]) == (True, "[DONE]")
         with suppress(EOFError):
@@ -198,18 +128,7 @@ async def test_an_answer_that_nobody_reads_spoils_none_that_was_whole_before_it(
         await at_rest(made)
 
 
-async def test_a_client_that_stalls_for_ever_is_dropped(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(**LONG | {"backlog_bytes_max": 10_000_000}) as made:
-        slow = await unread(made)
-        await slow.send(post(chat("n=1900", stream=True)))
-        await trio.sleep(19)
-        assert made.gateway.connections
-        with trio.fail_after(200):  # the kernel moves a little more of it in its own time
-            await made.gateway.connections.wait_closed()
-        await at_rest(made)
-
-
-async def test_answers_that_nobody_reads_stop_the_requests_sent_ahead(rather_slow: trio.testing.MockClock) -> None:
+async def test_responses_that_are_not_read_stop_pipelined_requests(rather_slow: MockClock) -> None:
     async with rig(**LONG) as made:
         slow = await unread(made)
         for _ in range(30):
@@ -221,18 +140,8 @@ async def test_answers_that_nobody_reads_stop_the_requests_sent_ahead(rather_slo
 # All of it ----------------------------------------------------------------------------------------
 
 
-async def test_only_so_many_connections_each_counted_once(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(connections_max=3) as made:
-        sockets = [await websocket_client(made) for _ in range(3)]
-        reply = await (await made.client()).ask(head())
-        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
-        await sockets[0].stream.aclose()
-        await trio.sleep(0.1)
-        assert (await (await made.client()).ask(head())).status == 200
-
-
 class Passes(trio.abc.Instrument):
-    """How many steps of tasks each pass of the loop ran."""
+    """Counts the steps of tasks in each pass of the event loop."""
 
     def __init__(self) -> None:
         self.steps = [0]
@@ -244,9 +153,7 @@ class Passes(trio.abc.Instrument):
         self.steps.append(0)
 
 
-async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_others(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_many_connections_that_end_at_once_do_not_end_in_one_turn(rather_slow: MockClock) -> None:
     crowd, passes = 120, Passes()
     async with rig() as made:
         streams = [await made.connect() for _ in range(crowd)]
@@ -260,22 +167,20 @@ async def test_a_crowd_that_leaves_at_once_leaves_room_between_its_steps_for_oth
     assert sum(steps > crowd // 2 for steps in passes.steps) <= 2  # all wake at once, and stand in line
 
 
-async def test_a_refused_client_that_is_gone_already_harms_nobody(
-    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+async def test_refusing_a_client_that_is_gone_already_fails_silently(
+    rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rig(connections_max=1) as made:
         first = await made.client()
         await first.ask(head())
         for _ in range(30):
-            client = await made.connect()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.socket.close()
+            await leave(await made.client(), "reset")
         await trio.sleep(5)
         assert (await first.ask(head())).status == 200
     assert not caplog.records
 
 
-async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_drain_finishes_what_runs_and_refuses_what_is_new(rather_slow: MockClock) -> None:
     async with rig() as made:
         idle, fresh, streaming, whole = [await made.client() for _ in range(4)]
         await idle.ask(head())
@@ -317,7 +222,7 @@ async def test_a_drain_lets_everybody_finish_and_nobody_in(rather_slow: trio.tes
         assert trio.current_time() < 6
 
 
-async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_drain_that_takes_too_long_ends_responses_with_an_error(rather_slow: MockClock) -> None:
     async with rig() as made:
         streaming, lane = await made.client(), await websocket_client(made)
         await streaming.send(post(chat("n=99 s=1", stream=True)))
@@ -330,17 +235,16 @@ async def test_a_drain_that_takes_too_long_ends_answers_truthfully(rather_slow: 
         last = (await lane.events())[-1]
         assert (last["type"], last["response"]["error"]["cause"]) == ("response.failed", "draining")
         assert await lane.close_code() == 1012
-        await lane.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
-async def test_a_port_in_use_is_one_sentence(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_port_in_use_is_reported_in_one_sentence(rather_slow: MockClock) -> None:
     async with rig() as made:
         with pytest.raises(StartFailed, match=f"cannot listen on 127.0.0.1:{made.port}"):
             await serve(made.gateway, ROUTES, "127.0.0.1", made.port)
 
 
-async def test_metrics_tell_how_requests_ended(rather_slow: trio.testing.MockClock) -> None:
+async def test_metrics_count_requests_by_outcome(rather_slow: MockClock) -> None:
     async with rig(requests_max=1, waiting_max=1, admit_s=0.5) as made:
         client = await made.client()
         await client.ask(post(chat("n=5 s=0.02", stream=True)))
@@ -365,9 +269,7 @@ async def test_metrics_tell_how_requests_ended(rather_slow: trio.testing.MockClo
             assert line in text, (line, text)
 
 
-async def test_prompts_and_answers_are_in_no_log(
-    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_prompts_and_answers_are_in_no_log(rather_slow: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with rig(worker=Worker(line=f"I know {SECRET}. ")) as made:
         client, lane = await made.client(), await websocket_client(made)
@@ -382,8 +284,8 @@ async def test_prompts_and_answers_are_in_no_log(
     assert all(SECRET not in str(vars(record)) for record in caplog.records)
 
 
-async def test_a_bug_of_ours_is_an_error_of_its_request_alone(
-    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+async def test_a_bug_in_a_handler_fails_its_request_alone(
+    rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rig() as made:
 

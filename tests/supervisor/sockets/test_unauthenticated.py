@@ -1,28 +1,25 @@
-"""Whoever has a key finds room, however many have none."""
+"""Connections that have not authenticated make room for others."""
 
 from __future__ import annotations
 
 import pytest
 import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
-from supervisor.gateway.keys import KEYS, Keys, KeySources
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
-from tests.rig.gateway import Rig, at_rest, chat, head, post, rig
+from tests.rig.gateway import chat, head, leave_all, post, rig
+from tests.rig.keys import as_, require_keys
+
+KEY = as_("alice")
 
 
-def locked(made: Rig):
-    made.gateway.keys = Keys(KeySources(None, {KEYS: "alice=a-secret-of-some-length"}))
-    made.gateway.keys.load()
-    return {"authorization": "Bearer a-secret-of-some-length"}
-
-
-async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_slow: trio.testing.MockClock) -> None:
-    """Each of them is reopened when it ends; every request with a key is answered."""
+async def test_o4_slow_heads_without_a_key_keep_out_no_client_with_a_key(rather_slow: MockClock) -> None:
+    """Each of them is opened again when it ends; every request with a key is answered."""
     async with rig(connections_max=20) as made:
-        key, answered = locked(made), 0
+        require_keys(made)
+        answered = 0
 
         async def slow() -> None:
             while True:
@@ -35,17 +32,16 @@ async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_sl
                     pass
                 await trio.sleep(0.2)
                 stream.socket.close()
-                made._streams.remove(stream)
 
         async with trio.open_nursery() as nursery:
             for _ in range(60):
                 nursery.start_soon(slow)
             await trio.sleep(1)
             held = await made.client()
-            await held.send(post(chat("n=20 s=1", stream=True, max_completion_tokens=20), **key))
+            await held.send(post(chat("n=20 s=1", stream=True, max_completion_tokens=20), **KEY))
             for _ in range(15):
                 client = await made.client()
-                assert (await client.ask(post(chat("n=1"), **key))).status == 200
+                assert (await client.ask(post(chat("n=1"), **KEY))).status == 200
                 answered += 1
                 await client.stream.aclose()
                 await trio.sleep(1)
@@ -56,43 +52,40 @@ async def test_o4_slow_heads_without_a_key_keep_nobody_out_who_has_one(rather_sl
         assert b'espalier_clients_dropped_total{reason="unauthenticated"}' in made.metrics.render({})
 
 
-async def test_the_oldest_stranger_makes_room_and_nobody_who_has_shown_a_key(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_the_oldest_unauthenticated_connection_makes_room(rather_slow: MockClock) -> None:
     async with rig(connections_max=3) as made:
-        key = locked(made)
-        known, old, young = [await made.client() for _ in range(3)]
-        assert (await known.ask(post(chat("n=1"), **key))).status == 200
+        require_keys(made)
+        authenticated, old, young = [await made.client() for _ in range(3)]
+        assert (await authenticated.ask(post(chat("n=1"), **KEY))).status == 200
         for client in (old, young):
             await client.send(b"GET /hea")
-        assert (await (await made.client()).ask(post(chat("n=1"), **key))).status == 200
+        assert (await (await made.client()).ask(post(chat("n=1"), **KEY))).status == 200
         assert await old.closed()
         await young.send(head()[8:])
         assert (await young.reply()).status == 200
-        assert (await known.ask(post(chat("n=1"), **key))).status == 200
+        assert (await authenticated.ask(post(chat("n=1"), **KEY))).status == 200
 
 
-async def test_where_all_have_shown_a_key_one_more_is_refused(rather_slow: trio.testing.MockClock) -> None:
+async def test_authenticated_connections_make_no_room(rather_slow: MockClock) -> None:
     async with rig(connections_max=2) as made:
-        key = locked(made)
+        require_keys(made)
         for _ in range(2):
-            assert (await (await made.client()).ask(post(chat("n=1"), **key))).status == 200
+            assert (await (await made.client()).ask(post(chat("n=1"), **KEY))).status == 200
         assert (await (await made.client()).reply()).status == 503
-        made.hang_up()
-        await at_rest(made)
+        await leave_all(made)
 
 
-async def test_a_probe_makes_no_one_known_where_keys_are_wanted(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_probe_does_not_authenticate_its_connection_where_keys_are_wanted(rather_slow: MockClock) -> None:
     async with rig(connections_max=1) as made:
-        key = locked(made)
+        require_keys(made)
         probe = await made.client()
         assert (await probe.ask(head())).status == 200
-        assert (await (await made.client()).ask(post(chat("n=1"), **key))).status == 200
+        assert (await (await made.client()).ask(post(chat("n=1"), **KEY))).status == 200
         assert await probe.closed()
 
 
-async def test_o4_one_address_has_so_many_strangers_and_its_own_oldest_goes(
-    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+async def test_o4_an_address_with_too_many_unauthenticated_connections_loses_its_oldest(
+    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from supervisor.gateway import server as module
 
@@ -136,14 +129,16 @@ class Named:
         (("fe80::1%eth0", 1, 0, 2), "fe80000000000000"),
     ],
 )
-def test_an_address_is_what_one_client_has_one_of(name: str | tuple[str | int, ...] | None, address: str) -> None:
+def test_addresses_of_this_host_are_empty_and_ipv6_counts_by_its_first_half(
+    name: str | tuple[str | int, ...] | None, address: str
+) -> None:
     assert address_of(Named(name)) == address
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "remove", "end", "end of"]), st.sampled_from("ab"), st.integers(0, 9)))
 )
-def test_strangers_are_those_who_came_in_their_order(steps) -> None:
+def test_unauthenticated_connections_are_closed_oldest_first(steps) -> None:
     made, all_, scopes = UnauthenticatedConnections(), [], {}
     for number, (what, address, at) in enumerate(steps):
         if what == "add":
@@ -155,9 +150,9 @@ def test_strangers_are_those_who_came_in_their_order(steps) -> None:
             assert made.remove(gone) is scopes[gone]
             assert made.remove(gone) is None
         elif what.startswith("end"):
-            of = None if what == "end" else address
-            oldest = next((each for each in all_ if of in {None, each[1]}), None)
-            assert made.close_oldest(of) == (None if oldest is None else oldest[0])
+            only = None if what == "end" else address
+            oldest = next((each for each in all_ if only in {None, each[1]}), None)
+            assert made.close_oldest(only) == (None if oldest is None else oldest[0])
             if oldest is not None:
                 all_.remove(oldest)
                 assert scopes[oldest[0]].cancel_called
@@ -166,7 +161,7 @@ def test_strangers_are_those_who_came_in_their_order(steps) -> None:
 
 
 @given(st.lists(st.sampled_from("abc")))
-def test_d9_the_oldest_of_the_address_that_has_most_goes_first(addresses) -> None:
+def test_d9_the_busiest_address_loses_its_oldest_connection(addresses) -> None:
     made, left = UnauthenticatedConnections(), list(enumerate(addresses))
     for number, address in left:
         made.add(number, address, trio.CancelScope())

@@ -1,4 +1,4 @@
-"""A request that there is no memory for is told so and may come again, and nobody else loses anything."""
+"""A request for which no memory is left gets a retryable error, and no other request is affected."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import h11
 import msgspec
 import pytest
 import trio
-import trio.testing
 import wsproto
+from trio.testing import MockClock
 
-from tests.rig.gateway import at_rest, chat, create, head, post, rig
+from tests.rig.gateway import chat, create, head, leave_all, post, rig
 from tests.rig.sockets import websocket_client, whole
 
-FAMINE = b"famine"  # what has this in it is too much
+FAMINE = b"famine"  # for data that contains this, memory runs out
 
 
 def starve(
     monkeypatch: pytest.MonkeyPatch, where: type[h11.Connection | wsproto.WSConnection] | ModuleType, name: str, at: int
 ) -> None:
-    """Let a function fail for want of memory whose argument at that place says so."""
+    """Make a function raise `MemoryError` if its argument at a place contains `FAMINE`."""
     plain = getattr(where, name)
 
     def starved(*given):
@@ -32,8 +32,8 @@ def starve(
 
 
 @pytest.mark.parametrize("when", ["read", "decoded"])
-async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again(
-    when: str, rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+async def test_a_body_for_which_no_memory_is_left_gets_a_retryable_error(
+    when: str, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if when == "read":
         starve(monkeypatch, h11.Connection, "receive_data", 1)
@@ -57,13 +57,11 @@ async def test_a_body_for_which_there_is_no_memory_is_refused_and_may_come_again
         streamed = await beside.reply()
         assert (streamed.whole, streamed.events[-1]) == (True, "[DONE]")
         assert (await beside.ask(head())).status == 200
-        await beside.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.bodies.reserved_bytes == 0
+        await leave_all(made)
 
 
-async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(
-    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+async def test_a_message_for_which_no_memory_is_left_is_refused_alone(
+    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starve(monkeypatch, msgspec.json, "decode", 0)
     async with rig() as made:
@@ -75,13 +73,11 @@ async def test_a_message_that_no_memory_is_left_to_decode_is_refused_alone(
         assert (events[-1]["error"]["code"], events[-1]["status"]) == ("overloaded", 503)
         assert (await client.events())[-1]["type"] == "response.completed", "of the lane beside it"
         assert (await whole(client, create("n=2")))["status"] == "completed"
-        await client.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.bodies.reserved_bytes == 0
+        await leave_all(made)
 
 
-async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_word_to_try_again(
-    rather_slow: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_websocket_for_which_no_memory_is_left_is_closed_with_1013(
+    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     starve(monkeypatch, wsproto.WSConnection, "receive_data", 1)
     async with rig() as made:
@@ -92,7 +88,4 @@ async def test_a_websocket_that_no_memory_is_left_to_read_is_closed_with_the_wor
             assert await client.close_code() == 1013
         assert (await beside.events())[-1]["type"] == "response.completed"
         assert caplog.messages == ["no memory was left for a request"]
-        await beside.stream.aclose()
-        await client.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.bodies.reserved_bytes == 0
+        await leave_all(made)

@@ -1,4 +1,4 @@
-"""What stands in a head is read as everybody else reads it, or refused."""
+"""Heads that two servers could read differently are refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from trio.testing import MockClock
 
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
 from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
-from tests.rig.gateway import at_rest, head, rig
+from tests.rig.gateway import at_rest, head, leave_all, rig
 
 
 @pytest.mark.parametrize(
-    ("text", "of"),
+    ("text", "expected"),
     [
         ("localhost", Authority("localhost")),
         ("LOCALHOST:8000", Authority("localhost", 8000)),
@@ -33,12 +33,12 @@ from tests.rig.gateway import at_rest, head, rig
         (":80", None),
     ],
 )
-def test_o13_a_host_is_a_host_and_a_port_and_nothing_else(text: str, of: Authority | None) -> None:
-    assert authority(text) == of
+def test_o13_a_host_header_is_a_host_with_or_without_a_port(text: str, expected: Authority | None) -> None:
+    assert authority(text) == expected
 
 
 @given(st.text(max_size=40))
-def test_whatever_is_taken_for_a_host_holds_nothing_that_could_end_one(text: str) -> None:
+def test_a_parsed_host_has_no_delimiters(text: str) -> None:
     if (found := authority(text)) is not None:
         assert not set(found.host) & set("@/?#\\%[] \t\r\n")
 
@@ -67,7 +67,7 @@ HERE = Authority("localhost", 8000)
         ("null", HERE, False),
     ],
 )
-def test_o13_a_page_is_welcome_if_it_came_from_here(origin: str, host: Authority, same: bool) -> None:
+def test_o13_an_origin_is_the_same_by_scheme_host_and_port(origin: str, host: Authority, same: bool) -> None:
     assert same_origin(origin, host) is same
 
 
@@ -96,7 +96,7 @@ RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
         (head(origin="chrome-extension://127.0.0.1"), 403),
     ],
 )
-async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(
+async def test_o13_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
     data: bytes, status: int, rather_slow: MockClock
 ) -> None:
     async with rig(close_s=0.1) as made:
@@ -104,37 +104,31 @@ async def test_o13_o14_a_head_that_somebody_may_read_otherwise_is_refused(
         reply = await client.ask(data)
         assert reply.status == status
         assert status in {200, 403} or reply.headers["connection"] == "close"
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
 @pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
-async def test_c1_a_head_of_very_many_very_short_headers_is_refused(
-    count: int, status: int, rather_slow: MockClock
-) -> None:
+async def test_c1_a_head_has_at_most_512_headers(count: int, status: int, rather_slow: MockClock) -> None:
     async with rig(close_s=0.1) as made:
         client = await made.client()
         assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
 @pytest.mark.parametrize("given", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
-async def test_o15_an_id_of_a_client_that_is_not_safe_everywhere_is_not_taken(
-    given: str, rather_slow: MockClock
-) -> None:
+async def test_o15_a_request_id_that_is_unsafe_in_logs_is_replaced(given: str, rather_slow: MockClock) -> None:
     async with rig() as made:
         reply = await (await made.client()).ask(head(x_request_id=given))
         assert reply.headers["x-request-id"] == "0" * 31 + "1"
 
 
 @pytest.mark.parametrize("given", ["my-id", "a/b:c=d+e._-", "x" * 128])
-async def test_o15_an_id_of_safe_characters_comes_back(given: str, rather_slow: MockClock) -> None:
+async def test_o15_a_safe_request_id_is_returned(given: str, rather_slow: MockClock) -> None:
     async with rig() as made:
         assert (await (await made.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
 
 
-async def test_o14_whoever_asks_too_far_ahead_hears_which_answer_is_the_last(rather_slow: MockClock) -> None:
+async def test_o14_the_last_response_to_too_many_pipelined_requests_announces_the_close(rather_slow: MockClock) -> None:
     one = head(x="y" * 40)
     async with rig(close_s=0.1) as made:
         client = await made.client()

@@ -1,4 +1,4 @@
-"""What clients send in very many very small pieces: it is read, and nobody else waits for more than a little of it."""
+"""Data in very many very small pieces: it is read, and other clients wait only for a little of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from random import Random
 import h11
 import pytest
 import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 from wsproto import WSConnection
 
 from supervisor.gateway.websocket.frame_counter import FrameCounter
@@ -18,12 +18,12 @@ from tests.rig.sockets import websocket_client, whole
 
 CLIENTS = 12
 A_TURN = 64  # pieces of the one client whose turn it is
-FREE = 4  # pieces of each client that wait for nobody
+FREE = 4  # pieces of each client that are read without waiting
 EMPTY = frame(b"", 0x00)  # goes on with a message, and adds nothing
 
 
 class Pass(trio.abc.Instrument):
-    """Counts between two looks of the event loop at its sockets, and keeps the largest count."""
+    """Counts in each pass of the event loop, and keeps the largest count."""
 
     def __init__(self) -> None:
         self.count = self.most = self.all = 0
@@ -39,7 +39,7 @@ class Pass(trio.abc.Instrument):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
-    """How many small pieces the libraries have read, in one pass of the event loop at most."""
+    """The number of small pieces that the libraries have read, and the most of them in one pass."""
     made = Pass()
     receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
 
@@ -57,9 +57,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
     return made
 
 
-async def test_clients_that_send_empty_frames_are_read_one_at_a_time(
-    rather_slow: trio.testing.MockClock, seen: Pass
-) -> None:
+async def test_empty_frames_of_many_clients_are_read_one_client_at_a_time(rather_slow: MockClock, seen: Pass) -> None:
     async with rig() as made:
         clients = [await websocket_client(made) for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
@@ -74,7 +72,7 @@ async def test_clients_that_send_empty_frames_are_read_one_at_a_time(
             assert await whole(each, create("n=2"))
 
 
-async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow: trio.testing.MockClock, seen: Pass) -> None:
+async def test_bodies_of_single_bytes_are_read_one_client_at_a_time(rather_slow: MockClock, seen: Pass) -> None:
     async with rig() as made:
         clients = [await made.client() for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
@@ -90,9 +88,7 @@ async def test_bodies_of_single_bytes_are_read_one_at_a_time(rather_slow: trio.t
             assert (await each.reply()).status == 200
 
 
-async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(
-    rather_slow: trio.testing.MockClock, seen: Pass
-) -> None:
+async def test_the_rest_of_a_refused_body_is_not_read_in_one_turn(rather_slow: MockClock, seen: Pass) -> None:
     async with rig() as made:
         client = await made.client()
         trio.lowlevel.add_instrument(seen)
@@ -104,7 +100,7 @@ async def test_the_rest_of_a_body_that_nobody_wants_is_not_read_in_one_turn(
 
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch) -> Pass:
-    """How many requests have been read, in one pass of the event loop at most."""
+    """The number of requests that have been read, and the most of them in one pass."""
     made = Pass()
     next_event = h11.Connection.next_event
 
@@ -120,8 +116,8 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> Pass:
 AHEAD = 200  # requests in one piece
 
 
-async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(
-    rather_slow: trio.testing.MockClock, heads: Pass
+async def test_pipelined_requests_of_many_clients_are_read_one_client_at_a_time(
+    rather_slow: MockClock, heads: Pass
 ) -> None:
     async with rig() as made:
         clients = [await made.client() for _ in range(CLIENTS)]
@@ -135,9 +131,7 @@ async def test_requests_that_are_sent_ahead_are_refused_one_at_a_time(
         assert heads.most <= 1 + CLIENTS  # one of the client whose turn it is, and each one's that waits for nobody
 
 
-async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(
-    rather_slow: trio.testing.MockClock, heads: Pass
-) -> None:
+async def test_each_pipelined_request_is_read_in_a_turn_of_its_own(rather_slow: MockClock, heads: Pass) -> None:
     async with rig() as made:
         client = await made.client()
         trio.lowlevel.add_instrument(heads)
@@ -147,8 +141,8 @@ async def test_each_request_that_is_sent_ahead_has_a_turn_of_its_own(
         assert heads.most == 1
 
 
-async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
-    rather_slow: trio.testing.MockClock, heads: Pass
+async def test_a_client_with_few_pipelined_requests_does_not_wait_for_one_with_many(
+    rather_slow: MockClock, heads: Pass
 ) -> None:
     async with rig() as made:
         many, few = await made.client(), await made.client()
@@ -163,9 +157,7 @@ async def test_whoever_sends_few_requests_ahead_waits_for_nobody_who_sends_many(
             assert (await many.reply()).status == 404
 
 
-async def test_whoever_sends_few_frames_waits_for_nobody_who_sends_many(
-    rather_slow: trio.testing.MockClock, seen: Pass
-) -> None:
+async def test_a_client_with_few_frames_does_not_wait_for_one_with_many(rather_slow: MockClock, seen: Pass) -> None:
     async with rig() as made:
         many, few = await websocket_client(made), await websocket_client(made)
         await made.gateway.reading.acquire()  # as if somebody had very many
@@ -181,7 +173,7 @@ SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65_535, 65_536
 
 
 @given(st.lists(SIZES, max_size=20), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5))
-def test_frames_are_counted_however_their_bytes_come(sizes, cuts, most: int) -> None:
+def test_frames_are_counted_in_pieces_of_any_size(sizes, cuts, most: int) -> None:
     data = b"".join(frame(bytes(size), 0x00) for size in sizes)
     heads, counted, read = FrameCounter(), 0, 0
     ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
@@ -198,7 +190,7 @@ MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=8)
 
 
 @given(MESSAGES, st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_messages_are_kept_until_they_are_taken_however_their_bytes_come(
+def test_messages_are_counted_until_they_are_taken_in_pieces_of_any_size(
     messages: list[list[int]], cuts, most: int, rng: Random
 ) -> None:
     data, whole = b"", []

@@ -1,20 +1,20 @@
-"""Many lanes on one WebSocket: order, limits, forks and memory."""
+"""Many lanes on one WebSocket: order, limits, forks and history."""
 
 from __future__ import annotations
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from protocol.text_messages import Role, Turn
 from supervisor.gateway.websocket.history import TURN_BYTES, Conversation, ResponseHistory
-from tests.rig.gateway import Client, at_rest, create, rig
-from tests.rig.sockets import collected, said, types, websocket_client, whole
+from tests.rig.gateway import Client, create, leave_all, rig
+from tests.rig.sockets import collected, error_code, output_text, types, websocket_client, whole
 
 # Order -------------------------------------------------------------------------------------------
 
 
-async def test_lanes_run_together_and_each_of_them_in_order(rather_slow: trio.testing.MockClock) -> None:
+async def test_lanes_run_at_the_same_time_and_each_of_them_in_order(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         for lane in ("a", "b", None):
@@ -26,16 +26,13 @@ async def test_lanes_run_together_and_each_of_them_in_order(rather_slow: trio.te
             assert types(events).count("response.completed") == 2
             first = types(events).index("response.completed")
             assert [event["sequence_number"] for event in events[: first + 1]] == list(range(first + 1))
-            assert said(events[: first + 1]) == said(events[first + 1 :]) == "The oak is o"
+            assert output_text(events[: first + 1]) == output_text(events[first + 1 :]) == "The oak is o"
         assert set(lanes) == {"a", "b", None}
         assert [prompt.split()[1] for prompt in made.worker.prompts[3:]].count("None2") == 1
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
-async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_first(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_responses_beyond_the_limit_start_in_the_order_of_their_requests(rather_slow: MockClock) -> None:
     async with rig(websocket_running_max=2) as made:
         client = await websocket_client(made)
         for lane in "abcd":
@@ -48,24 +45,7 @@ async def test_only_so_many_responses_run_at_once_and_the_first_to_come_goes_fir
         assert sorted(ends, key=ends.get) == ["a", "b", "c", "d"]
 
 
-async def test_only_so_many_responses_wait(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(websocket_queue_max=2, websocket_running_max=1) as made:
-        client = await websocket_client(made)
-        await client.say(create("n=3 s=1"))
-        await client.events("response.output_text.delta")
-        for number in range(4):
-            await client.say(create("n=1", stream_id=f"l{number}"))
-        events = [event for _ in range(5) for event in await client.events()]
-        refused = [event for event in events if event["type"] == "error"]
-        assert [(event["stream_id"], event["error"]["code"]) for event in refused] == [
-            ("l2", "overloaded"),
-            ("l3", "overloaded"),
-        ]
-        assert refused[0]["headers"] == {"retry-after": "1"}
-        assert types(events).count("response.completed") == 3
-
-
-async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow: trio.testing.MockClock) -> None:
+async def test_requests_that_wait_for_their_lane_do_not_delay_other_lanes(rather_slow: MockClock) -> None:
     async with rig(websocket_running_max=2) as made:
         client = await websocket_client(made)
         for _ in range(3):
@@ -76,35 +56,15 @@ async def test_a_lane_that_waits_for_itself_holds_no_other_up(rather_slow: trio.
         assert trio.current_time() < 1
 
 
-async def test_only_so_many_lanes_have_names(rather_slow: trio.testing.MockClock) -> None:
-    async with rig(websocket_lanes_max=2) as made:
-        client = await websocket_client(made)
-        await client.say(create("n=1", stream_id="a"))
-        await client.events()
-        await client.say(create("n=3 s=1", stream_id="b"))
-        await client.say(create("n=1", stream_id="c"))
-        refused = (await client.events("error"))[-1]
-        assert (refused["status"], refused["stream_id"], refused["error"]["param"]) == (400, "c", "stream_id")
-        assert refused["error"]["code"] == "websocket_stream_limit_reached"
-        await client.events()
-        for lane in (None, "a", "b"):
-            await client.say(create("n=1", stream_id=lane))
-            assert (await client.events())[-1]["type"] == "response.completed"
-
-
-async def test_a_lane_of_which_nothing_is_left_makes_room_for_another(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_lane_without_a_response_makes_room_for_another(rather_slow: MockClock) -> None:
     async with rig(websocket_lanes_max=1) as made:
         client = await websocket_client(made)
-        await client.say(create(model="other", stream_id="a"))
-        assert (await client.event())["error"]["code"] == "model_not_found"
-        await client.say(create("n=1", stream_id="b"))
-        assert (await client.events())[-1]["type"] == "response.completed"
+        assert await error_code(client, create(model="other", stream_id="a")) == "model_not_found"
+        assert (await whole(client, create("n=1", stream_id="b")))["status"] == "completed"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a b", "ä", 7, ["a"]])
-async def test_a_lane_with_a_name_that_is_none_is_refused(
-    name: str | int | list[str], rather_slow: trio.testing.MockClock
-) -> None:
+async def test_an_invalid_lane_name_is_refused(name: str | int | list[str], rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create(stream_id=name))
@@ -114,10 +74,10 @@ async def test_a_lane_with_a_name_that_is_none_is_refused(
         assert (await whole(client, create("n=2", stream_id="x" * 256)))["status"] == "completed"
 
 
-# ResponseHistory and forks ----------------------------------------------------------------------------------
+# History and forks ---------------------------------------------------------------------------------
 
 
-async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_lane_can_continue_the_latest_response_of_any_other(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         first = await whole(client, create("first n=2", stream_id="a"))
@@ -132,7 +92,7 @@ async def test_any_lane_continues_the_latest_response_of_any_other(rather_slow: 
         assert made.worker.prompts[-1].count("The oak") == 2
 
 
-async def test_a_fork_waits_for_its_parent_to_end(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_fork_waits_for_its_parent_to_end(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
@@ -150,7 +110,7 @@ async def test_a_fork_waits_for_its_parent_to_end(rather_slow: trio.testing.Mock
         ]
 
 
-async def test_a_fork_of_what_failed_finds_nothing(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_fork_of_a_failed_response_is_refused(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1 fail=2", stream_id="a"))
@@ -162,7 +122,7 @@ async def test_a_fork_of_what_failed_finds_nothing(rather_slow: trio.testing.Moc
         assert lanes["b"][-1]["error"]["param"] == "previous_response_id"
 
 
-async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_fork_continues_the_response_that_was_the_latest_when_it_came(rather_slow: MockClock) -> None:
     async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made)
         first = await whole(client, create("first n=1", stream_id="a"))
@@ -172,7 +132,7 @@ async def test_a_fork_keeps_what_was_there_when_it_came(rather_slow: trio.testin
         assert made.worker.prompts[-1] == "user\nfirst n=1\nassistant\nThe\nuser\nfork n=1 s=0\nassistant\n"
 
 
-async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_fork_keeps_its_parent_while_it_waits(rather_slow: MockClock) -> None:
     async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made)
         await client.say(create("first n=3 s=1", stream_id="a"))
@@ -184,9 +144,7 @@ async def test_a_fork_keeps_its_parent_however_long_it_waits_for_room(rather_slo
         assert made.worker.prompts[-1].count("user") == 2
 
 
-async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_it(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_a_failed_fork_keeps_its_parent_and_a_failed_lane_forgets_it(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         parent = await whole(client, create("n=1", stream_id="a"))
@@ -203,8 +161,8 @@ async def test_a_fork_that_fails_keeps_its_parent_and_a_lane_that_fails_forgets_
 
 
 @pytest.mark.parametrize("lane", ["a", None])
-async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(
-    lane: str | None, rather_slow: trio.testing.MockClock
+async def test_a_message_that_is_no_event_counts_as_a_failure_of_its_lane(
+    lane: str | None, rather_slow: MockClock
 ) -> None:
     async with rig() as made:
         client = await websocket_client(made)
@@ -213,24 +171,21 @@ async def test_what_cannot_be_read_counts_as_a_failure_of_its_lane(
             ({"stream_id": "b", "temperature": 9}, "invalid_request"),
             ({"stream_id": "not a lane"}, "invalid_stream_id"),
         ]:
-            await client.say(create(previous_response_id=parent["id"], **fields))
-            assert (await client.event())["error"]["code"] == code
+            assert await error_code(client, create(previous_response_id=parent["id"], **fields)) == code
         assert (await whole(client, create("n=1", stream_id="c", previous_response_id=parent["id"])))["output"]
         for code in ("invalid_request", "previous_response_not_found"):
             fields = {"temperature": 9} if code == "invalid_request" else {}
-            await client.say(create(stream_id=lane, previous_response_id=parent["id"], **fields))
-            assert (await client.event())["error"]["code"] == code
+            assert await error_code(client, create(stream_id=lane, previous_response_id=parent["id"], **fields)) == code
 
 
-async def test_no_connection_remembers_what_another_said(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_response_of_another_connection_cannot_be_continued(rather_slow: MockClock) -> None:
     async with rig() as made:
         one, other = await websocket_client(made), await websocket_client(made)
         response = await whole(one, create("n=1"))
-        await other.say(create(previous_response_id=response["id"]))
-        assert (await other.event())["error"]["code"] == "previous_response_not_found"
+        assert await error_code(other, create(previous_response_id=response["id"])) == "previous_response_not_found"
 
 
-async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_full_history_forgets_the_oldest_conversation(rather_slow: MockClock) -> None:
     async with rig(history_bytes_max=2_300) as made:
         client = await websocket_client(made)
         ids = {}
@@ -244,7 +199,7 @@ async def test_a_full_memory_forgets_what_was_said_longest_ago(rather_slow: trio
         assert (await client.event())["error"]["code"] == "previous_response_not_found"
 
 
-def test_memory_counts_what_it_holds() -> None:
+def test_a_history_counts_the_conversations_that_it_keeps() -> None:
     memory = ResponseHistory(10_000)
     turn = Turn(Role.USER, "x" * 1000)
     size = TURN_BYTES + turn.content.__sizeof__()
@@ -271,7 +226,7 @@ def test_memory_counts_what_it_holds() -> None:
     assert memory.lanes == {"98"}
 
 
-async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_warm_up_has_no_output_and_can_be_continued(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("warm n=3", generate=False, stream_id="a"))
@@ -284,10 +239,10 @@ async def test_a_warm_up_says_nothing_and_can_be_continued(rather_slow: trio.tes
 
 
 @pytest.mark.parametrize(("answers_bytes_max", "waits"), [(10_000_000, True), (2000, False)])
-async def test_c2_the_end_of_an_answer_that_waits_for_its_reader_is_counted(
-    answers_bytes_max: int, waits: bool, rather_slow: trio.testing.MockClock
+async def test_c2_last_events_that_wait_for_their_reader_reserve_memory(
+    answers_bytes_max: int, waits: bool, rather_slow: MockClock
 ) -> None:
-    """It repeats the text several times, and is in no backlog: one that finds no memory goes there at once."""
+    """They repeat the text several times, and are in no backlog unless there is no memory for them."""
     limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 60_000, "send_buffer_bytes": 4096}
     async with rig(stall_s=600.0, **limits) as made:
         client = Client(await made.connect(receive_buffer=4096))

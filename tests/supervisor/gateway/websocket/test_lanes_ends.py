@@ -1,20 +1,19 @@
-"""How responses, lanes and whole sockets end early: cancelled, left, drained, expired, idle."""
+"""Early ends of responses, lanes and sockets: a cancel, a client that leaves or is slow, a drain, the age limit."""
 
 from __future__ import annotations
-
-import struct
 
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
-from tests.rig.gateway import Client, at_rest, create, frame, post, rig
+from tests.rig.gateway import Client, at_rest, create, leave, leave_all, post, rig
 from tests.rig.sockets import collected, websocket_client
 
 # Cancelling ----------------------------------------------------------------------------------------
 
 
-async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_cancel_ends_the_response_that_it_names_and_no_other(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         for lane in ("a", "b", None):
@@ -38,7 +37,7 @@ async def test_a_cancel_ends_the_lane_it_names_and_no_other(rather_slow: trio.te
         assert made.worker.running == 0
 
 
-async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_cancel_ends_a_waiting_request_and_starts_the_next_of_its_lane(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=5 s=1", stream_id="a"))
@@ -54,7 +53,7 @@ async def test_a_cancel_ends_what_waits_and_lets_what_stands_behind_it_go(rather
         assert (await client.events())[-1]["stream_id"] == "a"
 
 
-async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         await client.say(create("n=50 s=1", stream_id="a"))
@@ -71,23 +70,21 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
 
 
 @pytest.mark.parametrize("how", ["close frame", "close"])
-async def test_leaving_ends_every_lane_and_what_waits_is_never_asked(
-    how: str, rather_slow: trio.testing.MockClock
+async def test_a_client_that_leaves_ends_every_lane_and_waiting_requests_never_start(
+    how: str, rather_slow: MockClock
 ) -> None:
     async with rig(websocket_running_max=3) as made:
         client = await websocket_client(made)
         for number in range(6):
             await client.say(create("n=100 s=1", stream_id=f"l{number}"))
         await trio.sleep(2.5)
-        if how == "close frame":
-            await client.send(frame(struct.pack(">H", 1000), 0x88))
-        await client.stream.aclose()
+        await leave(client, how)
         await at_rest(made)
         assert trio.current_time() < 3
         assert (made.worker.left, len(made.worker.prompts)) == (3, 3)
 
 
-async def test_a_drain_waits_for_every_lane(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_drain_waits_for_every_lane(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await websocket_client(made)
         for lane, tokens in (("a", 3), ("b", 6)):
@@ -100,46 +97,30 @@ async def test_a_drain_waits_for_every_lane(rather_slow: trio.testing.MockClock)
         assert [lanes[lane][-1]["type"] for lane in "ab"] == ["response.completed"] * 2
         assert await client.close_code() == 1012
         assert 6 <= trio.current_time() < 6.2
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
-async def test_a_socket_whose_time_is_up_lets_its_lanes_finish(rather_slow: trio.testing.MockClock) -> None:
+async def test_responses_that_began_before_the_age_limit_are_completed_and_later_ones_refused(
+    rather_slow: MockClock,
+) -> None:
     async with rig(websocket_s_max=100) as made:
         client = await websocket_client(made)
         await trio.sleep(99)
-        for lane in "ab":
+        for lane in "aba":  # the last one waits for its lane
             await client.say(create("n=3 s=1", stream_id=lane))
         await trio.sleep(2)
         await client.say(create(stream_id="late"))
-        lanes = await collected(client, 4)
+        lanes = await collected(client, 5)
+        assert lanes["a"].pop()["error"]["code"] == "websocket_connection_limit_reached"
         assert lanes["late"][0]["error"]["code"] == "websocket_connection_limit_reached"
         assert [lanes[lane][-1]["type"] for lane in "ab"] == ["response.completed"] * 2
         assert lanes[None][-1]["error"]["code"] == "websocket_connection_limit_reached"
         assert await client.close_code() == 1000
-        await client.stream.aclose()
-        await at_rest(made)
-
-
-async def test_a_socket_on_which_nothing_is_said_is_let_go_and_a_ping_is_something(
-    rather_slow: trio.testing.MockClock,
-) -> None:
-    async with rig(websocket_idle_s=50) as made:
-        client = await websocket_client(made)
-        await client.say(create("n=60 s=1"))
-        await client.events()
-        await trio.sleep(49)
-        await client.send(frame(b"", 0x89))
-        await trio.sleep(49)
-        assert made.gateway.connections
-        assert await client.close_code() == 1000
-        assert 159 <= trio.current_time() < 160
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
 async def test_a_bug_fails_its_response_alone(
-    rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    rather_slow: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with rig() as made:
         client = await websocket_client(made)
@@ -157,23 +138,19 @@ async def test_a_bug_fails_its_response_alone(
     assert "a bug failed a request" in caplog.text
 
 
-async def test_a_slow_reader_of_many_lanes_loses_them_all_at_once(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_slow_reader_of_many_lanes_is_dropped_with_1013(rather_slow: MockClock) -> None:
     async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20, close_s=2) as made:
         client = type(await made.client())(await made.connect(receive_buffer=2048))
         assert (await client.upgrade()).status == 101
         for lane in "abc":
             await client.say(create("n=1900 s=0.004", stream_id=lane))
-        while made.worker.left < 3:  # noqa: ASYNC110  # a fake has no event for it
-            await trio.sleep(0.01)
+        await made.worker.wait_left(3)
         assert await client.close_code() == 1013
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
-async def test_c5_the_ends_of_long_answers_come_as_fast_as_their_client_reads(
-    rather_slow: trio.testing.MockClock,
-) -> None:
-    """The last events repeat the whole text several times: two answers that ended together were cut for it."""
+async def test_c5_last_events_of_long_responses_wait_for_their_reader(rather_slow: MockClock) -> None:
+    """They repeat the whole text several times, so two responses that end together could fill a backlog."""
     async with rig(backlog_bytes_max=6_000, send_buffer_bytes=4096) as made:
         client = Client(await made.connect(receive_buffer=2048))
         assert (await client.upgrade()).status == 101
@@ -181,18 +158,14 @@ async def test_c5_the_ends_of_long_answers_come_as_fast_as_their_client_reads(
             await client.say(create("n=1000 s=0.01", stream_id=lane))
         texts = [(await client.events())[-1]["response"]["output"][0]["content"][0]["text"] for _ in "abc"]
         assert list(map(len, texts)) == [1120] * 3
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
 
 
-async def test_c5_the_end_of_a_long_streamed_response_comes_as_fast_as_its_client_reads(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_c5_last_events_of_a_long_streamed_response_wait_for_their_reader(rather_slow: MockClock) -> None:
     async with rig(backlog_bytes_max=8_500, send_buffer_bytes=2048) as made:
         client = Client(await made.connect(receive_buffer=2048))
         await client.send(post({"model": "tiny", "input": "n=60 s=0.001", "stream": True}, "/v1/responses"))
         await trio.sleep(5)  # all deltas have come, and most of them wait
         reply = await client.reply()
         assert (reply.whole, b"response.completed" in reply.body) == (True, True)
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)

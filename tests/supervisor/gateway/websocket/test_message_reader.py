@@ -1,24 +1,24 @@
-"""What a WebSocket client says behind a long message: it is kept in its order, up to a limit, and its socket is read on."""
+"""Messages behind a long one of the same WebSocket: they wait in their order, up to a limit, and the socket is read on."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
 import trio
-import trio.testing
+from trio.testing import MockClock
 
-from tests.rig.gateway import Worker, at_rest, create, frame, rig
+from tests.rig.gateway import Worker, create, frame, leave_all, rig
 from tests.rig.sockets import websocket_client
 
 
 @asynccontextmanager
 async def reading(**limits: int):
-    """Run a door whose threads read nothing before they are told to, with a response that runs."""
+    """Run a gateway whose threads parse nothing before an event, and a client with a response that runs."""
     async with rig(worker=Worker(mute=True), **limits) as made:
-        may = trio.Event()
+        parsing = trio.Event()
 
         async def aside(function, **_):
-            await may.wait()
+            await parsing.wait()
             return function()
 
         made.gateway.run_in_thread = aside
@@ -26,16 +26,12 @@ async def reading(**limits: int):
         await client.say(create("a prompt that takes its time"))
         await client.events("response.in_progress")
         await client.say(create("x" * 200_000))
-        yield made, client, may
-        await client.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.bodies.reserved_bytes == 0
+        yield made, client, parsing
+        await leave_all(made)
 
 
-async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(
-    rather_slow: trio.testing.MockClock,
-) -> None:
-    async with reading() as (_, client, may):
+async def test_b1_pings_and_cancels_behind_a_long_message_are_handled_at_once(rather_slow: MockClock) -> None:
+    async with reading() as (_, client, parsing):
         for number in range(4):
             await client.say(create(f"short {number}"))
         await client.send(frame(b"still there", 0x89))
@@ -44,11 +40,11 @@ async def test_b1_behind_a_long_message_pings_are_answered_and_a_cancel_counts(
             await client.say({"type": "response.cancel"})
             events = await client.events("response.incomplete")
         assert events[-1]["type"] == "response.incomplete"
-        may.set()
+        parsing.set()
 
 
-async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow: trio.testing.MockClock) -> None:
-    async with reading() as (made, client, may):
+async def test_b5_a_drain_waits_for_a_message_that_is_being_parsed(rather_slow: MockClock) -> None:
+    async with reading() as (made, client, parsing):
         await client.say({"type": "response.cancel"})
         assert (await client.events("response.incomplete"))[-1]["type"] == "response.incomplete"
         made.gateway.drain()
@@ -62,28 +58,26 @@ async def test_b5_a_drain_waits_for_the_answer_to_what_is_being_read(rather_slow
             nursery.start_soon(wait)
             await trio.sleep(1)
             assert not answered.is_set(), "a drain would cut what has been heard"
-            may.set()
+            parsing.set()
             with trio.fail_after(5):
                 assert (await client.events("error"))[-1]["error"]["code"] == "draining"
                 assert await client.close_code() == 1012
                 await answered.wait()
 
 
-async def test_b1_what_comes_behind_a_long_message_is_heard_in_its_order(rather_slow: trio.testing.MockClock) -> None:
-    async with reading() as (_, client, may):
+async def test_b1_messages_behind_a_long_one_keep_their_order(rather_slow: MockClock) -> None:
+    async with reading() as (_, client, parsing):
         for lane, wrong in (("a", 5), ("b", [5] * 50_000), ("c", 6)):
             await client.say(create(wrong, stream_id=lane))
         await trio.sleep(0.1)
-        may.set()
+        parsing.set()
         with trio.fail_after(5):
-            told = [(await client.events("error"))[-1] for _ in range(3)]
-        assert [each["stream_id"] for each in told] == ["a", "b", "c"]
+            errors = [(await client.events("error"))[-1] for _ in range(3)]
+        assert [each["stream_id"] for each in errors] == ["a", "b", "c"]
 
 
-async def test_b1_more_messages_than_may_wait_behind_a_long_one_are_refused_by_name(
-    rather_slow: trio.testing.MockClock,
-) -> None:
-    async with reading(websocket_queue_max=2) as (_, client, may):
+async def test_b1_too_many_messages_behind_a_long_one_are_refused_in_their_lanes(rather_slow: MockClock) -> None:
+    async with reading(websocket_queue_max=2) as (_, client, parsing):
         for number in range(5):
             await client.say(create(f"short {number}", stream_id=f"lane-{number}"))
         with trio.fail_after(1):
@@ -91,4 +85,4 @@ async def test_b1_more_messages_than_may_wait_behind_a_long_one_are_refused_by_n
         assert [each[-1]["stream_id"] for each in refused] == ["lane-2", "lane-3", "lane-4"]
         assert {each[-1]["error"]["code"] for each in refused} == {"overloaded"}
         assert {each[-1]["error"]["message"] for each in refused} == {"3 messages wait to be read on this connection"}
-        may.set()
+        parsing.set()

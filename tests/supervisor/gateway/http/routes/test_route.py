@@ -1,4 +1,4 @@
-"""What each path answers beside chat: completions, responses, tokens, and what an operator asks."""
+"""The routes beside chat: completions, responses, tokens, and those for operators."""
 
 from __future__ import annotations
 
@@ -12,29 +12,21 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol.openapi.document import Access, Operation, json_body
 from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
 from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
-from tests.rig.gateway import Reply, Worker, at_rest, chat, head, post, rig
+from tests.rig.gateway import Reply, Worker, chat, head, leave_all, post, response, rig, text
 from tests.rig.log_records import log_records
 from tests.system.fuzz import bodies
 from tests.system.fuzz.http import attacked
 
 
-def text(said="n=5", **fields) -> bytes:
-    return post({"model": "tiny", "prompt": said, **fields}, "/v1/completions")
-
-
-def response(said: str = "n=5", **fields) -> bytes:
-    return post({"model": "tiny", "input": said, **fields}, "/v1/responses")
-
-
 def server_sent(reply: Reply):
-    """The events of a stream that names them."""
+    """Return the events of a stream of named server-sent events."""
     parts = reply.body.decode().split("\n\n")
     assert parts.pop() == ""
     events = []
@@ -48,7 +40,7 @@ def server_sent(reply: Reply):
 # Completions ---------------------------------------------------------------------------------------
 
 
-async def test_a_text_is_completed_in_one_piece_or_as_it_comes(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_text_is_completed_in_one_piece_or_streamed(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         whole = (await client.ask(text("n=4"))).json
@@ -60,46 +52,43 @@ async def test_a_text_is_completed_in_one_piece_or_as_it_comes(rather_slow: trio
         assert reply.chunks[-1]["usage"]["completion_tokens"] == 4
 
 
-async def test_choices_of_one_stream_come_as_they_are_made_and_each_ends_once(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         for reply, key in [
             (await client.ask(post(chat("n=3 s=1", n=3, stream=True))), "delta"),
             (await client.ask(text(["n=3 s=1", "n=2 s=1"], stream=True)), "text"),
         ]:
-            told, ends = {}, []
+            texts, ends = {}, []
             for chunk in reply.chunks:
                 for each in chunk["choices"]:
                     piece = each["delta"].get("content", "") if key == "delta" else each["text"]
-                    told[each["index"]] = told.get(each["index"], "") + piece
+                    texts[each["index"]] = texts.get(each["index"], "") + piece
                     ends += [each["index"]] if each["finish_reason"] else []
-            assert sorted(ends) == sorted(told)
-            assert (reply.events[-1], set(told.values()) <= {"The oak is", "The oak"}) == ("[DONE]", True)
-            assert len(told) == (3 if key == "delta" else 2)
+            assert sorted(ends) == sorted(texts)
+            assert (reply.events[-1], set(texts.values()) <= {"The oak is", "The oak"}) == ("[DONE]", True)
+            assert len(texts) == (3 if key == "delta" else 2)
         whole = await client.ask(post(chat("n=2", n=2)))
         assert [each["index"] for each in whole.json["choices"]] == [0, 1]
 
 
 @pytest.mark.parametrize("ask", [text, response])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_any_answer_is_aborting(
-    ask: Callable[..., bytes], stream: bool, rather_slow: trio.testing.MockClock
+async def test_a_request_of_any_route_is_aborted_when_its_client_leaves(
+    ask: Callable[..., bytes], stream: bool, rather_slow: MockClock
 ) -> None:
     async with rig() as made:
         client = await made.client()
         await client.send(ask("n=100 s=1", stream=stream))
         await trio.sleep(2.5)
-        await client.stream.aclose()
-        await at_rest(made)
+        await leave_all(made)
         assert (made.worker.left, trio.current_time() < 3) == (1, True)
 
 
 # Responses -----------------------------------------------------------------------------------------
 
 
-async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: MockClock) -> None:
     async with rig(worker=Worker(cached=1)) as made:
         client = await made.client()
         whole = (await client.ask(response("n=3"))).json
@@ -114,7 +103,7 @@ async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: trio.test
         assert events[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
 
 
-async def test_a_response_that_fails_says_so_and_never_looks_whole(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_response_that_fails_ends_with_response_failed(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         early = await client.ask(response("n=5 fail=0"))
@@ -125,7 +114,7 @@ async def test_a_response_that_fails_says_so_and_never_looks_whole(rather_slow: 
         assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
 
 
-async def test_over_http_nothing_is_remembered(rather_slow: trio.testing.MockClock) -> None:
+async def test_over_http_no_response_can_be_continued_or_read_again(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         first = (await client.ask(response("n=1"))).json["id"]
@@ -137,7 +126,7 @@ async def test_over_http_nothing_is_remembered(rather_slow: trio.testing.MockClo
 # Tokens --------------------------------------------------------------------------------------------
 
 
-async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: trio.testing.MockClock) -> None:
+async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         there = (await client.ask(post({"model": "tiny", "prompt": "The oak is old"}, "/tokenize"))).json
@@ -150,7 +139,7 @@ async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: trio.testing.
         assert (wrong.status, wrong.error["param"]) == (400, "tokens")
 
 
-async def test_tokens_are_for_those_alone_who_get_in(rather_slow: trio.testing.MockClock) -> None:
+async def test_tokenize_waits_for_admission(rather_slow: MockClock) -> None:
     async with rig(requests_max=1, waiting_max=1, admit_s=1) as made:
         busy = await made.client()
         await busy.send(post(chat("n=100 s=1")))
@@ -168,24 +157,24 @@ async def test_tokens_are_for_those_alone_who_get_in(rather_slow: trio.testing.M
 # Operators -----------------------------------------------------------------------------------------
 
 
-async def test_a_server_tells_about_itself_if_it_can(rather_slow: trio.testing.MockClock) -> None:
+async def test_server_info_shows_the_limits_of_this_moment(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(path="/server_info"))).status == 404
         made.gateway.server_info = lambda: {"version": "1", "engines": {}}
         made.gateway.limits = evolve(made.gateway.limits, websocket_lanes_max=3)  # as a reload does
         for path in ("/server_info", "/get_server_info"):
-            told = (await client.ask(head(path=path))).json
-            assert told.pop("limits")["websocket_lanes_max"] == 3
-            assert told == {"version": "1", "engines": {}}
+            info = (await client.ask(head(path=path))).json
+            assert info.pop("limits")["websocket_lanes_max"] == 3
+            assert info == {"version": "1", "engines": {}}
 
 
-async def test_a_model_is_told_about(rather_slow: trio.testing.MockClock) -> None:
+async def test_model_info_names_the_model_or_the_only_one(rather_slow: MockClock) -> None:
     async with rig() as made:
         client = await made.client()
         for path in ("/model_info", "/get_model_info", "/model_info?model=tiny&x=1"):
-            told = (await client.ask(head(path=path))).json
-            assert (told["model_path"], told["max_model_len"], told["is_generation"]) == ("tiny", 2048, True)
+            info = (await client.ask(head(path=path))).json
+            assert (info["model_path"], info["max_model_len"], info["is_generation"]) == ("tiny", 2048, True)
         assert (await client.ask(head(path="/model_info?model=other"))).status == 404
         made.gateway.runner.served |= {"second": made.gateway.runner.served["tiny"]}
         refused = await client.ask(head(path="/model_info"))
@@ -193,9 +182,7 @@ async def test_a_model_is_told_about(rather_slow: trio.testing.MockClock) -> Non
         assert (await client.ask(post({"prompt": "x"}, "/tokenize"))).error["param"] == "model"
 
 
-async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(
-    rather_slow: trio.testing.MockClock,
-) -> None:
+async def test_flush_cache_is_refused_to_foreign_pages_and_ignored_for_head(rather_slow: MockClock) -> None:
     flushed = 0
 
     async def flush() -> None:
@@ -215,17 +202,17 @@ async def test_a_cache_is_flushed_by_those_who_may_and_by_no_page_of_elsewhere(
         assert flushed == 2
 
 
-def test_a_page_is_offered_the_methods_that_some_path_knows_and_no_others() -> None:
+def test_a_preflight_allows_the_methods_of_all_routes() -> None:
     assert ROUTES.find("*").allow == METHODS
 
 
-def test_what_changes_the_server_or_counts_its_clients_is_for_admins() -> None:
+def test_metrics_and_flush_cache_are_for_admins_and_probes_for_everybody() -> None:
     access = {operation.path: operation.access for operation in ROUTES.operations}
     assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/flush_cache"}
     assert {path for path in access if access[path] is Access.OPEN} == {"/health", "/ready"}
 
 
-# A route of one's own ------------------------------------------------------------------------------
+# A new route ---------------------------------------------------------------------------------------
 
 DIALECT = """
 from attrs import frozen
@@ -259,7 +246,7 @@ async def reverse(exchange: Exchange, body: bytes) -> None:
 
 @pytest.fixture
 def with_reverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The table of routes with one more, whose handler and dialect are files of their own."""
+    """The table of routes with one more, whose handler and dialect are two new files."""
     (tmp_path / "reverse_dialect.py").write_text(DIALECT)
     (tmp_path / "reverse_route.py").write_text(HANDLER)
     monkeypatch.syspath_prepend(tmp_path)
@@ -272,7 +259,7 @@ def with_reverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(
-    with_reverse, rather_slow: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    with_reverse, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "espalier.requests")
     async with rig(routes=with_reverse) as made:

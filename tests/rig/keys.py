@@ -1,0 +1,24 @@
+"""Keys of clients called Alice and Bob, for tests of the gateway."""
+
+from __future__ import annotations
+
+import hashlib
+
+from supervisor.gateway.keys import KEYS, Keys, KeySources
+from tests.rig.gateway import SECRET, Rig
+
+
+def as_(name: str) -> dict[str, str]:
+    """Return the header with the key of a client."""
+    return {"authorization": f"Bearer {name}-{SECRET}"}
+
+
+def require_keys(made: Rig) -> None:
+    """Make a running gateway want a key of Alice or Bob."""
+    made.gateway.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
+    made.gateway.keys.load()
+
+
+def sha(secret: str) -> str:
+    """Return the hash of a secret, as it stands in a file of keys."""
+    return hashlib.sha256(secret.encode()).hexdigest()
