@@ -64,8 +64,8 @@ class Outgoing:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0  # of all attachments whose last piece has not been sent
-        self._in_flight_bytes = 0
+        self.promised_bytes = 0  # of all attachments whose last piece has not been sent
+        self.in_flight_bytes = 0  # sent, and not yet acknowledged
         self._unsent: OrderedDict[Key, _Unsent] = OrderedDict()  # in the order of their turns
         self.behind_bytes = 0
         """Bytes of frames that wait behind attachments."""
@@ -81,7 +81,7 @@ class Outgoing:
     @property
     def ready(self) -> bool:
         """Whether a piece may be sent now."""
-        return bool(self._unsent) and self._in_flight_bytes < WINDOW_BYTES
+        return bool(self._unsent) and self.in_flight_bytes < WINDOW_BYTES
 
     def fit(self, size: int, attached: Views) -> Views:
         """Check an attachment and return it as flat, non-empty buffers; changes nothing.
@@ -94,21 +94,23 @@ class Outgoing:
             raise PeerViolation(f"{_size(views)} bytes are attached to a frame that says {size}")
         if size > self._bytes_max:
             raise TooLarge(f"{size} bytes are attached; the limit of a link is {self._bytes_max}")
-        if self._bytes + size > self._bytes_max:
-            raise Overloaded(f"{self._bytes} attached bytes are waiting on this link, which takes {self._bytes_max}")
+        if self.promised_bytes + size > self._bytes_max:
+            raise Overloaded(
+                f"{self.promised_bytes} attached bytes are waiting on this link, which takes {self._bytes_max}"
+            )
         return views
 
     def put(self, key: Key, views: Views) -> None:
         """Queue the attachment of a frame that has just been sent."""
         unsent = self._unsent[key] = _Unsent(deque(views), _size(views))
-        self._bytes += unsent.size
+        self.promised_bytes += unsent.size
 
     def put_behind(self, key: Key, frame: Item | End, views: Views) -> None:
         """Keep a frame until the attachment before it has been sent."""
         unsent = self._unsent[key]
         unsent.behind.append((frame, views))
         unsent.ended = isinstance(frame, End)
-        self._bytes += _size(views)
+        self.promised_bytes += _size(views)
         self.behind_bytes += len(frame.body)
 
     def ended(self, key: Key) -> bool:
@@ -118,17 +120,17 @@ class Outgoing:
     def drop(self, key: Key) -> None:
         """Discard the attachments and frames of a stream that ended early."""
         if (unsent := self._unsent.pop(key, None)) is not None:
-            self._bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)
+            self.promised_bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)
             self.behind_bytes -= sum(len(frame.body) for frame, _ in unsent.behind)
 
     def next_piece(self, size_max: int) -> tuple[Key, bytes, list[Item | End]]:
         """Remove and return the next bytes of the stream whose turn it is, with the frames that may follow them."""
         key, unsent = next(iter(self._unsent.items()))
-        data = unsent.cut(min(size_max, WINDOW_BYTES - self._in_flight_bytes))
-        self._in_flight_bytes += len(data)
+        data = unsent.cut(min(size_max, WINDOW_BYTES - self.in_flight_bytes))
+        self.in_flight_bytes += len(data)
         frames: list[Item | End] = []
         if not unsent.buffers:
-            self._bytes -= unsent.size
+            self.promised_bytes -= unsent.size
             frames = unsent.next_frames()
             self.behind_bytes -= sum(len(frame.body) for frame in frames)
         if unsent.buffers:
@@ -139,9 +141,9 @@ class Outgoing:
 
     def acknowledge(self, size: int) -> None:
         """Reopen the window by `size` bytes, which the other end has received."""
-        if not 0 < size <= self._in_flight_bytes:
-            raise PeerViolation(f"room for {size} attached bytes, of {self._in_flight_bytes} on their way")
-        self._in_flight_bytes -= size
+        if not 0 < size <= self.in_flight_bytes:
+            raise PeerViolation(f"room for {size} attached bytes, of {self.in_flight_bytes} on their way")
+        self.in_flight_bytes -= size
 
 
 class Incoming:
@@ -149,7 +151,7 @@ class Incoming:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self.promised_bytes = 0  # of all incomplete attachments, arrived or not
         self._incomplete: dict[
             Key, tuple[Open | Item, bytearray]
         ] = {}  # a frame, and the bytes of its attachment so far
@@ -159,9 +161,11 @@ class Incoming:
     def expect(self, key: Key, frame: Open | Item) -> None:
         """Expect the attachment of a frame; raises `PeerViolation` if it is more than this end can hold."""
         size = frame.attached
-        if self._bytes + size > self._bytes_max:
-            raise PeerViolation(f"{size} attached bytes, and {self._bytes} of others; the limit is {self._bytes_max}")
-        self._bytes += size
+        if self.promised_bytes + size > self._bytes_max:
+            raise PeerViolation(
+                f"{size} attached bytes, and {self.promised_bytes} of others; the limit is {self._bytes_max}"
+            )
+        self.promised_bytes += size
         self._incomplete[key] = frame, bytearray()  # no larger than what came, whatever size was announced
 
     def add_piece(self, key: Key, data: bytes) -> tuple[Open | Item, memoryview] | None:
@@ -190,11 +194,16 @@ class Incoming:
         self._incomplete[key] = evolve(frame, credit=frame.credit + units), buffer
         return True
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of incomplete attachments that have arrived."""
+        return sum(len(buffer) for _, buffer in self._incomplete.values())
+
     def drop(self, key: Key) -> bool:
         """Discard an attachment that is complete or was cancelled; return whether there was one."""
         incomplete = self._incomplete.pop(key, None)
         if incomplete is not None:
-            self._bytes -= incomplete[0].attached
+            self.promised_bytes -= incomplete[0].attached
         return incomplete is not None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from protocol.attachments import ATTACHED_BYTES_MAX, PIECE_BYTES, Incoming, Key, Outgoing, Views
 from protocol.errors import AskerLeft, LocalViolation, PeerViolation
@@ -52,6 +52,24 @@ ENDS_EARLY = (Cancel, Fail)
 PASSES = frozenset({Hello, Step, End, Bye, Announce})  # frames that have nothing to do with attachments
 
 
+@frozen
+class PeerStatistics:
+    """What one end of a link holds.
+
+    `sending_bytes` and `receiving_bytes` are the sizes of all attachments that are incomplete, `buffered_bytes` is what
+    has arrived of them. `in_flight_bytes` have been sent and not acknowledged, `unacknowledged_bytes` have arrived.
+    """
+
+    asked: int = 0
+    served: int = 0
+    queued_bytes: int = 0
+    sending_bytes: int = 0
+    in_flight_bytes: int = 0
+    receiving_bytes: int = 0
+    buffered_bytes: int = 0
+    unacknowledged_bytes: int = 0
+
+
 class Peer:
     """The state of one end of a link.
 
@@ -83,6 +101,19 @@ class Peer:
     def queued_bytes(self) -> int:
         """Bytes of frames that wait to be written, without attachments."""
         return self._queued_bytes + self._outgoing.behind_bytes
+
+    def statistics(self) -> PeerStatistics:
+        """Return what this end holds now."""
+        return PeerStatistics(
+            asked=len(self.asked),
+            served=len(self.served),
+            queued_bytes=self.queued_bytes,
+            sending_bytes=self._outgoing.promised_bytes,
+            in_flight_bytes=self._outgoing.in_flight_bytes,
+            receiving_bytes=self._incoming.promised_bytes,
+            buffered_bytes=self._incoming.buffered_bytes,
+            unacknowledged_bytes=self._incoming.unacknowledged_bytes,
+        )
 
     @property
     def ready(self) -> bool:

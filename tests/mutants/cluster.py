@@ -112,10 +112,10 @@ BUGS: Bugs = {
         Bug("any node may stand in another's place", "if self.expects not in {None, other.node}:", "if False:"),
     ),
     "protocol/attachments.py": (
-        Bug("the window for attached bytes is never given back", "self._in_flight_bytes -= size", "pass"),
+        Bug("the window for attached bytes is never given back", "self.in_flight_bytes -= size", "pass"),
         Bug(
             "what was attached for one who left counts for ever",
-            "self._bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)",
+            "self.promised_bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)",
             "pass",
         ),
         Bug(

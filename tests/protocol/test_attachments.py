@@ -1,4 +1,4 @@
-"""Long bodies in pieces: nobody waits behind them, they arrive whole, and a stream that ends early leaves nothing."""
+"""Attachments are sent in pieces: they delay no other frame, arrive whole, and leave nothing when a stream ends early."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from protocol.frames import (
     encode,
 )
 from protocol.messages import FinishReason
-from protocol.peer import Peer
-from tests.protocol.test_streams import keeps_nothing
+from protocol.peer import Peer, PeerStatistics
 
 LEFT = Fail(1, "left", "the asker left")
 
@@ -42,42 +41,45 @@ def views(*data):
 
 
 class Pair:
-    """Two ends that have greeted each other: `near` asks and `far` answers."""
+    """Two ends after their greeting: `near` asks and `far` answers."""
 
     def __init__(self, *, streams: int = 4, **fields: int) -> None:
         self.near, self.far = Peer("near", serves_max=0, **fields), Peer("far", serves_max=streams, **fields)
         self.to_near(), self.to_far()
 
     def to_far(self):
-        """Carry one message to the far end, and return what it yields, with what was attached."""
-        return hear(self.far, self.near.data_to_send())
+        """Carry one message to the far end; return the frames that it yields, with their attachments."""
+        return receive(self.far, self.near.data_to_send())
 
     def to_near(self):
-        return hear(self.near, self.far.data_to_send())
+        return receive(self.near, self.far.data_to_send())
 
     def settle(self):
-        """Carry everything, and return what either end yields in the end."""
-        heard = [], []
+        """Carry all messages; return the frames that either end yields."""
+        received = [], []
         while self.near.ready or self.far.ready:
-            heard[0].extend(self.to_near())
-            heard[1].extend(self.to_far())
-        return heard
+            received[0].extend(self.to_near())
+            received[1].extend(self.to_far())
+        return received
 
     def ask(self, data: bytes = b"", credit: int = 9) -> int:
         stream = self.near.asked.last + 1
         self.near.send(Open(stream, b"ask", credit, attached=len(data)), views(data) if data else ())
         return stream
 
+    def open(self, **fields) -> None:
+        """Open a stream whose request has arrived."""
+        self.ask(**fields)
+        self.settle()
+
     def reply(self, data: bytes, body: bytes = b"reply", units: int = 1) -> None:
         self.far.send(Item(1, body, units, len(data)), views(data))
 
     def at_rest(self) -> bool:
-        assert len(self.near.asked) == len(self.far.served) == 0
+        """Return whether neither end holds anything."""
         assert not self.near.asked.owing
         assert not self.far.served.owing
-        keeps_nothing(self.near)
-        keeps_nothing(self.far)
-        return True
+        return self.near.statistics() == self.far.statistics() == PeerStatistics()
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def pair() -> Pair:
     return Pair()
 
 
-def hear(peer, data):
+def receive(peer, data):
     return [(frame, bytes(peer.attached)) for frame in peer.receive_data(data)]
 
 
@@ -93,23 +95,23 @@ def frames(data):
     return list(FrameReader().feed(data))
 
 
-def facing(*said: object, streams: int = 4, **fields):
-    """An end that serves, and has heard what a hand-written asker says."""
+def facing(*sent: object, streams: int = 4, **fields):
+    """Return an end that serves, and the frames that it yields of those that an asker has sent."""
     peer = Peer("here", serves_max=streams, **fields)
-    heard = hear(peer, b"".join(map(encode, (Hello(VERSION, "there", streams), *said))))[1:]
+    yielded = receive(peer, b"".join(map(encode, (Hello(VERSION, "there", streams), *sent))))[1:]
     peer.data_to_send()
-    return peer, heard
+    return peer, yielded
 
 
-def asking(*said: object, **fields):
-    """An end that has asked once, and has heard what a hand-written answerer says."""
+def asking(*sent: object, **fields):
+    """Return an end that asks, and the frames that it yields of those that an answerer has sent."""
     peer, _ = facing(**fields)
     peer.send(Open(1, b"", 9))
     peer.data_to_send()
-    return peer, hear(peer, b"".join(map(encode, said)))
+    return peer, receive(peer, b"".join(map(encode, sent)))
 
 
-# Whole and equal --------------------------------------------------------------------------
+# Complete attachments --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, WINDOW_BYTES, 3 * WINDOW_BYTES + 5])
@@ -131,7 +133,7 @@ def test_several_buffers_are_one_attachment(pair: Pair) -> None:
     assert pair.settle()[1][0][1] == b"".join(parts)
 
 
-def test_small_buffers_leave_together(pair: Pair) -> None:
+def test_small_buffers_are_sent_together(pair: Pair) -> None:
     pair.near.send(Open(1, b"", 1, attached=3000), views(*[b"abc"] * 1000))
     assert [type(frame) for frame in frames(pair.near.data_to_send())] == [Open, RequestData]
 
@@ -142,7 +144,7 @@ def test_buffers_of_other_shapes_are_their_bytes(pair: Pair) -> None:
     assert pair.settle()[1][0][1] == bytes_of(64)
 
 
-def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair: Pair) -> None:
+def test_an_attachment_is_dropped_after_its_frame_was_handled(pair: Pair) -> None:
     pair.ask(b"abc")
     receiving = pair.far.receive_data(pair.near.data_to_send())
     next(receiving)
@@ -152,10 +154,10 @@ def test_what_was_attached_is_gone_when_its_frame_has_been_heard(pair: Pair) -> 
     assert not pair.far.attached
 
 
-# Nobody waits behind it -------------------------------------------------------------------
+# Other frames are not delayed -------------------------------------------------------------------
 
 
-def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair: Pair) -> None:
+def test_a_frame_is_sent_with_the_next_message_while_100_mb_wait(pair: Pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     pair.near.data_to_send()
     pair.near.send(Announce(b"x"))
@@ -164,7 +166,7 @@ def test_a_frame_leaves_with_the_next_message_while_100_mb_wait(pair: Pair) -> N
     assert [len(frame.data) for frame in rest] == [PIECE_BYTES]
 
 
-def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_its_way(pair: Pair) -> None:
+def test_a_message_has_at_most_one_piece_and_the_window_limits_the_bytes_in_flight(pair: Pair) -> None:
     pair.ask(bytes(100 * 1024 * 1024))
     sizes = []
     while data := pair.near.data_to_send():
@@ -172,11 +174,11 @@ def test_no_message_has_more_than_one_piece_and_no_more_than_the_window_is_on_it
     assert max(sizes) == PIECE_BYTES
     assert sum(sizes) == WINDOW_BYTES
     assert not pair.near.ready
-    pair.near.send(Announce(b"x"))  # a window that is full stops nothing else
+    pair.near.send(Announce(b"x"))  # a full window delays no other frame
     assert frames(pair.near.data_to_send()) == [Announce(b"x")]
 
 
-def test_room_lets_as_much_more_leave_as_it_says(pair: Pair) -> None:
+def test_a_window_update_allows_that_many_more_bytes(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     while pair.near.data_to_send():
         pass
@@ -186,7 +188,7 @@ def test_room_lets_as_much_more_leave_as_it_says(pair: Pair) -> None:
     assert pair.near.data_to_send() == b""
 
 
-def test_what_has_come_is_given_back_at_once_and_in_one_frame(pair: Pair) -> None:
+def test_received_bytes_are_acknowledged_at_once_in_one_frame(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.to_far()
@@ -202,7 +204,7 @@ def test_streams_take_turns(pair: Pair) -> None:
     while pair.near.ready:
         data = pair.near.data_to_send()
         turns += [frame.stream for frame in frames(data) if isinstance(frame, RequestData)]
-        hear(pair.far, data)
+        receive(pair.far, data)
         pair.to_near()
     assert turns == [1, 2, 3, 1, 2, 3]
 
@@ -217,23 +219,21 @@ def test_a_short_body_passes_a_long_one(pair: Pair) -> None:
 # The order within a stream ----------------------------------------------------------------
 
 
-def test_what_a_stream_says_after_it_waits_behind_it(pair: Pair) -> None:
-    pair.ask()
-    pair.settle()
+def test_later_frames_of_a_stream_wait_behind_its_attachment(pair: Pair) -> None:
+    pair.open()
     big, bigger = bytes_of(3 * PIECE_BYTES), bytes_of(4 * PIECE_BYTES, 1)
     pair.reply(big, b"1")
     pair.far.send(Item(1, b"2", 1))
     pair.reply(bigger, b"3")
     pair.far.send(Item(1, b"4", 1))
     pair.far.send(End(1, b"5"))
-    heard = [(frame.body, data) for frame, data in pair.settle()[0]]
-    assert heard == [(b"1", big), (b"2", b""), (b"3", bigger), (b"4", b""), (b"5", b"")]
+    received = [(frame.body, data) for frame, data in pair.settle()[0]]
+    assert received == [(b"1", big), (b"2", b""), (b"3", bigger), (b"4", b""), (b"5", b"")]
     assert pair.at_rest()
 
 
 def test_a_reply_that_waits_has_spent_its_credit_already(pair: Pair) -> None:
-    pair.ask(credit=3)
-    pair.settle()
+    pair.open(credit=3)
     pair.reply(bytes(2 * PIECE_BYTES))
     pair.far.send(Item(1, b"2", 2))
     assert pair.far.served.credit(1) == 0
@@ -244,9 +244,8 @@ def test_a_reply_that_waits_has_spent_its_credit_already(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("frame", [Item(1, b"", 0), End(1, b""), Fail(1, "internal", "x")], ids=repr)
-def test_nothing_follows_an_end_that_waits(pair: Pair, frame: Item | End | Fail) -> None:
-    pair.ask()
-    pair.settle()
+def test_nothing_can_be_sent_after_an_end_that_waits(pair: Pair, frame: Item | End | Fail) -> None:
+    pair.open()
     pair.reply(bytes(2 * PIECE_BYTES))
     pair.far.send(End(1, b""))
     with pytest.raises(LocalViolation, match="on stream 1, which has ended"):
@@ -255,18 +254,16 @@ def test_nothing_follows_an_end_that_waits(pair: Pair, frame: Item | End | Fail)
     assert pair.at_rest()
 
 
-def test_a_step_does_not_wait_and_is_refused_where_it_would_have_to(pair: Pair) -> None:
-    pair.ask(credit=3)
-    pair.settle()
+def test_a_step_before_the_end_of_an_attachment_is_refused(pair: Pair) -> None:
+    pair.open(credit=3)
     pair.reply(bytes(2 * PIECE_BYTES))
     with pytest.raises(LocalViolation, match="before 131072 bytes that were to come first"):
         pair.far.send(Step([1], [1], [7], [], []))
     assert pair.far.served.credit(1) == 2
 
 
-def test_frames_that_wait_are_counted_with_those_that_are_queued(pair: Pair) -> None:
-    pair.ask()
-    pair.settle()
+def test_waiting_frames_count_as_queued_bytes(pair: Pair) -> None:
+    pair.open()
     pair.reply(bytes(2 * WINDOW_BYTES))
     while pair.far.data_to_send():
         pass
@@ -276,20 +273,19 @@ def test_frames_that_wait_are_counted_with_those_that_are_queued(pair: Pair) -> 
     assert pair.far.queued_bytes < 100
 
 
-def test_a_thousand_replies_with_something_attached_to_each_are_linear_work(pair: Pair) -> None:
-    pair.ask(credit=2000)
-    pair.settle()
+def test_a_thousand_replies_with_attachments_take_one_message(pair: Pair) -> None:
+    pair.open(credit=2000)
     for number in range(1000):
         pair.reply(b"%d" % number)
     pair.far.send(End(1, b""))
     messages = 0
     while pair.far.ready:
         messages += 1
-        heard = pair.to_near()
-    assert (messages, len(heard)) == (1, 1001)
+        received = pair.to_near()
+    assert (messages, len(received)) == (1, 1001)
 
 
-def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair: Pair) -> None:
+def test_credit_for_an_incomplete_request_is_added_to_it(pair: Pair) -> None:
     pair.ask(bytes(3 * PIECE_BYTES), credit=2)
     assert pair.to_far() == []
     pair.near.send(Credit(1, 5))
@@ -300,7 +296,7 @@ def test_credit_for_a_request_that_is_not_whole_is_in_its_credit_when_it_is(pair
 # Early ends -------------------------------------------------------------------------------
 
 
-def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair: Pair) -> None:
+def test_a_request_cancelled_before_it_is_complete_is_never_seen(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
     pair.near.send(Cancel(1, "left"))
@@ -309,29 +305,28 @@ def test_a_request_that_is_left_before_it_is_whole_was_never_asked(pair: Pair) -
     assert pair.at_rest()
 
 
-def test_a_request_that_is_left_before_anything_has_left(pair: Pair) -> None:
+def test_a_request_cancelled_before_its_first_piece_is_never_seen(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.near.send(Cancel(1, "left"))
     data = pair.near.data_to_send()
     assert list(map(type, frames(data))) == [Open, Cancel]
-    assert hear(pair.far, data) == []
+    assert receive(pair.far, data) == []
     assert pair.settle() == ([(LEFT, b"")], [])
     assert pair.at_rest()
 
 
-def test_a_request_that_fails_before_it_is_whole_sends_no_more(pair: Pair) -> None:
+def test_an_incomplete_request_that_fails_sends_no_more_pieces(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
-    pair.far.send(Fail(1, "internal", "x"))  # whoever knows of it, and wherever from
+    pair.far.send(Fail(1, "internal", "x"))
     pair.to_far()  # crosses the Fail
     near, far = pair.settle()
     assert (near, far) == ([(Fail(1, "internal", "x"), b"")], [])
     assert pair.at_rest()
 
 
-def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair: Pair) -> None:
-    pair.ask()
-    pair.settle()
+def test_an_incomplete_reply_that_fails_is_never_seen(pair: Pair) -> None:
+    pair.open()
     pair.reply(bytes(2 * WINDOW_BYTES))
     pair.far.send(Item(1, b"behind", 1))
     pair.to_near()
@@ -340,17 +335,16 @@ def test_a_reply_that_fails_before_it_is_whole_is_no_reply(pair: Pair) -> None:
     assert pair.at_rest()
 
 
-def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no_more(pair: Pair) -> None:
-    pair.ask()
-    pair.settle()
+def test_a_cancel_discards_an_incomplete_reply_at_both_ends(pair: Pair) -> None:
+    pair.open()
     pair.reply(bytes(2 * WINDOW_BYTES))
     pair.to_near()
     pair.near.send(Cancel(1, "left"))
-    assert pair.near._incoming._bytes == 0
+    assert pair.near.statistics().receiving_bytes == 0
     in_flight = pair.far.data_to_send()
     assert pair.to_far() == [(Cancel(1, "left"), b"")]
-    assert hear(pair.near, in_flight) == []
-    pair.far.send(Item(1, b"more", 1))  # it does not know, and need not
+    assert receive(pair.near, in_flight) == []
+    pair.far.send(Item(1, b"more", 1))  # it has not seen the cancel
     assert pair.far.served.credit(1) == 7
     pair.reply(b"and more")
     assert pair.far.data_to_send() == b""
@@ -359,9 +353,8 @@ def test_an_asker_that_leaves_keeps_nothing_of_a_reply_and_its_answerer_sends_no
     assert pair.at_rest()
 
 
-def test_an_end_of_a_reply_that_was_cut_is_no_end(pair: Pair) -> None:
-    pair.ask()
-    pair.settle()
+def test_an_end_behind_a_cancelled_reply_becomes_a_failure(pair: Pair) -> None:
+    pair.open()
     pair.reply(bytes(2 * WINDOW_BYTES))
     pair.near.send(Cancel(1, "left"))
     pair.to_far()
@@ -370,9 +363,8 @@ def test_an_end_of_a_reply_that_was_cut_is_no_end(pair: Pair) -> None:
     assert pair.at_rest()
 
 
-def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair: Pair) -> None:
-    pair.ask()
-    pair.settle()
+def test_a_cancel_of_a_stream_whose_end_waits_is_not_yielded(pair: Pair) -> None:
+    pair.open()
     pair.reply(bytes(2 * WINDOW_BYTES))
     pair.far.send(End(1, b"whole"))
     pair.near.send(Cancel(1, "left"))
@@ -380,15 +372,14 @@ def test_an_answerer_that_has_ended_does_not_hear_of_a_cancel(pair: Pair) -> Non
     assert pair.at_rest()
 
 
-def test_a_cancel_that_crosses_the_last_piece_and_the_end_means_nothing(pair: Pair) -> None:
-    pair.ask()
-    pair.settle()
+def test_a_cancel_that_crosses_the_last_piece_and_the_end_has_no_effect(pair: Pair) -> None:
+    pair.open()
     pair.reply(b"all of it")
     pair.far.send(End(1, b"whole"))
     in_flight = pair.far.data_to_send()
     pair.near.send(Cancel(1, "left"))
     assert pair.to_far() == [(Cancel(1, "left"), b"")]
-    assert hear(pair.near, in_flight) == [(End(1, b"whole"), b"")]  # the reply was for nobody
+    assert receive(pair.near, in_flight) == [(End(1, b"whole"), b"")]  # the reply is dropped
     pair.settle()
     assert pair.at_rest()
 
@@ -407,7 +398,7 @@ def test_the_window_is_whole_again_after_any_number_of_early_ends(pair: Pair) ->
 # Limits -----------------------------------------------------------------------------------
 
 
-def test_more_than_a_link_takes_is_refused_before_anything_has_happened() -> None:
+def test_an_attachment_beyond_the_limit_is_refused_and_changes_nothing() -> None:
     pair = Pair(attached_bytes_max=100)
     with pytest.raises(TooLarge, match="101 bytes are attached; the limit of a link is 100"):
         pair.ask(bytes(101))
@@ -420,10 +411,9 @@ def test_more_than_a_link_takes_is_refused_before_anything_has_happened() -> Non
     assert len(pair.settle()[1]) == 1
 
 
-def test_replies_that_wait_behind_others_count_too() -> None:
+def test_waiting_attachments_count_toward_the_limit() -> None:
     pair = Pair(attached_bytes_max=100)
-    pair.ask()
-    pair.settle()
+    pair.open()
     pair.reply(bytes(60))
     pair.reply(bytes(40))
     with pytest.raises(Overloaded):
@@ -444,7 +434,7 @@ def test_replies_that_wait_behind_others_count_too() -> None:
     ],
     ids=repr,
 )
-def test_as_many_bytes_are_attached_as_the_frame_says(
+def test_an_attachment_of_another_size_than_announced_is_refused(
     pair: Pair, frame: Open | Announce, data: tuple[bytes, ...]
 ) -> None:
     with pytest.raises(LocalViolation, match="attached"):
@@ -452,14 +442,13 @@ def test_as_many_bytes_are_attached_as_the_frame_says(
     assert pair.near.data_to_send() == b""
 
 
-# A peer that lies -------------------------------------------------------------------------
+# Violations -------------------------------------------------------------------------
 
 
-def test_to_announce_a_size_costs_the_receiver_nothing() -> None:
-    peer, heard = facing(Open(1, b"", 0, attached=attachments.ATTACHED_BYTES_MAX))
-    assert heard == []
-    ((_, buffer),) = peer._incoming._incomplete.values()
-    assert len(buffer) == 0
+def test_an_announced_size_takes_no_memory() -> None:
+    peer, received = facing(Open(1, b"", 0, attached=attachments.ATTACHED_BYTES_MAX))
+    assert received == []
+    assert peer.statistics().buffered_bytes == 0
 
 
 def test_more_than_the_receiver_holds_is_a_violation() -> None:
@@ -467,17 +456,17 @@ def test_more_than_the_receiver_holds_is_a_violation() -> None:
         facing(Open(1, b"", 0, attached=40), Open(2, b"", 0, attached=61), attached_bytes_max=100)
 
 
-def test_a_peer_that_waits_for_no_room_is_found_out() -> None:
+def test_more_bytes_in_flight_than_the_window_are_a_violation() -> None:
     piece = bytes(PIECE_BYTES)
-    said = [Open(1, b"", 0, attached=1 << 20), *[RequestData(1, piece)] * 4]
-    facing(*said)
+    window = [Open(1, b"", 0, attached=1 << 20), *[RequestData(1, piece)] * 4]
+    facing(*window)
     with pytest.raises(PeerViolation, match="327680 attached bytes on their way; the limit is 262144"):
-        facing(*said, RequestData(1, piece))
+        facing(*window, RequestData(1, piece))
     with pytest.raises(PeerViolation, match="on their way"):
-        facing(said[0], RequestData(1, bytes(WINDOW_BYTES + 1)))
+        facing(window[0], RequestData(1, bytes(WINDOW_BYTES + 1)))
 
 
-def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too() -> None:
+def test_bytes_for_a_closed_stream_count_toward_the_window() -> None:
     peer, _ = facing(Open(1, b"", 0))
     peer.send(Fail(1, "internal", "x"))
     with pytest.raises(PeerViolation, match="on their way"):
@@ -485,14 +474,14 @@ def test_bytes_for_a_stream_that_is_closed_are_on_their_way_too() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 3, 2**63])
-def test_no_more_room_is_given_than_was_taken(pair: Pair, size: int) -> None:
+def test_a_window_update_for_more_than_is_in_flight_is_a_violation(pair: Pair, size: int) -> None:
     pair.ask(b"ab")
     pair.near.data_to_send()
     with pytest.raises(PeerViolation, match=f"room for {size} attached bytes, of 2 on their way"):
         list(pair.near.receive_data(encode(WindowUpdate(size))))
 
 
-def test_room_is_not_given_twice(pair: Pair) -> None:
+def test_a_repeated_window_update_is_a_violation(pair: Pair) -> None:
     pair.ask(b"ab")
     pair.to_far()
     room = pair.far.data_to_send()
@@ -502,7 +491,7 @@ def test_room_is_not_given_twice(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "sent",
     [
         (Item(1, b"", 1, 5), Item(1, b"", 1)),
         (Item(1, b"", 1, 5), ReplyData(1, b"ab"), End(1, b"")),
@@ -516,29 +505,29 @@ def test_room_is_not_given_twice(pair: Pair) -> None:
     ],
     ids=repr,
 )
-def test_pieces_that_do_not_fit_their_reply_are_a_violation(lie: tuple[object, ...]) -> None:
+def test_pieces_that_do_not_fit_their_frame_are_a_violation(sent: tuple[object, ...]) -> None:
     with pytest.raises(PeerViolation):
-        asking(*lie)
+        asking(*sent)
 
 
-def test_no_answer_comes_before_the_request_has_left(pair: Pair) -> None:
+def test_an_end_before_the_whole_request_is_sent_is_a_violation(pair: Pair) -> None:
     pair.ask(bytes(2 * PIECE_BYTES))
     pair.near.data_to_send()
     with pytest.raises(PeerViolation, match="before 65536 bytes that were to come first"):
         list(pair.near.receive_data(encode(End(1, b""))))
 
 
-def test_replies_to_one_who_left_are_not_kept_however_long() -> None:
+def test_attachments_of_a_cancelled_stream_are_not_kept() -> None:
     peer, _ = asking()
     peer.send(Cancel(1, "left"))
-    assert hear(peer, encode(Item(1, b"", 1, 1 << 29)) + encode(ReplyData(1, b"ab"))) == []
-    assert peer._incoming._bytes == 0
+    assert receive(peer, encode(Item(1, b"", 1, 1 << 29)) + encode(ReplyData(1, b"ab"))) == []
+    assert peer.statistics().receiving_bytes == 0
     assert frames(peer.data_to_send())[-1] == WindowUpdate(2)
 
 
-def test_a_beat_is_heard_by_nobody() -> None:
+def test_a_keep_alive_is_not_yielded() -> None:
     assert facing(KeepAlive())[1] == []
 
 
-def test_what_is_told_is_heard() -> None:
+def test_an_announcement_is_yielded() -> None:
     assert facing(Announce(b"x"))[1] == [(Announce(b"x"), b"")]

@@ -1,4 +1,4 @@
-"""Bytes that are honest arrive as they were sent, however they are cut; bytes that lie are a violation and no more."""
+"""Frames are decoded as they were encoded, however the bytes are cut; invalid bytes are violations and nothing worse."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def raw(kind, body) -> bytes:
 
 
 def pieces(data: bytes, cuts) -> Iterator[bytes]:
-    at = 0
+    start = 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
-        yield data[at:cut]
-        at = cut
+        yield data[start:cut]
+        start = cut
 
 
-# Honest bytes -----------------------------------------------------------------------------
+# Valid bytes -----------------------------------------------------------------------------
 
 
 @fast
@@ -130,14 +130,14 @@ traces = st.builds(Trace, hexadecimal(32), spans, st.none() | spans, st.booleans
 MADE = {Tensor: tensors, Trace: traces}
 
 
-def of(hint):  # noqa: PLR0911  # one kind of hint each
-    """Whatever fits a type hint of a message and the wire."""
+def values_of(hint):  # noqa: PLR0911  # one kind of hint each
+    """Return a strategy for the values of a field of a message."""
     if hint in MADE:
         return MADE[hint]
     if attrs.has(hint):
         hints = get_type_hints(hint)
-        return st.builds(hint, **{field.name: of(hints[field.name]) for field in hint.__attrs_attrs__})
-    inner = [of(each) for each in get_args(hint) if each is not ...]
+        return st.builds(hint, **{field.name: values_of(hints[field.name]) for field in hint.__attrs_attrs__})
+    inner = [values_of(each) for each in get_args(hint) if each is not ...]
     match get_origin(hint) or hint:
         case _ if hint in PLAIN:
             return PLAIN[hint]
@@ -168,14 +168,14 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("kind", codec.KINDS.values(), ids=lambda kind: kind.__name__)
-def test_every_message_survives_the_wire(kind: type[Message]) -> None:
+def test_every_message_is_decoded_as_it_was_encoded(kind: type[Message]) -> None:
     @settings(max_examples=15, deadline=None)
-    @given(of(kind))
-    def survives(message) -> None:
-        beside = memoryview(b"".join(codec.attached(message)))
-        assert codec.decode(codec.encode(message), beside) == message
+    @given(values_of(kind))
+    def check(message) -> None:
+        attachment = memoryview(b"".join(codec.attached(message)))
+        assert codec.decode(codec.encode(message), attachment) == message
 
-    survives()
+    check()
 
 
 def test_a_frame_of_exactly_the_limit_is_read() -> None:
@@ -186,18 +186,18 @@ def test_a_frame_of_exactly_the_limit_is_read() -> None:
         list(FrameReader(size - 1).feed(encode(frame)))
 
 
-def test_frames_that_came_whole_are_yielded_before_a_later_one_is_found_wrong() -> None:
+def test_complete_frames_are_yielded_before_a_later_one_is_found_invalid() -> None:
     stream = FrameReader().feed(encode(Credit(1, 1)) + b"\xff" * 5)
     assert next(stream) == Credit(1, 1)
     with pytest.raises(PeerViolation):
         next(stream)
 
 
-# Bytes that lie ---------------------------------------------------------------------------
+# Invalid bytes ---------------------------------------------------------------------------
 
 
-def hear(data, *, greeted: bool = True) -> None:
-    """Feed bytes to an end that waits for nothing; whatever they are, only PeerViolation may rise."""
+def check_violation_at_most(data, *, greeted: bool = True) -> None:
+    """Let one end of a link receive any bytes: it raises `PeerViolation` or nothing."""
     peer = Peer("here", serves_max=2, frame_bytes_max=4096)
     if greeted:
         list(peer.receive_data(encode(Hello(VERSION, "there", 2))))
@@ -214,13 +214,13 @@ def hear(data, *, greeted: bool = True) -> None:
 @fast
 @given(st.binary(max_size=200), st.booleans())
 def test_random_bytes_raise_a_violation_and_nothing_else(data: bytes, greeted: bool) -> None:
-    hear(data, greeted=greeted)
+    check_violation_at_most(data, greeted=greeted)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.binary(max_size=60))
 def test_random_bodies_raise_a_violation_and_nothing_else(kind, body: bytes) -> None:
-    hear(head(kind, len(body)) + body)
+    check_violation_at_most(head(kind, len(body)) + body)
 
 
 things = st.recursive(
@@ -234,13 +234,13 @@ names = st.sampled_from(sorted({field.name for kind in KINDS.values() for field 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(names, things, max_size=7))
 def test_well_formed_nonsense_raises_a_violation_and_nothing_else(kind, body) -> None:
-    hear(raw(kind, body))
+    check_violation_at_most(raw(kind, body))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(frames, max_size=4))
 def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent) -> None:
-    hear(b"".join(map(encode, sent)))
+    check_violation_at_most(b"".join(map(encode, sent)))
 
 
 @settings(max_examples=200, deadline=None)
@@ -255,7 +255,7 @@ def test_random_messages_raise_a_violation_and_nothing_else(kind, body) -> None:
 def test_one_wrong_byte_raises_a_violation_at_most(sent, place: int, value: int) -> None:
     data = bytearray(b"".join(map(encode, sent)))
     data[place % len(data)] = value
-    hear(bytes(data))
+    check_violation_at_most(bytes(data))
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_one_wrong_byte_raises_a_violation_at_most(sent, place: int, value: int)
     ],
 )
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_bodies_that_once_broke_a_decoder_are_violations(kind: int, body: bytes) -> None:
+def test_malformed_msgpack_is_a_violation(kind: int, body: bytes) -> None:
     without_fields = not KINDS[kind].__attrs_attrs__
-    # What there is beside the fields of a frame or a message is passed over, unread.
+    # Keys other than the fields of a frame are skipped without being decoded.
     with suppress(PeerViolation) if without_fields else pytest.raises(PeerViolation):
         list(FrameReader().feed(head(kind, len(body)) + body))
     with suppress(PeerViolation):
@@ -288,7 +288,7 @@ def greeted_peer() -> Peer:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "sentence"),
     [
         (encode(Hello(VERSION, "again", 1)), "a second Hello"),
         (head(0, 0), "no frame is of kind 0"),
@@ -320,12 +320,12 @@ def greeted_peer() -> Peer:
         (encode(Step([1], [3], [1, 2, 3], [], [])), "credit for 2"),
     ],
 )
-def test_each_lie_is_told_from_the_others(data, says: str) -> None:
-    with pytest.raises(PeerViolation, match=says):
+def test_each_violation_has_its_own_sentence(data, sentence: str) -> None:
+    with pytest.raises(PeerViolation, match=sentence):
         list(greeted_peer().receive_data(data))
 
 
-def test_a_frame_cut_short_is_not_a_frame() -> None:
+def test_an_incomplete_frame_is_not_yielded() -> None:
     data = encode(Fail(1, "internal", "x"))
     assert list(greeted_peer().receive_data(data[:-1])) == []
 
@@ -343,12 +343,12 @@ def test_a_frame_cut_short_is_not_a_frame() -> None:
         Announce(b""),
     ],
 )
-def test_whoever_does_not_say_hello_first_is_not_heard(frame: object) -> None:
+def test_a_frame_before_hello_is_a_violation(frame: object) -> None:
     with pytest.raises(PeerViolation, match=f"{type(frame).__name__} before Hello"):
         list(Peer("here", serves_max=2).receive_data(encode(frame)))
 
 
-def test_another_version_is_refused_by_name() -> None:
+def test_another_version_is_a_violation_that_names_both() -> None:
     with pytest.raises(PeerViolation, match=f"speaks version {VERSION + 1} of the protocol, this one {VERSION}"):
         list(Peer("here", serves_max=2).receive_data(encode(Hello(VERSION + 1, "there", 2))))
 
@@ -377,12 +377,12 @@ def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape) -> None:
             check_tensor(Tensor(dtype, tuple(shape), bytes(size - 1)))
 
 
-def test_two_negative_sizes_do_not_make_a_positive_one() -> None:
+def test_a_negative_size_in_a_shape_is_a_violation() -> None:
     with pytest.raises(PeerViolation, match="negative"):
         check_tensor(Tensor(Dtype.UINT8, (-2, -2), b"1234"))
 
 
-def test_a_size_that_no_memory_holds_is_only_a_number() -> None:
+def test_an_impossible_size_is_computed_without_memory() -> None:
     with pytest.raises(PeerViolation):
         check_tensor(Tensor(Dtype.FLOAT32, (2**62, 2**62), b""))
 
@@ -395,7 +395,7 @@ def test_a_tensor_does_not_print_its_bytes() -> None:
     assert "xxxx" not in repr(Tensor(Dtype.UINT8, (4,), b"xxxx"))
 
 
-# The taxonomy -----------------------------------------------------------------------------
+# Errors -----------------------------------------------------------------------------
 
 REQUEST_ERRORS = [
     thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, RequestError)
@@ -410,8 +410,8 @@ def test_every_code_belongs_to_one_error_alone() -> None:
 
 @by_name
 def test_an_error_is_rebuilt_from_its_code(cls) -> None:
-    error = from_code(cls.code, "what happened", "max_tokens")
-    assert (type(error), str(error), error.param) == (cls, "what happened", "max_tokens")
+    error = from_code(cls.code, "it failed", "max_tokens")
+    assert (type(error), str(error), error.param) == (cls, "it failed", "max_tokens")
 
 
 def test_an_unknown_code_is_internal() -> None:
@@ -419,13 +419,13 @@ def test_an_unknown_code_is_internal() -> None:
 
 
 @by_name
-def test_a_status_in_the_400s_means_the_client_and_only_then(cls) -> None:
+def test_a_status_in_the_400s_means_a_fault_of_the_client(cls) -> None:
     assert (400 <= cls.http_status < 500) == (cls.fault == "client")
     assert cls.http_status in {*range(400, 500), 500, 503}
 
 
 @by_name
-def test_when_to_come_back_is_said_exactly_where_coming_back_helps(cls) -> None:
+def test_retry_after_is_set_for_429_and_503_alone(cls) -> None:
     assert (cls.retry_after_s is not None) == (cls.http_status in {429, 503}) == cls("x").retryable
     assert cls.retry_after_s is None or cls.retry_after_s > 0
 
@@ -436,11 +436,11 @@ def test_a_close_code_is_one_that_a_server_may_send(cls) -> None:
 
 
 @by_name
-def test_every_code_is_a_word_and_every_error_says_what_it_means(cls) -> None:
+def test_every_error_has_a_lower_case_code_and_a_docstring(cls) -> None:
     assert cls.code.replace("_", "").isalpha()
     assert cls.code == cls.code.lower()
     assert cls.__doc__
 
 
-def test_no_error_is_about_a_request_and_about_an_actor() -> None:
+def test_no_request_error_is_an_actor_error() -> None:
     assert not [cls for cls in NAMED if issubclass(cls, ActorError)]

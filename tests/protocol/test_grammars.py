@@ -1,4 +1,4 @@
-"""What is seen of a grammar by reading it: every ordinary one passes, and what is always dear is refused by a sentence."""
+"""The static check of grammars: common ones pass, and shapes that are always costly are refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ebnf(text) -> str | None:
 
 
 @pytest.mark.parametrize("sample", BENIGN, ids=lambda sample: sample.name)
-def test_what_the_field_uses_every_day_passes(sample: Sample) -> None:
+def test_common_grammars_pass(sample: Sample) -> None:
     assert find_mistake(Grammar(GrammarKind(sample.kind), sample.text)) is None
 
 
@@ -40,11 +40,11 @@ def test_what_the_field_uses_every_day_passes(sample: Sample) -> None:
         "q(" + "(?P<n>a)*" * 300 + ")",
     ],
 )
-def test_b2_parts_in_a_row_that_may_each_be_empty_are_counted_wherever_they_stand(text: str) -> None:
+def test_b2_consecutive_parts_that_may_each_be_empty_are_counted_at_any_depth(text: str) -> None:
     assert "parts in a row that may each be empty" in regex(text)
 
 
-def test_the_bounds_are_what_they_are_said_to_be() -> None:
+def test_the_limits_are_exact() -> None:
     assert regex("a*" * EMPTIES_MAX) is None
     assert regex("a*" * (EMPTIES_MAX + 1)) is not None
     assert regex("a*b" * EMPTIES_MAX) is None  # no two beside each other
@@ -56,12 +56,12 @@ def test_the_bounds_are_what_they_are_said_to_be() -> None:
 
 
 @pytest.mark.parametrize("text", [r"[(*)*]" * 300, r"\(\*" * 300, r"\*\?" * 300, "[]a*?]" * 300, "a{,x}" * 300])
-def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text: str) -> None:
+def test_operators_in_a_class_or_behind_a_backslash_are_text(text: str) -> None:
     assert regex(text) is None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ('root ::= s "b"\ns ::= s s | "a" | ""', "its rule s may be empty, and stands beside itself"),
         ('root ::= s\ns ::= t | s e s\nt ::= "a"?\ne ::= ""', "its rule s may be empty, and stands beside itself"),
@@ -72,27 +72,27 @@ def test_what_stands_in_a_class_or_behind_a_backslash_is_text(text: str) -> None
         ('root ::= "(*)*(*)*"', None),
     ],
 )
-def test_rules_are_read_too(text: str, said: str | None) -> None:
-    found = ebnf(text)
-    assert found is None if said is None else said in found
+def test_the_rules_of_an_ebnf_grammar_are_checked(text: str, reason: str | None) -> None:
+    sentence = ebnf(text)
+    assert sentence is None if reason is None else reason in sentence
 
 
-def test_schemas_and_tags_are_read_for_the_patterns_that_they_hold() -> None:
+def test_patterns_in_schemas_and_structural_tags_are_checked() -> None:
     bad = "(a*)*" * 300
     schema = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": bad}}}
     of_keys = {"type": "object", "patternProperties": {bad: {}}}
-    for held in (schema, of_keys):
-        said = find_mistake(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(held)))
-        assert said.startswith(
+    for value in (schema, of_keys):
+        sentence = find_mistake(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value)))
+        assert sentence.startswith(
             "this JSON schema cannot be used because of a regular expression in it: it has 300 parts"
         )
     tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": 'root ::= s\ns ::= s s | ""'}}
     assert "an EBNF grammar in it: its rule s" in find_mistake(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag)))
-    assert find_mistake(Grammar(GrammarKind.JSON_SCHEMA, "no JSON")) is None  # whoever compiles it says so
+    assert find_mistake(Grammar(GrammarKind.JSON_SCHEMA, "no JSON")) is None  # the compiler refuses it
 
 
 @given(st.text(alphabet="(a*)+?{1,9}|[]\\:=\"' \n#r", max_size=200))
-def test_no_text_is_too_strange_to_be_read(text: str) -> None:
+def test_any_text_can_be_checked(text: str) -> None:
     for kind in (GrammarKind.REGEX, GrammarKind.EBNF):
         find_mistake(Grammar(kind, text))
 
@@ -100,14 +100,14 @@ def test_no_text_is_too_strange_to_be_read(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["(" * 32_768, "(a*)*" * 6_000, "a{99999999999999999999}" * 1_000, "[" * 32_768, "\\" * 32_767]
 )
-def test_reading_takes_time_in_proportion_to_the_length(text: str) -> None:
+def test_the_check_takes_time_proportional_to_the_length(text: str) -> None:
     began_at = time.process_time()
     regex(text)
     ebnf(f"root ::= {text}")
     assert time.process_time() - began_at < 1.0  # some 50 ms; a square would take minutes
 
 
-def test_reading_alone_finds_most_of_what_hurts() -> None:
+def test_the_static_check_finds_most_costly_grammars() -> None:
     found = [sample for sample in ATTACKS if find_mistake(Grammar(GrammarKind(sample.kind), sample.text))]
     assert len(ATTACKS) >= 40
     assert len(found) > len(ATTACKS) // 2

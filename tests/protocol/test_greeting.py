@@ -1,4 +1,4 @@
-"""Two nodes with one secret always greet each other; any other end is refused in one sentence, and learns no secret."""
+"""Two nodes with the same secret accept each other; any other end is refused with a reason and learns no secret."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def listener(node="back", cluster: str = "demo", secret=SECRET, nonce: bytes = b
     return Greeter("listens", cluster, node, secret, nonce, expects)
 
 
-class Meeting:
-    """Two greeters and what is on its way between them; an end that has failed hears nothing more."""
+class Exchange:
+    """Two greeters and the messages between them; an end that has failed receives no more."""
 
     def __init__(self, *ends: Greeter) -> None:
         self.ends = ends
-        self.said: list[bytes] = []  # by either
+        self.sent: list[bytes] = []  # by either end
         self.failed: list[ActorError | None] = [None, None]
         self.inboxes: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
         self.unstarted = {0, 1}
 
     def _send(self, end: int, messages: list[bytes]) -> None:
         self.inboxes[1 - end].extend(messages)
-        self.said += messages
+        self.sent += messages
 
     def turns(self) -> list[int]:
-        heard = [end for end in (0, 1) if end not in self.unstarted and self.inboxes[end] and not self.failed[end]]
-        return sorted({*self.unstarted, *heard})
+        ready = [end for end in (0, 1) if end not in self.unstarted and self.inboxes[end] and not self.failed[end]]
+        return sorted({*self.unstarted, *ready})
 
     def turn(self, end: int) -> None:
         greeter = self.ends[end]
@@ -77,7 +77,7 @@ class Meeting:
             if greeter.final_message:
                 self._send(end, [greeter.final_message])
 
-    def play(self, choices: list[int] | tuple[int, ...] = ()) -> Meeting:
+    def play(self, choices: list[int] | tuple[int, ...] = ()) -> Exchange:
         choices = deque(choices)
         while turns := self.turns():
             self.turn(turns[choices.popleft() % len(turns) if choices else 0])
@@ -94,7 +94,7 @@ class Meeting:
 
 
 def refusal(greeter: Greeter, *messages: bytes, kind: type[PeerRefused | PeerViolation] = PeerRefused) -> str:
-    """Let a greeter hear messages of which the last is refused, and return the sentence."""
+    """Let a greeter receive messages of which it refuses the last; return the sentence."""
     for message in messages[:-1]:
         greeter.receive(message)
     with pytest.raises(ActorError) as caught:
@@ -113,7 +113,7 @@ def raw(kind: int, body: object) -> bytes:
 
 
 def recorded() -> tuple[list[bytes], list[bytes]]:
-    """Return all that the dialer and all that the listener of an honest meeting said."""
+    """Return the messages of the dialer and of the listener of a greeting that succeeds."""
     ends = dialer(nonce=b"1" * 32), listener(nonce=b"2" * 32)
     (first,), (second,) = ends[0].start(), ends[1].start()
     assert ends[1].receive(first) == []
@@ -123,7 +123,7 @@ def recorded() -> tuple[list[bytes], list[bytes]]:
     return [first, proof], [second, answer]
 
 
-# Honest ends ------------------------------------------------------------------------------
+# The same secret ------------------------------------------------------------------------------
 
 names = st.text(min_size=1, max_size=NAME_LENGTH_MAX).filter(str.isprintable)
 nonces = st.binary(min_size=32, max_size=32)
@@ -136,30 +136,28 @@ pairs = st.lists(nonces, min_size=2, max_size=2, unique=True)
 
 @given(names, st.lists(names, min_size=2, max_size=2, unique=True), secrets, pairs, choices)
 @example("demo", ["front", "back"], b"", [b"d" * 32, b"l" * 32], [])
-def test_two_ends_with_one_secret_greet_each_other_in_whatever_order_messages_come(
+def test_two_ends_with_the_same_secret_accept_each_other_in_any_order_of_messages(
     cluster: str, nodes, secret: bytes, pair: list[bytes], order: list[int]
 ) -> None:
     ends = dialer(nodes[0], cluster, secret, pair[0], nodes[1]), listener(nodes[1], cluster, secret, pair[1])
-    meeting = Meeting(*ends).play(order)
-    assert meeting.sentences == [None, None]
-    assert meeting.peers == [nodes[1], nodes[0]]
-    assert all(len(message) <= MESSAGE_BYTES_MAX for message in meeting.said)
+    exchange = Exchange(*ends).play(order)
+    assert exchange.sentences == [None, None]
+    assert exchange.peers == [nodes[1], nodes[0]]
+    assert all(len(message) <= MESSAGE_BYTES_MAX for message in exchange.sent)
     assert [end.final_message for end in ends] == [b"", b""]
 
 
 @given(st.lists(secrets, min_size=2, max_size=2, unique=True), choices)
 @example([SECRET, b""], [])
 @example([b"", SECRET], [1, 1, 0, 0])
-@example([b"", b"\0"], [])  # one key to a bare HMAC
-@example([SECRET * 3, hashlib.sha256(SECRET * 3).digest()], [])  # these as well
-def test_two_ends_with_different_secrets_both_fail_and_neither_ever_believes_that_it_is_done(
-    two, order: list[int]
-) -> None:
-    meeting = Meeting(dialer(secret=two[0]), listener(secret=two[1]))
-    while turns := meeting.turns():
-        meeting.turn(turns[order.pop() % len(turns) if order else 0])
-        assert meeting.peers == [None, None]
-    assert meeting.sentences == [
+@example([b"", b"\0"], [])  # the same key for HMAC alone
+@example([SECRET * 3, hashlib.sha256(SECRET * 3).digest()], [])  # so are these
+def test_two_ends_with_different_secrets_never_accept_each_other(two, order: list[int]) -> None:
+    exchange = Exchange(dialer(secret=two[0]), listener(secret=two[1]))
+    while turns := exchange.turns():
+        exchange.turn(turns[order.pop() % len(turns) if order else 0])
+        assert exchange.peers == [None, None]
+    assert exchange.sentences == [
         "node front was refused by node back of cluster demo: it has another secret, or none",
         "node front of cluster demo was refused: it has another secret, or none",
     ]
@@ -187,7 +185,7 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
 
 @pytest.mark.parametrize("order", [*product((0, 1), repeat=4)])
 @pytest.mark.parametrize(
-    ("ends", "says"),
+    ("ends", "sentences"),
     [
         pytest.param(
             (dialer, {"cluster": "prod"}, {}),
@@ -220,11 +218,11 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
         ),
     ],
 )
-def test_both_ends_are_told_why_they_do_not_talk(ends, says: tuple[str, str], order: tuple[int, ...]) -> None:
+def test_both_ends_name_the_reason_of_a_refusal(ends, sentences: tuple[str, str], order: tuple[int, ...]) -> None:
     make, one, other = ends
-    meeting = Meeting(make(**one), listener(**other)).play(order)
-    assert meeting.sentences == list(says)
-    assert meeting.peers == [None, None]
+    exchange = Exchange(make(**one), listener(**other)).play(order)
+    assert exchange.sentences == list(sentences)
+    assert exchange.peers == [None, None]
 
 
 def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_holds() -> None:
@@ -234,7 +232,7 @@ def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_hold
     assert decode(here.final_message) == Refusal("version", f"it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}")  # fmt: skip
 
 
-def test_two_versions_meet_and_each_end_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_end_names_both_versions_if_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     here = dialer()
     (ours,) = here.start()
     monkeypatch.setattr(module, "VERSION", 4)
@@ -245,7 +243,7 @@ def test_two_versions_meet_and_each_end_says_both(monkeypatch: pytest.MonkeyPatc
     assert refusal(here, theirs) == "the other end was refused: it speaks version 4 of the protocol, and node front version 3"  # fmt: skip
 
 
-def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered() -> None:
+def test_a_refusal_counts_before_and_after_a_greeting_and_is_not_answered() -> None:
     last = encode(Refusal("node", "node spare was expected in its place"))
     for heard, whom in (((), "the other end"), ((hello(),), "node back of cluster demo")):
         here = dialer()
@@ -254,17 +252,17 @@ def test_a_refusal_is_believed_before_and_after_a_greeting_and_is_not_answered()
         assert here.final_message == b""
 
 
-# Enemies ----------------------------------------------------------------------------------
+# Attacks ----------------------------------------------------------------------------------
 
 
-def test_a_greeting_that_is_sent_back_is_refused_at_either_end() -> None:
+def test_a_reflected_greeting_is_refused_at_either_end() -> None:
     for here in (dialer(), listener()):
         (ours,) = here.start()
         whom = f"node {here.node} of cluster demo"
         assert refusal(here, ours) == f"{whom} was refused: it sent back the nonce that it was sent"
 
 
-def test_a_nonce_that_is_sent_back_under_another_name_is_refused_before_anything_is_proved() -> None:
+def test_a_reflected_nonce_under_another_name_is_refused_before_any_proof() -> None:
     here = dialer()
     assert refusal(here, hello(nonce=here.nonce)) == (
         "node back of cluster demo was refused: it sent back the nonce that it was sent"
@@ -272,14 +270,14 @@ def test_a_nonce_that_is_sent_back_under_another_name_is_refused_before_anything
     assert decode(here.final_message) == Refusal("reflected", "it sent back the nonce that it was sent")
 
 
-def test_a_proof_that_is_sent_back_is_refused() -> None:
+def test_a_reflected_proof_is_refused() -> None:
     here = dialer()
     (proof,) = here.receive(hello())
     assert refusal(here, proof) == "node back of cluster demo was refused: it sent back the proof that it was sent"
 
 
-def test_a_proof_of_a_dialer_proves_nothing_at_another_door_of_the_same_dialer() -> None:
-    """Two connections to one node, one each way, with the messages of either sent on into the other."""
+def test_a_proof_is_not_valid_on_another_connection_of_the_same_node() -> None:
+    """An attacker relays messages between two connections of one node, one in each direction."""
     dials, listens = dialer(expects=None), listener(node="front")
     listens.receive(hello("mallory", nonce=b"d" * 32))
     (proof,) = dials.receive(hello("mallory", nonce=b"l" * 32))
@@ -287,10 +285,10 @@ def test_a_proof_of_a_dialer_proves_nothing_at_another_door_of_the_same_dialer()
 
 
 @pytest.mark.parametrize("same", ["dialer", "listener", "neither"])
-def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same: str) -> None:
+def test_a_replayed_proof_is_refused(same: str) -> None:
     dialed, listened = recorded()
     fresh = listener(nonce=b"2" * 32 if same == "listener" else b"3" * 32)
-    if same == "listener":  # the same nonce again, which its caller must never give
+    if same == "listener":  # a repeated nonce, which a caller must never pass
         fresh.receive(dialed[0])
         assert len(fresh.receive(dialed[1])) == 1
     else:
@@ -303,7 +301,7 @@ def test_what_an_earlier_meeting_said_proves_nothing_in_a_later_one(same: str) -
 
 
 @pytest.mark.parametrize("change", [{"node": "mid"}, {"nonce": b"y" * 32}])
-def test_a_greeting_that_was_changed_on_its_way_fails_at_the_proof(change: dict[str, Any]) -> None:
+def test_a_greeting_modified_in_transit_makes_the_proof_fail(change: dict[str, Any]) -> None:
     here, there = dialer(), listener()
     there.receive(hello(**{"node": "front", "nonce": here.nonce, **change}))
     (proof,) = here.receive(there.start()[0])
@@ -311,7 +309,7 @@ def test_a_greeting_that_was_changed_on_its_way_fails_at_the_proof(change: dict[
 
 
 def test_no_two_greetings_have_one_proof() -> None:
-    """Were the parts only joined, a letter could move from one name into the next."""
+    """If the names were only joined, a letter could move from one into the next."""
     proofs = set()
     for ours, theirs, cluster in [("ab", "c", "d"), ("a", "bc", "d"), ("a", "b", "cd"), ("c", "ab", "d")]:
         here = dialer(ours, cluster, expects=None)
@@ -323,7 +321,7 @@ def test_no_two_greetings_have_one_proof() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "says"),
+    ("messages", "reason"),
     [
         pytest.param([encode(Proof(b"?" * 32))], "Proof before Greeting", id="a proof first"),
         pytest.param([hello(), hello()], "a second Greeting", id="two greetings"),
@@ -346,19 +344,17 @@ def test_no_two_greetings_have_one_proof() -> None:
         pytest.param([hello() + b"\xc0"], "a Greeting that cannot be read", id="more behind it"),
     ],
 )
-def test_a_message_that_is_wrong_in_itself_is_a_violation_of_which_both_ends_are_told(
-    messages: list[bytes], says: str
-) -> None:
+def test_an_invalid_message_is_a_violation_that_both_ends_report(messages: list[bytes], reason: str) -> None:
     here, there = dialer(), listener()
     sentence = refusal(here, *messages, kind=PeerViolation)
-    assert says in sentence
+    assert reason in sentence
     there.receive(here.start()[0])
     assert refusal(there, here.final_message) == f"node back was refused by node front of cluster demo: {sentence}"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines", "\u202egnp", "\x1b[2J", "nul\0"])
 @pytest.mark.parametrize("what", ["node", "cluster"])
-def test_a_name_that_could_disturb_a_log_is_refused_and_cannot_be_taken(what: str, name: str) -> None:
+def test_a_name_that_could_forge_log_lines_is_refused_at_both_ends(what: str, name: str) -> None:
     body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
     sentence = refusal(dialer(), raw(1, {**body, what: name}), kind=PeerViolation)
     assert sentence == f"a Greeting that cannot be read: the name of a {what} is 1 to 128 printable characters"
@@ -375,7 +371,7 @@ def test_a_nonce_of_another_size_is_refused_and_cannot_be_sent(size: int) -> Non
         dialer(nonce=b"x" * size)
 
 
-def test_an_end_that_was_sure_is_so_no_longer_when_more_comes() -> None:
+def test_a_message_after_the_greeting_revokes_the_acceptance() -> None:
     dialed, _ = recorded()
     for more in (*dialed, encode(Refusal("secret", "it has another secret, or none"))):
         here = listener(nonce=b"2" * 32)
@@ -386,7 +382,7 @@ def test_an_end_that_was_sure_is_so_no_longer_when_more_comes() -> None:
 
 
 @pytest.mark.parametrize("last", [encode(Refusal("node", "")), encode(Proof(b"?" * 32)), hello(cluster="prod"), b""])
-def test_an_end_that_has_refused_or_was_refused_hears_nothing_more(last: bytes) -> None:
+def test_an_end_accepts_no_message_after_a_refusal(last: bytes) -> None:
     dialed, _ = recorded()
     here = listener(nonce=b"2" * 32)
     with pytest.raises(ActorError):
@@ -412,33 +408,31 @@ things = st.recursive(
 )
 fields = st.sampled_from(sorted({field.name for kind in KINDS.values() for field in kind.__attrs_attrs__}))
 kinds = st.sampled_from(sorted(KINDS))
-honest = st.sampled_from([message for said in recorded() for message in said])
-wellmade = st.one_of(
-    honest,
+valid = st.sampled_from([message for sent in recorded() for message in sent])
+well_formed = st.one_of(
+    valid,
     st.builds(hello, names, st.just("demo") | names, nonces),
     st.builds(encode, st.builds(Proof, nonces)),
     st.builds(encode, st.builds(Refusal, st.sampled_from(CODES), names)),
 )
 messages = st.one_of(
-    wellmade,
+    well_formed,
     st.binary(max_size=100),
     st.builds(raw, kinds, st.dictionaries(fields, things, max_size=5)),
     st.builds(raw, kinds, things),
-    st.builds(lambda message, size: message[:size], wellmade, st.integers(0, 120)),
-    st.builds(lambda message, more: message + more, wellmade, st.binary(max_size=4)),
+    st.builds(lambda message, size: message[:size], well_formed, st.integers(0, 120)),
+    st.builds(lambda message, more: message + more, well_formed, st.binary(max_size=4)),
 )
 
 
 @settings(max_examples=600)
 @given(st.lists(messages, max_size=5), st.booleans())
-def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_prove_anything(
-    heard, dials: bool
-) -> None:
+def test_hostile_messages_are_refused_and_prove_nothing(received, dials: bool) -> None:
     here = (dialer if dials else listener)(nonce=b"9" * 32, expects=None)
-    for message in heard:
+    for message in received:
         with suppress(PeerRefused, PeerViolation):
-            for said in here.receive(message):
-                assert isinstance(decode(said), Proof)
+            for answer in here.receive(message):
+                assert isinstance(decode(answer), Proof)
         assert here.peer is None
         if here.final_message:
             refused = decode(here.final_message)
@@ -448,26 +442,29 @@ def test_no_bytes_in_any_order_raise_anything_but_a_refusal_or_a_violation_nor_p
 
 @settings(max_examples=300)
 @given(st.integers(0, 3), st.integers(0, 10**6), st.integers(1, 255))
-def test_one_byte_changed_on_its_way_fails_both_ends_or_neither_is_fooled(which: int, place: int, flip: int) -> None:
-    """Both have the secret, so an end may be done only if it heard what the other said."""
+def test_no_two_ends_accept_each_other_if_one_byte_was_changed(which: int, place: int, flip: int) -> None:
+    """Both have the secret, so an end may accept only if it received what the other sent."""
     ends = dialer(), listener()
-    meeting = Meeting(*ends)
+    exchange = Exchange(*ends)
     changed = False
-    while turns := meeting.turns():
+    while turns := exchange.turns():
         end = turns[0]
-        inbox = meeting.inboxes[end]
-        if inbox and end not in meeting.unstarted and not changed and len(meeting.said) > which:
+        inbox = exchange.inboxes[end]
+        if inbox and end not in exchange.unstarted and not changed and len(exchange.sent) > which:
             data = bytearray(inbox[0])
             data[place % len(data)] ^= flip
             inbox[0] = bytes(data)
             changed = True
-        meeting.turn(end)
+        exchange.turn(end)
     assert changed
     assert ends[0].peer is None or ends[1].peer is None
-    assert None not in meeting.failed or meeting.peers == [None, "front"]  # the listener's proof came last, and broken
+    assert None not in exchange.failed or exchange.peers == [
+        None,
+        "front",
+    ]  # the byte was in the listener's proof, which is the last message
 
 
-@given(honest, st.data())
+@given(valid, st.data())
 def test_every_truncation_of_a_message_is_a_violation(message: bytes, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, len(message) - 1))
     refusal(dialer(nonce=b"9" * 32), message[:size], kind=PeerViolation)
@@ -478,11 +475,11 @@ def test_every_truncation_of_a_message_is_a_violation(message: bytes, data: st.D
 
 @pytest.mark.parametrize("secret", [SECRET, b"another-secret"])
 def test_the_secret_is_in_no_message_and_in_no_representation(secret: bytes) -> None:
-    meeting = Meeting(dialer(), listener(secret=secret)).play()
-    seen = [*meeting.said, *(str(error).encode() for error in meeting.failed)]
-    seen += [repr(end).encode() + str(end).encode() for end in meeting.ends]
+    exchange = Exchange(dialer(), listener(secret=secret)).play()
+    seen = [*exchange.sent, *(str(error).encode() for error in exchange.failed)]
+    seen += [repr(end).encode() + str(end).encode() for end in exchange.ends]
     assert not any(word in text for text in seen for word in (SECRET, b"another-secret"))
-    assert len(meeting.said) >= 3
+    assert len(exchange.sent) >= 3
 
 
 def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,7 +492,7 @@ def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("other", [Incarnation("other", 9), Incarnation("run", 10)])
-def test_which_process_it_is_is_proved(other: Incarnation) -> None:
+def test_a_proof_covers_the_incarnation(other: Incarnation) -> None:
     here, there = dialer(), listener()
     here.incarnation = Incarnation("run", 9)
     here.__attrs_post_init__()
@@ -504,24 +501,24 @@ def test_which_process_it_is_is_proved(other: Incarnation) -> None:
     there.receive(greeting)
     there.receive(proof)
     assert (there.peer, there.peer_incarnation) == ("front", Incarnation("run", 9))
-    told = listener()
-    told.start()
-    told.receive(encode(evolve(decode(greeting), incarnation=other)))
+    deceived = listener()
+    deceived.start()
+    deceived.receive(encode(evolve(decode(greeting), incarnation=other)))
     with pytest.raises(PeerRefused):
-        told.receive(proof)
+        deceived.receive(proof)
 
 
 @pytest.mark.parametrize("fields", [("x" * 129, 0), ("\n", 0), ("r", -1), ("r", 2**40)])
-def test_a_process_that_cannot_be_is_none(fields: tuple[str, int]) -> None:
+def test_an_invalid_incarnation_cannot_be_made(fields: tuple[str, int]) -> None:
     with pytest.raises(ValueError, match=r"run|time"):
         Incarnation(*fields)
 
 
-def test_a_proof_is_the_hmac_of_all_that_was_said() -> None:
+def test_a_proof_is_the_hmac_of_both_greetings() -> None:
     here = dialer()
     (proof,) = here.receive(hello())
-    said = msgspec.msgpack.encode(
+    data = msgspec.msgpack.encode(
         ["espalier greeting", VERSION, "dials", b"d" * 32, b"x" * 32, "front", "back", "demo"]
         + [{"run": "", "started_at": 0}] * 2
     )
-    assert decode(proof) == Proof(standard_hmac.new(hashlib.sha256(SECRET).digest(), said, "sha256").digest())
+    assert decode(proof) == Proof(standard_hmac.new(hashlib.sha256(SECRET).digest(), data, "sha256").digest())

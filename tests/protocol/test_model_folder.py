@@ -1,4 +1,4 @@
-"""Two folders of one name are one model only if what decides their tokens is the same."""
+"""Two folders of the same name are the same model only if the files that determine its tokens are equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("other", "sentence"),
     [
         (OWN, None),
         ((), None),
@@ -30,20 +30,20 @@ OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
         ),
     ],
 )
-def test_a_folder_that_differs_is_another_model_and_its_files_are_named(
-    told: tuple[tuple[str, str], ...], said: str | None
+def test_the_files_in_which_two_folders_differ_are_named(
+    other: tuple[tuple[str, str], ...], sentence: str | None
 ) -> None:
-    assert mismatch(OWN, told) == said
-    assert mismatch((), told) is None, "who has looked at nothing judges nobody"
+    assert mismatch(OWN, other) == sentence
+    assert mismatch((), other) is None, "an unread folder differs from none"
 
 
-def test_weights_are_compared_where_both_have_some() -> None:
+def test_weights_are_compared_if_both_ends_have_some() -> None:
     first, second = ((*OWN, *digest({WEIGHTS: weights})) for weights in (b"one", b"two"))
     assert mismatch(first, second) == "its model is another one: it differs in weights"
     assert mismatch(OWN, second) is mismatch(second, OWN) is None
 
 
-def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path: Path) -> None:
+def test_the_digest_of_a_folder_covers_its_files_and_its_weights(tmp_path: Path) -> None:
     for name in FILES:
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
     without = model_files.model_digest(tmp_path)
@@ -63,7 +63,7 @@ def test_the_digest_of_a_folder_sees_its_files_and_its_weights(tmp_path: Path) -
         weights[place] ^= 1
 
 
-def test_a_digest_that_cannot_be_is_seen() -> None:
+def test_a_malformed_digest_is_detected() -> None:
     assert is_well_formed(OWN)
     assert is_well_formed(())
     assert not is_well_formed(OWN * 9)

@@ -1,8 +1,8 @@
 """What crosses a wire or reaches a client is the same before and after files move and names change.
 
-`pins.json` beside it holds the bytes of every frame, of every message between nodes and of every message of a greeting, and
-digests of the OpenAPI document. They were made before the moves. The examples are made of the types of the fields, so
-that no name stands here that a rename could change along with the wire. To renew them, on purpose:
+`pins.json` has the bytes of every frame, of every message between nodes and of every message of a greeting, and digests of
+the OpenAPI document with and without its descriptions. The examples are made from the types of the fields, so that no
+name stands here that a rename could change along with the wire. To renew the pins, on purpose:
 `python -m tests.protocol.test_pins`.
 """
 
@@ -46,7 +46,7 @@ SCALARS = {
 
 
 def example(hint, numbers, *, full):
-    """Return a value of a type: numbers count up, so that two fields of one type that change places are seen."""
+    """Return a value of a type; numbers count up, so that a swap of two fields of the same type is detected."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in {Union, UnionType}:
         return example(arguments[0], numbers, full=full)
@@ -161,33 +161,33 @@ PINNED = json.loads(PINS.read_text()) if PINS.exists() else {}
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_message_is_written_as_it_was_before_the_moves(name: str) -> None:
+def test_every_message_is_encoded_as_pinned(name: str) -> None:
     assert wire(SETS[name]) == PINNED[name]
 
 
 @pytest.mark.parametrize("name", ["messages", "greeting"])
-def test_every_message_of_before_the_moves_can_be_read(name: str) -> None:
+def test_every_pinned_message_is_decoded(name: str) -> None:
     module = SETS[name]
     for number, both in examples(module.KINDS):
         assert [module.decode(bytes.fromhex(each)) for each in PINNED[name][str(number)]] == both
 
 
-def test_every_frame_of_before_the_moves_can_be_read() -> None:
+def test_every_pinned_frame_is_decoded() -> None:
     for number, both in examples(frames.KINDS):
         data = bytes.fromhex("".join(PINNED["frames"][str(number)]))
         assert list(frames.FrameReader().feed(data)) == both
 
 
-def test_two_nodes_greet_each_other_in_the_same_bytes() -> None:
+def test_a_greeting_has_the_pinned_bytes() -> None:
     assert greeted() == PINNED["greeted"]
 
 
-def test_the_values_of_enumerations_and_the_codes_of_errors_are_the_same() -> None:
+def test_enumerations_and_error_codes_have_the_pinned_values() -> None:
     assert values() == PINNED["values"]
     assert errors() == PINNED["errors"]
 
 
-def test_the_openapi_document_is_the_same_and_so_is_its_shape() -> None:
+def test_the_openapi_document_and_its_shape_are_as_pinned() -> None:
     now = current()
     assert now["openapi_shape"] == PINNED["openapi_shape"]
     assert now["openapi"] == PINNED["openapi"]

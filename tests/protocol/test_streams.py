@@ -1,4 +1,4 @@
-"""Two honest ends never accuse each other, whatever the network's timing."""
+"""Two correct ends never raise a violation, whatever the timing of the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from protocol.frames import (
     WindowUpdate,
 )
 from protocol.messages import FinishReason
-from protocol.peer import Peer
+from protocol.peer import Peer, PeerStatistics
 from protocol.streams import CREDIT_MAX, NEXT, Streams
 
 FRAMES = {Open, RequestData, Credit, Cancel, Item, ReplyData, End, Fail}
@@ -47,12 +47,12 @@ class TwoEnds(RuleBasedStateMachine):
             Peer("right", serves_max=2, attached_bytes_max=30),
         )
         self.wires = (bytearray(), bytearray())  # wires[i]: from end i
-        self.granted = ({}, {})  # what each end has granted to the streams it opened
-        self.spent = ({}, {})  # what each end has put on the streams it serves
-        self.heard = ({}, {})  # the credit that each end knows of, of the streams that it still answers
-        self.attached = {}  # to each body: no two are the same
-        self.said = ({}, {})  # the replies that each end has put on the streams it serves
-        self.got = ({}, {})  # the replies that each end has got to the streams that it opened
+        self.granted = ({}, {})  # the units that each end has granted to the streams it opened
+        self.spent = ({}, {})  # the units that each end has spent on the streams it serves
+        self.credit = ({}, {})  # by stream that each end still answers: the credit that it has been granted
+        self.attached = {}  # by body, of which no two are equal: its attachment
+        self.sent = ({}, {})  # the replies that each end has sent on the streams it serves
+        self.received = ({}, {})  # the replies that each end has received on the streams it opened
 
     which = st.integers(0, 1)
     sizes = st.sampled_from((0, 0, 1, 3, 8, 20))
@@ -69,8 +69,8 @@ class TwoEnds(RuleBasedStateMachine):
             self.opens(1, 5, 0)
             self.settles()
 
-    def say(self, end, frame, views: tuple[memoryview[int], ...] = ()) -> bool:
-        """Say something, unless too much is attached already; return whether it has been said."""
+    def send(self, end, frame, views: tuple[memoryview[int], ...] = ()) -> bool:
+        """Send a frame, unless too much is attached already; return whether it was sent."""
         try:
             self.ends[end].send(frame, views)
         except Overloaded:
@@ -87,10 +87,10 @@ class TwoEnds(RuleBasedStateMachine):
         self.wires[end].extend(data)
 
     def body(self, size) -> tuple[bytes, tuple[memoryview[int], memoryview[int]] | tuple[()]]:
-        """Return a body, and bytes to attach to it that are its own."""
+        """Return a new body, and a new attachment for it."""
         number = len(self.attached)
         body = b"%d" % number
-        self.attached[body] = bytes((number * 7 + at) % 256 for at in range(size))
+        self.attached[body] = bytes((number * 7 + place) % 256 for place in range(size))
         half = memoryview(self.attached[body])
         return body, (half[: size // 2], half[size // 2 :]) if size else ()
 
@@ -103,48 +103,48 @@ class TwoEnds(RuleBasedStateMachine):
         if len(asked) < asked.open_max:
             body, views = self.body(size)
             stream = asked.last + 1
-            if self.say(end, Open(stream, body, credit, attached=size), views):
+            if self.send(end, Open(stream, body, credit, attached=size), views):
                 self.granted[end][stream] = credit
-                self.got[end][stream] = []
+                self.received[end][stream] = []
 
     @rule(end=which, data=st.data(), units=st.integers(0, 2))
     def grants(self, end, data, units) -> None:
         if streams := self.live(self.ends[end].asked, ("open", "closed")):
             stream = data.draw(st.sampled_from(streams))
-            self.say(end, Credit(stream, units))
+            self.send(end, Credit(stream, units))
             self.granted[end][stream] += units
 
     @rule(end=which, data=st.data())
     def leaves(self, end, data) -> None:
         if streams := self.live(self.ends[end].asked, ("open",)):
-            self.say(end, Cancel(data.draw(st.sampled_from(streams)), "left"))
+            self.send(end, Cancel(data.draw(st.sampled_from(streams)), "left"))
 
     @rule(end=which, data=st.data(), size=sizes)
     def replies(self, end, data, size) -> None:
-        if streams := sorted(self.heard[end]):
+        if streams := sorted(self.credit[end]):
             stream = data.draw(st.sampled_from(streams))
             units = data.draw(st.integers(0, min(2, self.ends[end].served.credit(stream))))
             body, views = self.body(size)
-            if self.say(end, Item(stream, body, units, size), views):
+            if self.send(end, Item(stream, body, units, size), views):
                 self.spent[end][stream] = self.spent[end].get(stream, 0) + units
-                self.said[end].setdefault(stream, []).append(body)
+                self.sent[end].setdefault(stream, []).append(body)
 
     @rule(end=which, data=st.data())
     def ends_one(self, end, data) -> None:
-        if streams := sorted(self.heard[end]):
+        if streams := sorted(self.credit[end]):
             stream = data.draw(st.sampled_from(streams))
-            self.say(end, data.draw(st.sampled_from((End(stream, b""), Fail(stream, "internal", "x")))))
-            del self.heard[end][stream]
+            self.send(end, data.draw(st.sampled_from((End(stream, b""), Fail(stream, "internal", "x")))))
+            del self.credit[end][stream]
 
     @rule(end=which, data=st.data())
     def steps(self, end, data) -> None:
         served = self.ends[end].served
-        if streams := [stream for stream in sorted(self.heard[end]) if served.owed(stream) == (0, 0)]:
+        if streams := [stream for stream in sorted(self.credit[end]) if served.owed(stream) == (0, 0)]:
             chosen = data.draw(st.lists(st.sampled_from(streams), unique=True))
             counts = [data.draw(st.integers(0, served.credit(stream))) for stream in chosen]
             ended = data.draw(st.lists(st.sampled_from(streams), unique=True))
             begun = data.draw(st.lists(st.sampled_from(streams), unique=True))
-            self.say(
+            self.send(
                 end,
                 Step(
                     chosen,
@@ -157,7 +157,7 @@ class TwoEnds(RuleBasedStateMachine):
             for stream, count in zip(chosen, counts, strict=True):
                 self.spent[end][stream] = self.spent[end].get(stream, 0) + count
             for stream in ended:
-                del self.heard[end][stream]
+                del self.credit[end][stream]
 
     @precondition(lambda self: any(self.wires))
     @rule(end=which, size=st.sampled_from((1, 13, 1000, 1000)))
@@ -165,31 +165,31 @@ class TwoEnds(RuleBasedStateMachine):
         data = bytes(self.wires[end][:size])
         del self.wires[end][:size]
         peer = self.ends[1 - end]
-        for frame in peer.receive_data(data):  # raises PeerViolation if it accuses
-            self.hears(1 - end, frame, bytes(peer.attached))
+        for frame in peer.receive_data(data):  # raises PeerViolation if the other end was wrong
+            self.handles(1 - end, frame, bytes(peer.attached))
         assert not peer.attached
 
-    def hears(self, end: int, frame: Frame, data: bytes) -> None:
+    def handles(self, end: int, frame: Frame, data: bytes) -> None:
         match frame:
             case Open():
                 assert data == self.attached[frame.body]
-                self.heard[end][frame.stream] = frame.credit
-            case Credit() if frame.stream in self.heard[end]:
-                self.heard[end][frame.stream] += frame.units
+                self.credit[end][frame.stream] = frame.credit
+            case Credit() if frame.stream in self.credit[end]:
+                self.credit[end][frame.stream] += frame.units
             case Item():
                 assert data == self.attached[frame.body]
-                self.got[end][frame.stream].append(frame.body)
-                said = self.said[1 - end][frame.stream]
-                assert self.got[end][frame.stream] == said[: len(self.got[end][frame.stream])] or self.left(end, frame)
+                self.received[end][frame.stream].append(frame.body)
+                received, sent = self.received[end][frame.stream], self.sent[1 - end][frame.stream]
+                assert received == sent[: len(received)] or self.cancelled(end, frame)
             case _:
                 assert not data
                 assert not isinstance(frame, RequestData | ReplyData | WindowUpdate)
 
-    def left(self, end, frame: Item) -> bool:
+    def cancelled(self, end, frame: Item) -> bool:
         return self.ends[end].asked.state(frame.stream) == "leaving"
 
     @invariant()
-    def nobody_spends_what_was_not_granted(self) -> None:
+    def no_end_spends_more_than_it_was_granted(self) -> None:
         for end in (0, 1):
             for stream, spent in self.spent[1 - end].items():
                 assert spent <= self.granted[end][stream]
@@ -210,22 +210,24 @@ class TwoEnds(RuleBasedStateMachine):
             for stream in range(asked.last + 2):
                 assert asked.state(stream) == served.state(stream)
                 assert asked.owed(stream) == served.owed(stream)
-                cut = served.owed(stream)[1] > 0  # what waited behind it has spent its credit, and will never leave
+                cut = served.owed(stream)[1] > 0  # frames behind it have spent their credit and are never sent
                 assert asked.credit(stream) == served.credit(stream) or cut
-            for stream, credit in self.heard[1 - end].items():
+            for stream, credit in self.credit[1 - end].items():
                 assert served.state(stream) == "leaving" or credit == self.granted[end][stream]
-            keeps_nothing(self.ends[end])
+            held = self.ends[end].statistics()
+            assert held == PeerStatistics(held.asked, held.served), "a quiet end holds bytes"
+            assert not self.ends[end].attached
 
     def teardown(self) -> None:
         try:
             self.settles()
             for end in (0, 1):
-                for stream in sorted(self.heard[end]):
-                    self.say(end, End(stream, b""))
-                self.heard[end].clear()
+                for stream in sorted(self.credit[end]):
+                    self.send(end, End(stream, b""))
+                self.credit[end].clear()
             self.settles()
             for peer in self.ends:
-                assert len(peer.asked) == len(peer.served) == 0
+                assert peer.statistics() == PeerStatistics()
                 assert not peer.asked.owing
                 assert not peer.served.owing
         finally:
@@ -234,7 +236,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     @rule()
     def settles(self) -> None:
-        """Everything that was said arrives, and soon."""
+        """Deliver everything that was sent; it takes a limited number of messages."""
         for _ in range(1000):
             if not (any(end.ready for end in self.ends) or any(self.wires)):
                 break
@@ -244,20 +246,6 @@ class TwoEnds(RuleBasedStateMachine):
         else:
             pytest.fail("the two ends never come to rest")
         self.when_quiet_both_ends_agree()
-
-
-def keeps_nothing(peer: Peer) -> None:
-    """Nothing of what was attached, ever, is left in an end that is quiet."""
-    assert (
-        len(peer._outgoing)
-        == peer._outgoing._bytes
-        == peer._outgoing._in_flight_bytes
-        == peer._outgoing.behind_bytes
-        == 0
-    )
-    assert len(peer._incoming._incomplete) == peer._incoming._bytes == peer._incoming.unacknowledged_bytes == 0
-    assert peer.queued_bytes == 0
-    assert not peer.attached
 
 
 TestTwoEnds = TwoEnds.TestCase
@@ -287,7 +275,7 @@ def frame(kind: object, stream: int = 1) -> object:
 
 
 def in_state(state: str, kind: type | None = None) -> Streams:
-    """A stream in a state, with bytes to come if `kind` brings some."""
+    """Return a stream in a state, with bytes to come if `kind` is a piece."""
     streams = Streams(4)
     if state == "new":
         return streams
@@ -315,7 +303,7 @@ def test_every_frame_in_every_state_does_what_the_table_says(state: str, kind: t
 
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("stream", [-1, 0, 3, 2**62])
-def test_no_stream_is_skipped_or_invented(kind: type, stream: int) -> None:
+def test_a_frame_for_a_stream_out_of_order_is_a_violation(kind: type, stream: int) -> None:
     with pytest.raises(PeerViolation):
         opened().step(frame(kind, stream))
 
@@ -329,7 +317,7 @@ def test_the_number_of_open_streams_has_a_limit() -> None:
     assert len(streams) == 1
 
 
-def test_a_stream_that_is_left_still_counts_until_its_answerer_closes_it() -> None:
+def test_a_cancelled_stream_counts_until_its_answerer_closes_it() -> None:
     streams = opened(streams_max=1)
     streams.step(Cancel(1, "x"))
     with pytest.raises(PeerViolation):
@@ -337,18 +325,18 @@ def test_a_stream_that_is_left_still_counts_until_its_answerer_closes_it() -> No
 
 
 @pytest.mark.parametrize("units", [-1, 3])
-def test_a_reply_takes_no_more_than_it_was_granted_and_gives_nothing_back(units: int) -> None:
+def test_a_reply_spends_from_zero_units_to_its_credit(units: int) -> None:
     with pytest.raises(PeerViolation, match="has credit for 2"):
         opened(2).step(Item(1, b"", units))
 
 
 @pytest.mark.parametrize("units", [-1, CREDIT_MAX])
-def test_credit_is_neither_negative_nor_endless(units: int) -> None:
+def test_credit_is_neither_negative_nor_beyond_its_maximum(units: int) -> None:
     with pytest.raises(PeerViolation, match="units of credit"):
         opened(2).step(Credit(1, units))
 
 
-def test_credit_for_a_closed_stream_means_nothing() -> None:
+def test_credit_for_a_closed_stream_has_no_effect() -> None:
     streams = in_state("closed")
     streams.step(Credit(1, -5))
     assert streams.credit(1) == 0
@@ -372,7 +360,7 @@ def test_credit_for_a_closed_stream_means_nothing() -> None:
     ],
     ids=repr,
 )
-def test_a_step_whose_arrays_lie_is_a_violation(step: Step) -> None:
+def test_an_inconsistent_step_is_a_violation(step: Step) -> None:
     with pytest.raises(PeerViolation):
         opened(2).step_tokens(step)
 
@@ -398,14 +386,16 @@ def waits_for(asking: int = 0, replying: int = 0) -> Streams:
     ],
     ids=repr,
 )
-def test_no_reply_comes_before_the_bytes_that_come_first(owed: dict[str, int], reply: Item | End | Step) -> None:
+def test_a_reply_before_the_attachment_is_complete_is_a_violation(
+    owed: dict[str, int], reply: Item | End | Step
+) -> None:
     streams = waits_for(**owed)
     with pytest.raises(PeerViolation, match="before 5 bytes that were to come first"):
         streams.step_tokens(reply) if isinstance(reply, Step) else streams.step(reply)
     assert streams.state(1) == "open"
 
 
-def test_a_step_for_others_passes_a_stream_that_waits_for_bytes() -> None:
+def test_a_step_for_other_streams_is_legal_while_bytes_are_to_come() -> None:
     streams = waits_for(asking=5)
     streams.step(Open(2, b"", 1))
     streams.step_tokens(Step([2], [1], [7], [], []))
@@ -414,14 +404,14 @@ def test_a_step_for_others_passes_a_stream_that_waits_for_bytes() -> None:
 
 @pytest.mark.parametrize("kind", [RequestData, ReplyData])
 @pytest.mark.parametrize("size", [0, 6])
-def test_no_piece_is_empty_or_longer_than_what_is_to_come(kind: type[RequestData | ReplyData], size: int) -> None:
+def test_an_empty_or_too_long_piece_is_a_violation(kind: type[RequestData | ReplyData], size: int) -> None:
     streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     with pytest.raises(PeerViolation, match=f"{size} attached bytes on stream 1, which has 5 to come"):
         streams.step(kind(1, bytes(size)))
 
 
 @pytest.mark.parametrize("kind", [RequestData, ReplyData])
-def test_nothing_is_to_come_after_the_last_piece(kind: type[RequestData | ReplyData]) -> None:
+def test_a_piece_after_the_last_one_is_a_violation(kind: type[RequestData | ReplyData]) -> None:
     streams = waits_for(asking=5) if kind is RequestData else waits_for(replying=5)
     streams.step(kind(1, b"123"))
     assert sum(streams.owed(1)) == 2
@@ -437,7 +427,7 @@ def test_an_empty_piece_for_a_closed_stream_is_a_violation_too() -> None:
         in_state("closed").step(RequestData(1, b""))
 
 
-def test_fewer_bytes_than_none_are_never_attached() -> None:
+def test_a_negative_size_of_an_attachment_is_a_violation() -> None:
     with pytest.raises(PeerViolation, match="-1 bytes are attached"):
         Streams(1).step(Open(1, b"", 0, attached=-1))
     with pytest.raises(PeerViolation, match="-1 bytes are attached"):
@@ -445,26 +435,26 @@ def test_fewer_bytes_than_none_are_never_attached() -> None:
 
 
 @pytest.mark.parametrize("owed", [{"asking": 5}, {"replying": 5}], ids=str)
-def test_a_stream_that_fails_owes_nothing(owed: dict[str, int]) -> None:
+def test_after_a_failure_no_bytes_are_to_come(owed: dict[str, int]) -> None:
     streams = waits_for(**owed)
     streams.step(Fail(1, "internal", "x"))
     assert not streams.owing
 
 
-def test_a_step_spends_the_credit_of_each_and_closes_those_that_ended() -> None:
+def test_a_step_spends_credit_and_closes_streams_that_ended() -> None:
     streams = opened(2)
     streams.step(Open(2, b"", 5))
     streams.step_tokens(Step([1, 2], [2, 3], [7] * 5, [Begun(1, 0)], [Ended(1, FinishReason.LENGTH, 1, 2, 0)]))
     assert (streams.state(1), streams.state(2), streams.credit(2)) == ("closed", "open", 2)
 
 
-def test_a_step_may_still_carry_tokens_for_one_who_left() -> None:
+def test_a_step_may_have_tokens_for_a_cancelled_stream() -> None:
     streams = in_state("leaving")
     streams.step_tokens(Step([1], [1], [7], [], [Ended(1, FinishReason.STOP, 1, 1, 0)]))
     assert streams.state(1) == "closed"
 
 
-def test_nothing_is_asked_before_the_other_end_has_said_how_much_it_serves() -> None:
+def test_no_stream_can_be_opened_before_the_hello_of_the_other_end() -> None:
     peer = Peer("a", serves_max=4)
     with pytest.raises(LocalViolation):
         peer.send(Open(1, b"", 0))

@@ -1,4 +1,4 @@
-"""Trace context: what a header may say, what a message may hold, and whose span is whose."""
+"""W3C Trace Context in headers and messages, and the spans of a request."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def headers(parent: str, *states: str):
     return [(b"traceparent", parent.encode("latin-1")), *((b"tracestate", state.encode("latin-1")) for state in states)]
 
 
-# What a client says -----------------------------------------------------------------------
+# Headers of a client -----------------------------------------------------------------------
 
 
-def test_a_traceparent_names_the_span_of_whoever_asks() -> None:
+def test_a_traceparent_names_the_span_of_the_caller() -> None:
     assert from_headers(headers(PARENT)) == ASKER
     assert from_headers(headers(PARENT[:-1] + "0")) == evolve(ASKER, sampled=False)
     assert from_headers([(b"host", b"oak"), *headers(PARENT)]) == ASKER
@@ -33,7 +33,7 @@ def test_a_traceparent_names_the_span_of_whoever_asks() -> None:
 
 
 @pytest.mark.parametrize("flags", ["03", "ff", "81"])
-def test_flags_that_nobody_knows_mean_nothing(flags: str) -> None:
+def test_unknown_flags_are_ignored(flags: str) -> None:
     trace = from_headers(headers(f"00-{ID}-{SPAN}-{flags}"))
     assert trace == ASKER
     assert as_headers(trace)["traceparent"] == PARENT
@@ -42,7 +42,7 @@ def test_flags_that_nobody_knows_mean_nothing(flags: str) -> None:
 
 @pytest.mark.parametrize("more", ["", "-", "-what-the-future-will-be-like", "-é\x01"])
 @pytest.mark.parametrize("version", ["01", "cc", "fe"])
-def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_told(version: str, more: str) -> None:
+def test_of_a_later_version_the_shared_part_is_read_and_version_0_is_sent(version: str, more: str) -> None:
     trace = from_headers(headers(f"{version}-{ID}-{SPAN}-01{more}"))
     assert trace == ASKER
     assert as_headers(trace) == {"traceparent": PARENT}
@@ -80,16 +80,16 @@ def test_of_a_later_version_what_every_version_has_is_read_and_the_known_one_is_
         "00-" * 10_000,
     ],
 )
-def test_what_is_no_traceparent_counts_as_not_said(parent: str) -> None:
+def test_an_invalid_traceparent_is_ignored(parent: str) -> None:
     assert from_headers([(b"traceparent", parent.encode()), (b"tracestate", b"a=b")]) is None
 
 
-def test_of_two_traceparents_none_counts() -> None:
+def test_two_traceparents_are_ignored() -> None:
     assert from_headers([*headers(PARENT), *headers(PARENT)]) is None
 
 
 @given(st.binary(max_size=80))
-def test_no_bytes_are_too_strange(data: bytes) -> None:
+def test_any_bytes_in_headers_give_a_valid_trace_or_none(data: bytes) -> None:
     from_headers([(b"traceparent", data), (b"tracestate", data)])
     trace = from_headers([*headers(PARENT), (b"tracestate", data)])
     assert trace is not None
@@ -97,12 +97,12 @@ def test_no_bytes_are_too_strange(data: bytes) -> None:
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.sampled_from(["", "a=b,c@d=e f"]))
-def test_what_is_handed_on_reads_as_what_it_was(number: int, span: int, sampled: bool, state) -> None:
+def test_headers_are_read_as_they_were_written(number: int, span: int, sampled: bool, state) -> None:
     trace = Trace(f"{number:032x}", f"{span:016x}", sampled=sampled, state=state)
     assert from_headers([(name.encode(), value.encode()) for name, value in as_headers(trace).items()]) == trace
 
 
-# What other systems say of themselves -----------------------------------------------------
+# State of other tracing systems -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_what_is_handed_on_reads_as_what_it_was(number: int, span: int, sampled:
         (["foo=" + "x" * 32_000], ""),
     ],
 )
-def test_a_tracestate_is_carried_whole_or_counts_as_not_said(states: list[str], carried: str) -> None:
+def test_a_tracestate_is_kept_whole_or_ignored(states: list[str], carried: str) -> None:
     assert from_headers(headers(PARENT, *states)) == evolve(ASKER, state=carried)
 
 
-def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_the_last() -> None:
+def test_a_tracestate_that_is_too_long_loses_its_longest_members_then_its_last() -> None:
     long, short = "l=" + "x" * 200, [f"k{n}=" + "x" * 97 for n in range(6)]
     assert from_headers(headers(PARENT, ",".join([long, *short[:2]]))).state == ",".join([long, *short[:2]])
     assert from_headers(headers(PARENT, ",".join([long, *short[:4]]))).state == ",".join(short[:4])
@@ -144,19 +144,19 @@ def test_of_a_tracestate_that_is_too_long_the_longest_members_go_first_and_then_
 # Spans ------------------------------------------------------------------------------------
 
 
-def test_the_next_span_is_in_the_same_trace_and_knows_who_asked() -> None:
+def test_a_child_span_is_in_the_same_trace_and_names_its_parent() -> None:
     asker = evolve(ASKER, state="a=b", sampled=False)
     assert child_span(asker, DRAWN) == Trace(ID, DRAWN[16:], SPAN, sampled=False, state="a=b")
     assert child_span(None, DRAWN) == Trace(DRAWN, DRAWN[16:])
 
 
-def test_only_a_trace_that_a_client_keeps_is_followed() -> None:
+def test_only_a_sampled_trace_with_a_parent_is_followed() -> None:
     assert child_span(ASKER, DRAWN).followed
     assert not child_span(evolve(ASKER, sampled=False), DRAWN).followed
     assert not child_span(None, DRAWN).followed
 
 
-def test_a_log_line_names_the_trace_the_span_and_who_asked() -> None:
+def test_the_log_fields_are_the_trace_the_span_and_the_parent() -> None:
     assert log_fields(None) == {}
     assert log_fields(child_span(None, DRAWN)) == {"trace": DRAWN, "span": DRAWN[16:]}
     assert log_fields(child_span(ASKER, DRAWN)) == {"trace": ID, "span": DRAWN[16:], "parent": SPAN}
@@ -187,7 +187,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:40])
-def test_no_trace_that_cannot_be_arrives(lie: object) -> None:
+def test_an_invalid_trace_in_a_message_is_a_violation(lie: object) -> None:
     request = Generate("a" * 32, [1], Sampling(1), trace=child_span(ASKER, DRAWN))
     assert codec.decode(codec.encode(request)) == request
     said = asdict(request)
@@ -196,7 +196,7 @@ def test_no_trace_that_cannot_be_arrives(lie: object) -> None:
         codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(said))
 
 
-def test_a_request_of_a_node_that_knows_of_no_traces_arrives() -> None:
+def test_a_request_without_a_trace_is_decoded() -> None:
     request = Generate("a" * 32, [1], Sampling(1))
     said = asdict(request)
     del said["trace"]

@@ -1,22 +1,29 @@
-"""Clients of several dialects, for their tests: one that may send any JSON, and one that reads strictly."""
+"""What the tests of several dialects share: hostile requests, checks of their errors, and strict readers of answers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.chat import ChatRequest
 from protocol.dialects.completions import CompletionRequest
 from protocol.dialects.http import error_body
-from protocol.errors import RequestError
-from protocol.messages import FinishReason
+from protocol.errors import BadRequest, RequestError
+from protocol.messages import FinishReason, Started
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([2**31, 2**63, -(2**63) - 1, 10**30, 1e308, -0.0])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
@@ -37,6 +44,29 @@ def check_answered_or_refused(
         else:
             respond = to_respond(result, request_id="0123456789abcdef0123456789abcdef")
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+
+
+def check_refused(
+    parse: Callable[..., object], data: object, kind: type[BadRequest], param: str | None, sentence: str | None = None
+) -> str:
+    """Check that data are refused by an error of this class, about this field; return its sentence.
+
+    Keys whose value is `...` are left out.
+    """
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if value is not ...}
+    with pytest.raises(BadRequest) as raised:
+        parse(json.dumps(data))
+    assert (type(raised.value), raised.value.param) == (kind, param), raised.value
+    assert sentence in {None, str(raised.value)}
+    return str(raised.value)
+
+
+def whole_body(builder: AnswerBuilder, replies: Iterable[Started | Text | ChoiceEnded], answered: Answered) -> bytes:
+    """Return the body of the answer that consists of these replies."""
+    for reply in replies:
+        builder.add(reply)
+    return b"".join(builder.finish(answered).pieces())
 
 
 def extras(model):
@@ -77,5 +107,5 @@ def ended(choice: int = 0, reason: FinishReason = FinishReason.STOP) -> ChoiceEn
 
 def streamed(chunks, replies, answered: Answered):
     """Return the bytes that a gateway sends for these replies and their end."""
-    said = [chunks.text(each) if isinstance(each, Text) else chunks.choice_ended(each) for each in replies]
-    return b"".join(said) + chunks.finish(answered)
+    sent = [chunks.text(reply) if isinstance(reply, Text) else chunks.choice_ended(reply) for reply in replies]
+    return b"".join(sent) + chunks.finish(answered)

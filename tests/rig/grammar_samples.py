@@ -1,7 +1,6 @@
-"""Expensive grammars, from the literature on regular expressions, parsing and schemas and from a generator, and others
-that the field uses every day.
+"""Costly grammars, from the literature on regular expressions, parsing and schemas and from a generator; and common ones.
 
-Of each: its kind, its text, and the letter by which the hurt is found.
+Each has its kind, its text, and a letter that a costly one repeats in its worst case.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def schema(value: object) -> str:
     return json.dumps(value)
 
 
-def properties(count: int, of: dict) -> dict:
-    return {"type": "object", "properties": {f"p{i}": of for i in range(count)}}
+def properties(count: int, schema: dict) -> dict:
+    return {"type": "object", "properties": {f"p{i}": schema for i in range(count)}}
 
 
 def nested(depth: int, leaf: dict) -> dict:
@@ -43,7 +42,7 @@ def tag(content: dict) -> str:
 
 
 def _regexes() -> list[Sample]:
-    """The shapes of "catastrophic backtracking" (OWASP's ReDoS list, Davis et al. 2018, RXXR), many times over."""
+    """The shapes of "catastrophic backtracking" (OWASP's ReDoS list, Davis et al. 2018, RXXR), each repeated many times."""
     shapes = {
         "star of star": "(a*)*",
         "plus of star": "(a*)+",
@@ -205,7 +204,7 @@ def _tags() -> list[Sample]:
 
 
 def _generated(count: int = 20) -> list[Sample]:
-    """Random regular expressions and grammars of nothing but what may be empty or repeated."""
+    """Random regular expressions and grammars whose parts may all be empty or repeated."""
     chance = random.Random(12)
 
     def piece(depth: int) -> str:

@@ -10,7 +10,7 @@ from protocol.errors import EngineLost
 from protocol.kind import Message
 from protocol.messages import FinishReason, Started, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
-from tests.rig.dialects import ended, events, extras, streamed
+from tests.rig.dialects import ended, events, extras, streamed, whole_body
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -23,7 +23,7 @@ def request(**fields) -> ChatRequest:
 
 
 def check(cls, text: bytes):
-    """Parse with openai's own class, which must know every key."""
+    """Parse with the class of the `openai` package, which must declare every key."""
     model = cls.model_validate(json.loads(text), strict=True)
     assert list(extras(model)) == []
     return model
@@ -33,7 +33,7 @@ def chunks_of(**fields) -> Chunks:
     return Chunks(request(**fields), request_id=ID, created=1694268190)
 
 
-def test_one_whole_stream() -> None:
+def test_a_complete_stream_has_its_chunks_in_order() -> None:
     pieces = ["He", "llo\n\n", '"\u2028\U0001f600']
     replies = [*(Text(piece, 1) for piece in pieces), ended()]
     first, *rest, done = events(streamed(chunks_of(stream=True), replies, WHOLE))
@@ -48,23 +48,23 @@ def test_one_whole_stream() -> None:
         ],
     }
     assert done == b"[DONE]"
-    said = [check(ChatCompletionChunk, each) for each in rest]
+    chunks_sent = [check(ChatCompletionChunk, each) for each in rest]
     assert [json.loads(each)["choices"][0]["delta"] for each in rest] == [
         {"content": pieces[1]},
         {"content": pieces[2]},
         {},
     ]
-    assert [each.choices[0].finish_reason for each in said] == [None, None, "stop"]
+    assert [each.choices[0].finish_reason for each in chunks_sent] == [None, None, "stop"]
 
 
 @pytest.mark.parametrize("pieces", [[], ["Hi", " there"]])
 def test_usage_comes_last_and_only_when_asked(pieces: list[str]) -> None:
     chunks = chunks_of(stream=True, stream_options={"include_usage": True})
     replies = [*(Text(piece, 1) for piece in pieces), ended(reason=FinishReason.LENGTH)]
-    *said, last, done = events(streamed(chunks, replies, WHOLE))
+    *chunks_sent, last, done = events(streamed(chunks, replies, WHOLE))
     assert done == b"[DONE]"
-    assert all(json.loads(each)["usage"] is None for each in said)
-    assert all(json.loads(each)["choices"] for each in said)
+    assert all(json.loads(each)["usage"] is None for each in chunks_sent)
+    assert all(json.loads(each)["choices"] for each in chunks_sent)
     assert json.loads(last)["choices"] == []
     assert json.loads(last)["usage"] == {
         "prompt_tokens": 5,
@@ -74,17 +74,17 @@ def test_usage_comes_last_and_only_when_asked(pieces: list[str]) -> None:
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     state = ChatCompletionStreamState()
-    for each in (*said, last):
+    for each in (*chunks_sent, last):
         state.handle_chunk(check(ChatCompletionChunk, each))
     whole = state.current_completion_snapshot
     assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", "".join(pieces))
     assert (whole.choices[0].finish_reason, whole.usage.total_tokens) == ("length", 12)
 
 
-def test_every_choice_says_its_role_once_and_the_first_chunks_name_them_in_their_order() -> None:
+def test_every_choice_has_its_role_once_and_the_choices_begin_in_their_order() -> None:
     replies = [Text("a", 1, 1), Text("b", 1, 0), Text("c", 1, 1), ended(2), ended(1, FinishReason.LENGTH), ended(0)]
-    *said, _ = events(streamed(chunks_of(stream=True, n=3), replies, WHOLE))
-    choices = [json.loads(each)["choices"][0] for each in said]
+    *chunks_sent, _ = events(streamed(chunks_of(stream=True, n=3), replies, WHOLE))
+    choices = [json.loads(each)["choices"][0] for each in chunks_sent]
     assert [(each["index"], each["delta"]) for each in choices] == [
         (0, {"role": "assistant", "content": ""}),
         (1, {"role": "assistant", "content": "a"}),
@@ -95,7 +95,7 @@ def test_every_choice_says_its_role_once_and_the_first_chunks_name_them_in_their
         (0, {}),
     ]
     state = ChatCompletionStreamState()
-    for each in said:
+    for each in chunks_sent:
         state.handle_chunk(check(ChatCompletionChunk, each))
     whole = state.current_completion_snapshot.choices
     assert {each.index: (each.message.content, each.finish_reason) for each in whole} == {
@@ -126,10 +126,10 @@ LISTED = [
 
 
 def test_log_probabilities_are_exact_for_each_delta() -> None:
-    *said, _ = events(streamed(chunks_of(stream=True, logprobs=True, top_logprobs=2), [*SCORED, ended()], WHOLE))
-    for each in said:
+    *chunks_sent, _ = events(streamed(chunks_of(stream=True, logprobs=True, top_logprobs=2), [*SCORED, ended()], WHOLE))
+    for each in chunks_sent:
         check(ChatCompletionChunk, each)
-    listed = [json.loads(each)["choices"][0]["logprobs"] for each in said]
+    listed = [json.loads(each)["choices"][0]["logprobs"] for each in chunks_sent]
     assert listed == [
         {"content": LISTED[:1], "refusal": None},
         {"content": LISTED[1:], "refusal": None},
@@ -138,14 +138,14 @@ def test_log_probabilities_are_exact_for_each_delta() -> None:
     ]
 
 
-def test_token_ids_are_told_where_they_are_asked_for() -> None:
-    *said, last, _ = events(streamed(chunks_of(stream=True, return_token_ids=True), [*SCORED, ended()], WHOLE))
-    assert [json.loads(each)["choices"][0]["token_ids"] for each in said] == [[7], [8, 9], [10]]
-    assert all(json.loads(each)["choices"][0]["logprobs"] is None for each in said)
+def test_token_ids_are_returned_if_requested() -> None:
+    *chunks_sent, last, _ = events(streamed(chunks_of(stream=True, return_token_ids=True), [*SCORED, ended()], WHOLE))
+    assert [json.loads(each)["choices"][0]["token_ids"] for each in chunks_sent] == [[7], [8, 9], [10]]
+    assert all(json.loads(each)["choices"][0]["logprobs"] is None for each in chunks_sent)
     assert "token_ids" not in json.loads(last)["choices"][0]
 
 
-def test_a_stream_that_failed_never_looks_whole() -> None:
+def test_a_failed_stream_never_looks_whole() -> None:
     chunks = chunks_of(stream=True)
     _, error = events(chunks.text(Text("He", 1)) + chunks.failed(EngineLost("the engine died; ask again")))
     assert json.loads(error) == {
@@ -166,37 +166,34 @@ def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished() -> None:
 
 
 def gathered(asked: ChatRequest, *replies: Started | Text | ChoiceEnded | Message) -> bytes:
-    result = Completion(asked, request_id=ID, created=1694268190)
-    for each in replies:
-        result.add(each)
-    return b"".join(result.finish(WHOLE).pieces())
+    return whole_body(Completion(asked, request_id=ID, created=1694268190), replies, WHOLE)
 
 
 def test_an_answer_in_one_piece() -> None:
     body = gathered(request(), Started(), Text("Hi ", 1), Text("\0\U0001f600", 1), ended())
-    said = check(ChatCompletion, body)
-    assert (said.id, said.object, said.model) == (completion_id(ID), "chat.completion", "m")
-    assert (said.choices[0].message.content, said.choices[0].finish_reason) == ("Hi \0\U0001f600", "stop")
-    assert said.choices[0].logprobs is None
-    assert said.usage.prompt_tokens_details.cached_tokens == 3
+    answer = check(ChatCompletion, body)
+    assert (answer.id, answer.object, answer.model) == (completion_id(ID), "chat.completion", "m")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hi \0\U0001f600", "stop")
+    assert answer.choices[0].logprobs is None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
     assert b"token_ids" not in body
 
 
 def test_several_choices_in_one_piece() -> None:
     replies = [ended(1, FinishReason.LENGTH), *SCORED, ended()]
     asked = request(n=2, logprobs=True)
-    said = check(ChatCompletion, gathered(asked, *replies))
-    assert [(each.index, each.message.content, each.finish_reason) for each in said.choices] == [
+    answer = check(ChatCompletion, gathered(asked, *replies))
+    assert [(each.index, each.message.content, each.finish_reason) for each in answer.choices] == [
         (0, "He\u00e9", "stop"),
         (1, "", "length"),
     ]
-    assert [each.model_dump() for each in said.choices[0].logprobs.content] == LISTED
-    assert said.choices[1].logprobs.content == []
+    assert [each.model_dump() for each in answer.choices[0].logprobs.content] == LISTED
+    assert answer.choices[1].logprobs.content == []
     ids = gathered(request(n=2, return_token_ids=True), *replies)
     assert [each["token_ids"] for each in json.loads(ids)["choices"]] == [[7, 8, 9, 10], []]
 
 
 @pytest.mark.parametrize("replies", [[ended(0)], [ended(0), Text("x", 1, 1)], [ended(0), ended(1), ended(2)]])
-def test_an_answer_in_one_piece_has_every_choice_whole(replies: Sequence[ChoiceEnded | Message]) -> None:
+def test_an_answer_in_one_piece_needs_every_choice_to_have_ended(replies: Sequence[ChoiceEnded | Message]) -> None:
     with pytest.raises(AssertionError):
         gathered(request(n=2), *replies)

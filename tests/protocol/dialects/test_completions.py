@@ -16,7 +16,16 @@ from protocol.errors import BadRequest, EngineLost, Unsupported
 from protocol.kind import Message
 from protocol.messages import FinishReason, Started, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
-from tests.rig.dialects import check_answered_or_refused, ended, events, extras, json_values, streamed
+from tests.rig.dialects import (
+    check_answered_or_refused,
+    check_refused,
+    ended,
+    events,
+    extras,
+    json_values,
+    streamed,
+    whole_body,
+)
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "prompt": "Hi"}
@@ -32,15 +41,11 @@ def asked(**fields) -> Respond:
     return to_respond(request(**fields), request_id=ID)
 
 
-def refused(kind: type[BadRequest] | type[Unsupported], param: str, said: str | None = None, /, **fields) -> None:
-    with pytest.raises(BadRequest) as raised:
-        parse(json.dumps({key: value for key, value in (BASE | fields).items() if value is not ...}).encode())
-    assert (type(raised.value), raised.value.param) == (kind, param), raised.value
-    if said is not None:
-        assert str(raised.value) == said
+def refused(kind: type[BadRequest] | type[Unsupported], param: str, sentence: str | None = None, /, **fields) -> None:
+    check_refused(parse, BASE | fields, kind, param, sentence)
 
 
-# What clients say -------------------------------------------------------------------------
+# Requests ---------------------------------------------------------------------------------
 
 
 def test_the_shortest_request_asks_for_16_tokens() -> None:
@@ -61,7 +66,7 @@ def test_the_shortest_request_asks_for_16_tokens() -> None:
         ([7] * 40_000, (), ((7,) * 40_000,)),
     ],
 )
-def test_prompts_of_every_kind(
+def test_every_kind_of_prompt_is_accepted(
     prompt: str | Sequence[str | int | list[int]], texts: tuple[str, ...], token_lists: tuple[tuple[int, ...], ...]
 ) -> None:
     got = asked(prompt=prompt)
@@ -101,13 +106,13 @@ def test_prompts_of_every_kind(
         ("prompt[0][1]", [[1, False]]),
     ],
 )
-def test_what_is_no_prompt_is_refused_where_it_is_wrong(
+def test_an_invalid_prompt_is_refused_by_its_path(
     param: str, prompt: EllipsisType | int | Sequence[object] | None
 ) -> None:
     refused(BadRequest, param, prompt=prompt)
 
 
-def test_the_longest_prompts() -> None:
+def test_the_limit_of_token_ids_is_exact() -> None:
     assert len(asked(prompt=[1] * IDS_MAX).token_lists[0]) == IDS_MAX
     refused(BadRequest, "prompt", prompt=[1] * (IDS_MAX + 1))
     refused(BadRequest, "prompt", prompt=[[1] * IDS_MAX, [1]])
@@ -167,20 +172,20 @@ def test_to_respond_maps_every_field() -> None:
         (BadRequest, "response_format.json_schema", {"response_format": {"type": "json_schema"}}),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(
+def test_invalid_fields_are_refused_by_name(
     kind: type[Unsupported] | type[BadRequest], param: str, fields: dict[str, Any]
 ) -> None:
     refused(kind, param, **fields)
 
 
-def test_the_most_choices_of_one_request() -> None:
+def test_the_limit_of_choices_is_exact() -> None:
     assert request(prompt=["x"] * 64, n=2).choices_total == 128
     assert asked(prompt=["x"] * 2, n=1, best_of=64).best_of == 64
-    said = "n: 43 prompts times 3 make 129 choices; a request can have at most 128"
-    refused(BadRequest, "n", said, prompt=["x"] * 43, n=3)
+    sentence = "n: 43 prompts times 3 make 129 choices; a request can have at most 128"
+    refused(BadRequest, "n", sentence, prompt=["x"] * 43, n=3)
 
 
-def test_best_of_as_many_as_are_wanted_can_be_streamed() -> None:
+def test_best_of_equal_to_n_can_be_streamed() -> None:
     assert asked(stream=True, n=2, best_of=2).n == 2
     assert asked(n=2, best_of=3).best_of == 3
 
@@ -198,7 +203,7 @@ def test_any_json_is_answered_or_refused(value) -> None:
 @given(
     st.lists(st.integers(-2, 5) | st.sampled_from([2**31, True, "x", None]) | st.lists(st.integers(-1, 3)), max_size=5)
 )
-def test_any_list_is_a_prompt_or_refused_by_place(prompt) -> None:
+def test_any_list_is_a_prompt_or_refused_by_its_path(prompt) -> None:
     got = outcome(prompt)
     if isinstance(got, Respond):
         flat = prompt if isinstance(prompt[0], list | str) else [prompt]
@@ -208,18 +213,18 @@ def test_any_list_is_a_prompt_or_refused_by_place(prompt) -> None:
 
 
 def outcome(prompt) -> Respond | BadRequest:
-    """The request that this prompt makes, or the error."""
+    """Return the request with this prompt, or the error."""
     try:
         return asked(prompt=prompt)
     except BadRequest as error:
         return error
 
 
-# What clients hear ------------------------------------------------------------------------
+# Answers ----------------------------------------------------------------------------------
 
 
 def check(text: bytes, *, streamed: bool = False, unknown=()):
-    """Parse with openai's own class, whose choices always have a reason to end, which those of a stream have not."""
+    """Parse with the class of the `openai` package, which requires a finish reason that chunks do not have."""
     data = json.loads(text)
     for choice in data["choices"]:
         if streamed and choice["finish_reason"] is None:
@@ -236,13 +241,10 @@ def lines_of(asked: CompletionRequest, *replies: Text | ChoiceEnded) -> list[byt
 
 
 def gathered(asked: CompletionRequest, *replies: Text | ChoiceEnded | Message) -> bytes:
-    result = completions.Completion(asked, request_id=ID, created=1694268190)
-    for each in replies:
-        result.add(each)
-    return b"".join(result.finish(WHOLE).pieces())
+    return whole_body(completions.Completion(asked, request_id=ID, created=1694268190), replies, WHOLE)
 
 
-def test_one_whole_stream() -> None:
+def test_a_complete_stream_has_its_chunks_in_order() -> None:
     first, second, last = lines_of(request(stream=True), Text("He\n\n", 1), Text('"\u2028\U0001f600', 1), ended())
     assert check(first, streamed=True) == {
         "id": f"cmpl-{ID}",
@@ -256,7 +258,7 @@ def test_one_whole_stream() -> None:
     assert check(last)["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}]
 
 
-def test_choices_are_told_apart_in_whatever_order_they_come() -> None:
+def test_choices_are_distinguished_in_any_order() -> None:
     lines = lines_of(
         request(stream=True, prompt=["a", "b"], n=2), Text("x", 1, 3), ended(1), Text("y", 1, 0), ended(3), ended(0),
         ended(2, FinishReason.LENGTH),
@@ -268,15 +270,15 @@ def test_choices_are_told_apart_in_whatever_order_they_come() -> None:
 
 
 def test_usage_comes_last_and_only_when_asked() -> None:
-    *said, last = lines_of(request(stream=True, stream_options={"include_usage": True}), Text("x", 1), ended())
-    assert all(check(each, streamed=True)["usage"] is None for each in said)
-    assert all(json.loads(each)["choices"] for each in said)
+    *lines, last = lines_of(request(stream=True, stream_options={"include_usage": True}), Text("x", 1), ended())
+    assert all(check(line, streamed=True)["usage"] is None for line in lines)
+    assert all(json.loads(line)["choices"] for line in lines)
     assert check(last)["choices"] == []
     assert check(last)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
     assert all(b"usage" not in each for each in lines_of(request(stream=True), Text("x", 1), ended()))
 
 
-def test_a_stream_that_failed_never_looks_whole() -> None:
+def test_a_failed_stream_never_looks_whole() -> None:
     chunks = Chunks(request(stream=True), request_id=ID, created=1)
     _, error = events(chunks.text(Text("He", 1)) + chunks.failed(EngineLost("the engine died; ask again")))
     assert json.loads(error)["error"]["code"] == "engine_lost"
@@ -302,18 +304,18 @@ TABLES = [
 
 
 def test_log_probabilities_are_exact_for_each_delta() -> None:
-    other = attrs.evolve(SCORED[0], choice=1)  # which has places of its own
+    other = attrs.evolve(SCORED[0], choice=1)  # whose offsets are its own
     *lines, _, _ = lines_of(request(stream=True, logprobs=2, n=2), *SCORED, other, ended(), ended(1))
     choices = [check(line, streamed=True)["choices"][0] for line in lines]
     assert [each["logprobs"] for each in choices] == [*TABLES, TABLES[0]]
 
 
-def test_log_probabilities_in_one_piece_are_those_of_the_deltas_together() -> None:
+def test_log_probabilities_in_one_piece_equal_those_of_the_chunks() -> None:
     table = check(gathered(request(logprobs=2), *SCORED, ended()))["choices"][0]["logprobs"]
     assert table == {name: [each for delta in TABLES for each in delta[name]] for name in TABLES[0]}  # type: ignore[attr-defined]
 
 
-def test_a_space_that_the_text_begins_without_moves_no_other_token() -> None:
+def test_a_leading_space_that_was_removed_shifts_no_other_token() -> None:
     pieces = [
         Text("Hi", 1, 0, (TokenText(" Hi", b" Hi", -1.0),)),
         Text(" ho", 1, 0, (TokenText(" ho", b" ho", -1.0),)),
@@ -322,10 +324,10 @@ def test_a_space_that_the_text_begins_without_moves_no_other_token() -> None:
     assert table["text_offset"] == [0, 2]
 
 
-def test_token_ids_are_told_where_they_are_asked_for() -> None:
+def test_token_ids_are_returned_if_requested() -> None:
     *lines, last = lines_of(request(stream=True, return_token_ids=True), *SCORED, ended())
-    said = [check(line, streamed=True, unknown=["choices.token_ids"])["choices"][0] for line in lines]
-    assert [(each["token_ids"], each["logprobs"]) for each in said] == [
+    choices = [check(line, streamed=True, unknown=["choices.token_ids"])["choices"][0] for line in lines]
+    assert [(choice["token_ids"], choice["logprobs"]) for choice in choices] == [
         ([1, 2], None),
         ([3, 4], None),
         ([5], None),
@@ -338,16 +340,16 @@ def test_token_ids_are_told_where_they_are_asked_for() -> None:
 
 def test_an_answer_in_one_piece() -> None:
     replies = [Started(), Text("b", 1, 1), Text("a", 1), Text("c", 1, 1), ended(1, FinishReason.LENGTH), ended()]
-    said = check(gathered(request(prompt=["x", "y"]), *replies))
-    assert (said["id"], said["object"]) == (completion_id(ID), "text_completion")
-    assert said["choices"] == [
+    answer = check(gathered(request(prompt=["x", "y"]), *replies))
+    assert (answer["id"], answer["object"]) == (completion_id(ID), "text_completion")
+    assert answer["choices"] == [
         {"index": 0, "text": "a", "logprobs": None, "finish_reason": "stop"},
         {"index": 1, "text": "bc", "logprobs": None, "finish_reason": "length"},
     ]
-    assert said["usage"]["total_tokens"] == 12
+    assert answer["usage"]["total_tokens"] == 12
 
 
 @pytest.mark.parametrize("replies", [[], [ended(0)], [ended(0), Text("x", 1, 1)]])
-def test_an_answer_in_one_piece_has_every_choice_whole(replies: Sequence[ChoiceEnded | Message]) -> None:
+def test_an_answer_in_one_piece_needs_every_choice_to_have_ended(replies: Sequence[ChoiceEnded | Message]) -> None:
     with pytest.raises(AssertionError):
         gathered(request(n=2), *replies)

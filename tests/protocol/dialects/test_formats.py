@@ -36,7 +36,7 @@ def refused(
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_objects_keep_their_order_and_their_meaning(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
+def test_json_objects_keep_their_order_and_values(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
     value = {"b": [1, 2.5, None, True], "a": {"é": "\0"}, "huge": 10**30}
     text = read(value, cls).text
     assert json.loads(text) == value
@@ -44,18 +44,18 @@ def test_objects_keep_their_order_and_their_meaning(cls: type[JsonObject] | type
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_the_deepest_object(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
+def test_the_limit_of_nesting_is_exact(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
     read(deep(JSON_LEVELS_MAX), cls)
     said = refused(deep(JSON_LEVELS_MAX + 1), cls, None)
     assert said == f"must be nested at most {JSON_LEVELS_MAX} levels deep, is {JSON_LEVELS_MAX + 1}"
     refused(deep(100_000), cls, None)
 
 
-def test_brackets_in_strings_are_no_levels() -> None:
+def test_brackets_in_strings_do_not_nest() -> None:
     read({"a": "[" * 1000, "b" + "{" * 1000 + '\\"[': 1}, JsonObject)
 
 
-def test_lists_are_levels() -> None:
+def test_lists_count_as_nesting() -> None:
     value = "x"
     for _ in range(JSON_LEVELS_MAX):
         value = [value]
@@ -64,13 +64,13 @@ def test_lists_are_levels() -> None:
 
 
 @pytest.mark.parametrize("cls", [JsonObject, JsonObjectOrText])
-def test_the_longest_object(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
+def test_the_limit_of_length_is_exact(cls: type[JsonObject] | type[JsonObjectOrText]) -> None:
     fine = {"a": "x" * (JSON_BYTES_MAX - len('{"a":""}'))}
     assert len(read(fine, cls).text) == JSON_BYTES_MAX
     refused({"a": fine["a"] + "x"}, cls, None)
 
 
-def test_an_object_may_come_as_text() -> None:
+def test_a_structural_tag_may_be_sent_as_a_string() -> None:
     assert read('{ "a" : [1] }', JsonObjectOrText).text == '{"a":[1]}'
     for text in ("", "null", "[]", "{", '{"a":NaN}', "[" * 100_000, '{"a":' * 100_000, "x" * (JSON_BYTES_MAX + 1)):
         refused(text, JsonObjectOrText, None)
@@ -96,13 +96,13 @@ def mistakes(cls: type[ResponseFormat] | type[TextFormat], **fields: str):
         (TextFormat, {"type": "json_object", "strict": True, "schema": {}}, ["f.schema", "f.strict"]),
     ],
 )
-def test_a_schema_stands_where_one_is_asked_for(
+def test_a_schema_is_required_by_its_type_alone(
     cls: type[ResponseFormat] | type[TextFormat], fields: dict[str, Any], paths: list[str]
 ) -> None:
     assert [mistake.path for mistake in mistakes(cls, **fields)] == paths
 
 
-def test_what_is_missing_and_what_is_too_much_is_said() -> None:
+def test_missing_and_surplus_fields_have_their_own_sentences() -> None:
     assert mistakes(TextFormat, type="json_schema", name="x") == [Mistake("f.schema", "is missing")]
     [mistake] = mistakes(TextFormat, type="text", name="x")
     assert mistake.message == 'belongs to the type "json_schema", and the type is "text"'
@@ -129,5 +129,5 @@ def test_mistakes_in_a_format_name_their_field(
     refused(data, ResponseFormat, param, kind)
 
 
-def test_a_name_of_64_characters_is_fine() -> None:
+def test_a_name_of_64_characters_is_accepted() -> None:
     read({"type": "json_schema", "json_schema": {"name": "x" * 64, "schema": {}}}, ResponseFormat)

@@ -26,6 +26,7 @@ from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Within
 from protocol.text_messages import Respond
+from tests.rig.dialects import check_refused, json_values
 
 ID = "0123456789abcdef0123456789abcdef"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -50,10 +51,8 @@ def respond(dialect, **fields) -> Respond:
 
 
 def refused(dialect: str, param: str, kind: type[BadRequest] = BadRequest, **fields) -> str:
-    with pytest.raises(BadRequest) as raised:
-        respond(dialect, **fields)
-    assert (type(raised.value), raised.value.param) == (kind, param), raised.value
-    return str(raised.value)
+    parse, _, base, _ = DIALECTS[dialect]
+    return check_refused(parse, base | fields, kind, param)
 
 
 # Ranges -----------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ INT32 = 2**31
         ("cache_salt", ["x", "x" * 256], ["", "x" * 257, 5]),
     ],
 )  # fmt: skip
-def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(
+def test_values_at_a_limit_are_accepted_and_beyond_it_refused_by_their_field(
     dialect: str, field: str, fine: Sequence[object], wrong: Sequence[object]
 ) -> None:
     for value in (*fine, None):
@@ -108,7 +107,7 @@ def test_each_limit_is_inside_and_what_is_beyond_is_refused_by_its_name(
         ("posted", "user", ["", "x" * 512], ["x" * 513]),
     ],
 )
-def test_each_limit_of_one_dialect(
+def test_limits_of_one_dialect(
     dialect: str, field: str, fine: Sequence[int | str], wrong: Sequence[float | str]
 ) -> None:
     for value in (*fine, None):
@@ -138,9 +137,7 @@ def test_each_limit_of_one_dialect(
         ({str(2**31): 1}, f"logit_bias.{2**31}"),
     ],
 )
-def test_a_bias_that_is_no_number_or_for_no_token_never_reaches_an_engine(
-    dialect: str, bias: dict[str, Any], param: str
-) -> None:
+def test_an_invalid_logit_bias_is_refused_by_its_key(dialect: str, bias: dict[str, Any], param: str) -> None:
     refused(dialect, param.replace(".[", "["), logit_bias=bias)
 
 
@@ -164,17 +161,17 @@ FORMAT = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "int
         ("completions", {"structural_tag": '{ "b": 1 }'}, (GrammarKind.STRUCTURAL_TAG, '{"b":1}')),
     ],
 )
-def test_what_an_answer_must_look_like_becomes_a_grammar_that_remembers_its_field(
+def test_a_format_becomes_a_grammar_with_the_name_of_its_field(
     dialect: str, fields: dict[str, Any], grammar: tuple[GrammarKind, str]
 ) -> None:
-    asked = respond(dialect, **fields)
-    assert asked.grammar == Grammar(*grammar)
+    request = respond(dialect, **fields)
+    assert request.grammar == Grammar(*grammar)
     name = next(iter(fields))
-    assert asked.params["grammar"] == ("text.format" if name == "text" else name)
+    assert request.params["grammar"] == ("text.format" if name == "text" else name)
 
 
 @pytest.mark.parametrize("dialect", ALL)
-def test_any_text_is_no_grammar(dialect: str) -> None:
+def test_a_format_of_plain_text_is_no_grammar(dialect: str) -> None:
     own = (
         {"text": {"format": {"type": "text"}}}
         if dialect in {"posted", "socket"}
@@ -196,25 +193,15 @@ def test_any_text_is_no_grammar(dialect: str) -> None:
         ("posted", {"regex": "a", "ebnf": "b"}, "regex", "ebnf"),
     ],
 )
-def test_two_grammars_are_a_mistake_that_names_both(
+def test_two_grammars_in_one_request_are_a_mistake_that_names_both(
     dialect: str, fields: dict[str, Any], first: str, second: str
 ) -> None:
-    said = refused(dialect, second, **fields)
-    assert said == f"{second}: cannot stand beside {first}: an answer keeps to one grammar at most"
+    sentence = refused(dialect, second, **fields)
+    assert sentence == f"{second}: cannot stand beside {first}: an answer keeps to one grammar at most"
 
 
-# Enemies ----------------------------------------------------------------------------------
+# Hostile requests -------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([2**31, 2**63, -(2**63) - 1, 10**30, 1e308, -0.0])
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
 FIELDS = [
     (dialect, name)
     for dialect, (_, _, _, classes) in DIALECTS.items()
@@ -224,7 +211,7 @@ FIELDS = [
 
 
 def outcome(parse, data):
-    """The request that this makes, or the error."""
+    """Return the request that data become, or the error."""
     try:
         return parse(json.dumps(data))
     except RequestError as error:
@@ -233,7 +220,7 @@ def outcome(parse, data):
 
 @settings(deadline=None, max_examples=500)
 @given(st.sampled_from(FIELDS), json_values)
-def test_any_value_in_any_field_makes_a_request_or_an_error_that_names_it(where, value) -> None:
+def test_any_value_in_any_field_is_accepted_or_refused_by_its_field(where, value) -> None:
     dialect, name = where
     parse, to_respond, base, (cls, *_) = DIALECTS[dialect]
     result = outcome(parse, base | {name: value})
@@ -247,7 +234,7 @@ def test_any_value_in_any_field_makes_a_request_or_an_error_that_names_it(where,
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_an_unknown_key_is_answered_with_the_nearest_one(dialect: str) -> None:
+def test_an_unknown_key_gets_a_hint_of_the_nearest_one(dialect: str) -> None:
     parse, _, base, (cls, *_) = DIALECTS[dialect]
     near = max((field.name for field in attrs.fields(cls)), key=len)
     with pytest.raises(BadRequest, match=f"{near}x: is not a key here; did you mean {near}"):
@@ -256,11 +243,11 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", ALL)
 def test_tools_are_refused_by_name(dialect: str) -> None:
-    kind = BadRequest if dialect == "completions" else Unsupported  # which never had any
+    kind = BadRequest if dialect == "completions" else Unsupported  # which has no field for tools at all
     refused(dialect, "tools", kind, tools=[{"type": "function", "function": {"name": "f"}}])
 
 
-def test_bounds_are_told() -> None:
+def test_the_error_for_a_number_has_both_bounds() -> None:
     assert Within(at_least=1, at_most=2).mistake(3) == "must be at least 1 and at most 2, got 3"
 
 
@@ -273,7 +260,7 @@ def test_bounds_are_told() -> None:
         (response_params.ResponseCreateParamsBase, responses.Create),
     ],
 )
-def test_every_field_of_openai_is_known_by_name(
+def test_every_field_of_the_openai_client_has_a_row(
     params: type[chat_params.CompletionCreateParamsBase]
     | type[completion_params.CompletionCreateParamsBase]
     | type[response_params.ResponseCreateParamsBase],

@@ -1,4 +1,4 @@
-"""What a body may be made of: how long one takes to read is how long everybody else waits."""
+"""Limits of the body of a request: the event loop is blocked while one is read."""
 
 import json
 import re
@@ -15,6 +15,7 @@ from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
 from supervisor.config.keyfile import KeyFile, KeySection
 from supervisor.gateway.token_bucket import TokenBucket
+from tests.rig.dialects import check_refused
 
 TOO_MANY = "holds more than 32768 lists, objects and keys"
 PART = '{"type":"text","text":""}'
@@ -36,14 +37,14 @@ def counted(raw: bytes) -> int:
     ],
     ids=["parts", "lists", "keys", "depth"],
 )
-def test_four_megabytes_of_small_things_are_refused_at_once(text: str) -> None:
+def test_four_megabytes_of_small_containers_are_refused_quickly(text: str) -> None:
     begun = time.process_time()
     with pytest.raises(BadRequest, match=TOO_MANY):
         chat.parse(text.encode())
     assert time.process_time() - begun < 0.1  # reading it takes half a second and more
 
 
-def test_the_limit_is_exact_and_what_strings_hold_does_not_count() -> None:
+def test_the_limit_of_containers_is_exact_and_ignores_strings() -> None:
     most = '{"a":[' + ",".join(["[]"] * (CONTAINERS_MAX - 3)) + "]}"
     assert len(decode(most)["a"]) == CONTAINERS_MAX - 3
     with pytest.raises(BadRequest, match=TOO_MANY):
@@ -52,7 +53,7 @@ def test_the_limit_is_exact_and_what_strings_hold_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\\", '"'])
-def test_escapes_without_end_are_gone_through_once(end: str) -> None:
+def test_an_unterminated_string_of_escapes_is_scanned_once(end: str) -> None:
     begun = time.process_time()
     with pytest.raises(BadRequest, match="not JSON"):
         decode('{"a":"' + ':\\"' * 1_300_000 + end)
@@ -62,36 +63,32 @@ def test_escapes_without_end_are_gone_through_once(end: str) -> None:
 @given(
     st.recursive(st.text('"\\[{:a') | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
-def test_the_count_is_that_of_the_parts(value) -> None:
+def test_the_pattern_counts_containers_exactly(value) -> None:
     raw = json.dumps(value).encode()
     for limit in {0, max(0, counted(raw) - 1), counted(raw)}:
         assert (request_body.pattern_of_excess(limit).match(raw) is not None) == (counted(raw) > limit)
 
 
-def test_long_prompts_and_conversations_are_taken() -> None:
+def test_long_prompts_and_conversations_are_accepted() -> None:
     ids = list(range(100_000))
     assert completions.parse(json.dumps({"model": "m", "prompt": [ids] * 8}).encode()).prompt is not None
     messages = [{"role": "user", "content": "at 10:30, [sic]"}] * 10_000
     assert len(chat.parse(json.dumps({"model": "m", "messages": messages}).encode()).messages) == 10_000
 
 
-def test_a_message_without_parts_says_nothing_and_is_refused() -> None:
-    said = [{"role": "user", "content": []}]
-    with pytest.raises(BadRequest) as raised:
-        chat.parse(json.dumps({"model": "m", "messages": said}).encode())
-    assert raised.value.param == "messages[0].content"
-    with pytest.raises(BadRequest) as raised:
-        responses.parse_http(json.dumps({"model": "m", "input": said}).encode())
-    assert raised.value.param == "input[0].content"
+def test_a_message_without_parts_is_refused() -> None:
+    empty = [{"role": "user", "content": []}]
+    check_refused(chat.parse, {"model": "m", "messages": empty}, BadRequest, "messages[0].content")
+    check_refused(responses.parse_http, {"model": "m", "input": empty}, BadRequest, "input[0].content")
 
 
-@pytest.mark.parametrize(("asked", "told"), [({}, None), ({"priority": 0}, 0), ({"priority": -3}, -3)])
-def test_a_priority_of_zero_is_not_the_same_as_none(asked: dict[str, int], told: int | None) -> None:
-    request = chat.parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **asked}).encode())
-    assert chat.to_respond(request, request_id="r").priority == told
+@pytest.mark.parametrize(("fields", "priority"), [({}, None), ({"priority": 0}, 0), ({"priority": -3}, -3)])
+def test_a_priority_of_zero_is_not_the_same_as_none(fields: dict[str, int], priority: int | None) -> None:
+    request = chat.parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode())
+    assert chat.to_respond(request, request_id="r").priority == priority
 
 
-def test_the_slowest_rate_has_a_wait_that_can_be_said() -> None:
+def test_the_slowest_rate_has_a_finite_wait() -> None:
     digest = "0" * 64
     with pytest.raises(Mistakes, match="rate_per_s"):
         structure({"sha256": digest, "rate_per_s": 1e-310}, KeySection)
@@ -101,12 +98,12 @@ def test_the_slowest_rate_has_a_wait_that_can_be_said() -> None:
     assert bucket.take(0.0) == pytest.approx(1e6)
 
 
-def test_a_hint_that_would_mislead_is_not_given() -> None:
+def test_a_misleading_hint_is_not_given() -> None:
     with pytest.raises(Mistakes) as raised:
         structure({"sha256": "0" * 64, "prioritise_it": 1}, KeySection)
     assert "did you mean" not in str(raised.value)
 
 
-def test_what_is_said_of_a_keys_name_is_all_that_it_must_be() -> None:
+def test_the_error_for_a_keys_name_states_the_whole_rule() -> None:
     with pytest.raises(Mistakes, match="a letter or a digit first"):
         structure({"key": {"-a": {"sha256": "0" * 64}}}, KeyFile)

@@ -15,6 +15,7 @@ from protocol.dialects.tokens import (
 )
 from protocol.errors import BadRequest, Unsupported
 from protocol.text_messages import Detokenize, Detokenized, Role, Tokenize, Tokenized, Turn
+from tests.rig.dialects import check_refused
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -45,7 +46,7 @@ def whole(body: AnswerBody) -> bytes:
          Tokenize(turns=(Turn(Role.USER, "Hi"),), special=False)),
     ],
 )  # fmt: skip
-def test_what_can_be_tokenized(fields: dict[str, Any], expected: Tokenize) -> None:
+def test_a_text_or_a_conversation_is_tokenized(fields: dict[str, Any], expected: Tokenize) -> None:
     got = tokenize(**fields)
     assert (got.text, got.turns) == (expected.text, expected.turns)
     if not got.turns:
@@ -71,49 +72,45 @@ def test_what_can_be_tokenized(fields: dict[str, Any], expected: Tokenize) -> No
         (Unsupported, "return_token_strs", {"prompt": "x", "return_token_strs": True}),
     ],
 )
-def test_what_cannot_be_tokenized_is_refused_by_name(
+def test_an_invalid_tokenize_request_is_refused_by_its_field(
     kind: type[BadRequest] | type[Unsupported], param: str, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(BadRequest) as raised:
-        tokenize(**fields)
-    assert (type(raised.value), raised.value.param) == (kind, param)
+    check_refused(parse_tokenize, fields, kind, param)
 
 
 @pytest.mark.parametrize(
-    ("param", "fields"),
+    ("kind", "param", "fields"),
     [
-        ("tokens", {}),
-        ("tokens", {"tokens": []}),
-        ("tokens", {"tokens": "1"}),
-        ("tokens[0]", {"tokens": [-1]}),
-        ("tokens[0]", {"tokens": [2**31]}),
-        ("tokens[1]", {"tokens": [1, True]}),
-        ("tokens[0]", {"tokens": [[1], [2]]}),
-        ("skip_special_tokens", {"tokens": [1], "skip_special_tokens": True}),
+        (BadRequest, "tokens", {}),
+        (BadRequest, "tokens", {"tokens": []}),
+        (BadRequest, "tokens", {"tokens": "1"}),
+        (BadRequest, "tokens[0]", {"tokens": [-1]}),
+        (BadRequest, "tokens[0]", {"tokens": [2**31]}),
+        (BadRequest, "tokens[1]", {"tokens": [1, True]}),
+        (BadRequest, "tokens[0]", {"tokens": [[1], [2]]}),
+        (Unsupported, "skip_special_tokens", {"tokens": [1], "skip_special_tokens": True}),
     ],
 )
-def test_what_is_no_list_of_token_ids_is_refused_where_it_is_wrong(param: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest) as raised:
-        detokenize(**fields)
-    assert raised.value.param == param
+def test_an_invalid_detokenize_request_is_refused_by_its_field(kind, param, fields) -> None:
+    check_refused(parse_detokenize, fields, kind, param)
 
 
-def test_token_ids_go_both_ways() -> None:
+def test_token_ids_are_read_and_written() -> None:
     assert detokenize(tokens=[0, 2**31 - 1], model="m").ids == (0, 2**31 - 1)
-    told = {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
-    assert json.loads(whole(tokenized(Tokenized([3, 1, 2], 2048)))) == told
+    expected = {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
+    assert json.loads(whole(tokenized(Tokenized([3, 1, 2], 2048)))) == expected
     assert json.loads(whole(tokenized(Tokenized([], 2048))))["tokens"] == []
     assert json.loads(whole(detokenized(Detokenized("é\0")))) == {"text": "é\0", "prompt": "é\0"}
 
 
-def test_what_is_long_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, sizes = tokens._encode, []
+def test_long_answers_are_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, sizes = tokens._encode, []
 
-    def noted(value) -> bytes:
+    def recorded(value) -> bytes:
         sizes.append(len(value))
-        return plain(value)
+        return encode(value)
 
-    monkeypatch.setattr(tokens, "_encode", noted)
+    monkeypatch.setattr(tokens, "_encode", recorded)
     ids, text = list(range(50_000)), '\né"x🙂' * 50_000
     assert json.loads(whole(tokenized(Tokenized(ids, 1))))["tokens"] == ids
     assert json.loads(whole(detokenized(Detokenized(text)))) == {"text": text, "prompt": text}
@@ -121,6 +118,6 @@ def test_what_is_long_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(sizes) == -(-50_000 // tokens.IDS_A_STEP) + -(-250_000 // tokens.CHARACTERS_A_STEP)
 
 
-def test_the_model_may_be_left_to_the_server() -> None:
+def test_the_model_is_optional() -> None:
     assert parse_tokenize(b'{"prompt":"x"}').model is None
     assert parse_detokenize(b'{"tokens":[1],"model":"m"}').model == "m"

@@ -1,4 +1,4 @@
-"""The document says what the doors do: every route, and the very requests that are read."""
+"""The OpenAPI document has every route, and its schemas accept exactly the requests that the parsers accept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PARSERS = {
     "/tokenize": tokens.parse_tokenize,
     "/detokenize": tokens.parse_detokenize,
 }
-# What a schema cannot say: fields that disagree, how deep or large JSON is, and what is no number.
+# Mistakes that a schema cannot express: between fields, the depth and size of JSON, and numbers that are too large.
 BEYOND = re.compile(
     "cannot stand beside|must be at least n |must be at most max_|differs from|cannot be streamed|have at most 128"
     "|levels deep|as JSON|an object, or a string|finite|too large|min_tokens|must hold at most 1048576"
@@ -48,13 +48,13 @@ BEYOND = re.compile(
 
 
 def valid(schema, value):
-    """Whether a value keeps to a schema, as far as these schemas go."""
+    """Return whether a value is valid by a schema, by the keywords that these schemas use."""
     if "$ref" in schema:
         return valid(SCHEMAS[schema["$ref"].rpartition("/")[2]], value)
-    return all(CHECKS[name](schema, value) for name in schema if name not in SAYS_NOTHING)
+    return all(CHECKS[name](schema, value) for name in schema if name not in ANNOTATIONS)
 
 
-SAYS_NOTHING = {"description", "contentMediaType", "then", "example"}
+ANNOTATIONS = {"description", "contentMediaType", "then", "example"}
 CHECKS = {
     "type": lambda schema, value: type(value) in KINDS[schema["type"]],
     "enum": lambda schema, value: any(same(value, each) for each in schema["enum"]),
@@ -107,20 +107,20 @@ def asked(path: str):
 # The document -----------------------------------------------------------------------------------
 
 
-def test_every_route_is_in_the_document_under_each_of_its_paths() -> None:
+def test_every_route_is_in_the_document_with_each_of_its_paths() -> None:
     described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert described == {
         (route.operation.method, path) for route in ROUTES.routes for path in (route.operation.path, *route.aliases)
     }
 
 
-def test_a_body_that_is_read_may_be_of_the_wrong_media_type() -> None:
+def test_operations_with_a_body_document_the_status_415() -> None:
     for operation in ROUTES.operations:
         statuses = DOCUMENT["paths"][operation.path][operation.method.lower()]["responses"]
         assert ("415" in statuses) == (operation.request is not None)
 
 
-def test_every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() -> None:
+def test_every_reference_resolves_and_operation_ids_are_unique() -> None:
     def look(schema) -> None:
         if isinstance(schema, list):
             for each in schema:
@@ -137,7 +137,7 @@ def test_every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_o
     )
 
 
-def test_keys_are_wanted_where_they_are_and_models_are_named_if_they_are_known() -> None:
+def test_the_document_names_required_keys_and_known_models() -> None:
     open_one = document("0.1.0", ROUTES.operations, keys_wanted=False)
     assert open_one["paths"]["/v1/models"]["get"]["security"] == [{}, {"bearer": []}]
     assert DOCUMENT["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}]
@@ -147,18 +147,20 @@ def test_keys_are_wanted_where_they_are_and_models_are_named_if_they_are_known()
     assert DOCUMENT["info"]["version"] == "0.1.0"
 
 
-def test_every_status_that_a_client_can_meet_is_documented_with_the_error_object() -> None:
-    statuses = {cls.http_status for cls in ERRORS_BY_CODE.values()} - {405}  # which is of no operation
-    said = {status for path in DOCUMENT["paths"].values() for each in path.values() for status in each["responses"]}
-    assert statuses <= {int(status) for status in said}
+def test_every_status_of_an_error_is_documented_with_the_error_object() -> None:
+    statuses = {cls.http_status for cls in ERRORS_BY_CODE.values()} - {405}  # which no operation has
+    documented = {
+        status for path in DOCUMENT["paths"].values() for each in path.values() for status in each["responses"]
+    }
+    assert statuses <= {int(status) for status in documented}
     for error in (ModelNotFound("no such model", param="model"), *(cls("x") for cls in ERRORS_BY_CODE.values())):
         assert valid(SCHEMAS["Error"], json.loads(error_body(error)))
 
 
-# What is served ---------------------------------------------------------------------------------
+# Served ---------------------------------------------------------------------------------
 
 
-async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow: MockClock) -> None:
+async def test_the_document_is_served_and_answers_conform_to_it(rather_slow: MockClock) -> None:
     asks = {
         "/v1/chat/completions": chat_body("n=4", logprobs=True, n=2, max_tokens=4),
         "/v1/completions": {"model": "tiny", "prompt": "n=4", "logprobs": 1},
@@ -176,24 +178,24 @@ async def test_the_document_is_served_and_the_answers_keep_to_it(rather_slow: Mo
         plain = ("/v1/models", "/v1/models/tiny", "/model_info")
         replies += [("get", path, await client.ask(head("GET", path))) for path in plain]
         for method, path, reply in replies:
-            said = DOCUMENT["paths"][path.replace("/tiny", "/{model}")][method]["responses"][str(reply.status)]
+            documented = DOCUMENT["paths"][path.replace("/tiny", "/{model}")][method]["responses"][str(reply.status)]
             assert reply.status == 200
-            assert valid(said["content"][reply.headers["content-type"]]["schema"], reply.json), reply.json
+            assert valid(documented["content"][reply.headers["content-type"]]["schema"], reply.json), reply.json
 
 
-# What it says of requests --------------------------------------------------------------------------
+# Requests --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_the_examples_are_read(path: str) -> None:
+def test_the_examples_are_valid_requests(path: str) -> None:
     example = asked(path)["example"]
     PARSERS[path](json.dumps(example).encode())
     assert valid(asked(path)["schema"], example)
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path: str) -> None:
-    """Some thousand requests, right and wrong: the parser and the schema agree about each."""
+def test_the_parser_and_the_schema_agree_about_every_request(path: str) -> None:
+    """Thousands of valid and invalid requests."""
     rng, schema, counts = Random(path), asked(path)["schema"], [0, 0]
     for _ in range(2000):
         body = bodies.MAKERS[path](rng)
@@ -204,7 +206,7 @@ def test_what_is_read_keeps_to_the_schema_and_what_keeps_to_it_is_read(path: str
                 bodies._spoil(rng, body)
         try:
             data = json.dumps(deepcopy(body), allow_nan=False, ensure_ascii=False).encode()
-        except ValueError:  # of it no schema says anything
+        except ValueError:  # not representable as JSON
             continue
         if "model" in body and body["model"] not in ("tiny", None):
             body["model"] = "tiny"

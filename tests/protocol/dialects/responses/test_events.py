@@ -12,7 +12,7 @@ from protocol.dialects.responses.objects import FORMAT_ECHOED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import FinishReason, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
-from tests.rig.dialects import extras, response_event_types
+from tests.rig.dialects import extras, response_event_types, whole_body
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}
@@ -25,11 +25,11 @@ SERVER_EVENTS = {
 
 
 def check(frame, *, unknown=()):
-    """Parse an event with openai's own class for it, which must know every key."""
+    """Parse an event with its class of the `openai` package, which must declare every key."""
     event = json.loads(frame)
     model = SERVER_EVENTS[event["type"]].model_validate(event, strict=True)
-    known_from_the_wire = {"response.store"}  # what openai sends, and its types forget
-    assert {*extras(model)} - known_from_the_wire == {*unknown}
+    undeclared = {"response.store"}  # OpenAI sends it, but its package does not declare it
+    assert {*extras(model)} - undeclared == {*unknown}
     return event
 
 
@@ -42,32 +42,44 @@ def events_of(*, sse: bool = False, **fields):
     return Events(parse(json.dumps(BASE | fields)), request_id=ID, created_at=1741290958, sse=sse)
 
 
-def said_of(events, *pieces: str):
-    return [events.delta(Text(piece, 1)) for piece in pieces]
+def begun(**fields):
+    """Return the events of a response whose text may follow."""
+    events = events_of(**fields)
+    events.begin()
+    events.open()
+    return events
+
+
+def deltas(events, *texts: str):
+    return [events.delta(Text(text, 1)) for text in texts]
 
 
 def finish(events, reason: FinishReason = FinishReason.STOP):
     return events.finish(ChoiceEnded(reason), USAGE)
 
 
-def test_one_whole_response() -> None:
+def whole_stream(events, *texts, reason=FinishReason.STOP):
+    return [*events.begin(), *events.open(), *deltas(events, *texts), *finish(events, reason)]
+
+
+def test_a_complete_response_has_its_events_in_order() -> None:
     events = events_of(stream_id="main", max_output_tokens=9, metadata={"a": "b"}, instructions="short")
     pieces = ["Hi", ' "there"\n', "", "\0\u2028é\U0001f600"]
-    frames = [*events.begin(), *events.open(), *said_of(events, *pieces), *finish(events)]
-    said = [check(frame) for frame in frames]
-    assert [event["type"] for event in said] == response_event_types(4)
-    assert [event["sequence_number"] for event in said] == list(range(len(said)))
-    assert {event["stream_id"] for event in said} == {"main"}
-    assert [event["delta"] for event in said[4:8]] == pieces
+    frames = whole_stream(events, *pieces)
+    sent = [check(frame) for frame in frames]
+    assert [event["type"] for event in sent] == response_event_types(4)
+    assert [event["sequence_number"] for event in sent] == list(range(len(sent)))
+    assert {event["stream_id"] for event in sent} == {"main"}
+    assert [event["delta"] for event in sent[4:8]] == pieces
     text = "".join(pieces)
-    assert events.text == said[8]["text"] == said[9]["part"]["text"] == said[10]["item"]["content"][0]["text"] == text
-    assert {event["item_id"] for event in said if "item_id" in event} == {f"msg_{ID}"}
-    for event in (said[0], said[1], said[11]):
+    assert events.text == sent[8]["text"] == sent[9]["part"]["text"] == sent[10]["item"]["content"][0]["text"] == text
+    assert {event["item_id"] for event in sent if "item_id" in event} == {f"msg_{ID}"}
+    for event in (sent[0], sent[1], sent[11]):
         assert event["response"]["id"] == events.id == response_id(ID) == f"resp_{ID}"
         assert (event["response"]["metadata"], event["response"]["instructions"]) == ({"a": "b"}, "short")
-    response = said[11]["response"]
+    response = sent[11]["response"]
     assert (response["status"], response["incomplete_details"], response["error"]) == ("completed", None, None)
-    assert response["output"] == [said[10]["item"]]
+    assert response["output"] == [sent[10]["item"]]
     assert response["usage"] == {
         "input_tokens": 37,
         "input_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
@@ -77,18 +89,16 @@ def test_one_whole_response() -> None:
     }
 
 
-def test_no_stream_id_is_made_up() -> None:
+def test_events_have_no_stream_id_unless_the_request_has_one() -> None:
     events = events_of()
-    frames = [*events.begin(), *events.open(), *said_of(events, "x"), *finish(events)]
+    frames = whole_stream(events, "x")
     assert all("stream_id" not in check(frame) for frame in frames)
     assert "stream_id" not in json.loads(error_event(Overloaded("full")))
 
 
 def test_an_answer_that_reached_its_limit_is_incomplete() -> None:
     events = events_of()
-    *_, item, last = map(
-        check, [*events.begin(), *events.open(), *said_of(events, "x"), *finish(events, FinishReason.LENGTH)]
-    )
+    *_, item, last = map(check, whole_stream(events, "x", reason=FinishReason.LENGTH))
     assert item["item"]["status"] == "incomplete"
     assert last["type"] == "response.incomplete"
     assert last["response"]["status"] == "incomplete"
@@ -97,15 +107,15 @@ def test_an_answer_that_reached_its_limit_is_incomplete() -> None:
     assert last["response"]["usage"]["output_tokens"] == 11
 
 
-def test_an_answer_without_text_is_whole_all_the_same() -> None:
+def test_a_response_without_text_has_all_events() -> None:
     events = events_of()
-    said = [check(frame) for frame in [*events.begin(), *finish(events)]]
-    assert [event["sequence_number"] for event in said] == list(range(8))
-    assert said[2]["type"] == "response.output_item.added"
-    assert said[-1]["response"]["output"][0]["content"][0]["text"] == ""
+    sent = [check(frame) for frame in [*events.begin(), *finish(events)]]
+    assert [event["sequence_number"] for event in sent] == list(range(8))
+    assert sent[2]["type"] == "response.output_item.added"
+    assert sent[-1]["response"]["output"][0]["content"][0]["text"] == ""
 
 
-def test_cancelled_before_and_after_the_first_token() -> None:
+def test_a_response_can_be_cancelled_before_and_after_its_first_token() -> None:
     events = events_of()
     (_, _, last) = [*events.begin(), *events.cancelled()]
     response = json.loads(last)["response"]
@@ -113,12 +123,12 @@ def test_cancelled_before_and_after_the_first_token() -> None:
     assert (response["output"], response["usage"]) == ([], None)
 
     events = events_of(stream_id="a")
-    *frames, last = [*events.begin(), *events.open(), *said_of(events, "He"), *events.cancelled(USAGE)]
+    *frames, last = [*events.begin(), *events.open(), *deltas(events, "He"), *events.cancelled(USAGE)]
     assert [check(frame)["type"] for frame in frames[-2:]] == [
         "response.content_part.done",
         "response.output_item.done",
     ]
-    check(last.replace(b'"reason":"cancelled"', b'"reason":"content_filter"'))  # the one word that openai lacks
+    check(last.replace(b'"reason":"cancelled"', b'"reason":"content_filter"'))  # a reason that OpenAI does not have
     event = json.loads(last)
     assert event["type"] == "response.incomplete"
     assert event["response"]["output"][0]["content"][0]["text"] == "He"
@@ -132,28 +142,33 @@ def test_cancelled_before_and_after_the_first_token() -> None:
         (ContextTooLong("too long", param="input"), "invalid_prompt", "context_length_exceeded"),
     ],
 )
-def test_a_response_that_failed(error: EngineLost | ContextTooLong, code: str, cause: str) -> None:
+def test_a_failed_response_is_marked_incomplete(error: EngineLost | ContextTooLong, code: str, cause: str) -> None:
     events = events_of(stream_id="a")
     events.begin()
     early = check(events_of().failed(error), unknown=["response.error.cause"])
     assert early["response"]["output"] == []
     events.open()
-    said_of(events, "He")
+    deltas(events, "He")
     event = check(events.failed(error, USAGE), unknown=["response.error.cause"])
     assert (event["type"], event["sequence_number"], event["stream_id"]) == ("response.failed", 5, "a")
     assert event["response"]["status"] == "failed"
     assert event["response"]["output"][0]["status"] == "incomplete"
-    said = event["response"]["error"]
-    assert (said["code"], said["cause"], said["message"], said["param"]) == (code, cause, str(error), error.param)
+    details = event["response"]["error"]
+    assert (details["code"], details["cause"], details["message"], details["param"]) == (
+        code,
+        cause,
+        str(error),
+        error.param,
+    )
 
 
-def test_long_instructions_are_not_echoed() -> None:
+def test_long_instructions_are_not_repeated() -> None:
     events = events_of(instructions="x" * 500_000, input="y" * 500_000)
-    frames = [*events.begin(), *events.open(), *said_of(events, "z"), *finish(events)]
+    frames = whole_stream(events, "z")
     assert max(map(len, frames)) < 2000
 
 
-def test_error_events() -> None:
+def test_error_events_have_the_error_and_the_stream_id() -> None:
     assert json.loads(check_error(error_event(BadRequest("no", param="input[0].role"), "main"))) == {
         "type": "error",
         "status": 400,
@@ -191,7 +206,7 @@ LISTED = [
 
 
 def bare(frame) -> str:
-    """An event without the bytes of tokens, which openai sends and its types for deltas forget."""
+    """Return an event without the bytes of tokens, which the `openai` package does not declare for deltas."""
     event = json.loads(frame)
     for token in event.get("logprobs", ()):
         for each in (token, *token["top_logprobs"]):
@@ -199,37 +214,35 @@ def bare(frame) -> str:
     return json.dumps(event)
 
 
-def test_log_probabilities_are_exact_for_each_delta_and_said_once_more_at_the_end() -> None:
+def test_log_probabilities_are_exact_for_each_delta_and_repeated_at_the_end() -> None:
     events = events_of(include=[LOGPROBS], top_logprobs=1, stream_id="a")
     frames = [*events.begin(), *events.open(), *map(events.delta, SCORED), *finish(events)]
     for frame in frames:
         check(bare(frame))
-    deltas = [json.loads(frame) for frame in frames[4:7]]
+    pieces = [json.loads(frame) for frame in frames[4:7]]
     done, part, item, last = (json.loads(frame) for frame in frames[7:])
-    assert [(each["delta"], each["logprobs"]) for each in deltas] == [("He", LISTED[0]), ("é", LISTED[1]), ("", [])]
+    assert [(each["delta"], each["logprobs"]) for each in pieces] == [("He", LISTED[0]), ("é", LISTED[1]), ("", [])]
     assert done["logprobs"] == LISTED[0] + LISTED[1]
     assert part["part"]["logprobs"] == item["item"]["content"][0]["logprobs"] == []
     assert last["response"]["top_logprobs"] == 1
     assert last["response"]["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_text_that_was_held_back_with_its_log_probabilities_comes_in_several_deltas() -> None:
+def test_text_with_many_log_probabilities_is_sent_in_several_deltas() -> None:
     top = tuple((f" {'x' * 100}{i}", b" " + b"x" * 100 + b"%d" % i, -3.2345678901234567) for i in range(20))
     scored = [TokenText(c, c.encode(), -1.0, top) for c in "ab" * 511] + [
         TokenText("\ufffd", b"\xc3", -1.0, top), TokenText("\ufffd", b"\xa9!", -1.0, top)]  # fmt: skip
     text = Text("ab" * 511 + "é!", 1024, 0, tuple(scored), tuple(range(1024)))
-    events = events_of(include=[LOGPROBS], top_logprobs=20, return_token_ids=True)
-    events.begin()
-    events.open()
+    events = begun(include=[LOGPROBS], top_logprobs=20, return_token_ids=True)
     frames = events.deltas(text)
-    said = [json.loads(frame) for frame in frames]
+    sent = [json.loads(frame) for frame in frames]
     assert max(map(len, frames)) < 2**20
-    assert [each["sequence_number"] for each in said] == [*range(4, 4 + len(said))]
-    assert "".join(each["delta"] for each in said) == text.text == events.text
-    assert said[0]["delta"] == "ab" * (LOGPROBS_A_DELTA_MAX // 2)
-    assert [token["logprob"] for each in said for token in each["logprobs"]] == [-1.0] * 1024
-    assert [bytes(token["bytes"]) for each in said for token in each["logprobs"]] == [each.data for each in scored]
-    assert [token for each in said for token in each["token_ids"]] == [*range(1024)]
+    assert [each["sequence_number"] for each in sent] == [*range(4, 4 + len(sent))]
+    assert "".join(each["delta"] for each in sent) == text.text == events.text
+    assert sent[0]["delta"] == "ab" * (LOGPROBS_A_DELTA_MAX // 2)
+    assert [token["logprob"] for each in sent for token in each["logprobs"]] == [-1.0] * 1024
+    assert [bytes(token["bytes"]) for each in sent for token in each["logprobs"]] == [each.data for each in scored]
+    assert [token for each in sent for token in each["token_ids"]] == [*range(1024)]
 
 
 @pytest.mark.parametrize("size", [0, 1, LOGPROBS_A_DELTA_MAX])
@@ -239,7 +252,7 @@ def test_text_with_few_log_probabilities_is_one_delta(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("fields", "expected"),
     [
         ({}, (True, "auto")),
         ({"parallel_tool_calls": None, "tool_choice": None}, (True, "auto")),
@@ -247,16 +260,14 @@ def test_text_with_few_log_probabilities_is_one_delta(size: int) -> None:
         ({"parallel_tool_calls": True, "tool_choice": "auto"}, (True, "auto")),
     ],
 )
-def test_what_was_said_of_tools_is_said_back(asked: dict[str, Any], said: tuple[bool, str]) -> None:
-    response = check(events_of(**asked).begin()[0])["response"]
-    assert (response["parallel_tool_calls"], response["tool_choice"]) == said
+def test_the_choice_of_tools_is_repeated(fields: dict[str, Any], expected: tuple[bool, str]) -> None:
+    response = check(events_of(**fields).begin()[0])["response"]
+    assert (response["parallel_tool_calls"], response["tool_choice"]) == expected
 
 
 @pytest.mark.parametrize("too_many", [False, True])
-def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many: bool) -> None:
-    events = events_of(include=[LOGPROBS])
-    events.begin()
-    events.open()
+def test_long_log_probabilities_are_not_repeated_at_the_end(too_many: bool) -> None:
+    events = begun(include=[LOGPROBS])
     size = len(json.dumps(LISTED[1][0], separators=(",", ":"), ensure_ascii=False).encode())
     for _ in range(LOGPROBS_REPEATED_MAX // size + too_many):
         frame = events.delta(Text("x", 1, 0, SCORED[1].logprobs[:1]))
@@ -266,37 +277,33 @@ def test_log_probabilities_that_are_long_stay_with_their_deltas(too_many: bool) 
     assert len(done) < 2**20
 
 
-def test_token_ids_are_told_where_they_are_asked_for() -> None:
-    events = events_of(return_token_ids=True)
-    events.begin()
-    events.open()
-    deltas = [check(events.delta(each), unknown=["token_ids"]) for each in SCORED]
-    assert [(each["token_ids"], each["logprobs"]) for each in deltas] == [([7], []), ([8, 9], []), ([10], [])]
+def test_token_ids_are_returned_if_requested() -> None:
+    events = begun(return_token_ids=True)
+    pieces = [check(events.delta(text), unknown=["token_ids"]) for text in SCORED]
+    assert [(piece["token_ids"], piece["logprobs"]) for piece in pieces] == [([7], []), ([8, 9], []), ([10], [])]
 
 
 def test_a_warm_up_is_a_whole_response_without_output() -> None:
     events = events_of(generate=False, stream_id="a")
-    frames = [*events.begin(), *events.open(), *finish(events, FinishReason.LENGTH)]
-    said = [check(frame) for frame in frames]
-    assert [each["type"] for each in said] == ["response.created", "response.in_progress", "response.completed"]
-    response = said[-1]["response"]
+    frames = whole_stream(events, reason=FinishReason.LENGTH)
+    sent = [check(frame) for frame in frames]
+    assert [each["type"] for each in sent] == ["response.created", "response.in_progress", "response.completed"]
+    response = sent[-1]["response"]
     assert (response["status"], response["output"], events.text) == ("completed", [], "")
     assert response["usage"]["input_tokens"] == 37
 
 
-def test_the_events_by_http_are_those_of_the_socket() -> None:
-    for frame, event in zip(whole_stream(events_of()), whole_stream(events_of(sse=True)), strict=True):
+def test_events_over_http_are_those_over_websocket() -> None:
+    for frame, event in zip(
+        whole_stream(events_of(), "a\n\n", "b"), whole_stream(events_of(sse=True), "a\n\n", "b"), strict=True
+    ):
         name = json.loads(frame)["type"].encode()
         assert event == b"event: " + name + b"\ndata: " + frame + b"\n\n"
     failed = events_of(sse=True).failed(EngineLost("the engine died"))
     assert failed.startswith(b"event: response.failed\ndata: {")
 
 
-def whole_stream(events):
-    return [*events.begin(), *events.open(), *said_of(events, "a\n\n", "b"), *finish(events)]
-
-
-def test_what_was_asked_is_said_back() -> None:
+def test_the_fields_of_the_request_are_repeated() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     wanted = {"type": "json_schema", "name": "x", "description": None, "schema": schema, "strict": True}
     events = events_of(user="u", safety_identifier="s", metadata={"a": "b"}, truncation="auto", service_tier="auto",
@@ -312,11 +319,11 @@ def test_what_was_asked_is_said_back() -> None:
 
 
 @pytest.mark.parametrize("field", ["schema", "description"])
-def test_a_long_format_is_not_said_back(field: str) -> None:
+def test_a_long_format_is_not_repeated(field: str) -> None:
     long = {"type": "json_schema", "name": "x", "schema": {"enum": ["y"]}, "strict": None}
     long |= {"schema": {"enum": ["y" * FORMAT_ECHOED_MAX]}} if field == "schema" else {"description": "y" * 500_000}
     events = events_of(text={"format": long})
-    frames = [*events.begin(), *events.open(), *said_of(events, "z"), *finish(events)]
+    frames = whole_stream(events, "z")
     assert max(map(len, frames)) < 2000
     assert check(frames[0])["response"]["text"]["format"]["schema"] == {}
 
@@ -327,7 +334,7 @@ def test_the_largest_request_keeps_every_event_small() -> None:
         safety_identifier="\0" * 512, metadata={f"{n:064}": "\0" * 512 for n in range(16)},
         text={"format": {"type": "json_schema", "name": "x" * 64, "schema": {"a": "\0" * 2700}}},
     )  # fmt: skip
-    frames = [*events.begin(), *events.open(), *said_of(events, "z"), *finish(events)]
+    frames = whole_stream(events, "z")
     assert max(map(len, frames)) < 2**18
 
 
@@ -336,10 +343,7 @@ def test_the_largest_request_keeps_every_event_small() -> None:
 
 def posted(*replies: Text | ChoiceEnded, **fields) -> bytes:
     create = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
-    gathered = Completion(create, request_id=ID, created_at=1741290958)
-    for each in replies:
-        gathered.add(each)
-    return b"".join(gathered.finish(Answered(USAGE)).pieces())
+    return whole_body(Completion(create, request_id=ID, created_at=1741290958), replies, Answered(USAGE))
 
 
 def check_response(body: bytes) -> Response:
@@ -348,11 +352,11 @@ def check_response(body: bytes) -> Response:
     return model
 
 
-def test_an_answer_in_one_piece_is_the_response_that_a_stream_ends_with() -> None:
+def test_an_answer_in_one_piece_is_the_response_of_the_last_event() -> None:
     response = check_response(posted(Text("He", 1), Text("llo", 1), ChoiceEnded(FinishReason.STOP)))
     assert (response.id, response.status, response.output_text) == (f"resp_{ID}", "completed", "Hello")
     events = events_of()
-    *_, last = [*events.begin(), *events.open(), *said_of(events, "He", "llo"), *finish(events)]
+    *_, last = whole_stream(events, "He", "llo")
     assert json.loads(posted(Text("Hello", 2), ChoiceEnded(FinishReason.STOP))) == json.loads(last)["response"]
 
 

@@ -17,10 +17,11 @@ from protocol.dialects.responses import (
 from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.text_messages import Respond, Role, Turn
 from tests.protocol.dialects.responses.test_requests import BASE, ID, create, refused
+from tests.rig.dialects import json_values
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("", "not JSON"),
         ("{", "not JSON"),
@@ -40,8 +41,8 @@ from tests.protocol.dialects.responses.test_requests import BASE, ID, create, re
         ('{"type":"response.create","model":"m","input":"\x00"}', "not JSON"),
     ],
 )
-def test_text_that_cannot_be_read(text: str, said: str) -> None:
-    with pytest.raises(BadRequest, match=said):
+def test_text_that_is_not_valid_json_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
         parse(text)
 
 
@@ -54,21 +55,15 @@ def test_depth_below_the_limit_is_refused_by_name() -> None:
         assert raised.value.param.startswith(field)
 
 
-def test_of_a_key_that_stands_twice_the_last_counts() -> None:
+def test_the_last_value_of_a_repeated_key_counts() -> None:
     assert parse('{"type":"response.create","model":"a","input":"x","model":"b"}').model == "b"
 
 
-def test_nul_is_a_character_of_text_and_of_nothing_else() -> None:
+def test_nul_is_valid_in_texts_alone() -> None:
     assert create(input="a\0b").turns() == (Turn(Role.USER, "a\0b"),)
     refused(BadRequest, "stream_id", stream_id="a\0")
     refused(BadRequest, '["model\\u0000"]', **{"model\0": 1})
 
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
 
 NAMES = sorted({*Create.harmless, *(field.name for field in (*attrs.fields(Create), *attrs.fields(CreateHttp)))})
 ITEMS = st.lists(
