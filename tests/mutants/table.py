@@ -120,6 +120,7 @@ SUITES = {  # the quickest first
     "fair": [
         "tests/actors/kit/test_fair_queue.py",
         "tests/protocol/test_cost.py",
+        "tests/supervisor/gateway/test_admission_generations.py",
         "tests/actors/kit/test_priority_inbox.py",
         "tests/supervisor/gateway/test_admission.py",
     ],
