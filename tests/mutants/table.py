@@ -100,6 +100,8 @@ SUITES = {  # the quickest first
     "tree": [
         "tests/supervisor/supervision/test_supervise_siblings.py",
         "tests/supervisor/supervision/test_supervise.py",
+        "tests/supervisor/supervision/test_supervise_failures.py",
+        "tests/supervisor/supervision/test_tree.py",
         "tests/supervisor/node/test_descriptor_needs.py",
         "tests/supervisor/processes/test_run_folder.py",
         "tests/supervisor/control/test_unix_socket.py",

@@ -173,7 +173,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "supervisor/processes/test_reaper.py": ("supervisor/processes/process.py",),
     "supervisor/processes/test_run_folder.py": ("actors/engines/sglang/shared_memory.py",),
     "supervisor/supervision/test_status.py": ("supervisor/supervision/events.py",),
-    "supervisor/supervision/test_supervise.py": ("supervisor/supervision/life.py", "supervisor/supervision/tree.py"),
+    "supervisor/supervision/test_supervise.py": ("supervisor/supervision/life.py",),
     "supervisor/telemetry/test_metrics.py": (
         "supervisor/node/assembly.py",
         "supervisor/node/gateway_children.py",

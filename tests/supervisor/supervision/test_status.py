@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import EngineDied
+from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.status import ERROR_LENGTH_MAX, TreeStatus
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
@@ -117,3 +118,11 @@ async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_its
         assert states(standing) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
         assert [each.last_error for each in standing.members()] == ["", "", "no"]
         nursery.cancel_scope.cancel()
+
+
+def test_an_event_reads_as_a_sentence() -> None:
+    assert str(ChildEvent("n/a", ChildEventKind.STARTED, 1.0)) == "n/a is ready"
+    assert (
+        str(ChildEvent("n/a", ChildEventKind.RESTARTING, 1.0, wait_s=1.23456)) == "n/a will be started again in 1.23 s"
+    )
+    assert str(ChildEvent("n/a", ChildEventKind.FAILED, 1.0, KeyError("x"))) == "n/a has failed: KeyError: 'x'"

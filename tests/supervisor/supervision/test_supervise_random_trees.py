@@ -28,7 +28,7 @@ class World:
         self.rng = rng
         self.members = {}  # path -> Child or Tree
         self.running = set()  # as the children see it
-        self.state = {"t": "ready"}  # as the supervisor tells it: path -> starting, ready, stopping or over
+        self.state = {"t": "ready"}  # as the supervisor reports it: path -> starting, ready, stopping or over
         self.deaf = set()
         self.begun = {}  # path of a tree -> which children it has started, in its current life
         self.restarts = {}  # path of a tree -> when it restarted what, in its current life
@@ -90,14 +90,14 @@ class World:
                 await trio.sleep(self.rng.choice([0] * 9 + [0.5, 1, DEAF_S]))
             self.running.remove(path)
 
-    def watch(self, happening: ChildEvent) -> None:
+    def on_event(self, event: ChildEvent) -> None:
         try:
-            self.check(happening)
+            self.check(event)
         except AssertionError as error:  # from here it would only be logged
             self.broken.append(error)
 
-    def check(self, happening: ChildEvent) -> None:
-        path, kind = happening.path, happening.kind
+    def check(self, event: ChildEvent) -> None:
+        path, kind = event.path, event.kind
         parent = path.rpartition("/")[0]
         match kind:
             case ChildEventKind.STARTING:
@@ -120,16 +120,16 @@ class World:
                 assert self.state[path] == "stopping"
                 self.state[path] = "over"
                 self.deaf.discard(path)
-            case ChildEventKind.ENDED | ChildEventKind.FAILED if not str(happening.error).startswith(
+            case ChildEventKind.ENDED | ChildEventKind.FAILED if not str(event.error).startswith(
                 f"{path} was not ready"
             ):
                 assert self.state[path] in ("starting", "ready")
                 self.state[path] = "over"
             case ChildEventKind.RESTARTING:
                 times = self.restarts.setdefault(parent, [])
-                times.append(happening.at)
+                times.append(event.at)
                 spec = self.members[parent]
-                recent = [at for at in times if at >= happening.at - spec.restarts_window_s]
+                recent = [at for at in times if at >= event.at - spec.restarts_window_s]
                 assert spec.restarts_max is None or len(recent) <= spec.restarts_max
                 assert self.members[path].restart is not TEMPORARY
 
@@ -182,7 +182,7 @@ async def any_tree(rng: random.Random) -> tuple[str, bool, int, float]:
 
         nursery.start_soon(cancel)
         try:
-            await supervise(world.tree, rng=rng, on_event=world.watch)
+            await supervise(world.tree, rng=rng, on_event=world.on_event)
         except (RestartsExceeded, StartFailed) as error:
             outcome = type(error).__name__
             nursery.cancel_scope.cancel()
