@@ -20,10 +20,10 @@ from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.actors.test_decode import Worker, ask, leave_after, working
-from tests.actors.test_router import Fake, FakePool, Play, generate, routed
-from tests.actors.test_router import ask as route
 from tests.rig.fake_engine import Costs, FakeEngine, whole
 from tests.rig.fake_engine import generate as wanted_of
+from tests.rig.router import Fake, FakePool, Play, generate, routed
+from tests.rig.router import ask as route
 
 DEADLINES = Deadlines(first_token_s=60, gap_s=20, total_s=600, release_s=5, leak_s=300, stuck_max=3)
 HANGS = [13, 13, 13]  # a prompt under which every engine hangs
@@ -267,7 +267,7 @@ async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhe
 
 async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock: MockClock) -> None:
     """The prefills hang, and the decodes say that the hand-off failed: each try costs another pair."""
-    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), lets_go_s=1e6) for n in range(4)]
+    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), release_s=1e6) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
     async with routed(*prefills, *decodes, limits=FailoverLimits(resumes_max=20, pause_s=0.01)) as world:
         with pytest.raises(HandOffFailed):
@@ -277,7 +277,7 @@ async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_die
 
 
 async def test_legs_that_let_go_count_for_nothing(autojump_clock: MockClock) -> None:
-    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), lets_go_s=0.2) for n in range(4)]
+    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), release_s=0.2) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(3)]
     async with routed(*prefills, *decodes, Fake("d", leg=Leg.DECODE)) as world:
         got = await route(world, generate(tokens_max=5))

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import Factory, define
+from trio.testing import MockClock
 
 from actors.grammars import READY_WITHIN_S, GrammarChecks, grammars
 from actors.kit.calls import Answer, mailbox
@@ -78,7 +79,7 @@ async def running(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: MockClock) -> None:
     async with running() as world:
         assert (await world.check("bad 1")).refusal == "no"
         assert (await world.check("bad 1", "bob")).refusal == "no"
@@ -90,7 +91,7 @@ async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: 
         assert [outcome for outcome, _ in world.heard] == ["refused", *["accepted"] * 4, "refused"]
 
 
-async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: trio.testing.MockClock) -> None:
+async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: MockClock) -> None:
     took = {}
 
     async def timed(world, text: str, owner: str) -> None:
@@ -109,7 +110,7 @@ async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: tr
         assert max(took.values()) == pytest.approx(80.0)
 
 
-async def test_o2_what_nobody_waits_for_is_not_checked_any_more(autojump_clock: trio.testing.MockClock) -> None:
+async def test_o2_what_nobody_waits_for_is_not_checked_any_more(autojump_clock: MockClock) -> None:
     async with running() as world:
         with trio.move_on_after(1.5):
             async with trio.open_nursery() as nursery:
@@ -124,7 +125,7 @@ async def test_o2_what_nobody_waits_for_is_not_checked_any_more(autojump_clock: 
         assert world.heard[0] == ("left", pytest.approx(1.5))
 
 
-async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock: trio.testing.MockClock) -> None:
+async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock: MockClock) -> None:
     async with running(checks_max=1) as world, trio.open_nursery() as nursery:
         for text, owner in (("a0 1", "a"), ("a1 1", "a"), ("a2 1", "a"), ("b0 1", "b"), ("c0 1", "c"), ("b1 1", "b")):
             nursery.start_soon(world.check, text, owner)
@@ -133,9 +134,7 @@ async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock: t
         assert world.checker.begun == ["a0", "a1", "b0", "c0", "a2", "b1"]
 
 
-async def test_requests_for_the_same_check_share_it_until_the_last_has_left(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_requests_for_the_same_check_share_it_until_the_last_has_left(autojump_clock: MockClock) -> None:
     async with running() as world:
         async with trio.open_nursery() as nursery:
             scopes = [trio.CancelScope() for _ in range(3)]
@@ -157,7 +156,7 @@ async def test_requests_for_the_same_check_share_it_until_the_last_has_left(
         assert world.checker.begun == ["shared"]
 
 
-async def test_too_many_that_wait_are_refused_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_too_many_that_wait_are_refused_at_once(autojump_clock: MockClock) -> None:
     async with running(checks_max=1, waiting_max=2) as world, trio.open_nursery() as nursery:
         for number in range(3):
             nursery.start_soon(world.check, f"g{number} 5")
@@ -167,7 +166,7 @@ async def test_too_many_that_wait_are_refused_at_once(autojump_clock: trio.testi
         await trio.sleep(20)
 
 
-async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_clock: trio.testing.MockClock) -> None:
+async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_clock: MockClock) -> None:
     async with running(checks_max=1, waiting_max=4) as world, trio.open_nursery() as nursery:
         refused = []
 
@@ -188,7 +187,7 @@ async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_c
         assert len(refused) == 4
 
 
-async def test_a_checker_that_is_lost_or_away_is_no_verdict(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_checker_that_is_lost_or_away_is_no_verdict(autojump_clock: MockClock) -> None:
     async with running(checker=Checker(fails=EngineLost("gone"))) as world:
         with pytest.raises(NotReady):
             await world.check("a 1")

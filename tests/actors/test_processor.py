@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from actors.kit.calls import Answer, mailbox
 from actors.kit.offload import OFFLOAD_SIZE_MIN
@@ -84,7 +85,7 @@ def text(replies) -> str:
 # The good road -----------------------------------------------------------------------------
 
 
-async def test_a_conversation_becomes_text_with_usage(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_conversation_becomes_text_with_usage(autojump_clock: MockClock) -> None:
     worker = Worker(cached=3)
     async with running(worker) as address:
         replies, answered = await ask(address, respond("n=4"))
@@ -96,7 +97,7 @@ async def test_a_conversation_becomes_text_with_usage(autojump_clock: trio.testi
     assert answered == Answered(Usage(prompt, 4, 3))
 
 
-async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock: MockClock) -> None:
     worker = spy()
     turns = [
         Turn(Role.DEVELOPER, "Be kind."),
@@ -112,7 +113,7 @@ async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock
     assert TINY.prompt(turns) == wanted
 
 
-async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: MockClock) -> None:
     worker = spy()
     async with running(worker) as address:
         await ask(address, respond("n=5"))
@@ -122,7 +123,7 @@ async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: tr
     assert second.sampling.tokens_max == 7
 
 
-async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock: MockClock) -> None:
     config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
     model = load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
     worker = spy()
@@ -172,7 +173,7 @@ async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
     kind: type[ContextTooLong | BadRequest],
     param: str,
     said: str,
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     worker = Worker()
     async with running(worker) as address:
@@ -183,7 +184,7 @@ async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
         assert (await ask(address, respond()))[0][-1] == ChoiceEnded(FinishReason.STOP)
 
 
-async def test_the_last_token_that_fits_fits(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_last_token_that_fits_fits(autojump_clock: MockClock) -> None:
     prompt = len(TINY.encode(respond("n=999").turns))
     async with running() as address:
         replies, answered = await ask(address, respond("n=999", tokens_max=MOST - prompt))
@@ -193,7 +194,7 @@ async def test_the_last_token_that_fits_fits(autojump_clock: trio.testing.MockCl
             await ask(address, respond("n=999", tokens_max=MOST - prompt + 1))
 
 
-async def test_before_the_first_engine_nothing_is_ready(autojump_clock: trio.testing.MockClock) -> None:
+async def test_before_the_first_engine_nothing_is_ready(autojump_clock: MockClock) -> None:
     async with running(known=None) as address:
         with pytest.raises(NotReady, match="no engine has been ready"):
             await ask(address, respond())
@@ -233,7 +234,7 @@ async def test_a_prompt_is_never_shortened_in_silence() -> None:
     ],
 )
 async def test_a_template_can_refuse_but_do_nothing_else(
-    template: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    template: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker()
     with pytest.raises(StartFailed, match="chat template refuses"):
@@ -297,7 +298,7 @@ def test_an_older_files_template_and_tokens_are_found() -> None:
 # Endings ---------------------------------------------------------------------------------------
 
 
-async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock: MockClock) -> None:
     worker = Worker()
     async with running(worker) as address:
         replies, answered = await ask(address, respond("n=80 s=1", stop=("is old",)))
@@ -310,7 +311,7 @@ async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock: trio.
     assert answered == Answered(Usage(prompt, 5))
 
 
-async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock: MockClock) -> None:
     from tests.rig.gateway import ids
 
     worker = Worker()
@@ -321,13 +322,13 @@ async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock: trio.t
     assert (replies[-1].matched, answered.usage.completion_tokens) == (ids(" is")[0], 3)
 
 
-async def test_an_engine_that_dies_fails_the_answer(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_engine_that_dies_fails_the_answer(autojump_clock: MockClock) -> None:
     async with running() as address:
         with pytest.raises(EngineLost):
             await ask(address, respond("n=9 fail=2"))
 
 
-async def test_leaving_ends_the_workers_call_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_leaving_ends_the_workers_call_at_once(autojump_clock: MockClock) -> None:
     worker = Worker()
     async with running(worker) as address:
         with trio.move_on_after(2.5):
@@ -336,7 +337,7 @@ async def test_leaving_ends_the_workers_call_at_once(autojump_clock: trio.testin
         assert (trio.current_time(), worker.running, worker.left) == (2.5, 0, 1)
 
 
-async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: trio.testing.MockClock) -> None:
+async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockClock) -> None:
     made = []
 
     async def aside(function, *, owner, size):
@@ -354,7 +355,7 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: trio.
         assert made == [str, list] * 2
 
 
-async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: trio.testing.MockClock) -> None:
+async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: MockClock) -> None:
     async def aside(function, **_) -> None:
         await trio.sleep_forever()
 
@@ -367,7 +368,7 @@ async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clo
         assert text(replies)
 
 
-async def test_at_most_so_many_are_answered_at_a_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_at_most_so_many_are_answered_at_a_time(autojump_clock: MockClock) -> None:
     worker = Worker()
     async with running(worker, requests_max=2) as address, trio.open_nursery() as nursery:
         for _ in range(5):

@@ -47,6 +47,8 @@ SUITES = {  # the quickest first
     "attached": ["tests/protocol/test_attachments.py", "tests/protocol/test_greeting.py"],
     "router": [
         "tests/actors/test_router.py",
+        "tests/actors/test_router_engines.py",
+        "tests/actors/routing/test_least_loaded.py",
         "tests/actors/routing/test_routed_request_resumes.py",
         "tests/actors/routing/test_failover.py",
         "tests/actors/routing/test_outliers.py",

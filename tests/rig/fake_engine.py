@@ -26,15 +26,7 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
 from protocol.errors import EngineDied, EngineRefused, RequestError
-from protocol.messages import (
-    EngineInfo,
-    Finished,
-    FinishReason,
-    Generate,
-    Logprob,
-    Sampling,
-    Usage,
-)
+from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Logprob, Sampling, Usage
 
 FORCED = 100.0
 RequestKey = tuple[tuple[int, ...], int | None]  # a prompt and a seed

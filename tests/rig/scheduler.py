@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from tests.rig.turn_cost import COUNTED_EVERY, Costs, warm
 
@@ -32,7 +33,7 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
     costs = Costs()
     counted = [costs] if seed % COUNTED_EVERY == 0 else []
     try:
-        result = trio.run(bounded, rng, clock=trio.testing.MockClock(autojump_threshold=0), instruments=counted)
+        result = trio.run(bounded, rng, clock=MockClock(autojump_threshold=0), instruments=counted)
         costs.check()
     except BaseException as error:
         error.add_note(f"seed {seed}")

@@ -20,11 +20,12 @@ from protocol.frames import Open
 from protocol.messages import Generate
 from protocol.trace import Trace, child_span
 from supervisor.cluster.workers import RemoteWorker
-from tests.actors import test_decode, test_router
-from tests.actors.test_router import Fake, Play, pair, routed
+from tests.actors import test_decode
+from tests.rig import router
 from tests.rig.fake_engine import Costs, FakeEngine, generate
 from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
 from tests.rig.nodes import Node, all_linked, handshake_as_peer, linked_nodes, until
+from tests.rig.router import Fake, Play, pair, routed
 from tests.rig.sockets import websocket_client
 
 ID, SPAN, OWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2
@@ -161,7 +162,7 @@ async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock: M
     prefill, decode = pair()
     async with routed(prefill, decode) as world:
         world.routing.new_id = counted()
-        await test_router.ask(world, evolve(test_router.generate(), trace=GATEWAY))
+        await router.ask(world, evolve(router.generate(), trace=GATEWAY))
     assert sorted(spans(prefill, decode)) == [(ID, f"{n:016x}", GATEWAY.span) for n in (1, 2)]
 
 
@@ -169,7 +170,7 @@ async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock: MockClock
     workers = Fake("a", [Play(EngineLost("it died"), tokens=2)]), Fake("b")
     async with routed(*workers) as world:
         world.routing.new_id = counted()
-        await test_router.ask(world, evolve(test_router.generate(tokens_max=4), trace=GATEWAY))
+        await router.ask(world, evolve(router.generate(tokens_max=4), trace=GATEWAY))
     (first,), (second,) = spans(workers[0]), spans(workers[1])
     assert (first[0], first[2]) == (second[0], second[2]) == (ID, GATEWAY.span)
     assert first[1] != second[1]
@@ -182,7 +183,7 @@ async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(
     prefill, decode = pair()
     async with routed(prefill, decode) as world:
         world.routing.new_id = None
-        await test_router.ask(world, evolve(test_router.generate(), trace=trace))
+        await router.ask(world, evolve(router.generate(), trace=trace))
     assert [each.trace for worker in (prefill, decode) for each in worker.asked] == [trace] * 2
 
 

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.kit.calls import Answer, Call
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
@@ -41,7 +42,7 @@ async def test_room_goes_to_the_most_urgent_of_those_who_wait_for_it(nursery: tr
     assert [(await of.receive()).request[1] for _ in range(3)] == ["first", "high", "low"]
 
 
-async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock: MockClock) -> None:
     of = made(1)
     await of.send(call(0, "first"))
     with trio.move_on_after(1):
@@ -53,7 +54,7 @@ async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock: trio
         assert [(await of.receive()).request[1] for _ in range(2)] == ["first", "second"]
 
 
-async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock: MockClock) -> None:
     of, calls = made(1), WeakSet()
 
     async def send(urgency: int, patience_s: int) -> None:
@@ -91,7 +92,7 @@ async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nurser
     assert [(await of.receive()).request[1] for _ in range(4)] == ["b", "c", "a", "e"]
 
 
-async def test_an_asker_who_leaves_as_it_is_received_is_lost_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_asker_who_leaves_as_it_is_received_is_lost_once(autojump_clock: MockClock) -> None:
     of = made(1)
     await of.send(call(0, "first"))
     with trio.CancelScope() as scope:
@@ -104,7 +105,7 @@ async def test_an_asker_who_leaves_as_it_is_received_is_lost_once(autojump_clock
     assert (await of.receive()).request[1] == "first"
 
 
-async def test_a_receiver_that_is_cancelled_takes_nothing_along(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_receiver_that_is_cancelled_takes_nothing_along(autojump_clock: MockClock) -> None:
     of, got = made(), []
 
     async def receive() -> None:

@@ -24,7 +24,7 @@ from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOff
 from protocol.messages import Generate
 from supervisor.node import router_child
 from supervisor.telemetry.registry import Registry
-from tests.actors.test_router import Fake, FakePool, Play, World, ask, check_whole, generate, routed
+from tests.rig.router import Fake, FakePool, Play, World, ask, check_whole, generate, routed
 from tests.system.simulator import simulate
 
 LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, ejected_s=10, ejected_max_s=60, share_max=0.5)

@@ -14,7 +14,7 @@ from actors.routing.outliers import Ejection
 from actors.routing.route import FailoverLimits, Route
 from protocol.cluster import Leg
 from protocol.errors import EngineLost, HandOffFailed, InternalError, Preempted
-from tests.actors.test_router import Fake, Play, ask, check_whole, generate, routed
+from tests.rig.router import Fake, Play, ask, check_whole, generate, routed
 
 SILENT = Play(None, 0)
 

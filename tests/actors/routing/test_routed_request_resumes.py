@@ -10,7 +10,7 @@ from actors.routing.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
 from protocol.messages import Grammar, GrammarKind, Usage
-from tests.actors.test_router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
+from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 
 
 async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_has_more(

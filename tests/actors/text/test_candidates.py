@@ -17,6 +17,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.lowlevel import Task
+from trio.testing import MockClock
 
 from actors.kit.offload import run_inline
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice
@@ -92,7 +93,7 @@ def texts(count: int, choice: int = 0) -> Iterator[Text]:
 
 @pytest.mark.parametrize(("dialect", "path"), [(chat, "chat/completions"), (completions, "completions")])
 async def test_b1_an_answer_in_one_piece_is_built_in_pieces(
-    dialect: ModuleType, path: str, autojump_clock: trio.testing.MockClock
+    dialect: ModuleType, path: str, autojump_clock: MockClock
 ) -> None:
     """It was built in one turn: 0.2 s for these 128 x 60 tokens, and 5 s for the review's 128 x 1,200."""
     own = {"messages": [{"role": "user", "content": "n=60"}], **SCORED} if dialect is chat else {"prompt": "n=60"}
@@ -138,7 +139,7 @@ def test_a_body_in_pieces_is_the_whole_of_it(parts) -> None:
     assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
 
 
-async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow: trio.testing.MockClock) -> None:
+async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow: MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 60, "messages": [{"role": "user", "content": "n=60"}], **SCORED}
     most = 0
     async with rig(requests_max=256, backlog_bytes_max=300_000) as made:
@@ -156,7 +157,7 @@ async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow
 
 @pytest.mark.parametrize("prompt", ["n=4 " + "x" * 1500, ["n=4 " + "x" * 1500, "n=4 " + "y" * 1500]])
 async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(
-    prompt: str | list[str], rather_slow: trio.testing.MockClock
+    prompt: str | list[str], rather_slow: MockClock
 ) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
     async with rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as made:
@@ -174,7 +175,7 @@ def choices_of(prompt: str | list[str]) -> int:
     return 1 if isinstance(prompt, str) else len(prompt)
 
 
-async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow: trio.testing.MockClock) -> None:
+async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow: MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": "n=4 " + "x" * 1500, "echo": True}
     async with rig(requests_max=256, answers_bytes_max=100_000) as made:
         for stream in (False, True):
@@ -186,7 +187,7 @@ async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_s
 
 @pytest.mark.parametrize(("answers_bytes_max", "whole"), [(10_000_000, True), (200_000, False)])
 async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_they_are(
-    answers_bytes_max: int, whole: bool, rather_slow: trio.testing.MockClock
+    answers_bytes_max: int, whole: bool, rather_slow: MockClock
 ) -> None:
     """A token was counted as the 8 bytes of an answer in one piece, and its event has 200: here 26 kB for 600."""
     body = {"model": "tiny", "n": 8, "max_tokens": 400, "prompt": "n=400", "echo": True, "stream": True}
@@ -205,7 +206,7 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
         assert made.gateway.answers.reserved_bytes == 0
 
 
-async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock: trio.testing.MockClock) -> None:
+async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock: MockClock) -> None:
     """The likeliest of 128 drafts was told in one turn, and all were kept as objects: 4 kB a token."""
     body = {"model": "tiny", "n": 64, "best_of": 128, "max_tokens": 100, "prompt": "n=100", "logprobs": 20}
     with watched() as turns:
@@ -249,7 +250,7 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top: int) -> None:
 
 @pytest.mark.parametrize("last", ["b", "a"])
 async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(
-    last: str, autojump_clock: trio.testing.MockClock
+    last: str, autojump_clock: MockClock
 ) -> None:
     """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
     line = "a" * 300 + last
@@ -338,7 +339,7 @@ LONG_BODIES = {
 
 
 @pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
-async def test_b10_a_long_body_is_read_aside(body, rather_slow: trio.testing.MockClock) -> None:
+async def test_b10_a_long_body_is_read_aside(body, rather_slow: MockClock) -> None:
     """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
     sizes = []
 
@@ -365,7 +366,7 @@ async def test_b10_a_long_body_is_read_aside(body, rather_slow: trio.testing.Moc
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(
-    path: str, rather_slow: trio.testing.MockClock
+    path: str, rather_slow: MockClock
 ) -> None:
     token = max(TINY.tokenizer.get_vocab().items(), key=lambda entry: len(entry[0]))[1]
     text = TINY.decode([token]) * 250_000
@@ -385,7 +386,7 @@ async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(
 
 
 async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(
-    rather_slow: trio.testing.MockClock,
+    rather_slow: MockClock,
 ) -> None:
     async with rig(answers_bytes_max=1_000) as made:
         client = await made.client()

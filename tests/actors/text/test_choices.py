@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import evolve
+from trio.testing import MockClock
 
 from actors.kit.calls import Answer
 from actors.kit.offload import OFFLOAD_SIZE_MIN
@@ -42,7 +43,7 @@ def texts(*prompts: str, **fields) -> Respond:
     return Respond("b" * 32, texts=prompts, **fields)
 
 
-async def test_every_choice_is_answered_and_the_prompt_counts_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_every_choice_is_answered_and_the_prompt_counts_once(autojump_clock: MockClock) -> None:
     worker = spy()
     worker.cached = 3
     async with running(worker, known=ROOMY) as address:
@@ -57,9 +58,7 @@ async def test_every_choice_is_answered_and_the_prompt_counts_once(autojump_cloc
     assert {len(each.id) for each in worker.asked} == {32}
 
 
-async def test_the_first_choice_goes_ahead_so_that_the_others_find_its_prompt(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_the_first_choice_goes_ahead_so_that_the_others_find_its_prompt(autojump_clock: MockClock) -> None:
     started = []
 
     class Noting(Worker):
@@ -74,7 +73,7 @@ async def test_the_first_choice_goes_ahead_so_that_the_others_find_its_prompt(
     assert started == [0, 3, 3]
 
 
-async def test_a_seed_gives_each_choice_its_own(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_seed_gives_each_choice_its_own(autojump_clock: MockClock) -> None:
     worker = spy()
     async with running(worker, known=ROOMY) as address:
         await ask(address, respond("n=1", n=3, seed=2**63 - 1))
@@ -85,7 +84,7 @@ async def test_a_seed_gives_each_choice_its_own(autojump_clock: trio.testing.Moc
     assert seeds[3:] == [None, None]
 
 
-async def test_choices_fail_together_and_leave_nothing_running(autojump_clock: trio.testing.MockClock) -> None:
+async def test_choices_fail_together_and_leave_nothing_running(autojump_clock: MockClock) -> None:
     worker = Worker()
     async with running(worker, known=ROOMY) as address:
         with pytest.raises(EngineLost):
@@ -94,7 +93,7 @@ async def test_choices_fail_together_and_leave_nothing_running(autojump_clock: t
         assert (trio.current_time(), worker.running, worker.left) == (3, 0, 1)
 
 
-async def test_leaving_ends_every_choice(autojump_clock: trio.testing.MockClock) -> None:
+async def test_leaving_ends_every_choice(autojump_clock: MockClock) -> None:
     worker = Worker()
     async with running(worker, known=ROOMY) as address:
         with trio.move_on_after(2.5):
@@ -103,14 +102,14 @@ async def test_leaving_ends_every_choice(autojump_clock: trio.testing.MockClock)
         assert (worker.running, worker.left) == (0, 4)
 
 
-async def test_of_several_prompts_the_choices_are_numbered_through(autojump_clock: trio.testing.MockClock) -> None:
+async def test_of_several_prompts_the_choices_are_numbered_through(autojump_clock: MockClock) -> None:
     async with running(known=ROOMY) as address:
         replies, answered = await ask(address, texts("n=1 x", "n=2 x", n=2))
     assert [said(replies, choice) for choice in range(4)] == ["The", "The", "The oak", "The oak"]
     assert answered.usage == Usage(len(ids("n=1 x")) + len(ids("n=2 x")), 6)
 
 
-async def test_token_ids_go_in_and_come_out(autojump_clock: trio.testing.MockClock) -> None:
+async def test_token_ids_go_in_and_come_out(autojump_clock: MockClock) -> None:
     worker = spy()
     prompt = tuple(ids("n=3 x"))
     async with running(worker, known=ROOMY) as address:
@@ -119,14 +118,14 @@ async def test_token_ids_go_in_and_come_out(autojump_clock: trio.testing.MockClo
     assert [token for each in replies if isinstance(each, Text) for token in each.ids] == ids("The oak is")
 
 
-async def test_an_echo_begins_with_the_prompt_and_costs_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_echo_begins_with_the_prompt_and_costs_nothing(autojump_clock: MockClock) -> None:
     async with running(known=ROOMY) as address:
         replies, answered = await ask(address, texts("n=2 x", echo=True))
     assert said(replies) == "n=2 xThe oak"
     assert answered.usage.completion_tokens == 2
 
 
-async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock: MockClock) -> None:
     read = []
 
     async def aside(function, **_):
@@ -146,17 +145,13 @@ async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock: trio.
     assert len(read) == 1
 
 
-async def test_of_several_prompts_the_likeliest_choices_begin_with_their_own(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_of_several_prompts_the_likeliest_choices_begin_with_their_own(autojump_clock: MockClock) -> None:
     async with running(known=ROOMY) as address:
         replies, _ = await ask(address, texts("n=1 x", "n=2 x", best_of=3, echo=True))
     assert [said(replies, choice) for choice in range(2)] == ["n=1 xThe", "n=2 xThe oak"]
 
 
-async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_accepted(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_accepted(autojump_clock: MockClock) -> None:
     worker, replies = Worker(), []
     asked = Respond("b" * 32, token_lists=((599,),), echo=True, params={"turns": "prompt"})
     padded = PromptLimits(evolve(INFO, vocabulary_size=600), 2048, 2048)  # engines round it up
@@ -166,7 +161,7 @@ async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_acce
     assert (caught.value.param, replies, worker.prompts) == ("prompt", [], [])
 
 
-async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock: MockClock) -> None:
     lines = ("bad bad", "The oak", "so so")
 
     class Poet(Worker):
@@ -185,7 +180,7 @@ async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock
     assert answered.usage.completion_tokens == sum(len(ids(line)) for line in lines)
 
 
-async def test_log_probabilities_are_asked_for_and_told(autojump_clock: trio.testing.MockClock) -> None:
+async def test_log_probabilities_are_asked_for_and_told(autojump_clock: MockClock) -> None:
     worker = spy()
     async with running(worker, known=ROOMY) as address:
         replies, _ = await ask(address, respond("n=6", logprobs=2))
@@ -195,7 +190,7 @@ async def test_log_probabilities_are_asked_for_and_told(autojump_clock: trio.tes
     assert all(len(token.top) == 2 for token in told)
 
 
-async def test_warming_up_computes_the_prompt_and_says_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_warming_up_computes_the_prompt_and_says_nothing(autojump_clock: MockClock) -> None:
     worker = spy()
     async with running(worker, known=ROOMY) as address:
         replies, answered = await ask(address, respond("n=9 s=1", warm_up=True, tokens_min=5))
@@ -227,7 +222,7 @@ async def test_what_does_not_fit_is_refused_before_any_choice_runs(
     kind: type[BadRequest | ContextTooLong],
     param: str,
     words: str,
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     worker = Worker()
     async with running(worker, known=ROOMY) as address:
@@ -237,15 +232,13 @@ async def test_what_does_not_fit_is_refused_before_any_choice_runs(
     assert worker.prompts == []
 
 
-async def test_the_longest_prompt_that_may_be_is_taken(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_longest_prompt_that_may_be_is_taken(autojump_clock: MockClock) -> None:
     async with running(known=ROOMY) as address:
         _, answered = await ask(address, Respond("b" * 32, token_lists=((1,) * 1024,), tokens_max=1))
     assert answered.usage.prompt_tokens == 1024
 
 
-async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autojump_clock: MockClock) -> None:
     plain = PromptLimits(evolve(INFO, grammars=()), 2048, 2048)
     grammar = Grammar(GrammarKind.REGEX, "a+")
     async with running(known=plain) as address:
@@ -278,7 +271,7 @@ def talk(count: int):
     return tuple(turns)
 
 
-async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock: trio.testing.MockClock) -> None:
+async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock: MockClock) -> None:
     worker = spy()
     turns = talk(41)
     limits = PromptLimits(INFO, 300, 300)
@@ -295,9 +288,7 @@ async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock
 
 @pytest.mark.parametrize("count", range(3, 42, 6))
 @pytest.mark.parametrize("kept", [0, 1])
-async def test_a_truncated_conversation_begins_with_a_user(
-    count: int, kept: int, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_truncated_conversation_begins_with_a_user(count: int, kept: int, autojump_clock: MockClock) -> None:
     model, worker, turns = load_with_fixed_clock(CONTENTS, ALTERNATING), spy(), talk(count)[1 - kept :]
     async with running(worker, model, PromptLimits(INFO, 300, 300)) as address:
         await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
@@ -306,7 +297,7 @@ async def test_a_truncated_conversation_begins_with_a_user(
     assert worker.asked[0].tokens == wanted
 
 
-async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_clock: MockClock) -> None:
     worker = spy()
     turns = (Turn(Role.USER, "word " * 1000), *(Turn(Role.ASSISTANT, said) for said in ("n=1 a", "n=1 b")))
     async with running(worker, known=ROOMY) as address:
@@ -314,7 +305,7 @@ async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_cl
     assert worker.asked[0].tokens == TINY.encode(turns[-1:])
 
 
-async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_clock: MockClock) -> None:
     worker = spy()
     async with running(worker, known=ROOMY) as address:
         await ask(address, respond(turns=talk(3), truncate=True))
@@ -326,7 +317,7 @@ async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_cl
 # Tokens ----------------------------------------------------------------------------------
 
 
-async def test_text_and_tokens_are_turned_into_each_other(autojump_clock: trio.testing.MockClock) -> None:
+async def test_text_and_tokens_are_turned_into_each_other(autojump_clock: MockClock) -> None:
     async with running(known=ROOMY) as address:
         _, there = await ask(address, Tokenize(text="The oak, wörld 🙂"))
         assert there == Tokenized(ids("The oak, wörld 🙂"), 2048)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from actors.kit.groups import first_leaf
 from supervisor.engines.kinds import load_cluster
@@ -63,7 +64,7 @@ def one(tmp_path: Path) -> Launcher:
 
 
 async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(
-    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     life, watched, began = node_process._Life(has_beaten=True), Process(), trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -81,7 +82,7 @@ async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_ki
     assert "node two hangs, and is ended" in caplog.messages
 
 
-async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clock: MockClock) -> None:
     life, watched, scope = node_process._Life(), Process(), trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node_process._watch, _node(HUNG_S), watched, life, scope)
@@ -91,7 +92,7 @@ async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clo
 
 
 async def test_a_launcher_that_was_stopped_itself_kills_no_node() -> None:
-    clock = trio.testing.MockClock()  # time passes when the test says so, as when a whole host is suspended
+    clock = MockClock()  # time passes when the test says so, as when a whole host is suspended
 
     async def scene() -> None:
         life, watched, scope = node_process._Life(has_beaten=True), Process(), trio.CancelScope()

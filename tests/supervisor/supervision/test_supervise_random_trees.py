@@ -8,6 +8,7 @@ from math import inf
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol.errors import StartFailed
 from supervisor.supervision.events import ChildEvent, ChildEventKind
@@ -203,7 +204,7 @@ def simulate(seed: int):
     _run._r.seed(seed)
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True
     try:
-        return trio.run(any_tree, random.Random(seed), clock=trio.testing.MockClock(autojump_threshold=0))
+        return trio.run(any_tree, random.Random(seed), clock=MockClock(autojump_threshold=0))
     finally:
         _run._r.setstate(before)
         _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed

@@ -8,12 +8,7 @@ from math import inf
 import pytest
 
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree, render
-from tests.rig.supervision import (
-    REST,
-    TRANSIENT,
-    child,
-    tree,
-)
+from tests.rig.supervision import REST, TRANSIENT, child, tree
 
 
 async def actor(inbox, slots, *, task_status): ...

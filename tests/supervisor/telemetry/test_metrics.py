@@ -31,9 +31,9 @@ from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials
 from supervisor.observers import RoutingMetrics, SlotMetrics
 from supervisor.telemetry.metrics import Metrics
-from tests.actors.test_router import Fake, Play, routed
 from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import Costs, FakeEngine, generate
+from tests.rig.router import Fake, Play, routed
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 

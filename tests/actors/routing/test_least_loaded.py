@@ -1,0 +1,103 @@
+"""The policy `least_loaded`, and what a policy is asked about."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.routing.least_loaded import least_loaded
+from actors.routing.load import Load
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
+from protocol.cluster import Leg
+from protocol.messages import (
+    Generate,
+)
+from tests.rig.router import (
+    Fake,
+    FakePool,
+    generate,
+)
+
+names, tokens_held = st.text("abc", max_size=3), st.integers(0, 99)
+every_load = st.lists(st.builds(Load, names, st.integers(0, 12), st.integers(0, 8), tokens_held), max_size=9)
+loads = every_load.map(lambda every: [load for load in every if not load.full]).filter(bool)
+
+
+@given(loads)
+def test_the_least_loaded_is_chosen(every: list[Load]) -> None:
+    chosen = every[least_loaded(generate(), every)]
+    assert all(chosen.busy * load.slots <= load.busy * chosen.slots for load in every)
+    same = [load for load in every if load.busy * chosen.slots == chosen.busy * load.slots]
+    assert chosen.tokens == min(load.tokens for load in same)
+
+
+@given(every_load)
+def test_a_policy_is_asked_about_workers_with_room_alone(every: list[Load]) -> None:
+    seen: list[Load] = []
+
+    def policy(_: Generate, loads: Sequence[Load]) -> int:
+        seen.extend(loads)
+        return len(loads) - 1
+
+    workers = [Fake(f"{place}", slots=load.slots, more=load.busy) for place, load in enumerate(every)]
+    for worker in workers:
+        worker.pool = FakePool(workers, None)
+    routing = Routing(FakePool(workers, None), policy, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    with_room = [worker for worker in workers if worker.more < worker.slots]
+    assert routing.has_room() == bool(with_room)
+    assert not seen, "whether there is room is no question of policy"
+    route = routing.choose(generate())
+    assert (None if route is None else route.name) == (with_room[-1].name if with_room else None)
+    assert [load.name for load in seen] == [worker.name for worker in with_room]
+
+
+memories = st.builds(
+    Load,
+    st.text("abc", max_size=3),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    kv_tokens=st.integers(0, 9),
+    kv_tokens_max=st.integers(0, 9),
+)
+
+
+@given(st.lists(memories, min_size=1, max_size=6), st.integers(0, 9))
+def test_one_whose_memory_has_room_is_chosen(every, tokens: int) -> None:
+    request = generate(prompt=[], tokens_max=tokens)
+    chosen = every[least_loaded(request, every)]
+    assert chosen.fits(request) == any(load.fits(request) for load in every)
+
+
+def test_a_prefill_holds_the_prompt_of_a_request_and_others_all_that_it_may_come_to() -> None:
+    request = generate(prompt=[1] * 6, tokens_max=3)
+    held = {leg: Load("a", 0, 1, leg=leg).tokens_of(request) for leg in Leg}
+    assert held == {Leg.PREFILL: 6, Leg.DECODE: 9, Leg.BOTH: 9}
+    assert [Load("a", 0, 1, kv_tokens_max=8, leg=leg).fits(request) for leg in (Leg.PREFILL, Leg.BOTH)] == [True, False]
+
+
+def test_a_worker_that_does_not_tell_of_its_memory_has_room() -> None:
+    assert Load("a", 0, 1).fits(generate(tokens_max=10**9))
+    assert not Load("a", 1, 1).overcommitted
+    assert Load("a", 2, 1).overcommitted
+    assert Load("a", 1, 4, kv_tokens=9, kv_tokens_max=8).overcommitted
+
+
+@given(loads, st.randoms(use_true_random=False))
+def test_the_choice_does_not_depend_on_the_order(every: list[Load], rng: random.Random) -> None:
+    mixed = rng.sample(every, len(every))
+    assert every[least_loaded(generate(), every)] == mixed[least_loaded(generate(), mixed)]
+
+
+@given(loads, st.data())
+def test_who_is_busier_than_the_chosen_changes_nothing(every: list[Load], data: st.DataObject) -> None:
+    at = least_loaded(generate(), every)
+    other = data.draw(st.integers(0, len(every) - 1))
+    busier = [*every]
+    if other != at:
+        busier[other] = evolve(every[other], busy=every[other].busy + 1)
+    assert least_loaded(generate(), busier) == at

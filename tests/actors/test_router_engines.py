@@ -1,0 +1,168 @@
+"""A router over simulated engines: at every step of the scheduler a request is left, or an engine crashes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+from attrs import define
+
+from actors.decode import decode
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.slots import Deadlines
+from actors.kit.calls import Address, Answer
+from actors.kit.priority_inbox import priority_inbox
+from actors.routing.load import Load
+from actors.routing.route import FailoverLimits
+from protocol.cluster import Leg
+from protocol.errors import (
+    ActorLost,
+    EngineDied,
+)
+from protocol.messages import (
+    EngineLoad,
+    Generate,
+)
+from tests.rig.router import (
+    FakePool,
+    World,
+    ask,
+    generate,
+    routed,
+)
+from tests.rig.simulated_engines import spec
+from tests.system.simulator import counting, simulate
+
+
+@define(eq=False)
+class Real:
+    """A decode actor over a simulated engine, as a worker."""
+
+    name: str
+    engine: SimulatedEngine
+    address: Address
+    pool: FakePool
+    busy: int = 0
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.busy, self.engine.info.running_max)
+
+    def begun(self, request_id: str) -> None:
+        """It has room for any prompts."""
+
+    @property
+    def leg(self) -> Leg:
+        return self.engine.spec.leg
+
+    @property
+    def bootstrap(self) -> tuple[str, int] | None:
+        return self.engine.info.bootstrap
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer]:
+        self.busy += 1
+        try:
+            async with self.address.ask(request, credit) as answer:
+                yield answer
+        finally:
+            self.busy -= 1
+            self.pool.change()
+
+
+@asynccontextmanager
+async def over_engines(*legs: Leg) -> AsyncIterator[World]:
+    costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
+    async with routed(limits=FailoverLimits(resume_s=60)) as world, trio.open_nursery() as engines:
+
+        async def act(inbox, engine: SimulatedEngine, name) -> None:
+            try:
+                await decode(inbox, engine, engine.info.running_max, Deadlines())
+            except* EngineDied:
+                world.pool.change(name, *world.pool.gone)
+            while True:  # nobody starts it again here, so whoever waits in the inbox is told
+                (await inbox.receive()).answer.fail(ActorLost("the worker has ended"))
+
+        async def compute(engine: SimulatedEngine) -> None:
+            with suppress(EngineDied):
+                await engine.run()
+
+        for number, leg in enumerate(legs):
+            engine = SimulatedEngine(spec(leg=leg, slots=1, costs=costs), random.Random(0))
+            address, inbox = priority_inbox(1, lambda _: 0)
+            name = f"{leg}{number}"
+            world.pool.all.append(Real(name, engine, address, world.pool))
+            engines.start_soon(compute, engine)
+            engines.start_soon(act, inbox, engine, name)
+        world.pool.change()
+        yield world
+        engines.cancel_scope.cancel()
+
+
+ROOMS = {
+    "one worker": (Leg.BOTH,),
+    "a pair": (Leg.PREFILL, Leg.DECODE),
+}
+
+
+async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expected: list[int]) -> bool:
+    """Leave, or crash one of the engines, just before the step; return whether the answer had ended by then."""
+    async with over_engines(*legs, *legs) as world:
+        victim = trio.CancelScope()
+
+        def act() -> None:
+            if crash is None:
+                victim.cancel(reason="sweep")
+            else:
+                world.pool.all[crash].engine.crash()
+
+        async def one(name: str, scope: trio.CancelScope) -> None:
+            with scope:
+                got = await ask(world, generate(name, 4, temperature=0.0))
+                assert (len(got.ids), got.ids) == (4, expected)
+                ended.append(name)
+
+        ended: list[str] = []
+        with counting(step, act) as steps:
+            async with trio.open_nursery() as clients:
+                clients.start_soon(one, "a" * 32, victim)
+                clients.start_soon(one, "b" * 32, trio.CancelScope())
+                clients.start_soon(one, "c" * 32, trio.CancelScope())
+        await trio.sleep(1)
+        world.check_at_rest()
+        for worker in world.pool.workers():
+            assert await worker.engine.load() == EngineLoad(0, 0, 0)
+        assert len(ended) == 3 - victim.cancelled_caught
+        with trio.fail_after(60):
+            assert (await ask(world, generate("after", 4, temperature=0.0))).ids == expected
+    return steps.taken < step
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    async def scenario(_: random.Random) -> list[int]:
+        async with over_engines(Leg.BOTH) as world:
+            return (await ask(world, generate("a", 4, temperature=0.0))).ids
+
+    ids = simulate(scenario, 0)
+    assert isinstance(ids, list)
+    return ids
+
+
+@pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash the first", "crash the second"])
+@pytest.mark.parametrize("legs", ROOMS.values(), ids=ROOMS.keys())
+def test_at_every_step(legs: tuple[Leg, ...], crash: int | None, expected: list[int]) -> None:
+    for step in range(1, 2000):
+        try:
+            if simulate(lambda _, step=step: sweep_one(legs, step, crash, expected), seed=1):
+                break
+        except BaseException as error:
+            error.add_note(f"at step {step}")
+            raise
+    else:
+        pytest.fail("the sweep did not end")
+    assert step > 40

@@ -1,0 +1,270 @@
+"""A router over workers with scripted answers, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+import trio
+from attrs import Factory, define, field, frozen
+from trio.testing import wait_all_tasks_blocked
+
+from actors.kit.calls import Address, Answer, mailbox
+from actors.router import router
+from actors.routing.least_loaded import least_loaded
+from actors.routing.load import Load
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
+from protocol.cluster import Leg
+from protocol.errors import (
+    ActorLost,
+    AskerLeft,
+    Draining,
+    EngineLost,
+    HandOffFailed,
+    LinkLost,
+    NotReady,
+    Overloaded,
+)
+from protocol.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Logprob,
+    Sampling,
+    Started,
+    Tokens,
+    Usage,
+)
+
+EOS = 0
+PROMPT = [5, 6, 7, 8]
+LOSSES = [ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded]
+
+
+def text(prompt: list[int], length: int = 1000) -> list[int]:
+    """Return what every fake worker answers to a prompt, up to its end-of-sequence token."""
+    return [1 + (sum(prompt) * 7 + place * 13) % 89 for place in range(length)] + [EOS]
+
+
+@frozen
+class Play:
+    """What a fake worker answers: so many tokens, a second each, and then an error, if any."""
+
+    error: Exception | None = None
+    tokens: int = 10**6
+    started: bool = True
+    cached: int = 0
+    length: int = 1000
+    at_once: bool = False  # the error comes with the last of the tokens, in the same turn
+
+
+@define(eq=False)
+class Fake:
+    """A worker with scripted answers; without a script it answers in full."""
+
+    name: str
+    plays: list[Play] = Factory(list)
+    leg: Leg = Leg.BOTH
+    slots: int = 4
+    otherwise: Play = Play()
+    bootstrap: tuple[str, int] | None = None
+    busy: int = 0
+    more: int = 0  # requests of others
+    release_s: float = 0.0  # of a request that was left
+    asked: list[Generate] = Factory(list)
+    times: list[float] = Factory(list)
+    left: list[float] = Factory(list)
+    has_begun: list[str] = Factory(list)
+    pool: FakePool = field(init=False)
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.busy + self.more, self.slots)
+
+    def begun(self, request_id: str) -> None:
+        self.has_begun.append(request_id)
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer]:
+        self.busy += 1
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self.asked.append(request)
+            self.times.append(trio.current_time())
+            answer: Answer = Answer(credit)
+            scope = trio.CancelScope()
+            self.pool.stage.start_soon(
+                self._play, request, self.plays.pop(0) if self.plays else self.otherwise, answer, scope
+            )
+            try:
+                yield answer
+            finally:
+                scope.cancel()
+                if not answer.over.is_set():
+                    self.left.append(trio.current_time())
+                answer.abandon()
+        finally:
+            self.busy -= 1
+            self.pool.change()
+
+    async def _play(self, request: Generate, play: Play, answer: Answer, scope: trio.CancelScope) -> None:
+        prefill = self.leg is Leg.PREFILL
+        wanted, said = request.sampling, request.said
+        whole = text(request.tokens[: len(request.tokens) - said], play.length)[said:]
+        ends = {*wanted.stop_token_ids} if wanted.ignore_eos else {EOS, *wanted.stop_token_ids}
+        most = 1 if prefill else wanted.tokens_max
+        with scope:
+            for number, token in enumerate(whole[: play.tokens], start=1):
+                await trio.sleep(1)
+                if number == 1 and play.started:
+                    answer.put(Started(play.cached), 0)
+                answer.put(Tokens([token], () if request.logprobs is None else (Logprob(-token / 8),)))
+                stops = token in ends and number > wanted.tokens_min
+                if play.error is not None and play.tokens == number and play.at_once:
+                    answer.fail(play.error)
+                elif stops or number == most:
+                    usage = Usage(len(request.tokens), number, play.cached)
+                    reason = FinishReason.STOP if stops else FinishReason.LENGTH
+                    answer.end(Finished(reason, usage, token if stops else None))
+                if answer.over.is_set():
+                    return
+            await trio.sleep(0.5)
+            if play.error is not None:
+                answer.fail(play.error)
+        if scope.cancelled_caught:
+            await trio.sleep(self.release_s)
+            answer.fail(AskerLeft("the asker left"))
+
+
+@define(eq=False)
+class FakePool:
+    """The workers of a test; `gone` are those that cannot be asked."""
+
+    all: list
+    stage: trio.Nursery
+    gone: set[str] = Factory(set)
+    has: str | None = None  # which weights
+    changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def workers(self) -> list:
+        return [worker for worker in self.all if worker.name not in self.gone]
+
+    def expected(self) -> dict:
+        return {worker.name: worker.leg for worker in self.all}
+
+    def weights(self) -> str | None:
+        return self.has
+
+    async def wait_changed(self) -> None:
+        await self.changed.park()
+
+    def wake(self) -> None:
+        self.changed.unpark_all()
+
+    def change(self, *gone: str) -> None:
+        self.gone = set(gone) if gone else self.gone
+        self.changed.unpark_all()
+
+    def back(self) -> None:
+        self.gone = set()
+        self.changed.unpark_all()
+
+
+@frozen
+class World:
+    """A router over workers."""
+
+    address: Address
+    pool: FakePool
+    routing: Routing
+
+    def worker(self, name: str):
+        return next(worker for worker in self.pool.all if worker.name == name)
+
+    def check_at_rest(self) -> None:
+        assert [worker.busy for worker in self.pool.all] == [0] * len(self.pool.all)
+        assert not self.routing._reservations.requests
+        assert not self.routing._reservations.pending
+
+
+@asynccontextmanager
+async def routed(
+    *workers, inbox_size: int = 64, limits: FailoverLimits | None = None, prefill_tokens_min: int = 0
+) -> AsyncIterator[World]:
+    ids, rng = count(1), random.Random(0)
+    address, inbox = mailbox(inbox_size)
+    async with trio.open_nursery() as stage:
+        pool = FakePool(list(workers), stage)
+        for worker in workers:
+            worker.pool = pool
+        routing = Routing(
+            pool=pool,
+            policy=least_loaded,
+            limits=limits or FailoverLimits(),
+            new_room=lambda: rng.getrandbits(63),
+            new_id=lambda: f"new {next(ids)}",
+            prefill_tokens_min=prefill_tokens_min,
+            ends=frozenset({EOS}),
+        )
+        await stage.start(router, inbox, routing)
+        world = World(address, pool, routing)
+        yield world
+        await wait_all_tasks_blocked()
+        world.check_at_rest()
+        stage.cancel_scope.cancel()
+
+
+def generate(name="a", tokens_max: int = 6, prompt=PROMPT, logprobs: int | None = None, **sampling) -> Generate:
+    return Generate(name, list(prompt), Sampling(tokens_max, **sampling), logprobs)
+
+
+@frozen
+class Received:
+    """What an asker has received."""
+
+    replies: list
+    finished: Finished
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for reply in self.replies if isinstance(reply, Tokens) for token in reply.ids]
+
+
+async def ask(world: World, request: Generate, into: list | None = None) -> Received:
+    replies = [] if into is None else into
+    async with world.address.ask(request, request.sampling.tokens_max) as answer:
+        finished = await answer.relay(replies.append)
+    assert isinstance(finished, Finished)
+    return Received(replies, finished)
+
+
+def check_whole(got: Received, request: Generate, length: int = 1000, cached: int = 0) -> None:
+    """Check that an answer is what one worker alone would have answered."""
+    expected = text(request.tokens, length)[: request.sampling.tokens_max]
+    assert got.ids == expected
+    assert [type(reply) for reply in got.replies] == [Started] + [Tokens] * len(expected)
+    assert got.replies[0] == Started(cached)
+    assert got.finished.usage == Usage(len(request.tokens), len(expected), cached)
+    stopped = expected[-1] == EOS
+    assert got.finished.reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+    assert got.finished.matched == (EOS if stopped else None)
+
+
+async def check_ends(world: World, failure: Exception | None) -> None:
+    """Check that a request is answered whole, or fails with this very error."""
+    if failure is None:
+        check_whole(await ask(world, generate()), generate())
+        return
+    with pytest.raises(type(failure)) as caught:
+        await ask(world, generate())
+    assert caught.value is failure
+
+
+def pair(**decode_or_prefill) -> tuple[Fake, Fake]:
+    """Return a prefill and a decode, each with its script."""
+    prefill = Fake("p", leg=Leg.PREFILL, bootstrap=("host", 7), plays=decode_or_prefill.get("prefill", []))
+    return prefill, Fake("d", leg=Leg.DECODE, plays=decode_or_prefill.get("decode", []))
