@@ -110,7 +110,7 @@ async def test_leaving_after_the_end_aborts_nothing(autojump_clock: MockClock) -
         assert worker.log == ["submit a", "ended a"]
 
 
-async def test_nothing_is_submitted_for_an_asker_who_left_the_inbox(autojump_clock: MockClock) -> None:
+async def test_nothing_is_submitted_for_an_asker_that_left_the_inbox(autojump_clock: MockClock) -> None:
     async with working(slots=1, inbox_size=4) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, generate("first", tokens_max=10))
         await wait_all_tasks_blocked()
@@ -135,7 +135,7 @@ async def test_a_call_whose_asker_left_is_over_once_it_is_taken(autojump_clock: 
 # Limits -----------------------------------------------------------------------------------
 
 
-async def test_whoever_finds_no_slot_waits_in_the_inbox_and_then_at_its_door(autojump_clock: MockClock) -> None:
+async def test_a_call_without_a_slot_waits_in_the_inbox_and_then_for_room_in_it(autojump_clock: MockClock) -> None:
     async with working(slots=2, inbox_size=2) as worker:
         finished = []
 
@@ -193,7 +193,9 @@ async def test_the_whole_answer_has_a_deadline(autojump_clock: MockClock) -> Non
         assert trio.current_time() == 30
 
 
-async def test_a_deadline_tells_what_was_waited_for_even_if_the_release_took_longer(autojump_clock: MockClock) -> None:
+async def test_a_deadlines_error_names_what_was_waited_for_though_the_release_took_longer(
+    autojump_clock: MockClock,
+) -> None:
     async with working(Costs(prefill_s=100, release_s=4), deadlines=Deadlines(10, 20, 12, 5)) as worker:
         with pytest.raises(DeadlineExceeded, match="10 s to its first token"):
             await ask(worker, generate())
@@ -215,7 +217,7 @@ async def test_time_in_the_inbox_does_not_count(autojump_clock: MockClock) -> No
         assert trio.current_time() == 10
 
 
-async def test_when_the_actor_ends_every_asker_hears_so_taken_or_not(autojump_clock: MockClock) -> None:
+async def test_the_end_of_the_actor_fails_every_call_taken_or_not(autojump_clock: MockClock) -> None:
     async with working(Costs(stuck=True), slots=1, inbox_size=0) as worker:
         heard = []
 

@@ -30,7 +30,7 @@ HANGS = [13, 13, 13]  # a prompt under which every engine hangs
 
 
 class Hanging(FakeEngine):
-    """Says nothing to some requests, and keeps their slots until it is healed; `mute` says nothing to anybody."""
+    """Answers some requests with nothing, and keeps their slots until it is healed; with `mute`, all requests."""
 
     def __init__(self, *names: str, slots: int = 8, mute: bool = False) -> None:
         super().__init__(Costs(slots=slots))
@@ -84,42 +84,27 @@ async def test_b17_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock
         assert {"submit a", "submit b"} < {*worker.log}, "it is there again"
 
 
-async def test_b17_several_stuck_slots_are_the_engines_fault(autojump_clock: MockClock) -> None:
-    names = ("one", "two", "three")
-    stuck = pytest.RaisesExc(EngineStuck, match="3 requests kept their slots for 5 s")
-    with pytest.RaisesGroup(stuck, flatten_subgroups=True):
-        async with working(engine=Hanging(*names), slots=8, deadlines=DEADLINES) as worker:
-            for name in names:
-                await leave_after(worker, wanted_of(name), 10)
+@pytest.mark.parametrize(
+    ("stuck", "slots", "mute", "left_s", "reason", "ends_at"),
+    [
+        pytest.param(["one", "two", "three"], 8, False, 10, "3 requests kept their slots for 5 s", 35, id="several"),
+        pytest.param(["bad"], 1, False, 1, "1 requests", 6, id="all of its slots"),
+        pytest.param(["bad"], 8, False, 1, "bad kept its slot for 300 s", 306, id="one that is never freed"),
+        pytest.param(["bad"], 8, True, 1, "does not report its load", 11, id="one, and the engine is silent"),
+    ],
+)
+async def test_b17_stuck_slots_are_the_engines_fault(
+    stuck: list[str], slots: int, mute: bool, left_s: float, reason: str, ends_at: float, autojump_clock: MockClock
+) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match=reason), flatten_subgroups=True):
+        async with working(engine=Hanging(*stuck, mute=mute), slots=slots, deadlines=DEADLINES) as worker:
+            for name in stuck:
+                await leave_after(worker, wanted_of(name), left_s)
             await trio.sleep_forever()
-    assert trio.current_time() == 35
+    assert trio.current_time() == ends_at
 
 
-async def test_an_engine_all_of_whose_slots_are_stuck_is_at_fault(autojump_clock: MockClock) -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="1 requests"), flatten_subgroups=True):
-        async with working(engine=Hanging("bad"), slots=1, deadlines=DEADLINES) as worker:
-            await leave_after(worker, wanted_of("bad"), 1)
-            await trio.sleep_forever()
-    assert trio.current_time() == 6
-
-
-async def test_a_slot_that_is_never_freed_is_the_engines_fault(autojump_clock: MockClock) -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="bad kept its slot for 300 s"), flatten_subgroups=True):
-        async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker:
-            await leave_after(worker, wanted_of("bad"), 1)
-            await trio.sleep_forever()
-    assert trio.current_time() == 306
-
-
-async def test_an_engine_that_does_not_say_how_busy_it_is_is_at_fault(autojump_clock: MockClock) -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="does not report its load"), flatten_subgroups=True):
-        async with working(engine=Hanging("bad", mute=True), slots=8, deadlines=DEADLINES) as worker:
-            await leave_after(worker, wanted_of("bad"), 1)
-            await trio.sleep_forever()
-    assert trio.current_time() == 11
-
-
-async def test_an_engine_that_says_nothing_to_anybody_is_at_fault(autojump_clock: MockClock) -> None:
+async def test_an_engine_that_answers_no_request_is_at_fault(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="answers no request"), flatten_subgroups=True):
         async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker:
             await expect(EngineLost, worker, wanted_of("bad"))
@@ -136,7 +121,7 @@ async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(a
         worker.engine.healed.set()
 
 
-async def test_what_a_stuck_slot_says_after_its_request_has_ended_is_dropped(autojump_clock: MockClock) -> None:
+async def test_tokens_from_a_stuck_slot_are_dropped_after_its_request_has_ended(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
         heard: list = []
@@ -148,7 +133,7 @@ async def test_what_a_stuck_slot_says_after_its_request_has_ended_is_dropped(aut
         worker.engine.healed.set()
 
 
-async def test_whoever_watches_hears_how_many_slots_are_stuck(autojump_clock: MockClock) -> None:
+async def test_an_observer_gets_the_number_of_stuck_slots(autojump_clock: MockClock) -> None:
     heard = []
 
     class Hears(SlotObserver):
@@ -284,7 +269,7 @@ async def test_legs_that_let_go_count_for_nothing(autojump_clock: MockClock) -> 
         assert got.finished.usage.completion_tokens == 5
 
 
-async def test_d7_an_engine_that_goes_on_with_others_has_preempted_who_stands_still(autojump_clock: MockClock) -> None:
+async def test_d7_a_request_that_stands_still_while_others_go_on_was_preempted(autojump_clock: MockClock) -> None:
     async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
 
@@ -297,7 +282,7 @@ async def test_d7_an_engine_that_goes_on_with_others_has_preempted_who_stands_st
         assert trio.current_time() == 23
 
 
-async def test_an_engine_that_goes_on_with_nobody_has_preempted_nobody(autojump_clock: MockClock) -> None:
+async def test_a_silent_engine_has_preempted_no_request(autojump_clock: MockClock) -> None:
     async with working(slots=8, deadlines=DEADLINES) as worker:
 
         async def stop() -> None:

@@ -110,7 +110,7 @@ async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: Mo
         assert max(took.values()) == pytest.approx(80.0)
 
 
-async def test_o2_what_nobody_waits_for_is_not_checked_any_more(autojump_clock: MockClock) -> None:
+async def test_o2_a_check_without_askers_is_cancelled(autojump_clock: MockClock) -> None:
     async with running() as world:
         with trio.move_on_after(1.5):
             async with trio.open_nursery() as nursery:

@@ -96,7 +96,7 @@ async def test_a_prompt_keeps_its_slot_until_its_decode_has_room_for_the_cache(a
         assert made.prefill.inbox.waiting == (0, 0)  # type: ignore[attr-defined]
 
 
-async def test_whoever_leaves_takes_the_prompt_out_of_the_engine_and_frees_the_slot(autojump_clock: MockClock) -> None:
+async def test_leaving_aborts_the_prompt_and_frees_the_slot(autojump_clock: MockClock) -> None:
     async with pair(slots=1, decode_memory=40) as made, trio.open_nursery() as legs:
         legs.start_soon(ask, made.decode, met("long", 1, tokens_max=24))
         await trio.sleep(0.5)

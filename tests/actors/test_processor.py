@@ -200,7 +200,7 @@ async def test_before_the_first_engine_nothing_is_ready(autojump_clock: MockCloc
             await ask(address, respond())
 
 
-def test_what_the_tokens_are_is_known_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_all_tokens_are_computed_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_with_fixed_clock(CONTENTS)
     monkeypatch.setattr("actors.text.model.token_data", None)  # it takes long
     assert b"".join(model.data(token) for token in TINY.encode_text("The oak, wörld")) == "The oak, wörld".encode()
@@ -283,7 +283,9 @@ def test_a_template_sees_nothing_of_the_program(template: str) -> None:
         (CONTENTS, "{% if %}", "the chat template cannot be read"),
     ],
 )
-def test_a_model_that_cannot_be_used_says_why(contents: dict[str, bytes], template: str | None, said: str) -> None:
+def test_a_model_that_cannot_be_used_fails_the_start_with_the_reason(
+    contents: dict[str, bytes], template: str | None, said: str
+) -> None:
     with pytest.raises(StartFailed, match=said):
         load_with_fixed_clock(contents, template)
 

@@ -114,7 +114,7 @@ async def test_without_any_worker_a_request_waits_for_one(autojump_clock: MockCl
         assert world.worker("w").times == [50]
 
 
-async def test_one_who_leaves_while_waiting_is_not_asked_for(autojump_clock: MockClock) -> None:
+async def test_no_worker_is_asked_for_a_request_that_left_while_it_waited(autojump_clock: MockClock) -> None:
     async with routed(Fake("w", slots=1)) as world, trio.open_nursery() as nursery:
         nursery.start_soon(ask, world, generate("first"))
         await wait_all_tasks_blocked()
@@ -125,7 +125,7 @@ async def test_one_who_leaves_while_waiting_is_not_asked_for(autojump_clock: Moc
         assert trio.current_time() == 12
 
 
-async def test_a_request_that_no_worker_will_take_holds_nobody_up_in_leaving(autojump_clock: MockClock) -> None:
+async def test_an_asker_can_leave_while_its_request_waits_for_another_worker(autojump_clock: MockClock) -> None:
     async with routed(Fake("w", [Play(EngineLost("x"), 0)])) as world:
         async with world.address.ask(generate(), 6) as answer:
             await trio.sleep(0.5)
@@ -194,7 +194,7 @@ async def test_a_leg_alone_is_never_asked(missing: str, autojump_clock: MockCloc
         await ask(world, generate())
 
 
-async def test_a_prefill_that_has_not_said_where_it_is_met_is_not_asked(autojump_clock: MockClock) -> None:
+async def test_a_prefill_without_a_known_rendezvous_is_not_asked(autojump_clock: MockClock) -> None:
     async with routed(*pair(), Fake("new", leg=Leg.PREFILL)) as world:
         for _ in range(3):
             await ask(world, generate())
@@ -251,14 +251,14 @@ async def test_leaving_ends_both(after_s: float, autojump_clock: MockClock) -> N
         assert world.worker("p").left == world.worker("d").left == ([after_s] if after_s else [])
 
 
-async def test_once_the_decode_has_ended_nobody_waits_for_the_prefill(autojump_clock: MockClock) -> None:
+async def test_the_end_of_the_decode_ends_the_request_without_the_prefill(autojump_clock: MockClock) -> None:
     async with routed(*pair(prefill=[Play(None, 0)])) as world:
         check_whole(await ask(world, generate()), generate())
         assert trio.current_time() == 6
         assert world.worker("p").left == [6]
 
 
-async def test_of_two_errors_the_one_that_is_not_for_others_to_mend_is_told(autojump_clock: MockClock) -> None:
+async def test_of_the_errors_of_two_legs_the_cause_is_raised(autojump_clock: MockClock) -> None:
     plays = {"prefill": [Play(HandOffFailed("the decode went"), 0)], "decode": [Play(EngineRefused("the cause"), 0)]}
     async with routed(*pair(**plays)) as world:
         with pytest.raises(EngineRefused, match="the cause"):

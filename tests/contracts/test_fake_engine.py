@@ -17,7 +17,7 @@ from actors.kit.calls import Answer
 from protocol.errors import EngineLost
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.contracts.engine import CHECKS, check_engine
-from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, whole
+from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, running_engine, whole
 from tests.rig.fake_host import far_engine
 from tests.system.simulator import simulate
 
@@ -84,18 +84,8 @@ class Short(FakeEngine):
 
 @pytest.mark.parametrize("liar", [Forgetful, Leaky, Hasty, Trusting, Short])
 async def test_an_engine_that_breaks_a_promise_is_found_out(liar: object, autojump_clock: MockClock) -> None:
-    @asynccontextmanager
-    async def make():
-        engine = liar(Costs(**COSTS))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.run)
-            try:
-                yield engine
-            finally:
-                nursery.cancel_scope.cancel()
-
     with pytest.raises(BaseException) as caught:
-        await check_engine(make)
+        await check_engine(lambda: running_engine(liar(Costs(**COSTS))))
     assert any("while checking" in note for note in getattr(_leaf(caught.value), "__notes__", ()))
 
 

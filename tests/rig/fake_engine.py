@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from math import inf
+from typing import TypeVar
 from zlib import crc32
 
 import trio
@@ -233,11 +234,20 @@ class FakeEngine(SimulatedEngine):
             await super().run(task_status=task_status)
 
 
+SomeEngine = TypeVar("SomeEngine", bound=SimulatedEngine)
+
+
 @asynccontextmanager
-async def near_engine(costs: Costs | None = None) -> AsyncIterator[FakeEngine]:
-    """Run an engine in this process."""
-    engine = FakeEngine(costs)
+async def running_engine(engine: SomeEngine) -> AsyncIterator[SomeEngine]:
+    """Run an engine while the body runs."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
         yield engine
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def near_engine(costs: Costs | None = None) -> AsyncIterator[FakeEngine]:
+    """Run an engine in this process."""
+    async with running_engine(FakeEngine(costs)) as engine:
+        yield engine

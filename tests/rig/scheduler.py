@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
@@ -82,3 +84,24 @@ def tasks(task: trio.lowlevel.Task | None = None) -> list[str]:
         for child in nursery.child_tasks
         for name in (child.name, *tasks(child))
     )
+
+
+STEPS_MAX = 5_000
+
+
+def sweep(at_step: Callable[[random.Random, int], Awaitable[bool]], steps_min: int = 60) -> None:
+    """Run `at_step` with one step number after the other, until it returns that its scenario was over by then."""
+    logging.disable(logging.CRITICAL)  # thousands of restarts, all of them wanted
+    try:
+        for step in range(1, STEPS_MAX):
+            try:
+                if simulate(lambda rng, step=step: at_step(rng, step), seed=1):
+                    break
+            except BaseException as error:
+                error.add_note(f"at step {step}")
+                raise
+        else:
+            pytest.fail("the sweep did not end")
+    finally:
+        logging.disable(logging.NOTSET)
+    assert step > steps_min, "the scenario has many steps"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -11,10 +10,9 @@ import trio
 
 from protocol.errors import ActorLost, EngineLost, LinkLost
 from tests.rig.fake_engine import Costs, generate
+from tests.rig.scheduler import sweep
 from tests.rig.small_system import SmallSystem, living
-from tests.system.simulator import counting, simulate, tasks
-
-STEPS_MAX = 2000
+from tests.system.simulator import counting, tasks
 
 
 def leave(_: SmallSystem, victim: trio.CancelScope) -> None:
@@ -95,27 +93,9 @@ async def stop_one(rng, step: int) -> bool:
 
 
 def test_the_tree_can_be_stopped_at_every_step() -> None:
-    for step in range(1, STEPS_MAX):
-        if simulate(lambda rng, step=step: stop_one(rng, step), seed=1):
-            break
-    else:
-        pytest.fail("the sweep did not end")
-    assert step > 60
+    sweep(stop_one)
 
 
 @pytest.mark.parametrize("act", [leave, cut_the_front, cut_the_line, crash_the_host], ids=lambda act: act.__name__)
 def test_at_every_step(act: Callable[[SmallSystem, trio.CancelScope], None]) -> None:
-    logging.disable(logging.CRITICAL)  # thousands of restarts, all of them wanted
-    try:
-        for step in range(1, STEPS_MAX):
-            try:
-                if simulate(lambda rng, step=step: sweep_one(rng, step, act, 2), seed=1):
-                    break
-            except BaseException as error:
-                error.add_note(f"{act.__name__} at step {step}")
-                raise
-        else:
-            pytest.fail("the sweep did not end")
-    finally:
-        logging.disable(logging.NOTSET)
-    assert step > 60, "the victim's life has many steps"
+    sweep(lambda rng, step: sweep_one(rng, step, act, 2))

@@ -1,4 +1,4 @@
-"""A call, its answer, and who hears of what when something ends."""
+"""A call, its answer, its relays, and what each end sees when the other ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 from attrs import frozen
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, BugCounter, CreditExceeded, mailbox
+from actors.kit.calls import Address, Answer, BugCounter, CreditExceeded, mailbox
 from protocol.errors import (
     ActorLost,
     BadRequest,
@@ -64,7 +64,7 @@ async def test_a_failure_comes_after_the_replies_that_were_before_it(autojump_cl
         await source.result()
 
 
-async def test_the_first_end_counts(autojump_clock: MockClock) -> None:
+async def test_an_end_after_the_first_has_no_effect(autojump_clock: MockClock) -> None:
     source = answer()
     source.end("done")
     source.fail(Overloaded("too late"))
@@ -72,9 +72,7 @@ async def test_the_first_end_counts(autojump_clock: MockClock) -> None:
     assert await source.result() == "done"
 
 
-async def test_whoever_waits_is_woken_by_a_reply_and_by_the_end(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_a_reader_is_woken_by_a_reply_and_by_the_end(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     source, got = answer(), []
 
     async def read() -> None:
@@ -102,7 +100,7 @@ async def test_cancelling_a_reader_loses_no_reply(nursery: trio.Nursery, autojum
 # Credit -----------------------------------------------------------------------------------
 
 
-def test_no_more_is_put_than_was_promised_space_for() -> None:
+def test_an_answerer_cannot_put_more_than_the_credit() -> None:
     source = answer(3)
     source.put("ab", 2)
     with pytest.raises(CreditExceeded):
@@ -139,7 +137,7 @@ async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(
 # Relays -----------------------------------------------------------------------------------
 
 
-async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_nobody(
+async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_no_task(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     first, second, third, got = answer(1000), answer(1000), answer(1000), []
@@ -161,7 +159,9 @@ async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_nobody(
     assert steps.by_name["three"] <= 2
 
 
-async def test_what_waited_before_the_relay_goes_first(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+async def test_replies_that_wait_precede_those_that_are_relayed(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     source, got = answer(), []
     source.put(1)
     source.put(2)
@@ -206,7 +206,9 @@ async def test_an_error_in_what_waited_ends_the_relay_at_once(autojump_clock: Mo
         await source.relay(lambda reply: 1 // (reply - 1))
 
 
-async def test_enough_ends_a_relay_and_drops_what_follows(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+async def test_an_abandoned_answer_ends_its_relay_and_drops_further_replies(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
     source, got, results = answer(3), [], []
     nursery.start_soon(relaying, source, got.append, results)
     await wait_all_tasks_blocked()
@@ -218,7 +220,7 @@ async def test_enough_ends_a_relay_and_drops_what_follows(nursery: trio.Nursery,
     source.fail(Overloaded("nobody hears"))
 
 
-async def test_a_relay_gives_up_at_its_deadline_judged_anew_each_time(
+async def test_a_relay_ends_at_its_deadline_which_is_evaluated_again_each_time(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     source, results, deadline = answer(), [], [5]
@@ -237,7 +239,7 @@ async def test_a_relay_whose_deadline_is_past_does_not_wait(autojump_clock: Mock
     assert trio.current_time() == 1
 
 
-async def test_a_result_that_is_there_beats_a_deadline_that_is_past(autojump_clock: MockClock) -> None:
+async def test_a_result_that_is_there_is_returned_though_the_deadline_has_passed(autojump_clock: MockClock) -> None:
     source = answer()
     source.end("done")
     assert await source.relay(print, lambda: -1) == "done"
@@ -259,6 +261,13 @@ async def serve(
         task_status.started()
         async for call in inbox:
             nursery.start_soon(one, call)
+
+
+async def served(nursery: trio.Nursery, serve_one, bugs: BugCounter | None = None) -> Address:
+    """Return the address of an actor that answers each call by a function."""
+    address, inbox = mailbox(1)
+    await nursery.start(serve, inbox, serve_one, bugs)
+    return address
 
 
 async def ask(address, request: Ask | None = None, credit: int = 9):
@@ -284,13 +293,11 @@ async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbo
 async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    address, inbox = mailbox(1)
-
     async def both(call, replies):
         raise ExceptionGroup("two at once", [Overloaded("no room"), KeyError("a bug")])
 
     counted = BugCounter(bugs_max=9)
-    nursery.start_soon(serve, inbox, both, counted)
+    address = await served(nursery, both, counted)
     with pytest.raises(Overloaded):
         await ask(address)
     assert [record.message for record in log_records(caplog)] == ["a bug failed a request"]
@@ -300,12 +307,10 @@ async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(
 async def test_several_errors_of_one_request_are_no_bug(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    address, inbox = mailbox(1)
-
     async def both(call, replies):
         raise ExceptionGroup("two at once", [Overloaded("no room"), Overloaded("nowhere")])
 
-    nursery.start_soon(serve, inbox, both)
+    address = await served(nursery, both)
     with pytest.raises(Overloaded):
         await ask(address)
     assert log_records(caplog) == []
@@ -323,7 +328,6 @@ async def test_leaving_a_full_inbox_leaves_nothing(nursery: trio.Nursery, autoju
 async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    address, inbox = mailbox(1)
     left = []
 
     async def forever(call, replies) -> None:
@@ -333,17 +337,16 @@ async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(
             replies.put("nobody takes this")
             left.append((trio.current_time(), call.answer.over.is_set()))
 
-    await nursery.start(serve, inbox, forever)
+    address = await served(nursery, forever)
     with trio.move_on_after(2):
         await ask(address)
     await wait_all_tasks_blocked()
     assert left == [(2, False)]
 
 
-async def test_an_answerer_that_runs_on_finds_itself_cancelled_and_not_unheard(
+async def test_an_answerer_is_cancelled_before_its_replies_are_dropped(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    address, inbox = mailbox(1)
     seen = []
 
     async def busy(call, replies) -> None:
@@ -352,7 +355,7 @@ async def test_an_answerer_that_runs_on_finds_itself_cancelled_and_not_unheard(
             seen.append(call.scope.cancel_called)
             await trio.lowlevel.checkpoint()
 
-    await nursery.start(serve, inbox, busy)
+    address = await served(nursery, busy)
     async with address.ask(Ask(), 0) as replies:
         await anext(replies)
     await wait_all_tasks_blocked()
@@ -360,12 +363,10 @@ async def test_an_answerer_that_runs_on_finds_itself_cancelled_and_not_unheard(
 
 
 async def test_leaving_after_the_end_changes_nothing(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    address, inbox = mailbox(1)
-
     async def at_once(call, replies) -> None:
         replies.end("done")
 
-    await nursery.start(serve, inbox, at_once)
+    address = await served(nursery, at_once)
     async with address.ask(Ask(), 1) as replies:
         await trio.sleep(1)
     assert replies.over.is_set()
@@ -375,20 +376,18 @@ async def test_leaving_after_the_end_changes_nothing(nursery: trio.Nursery, auto
 async def test_an_asker_that_leaves_does_not_disturb_its_neighbour(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    address, inbox = mailbox(1)
-
     async def slowly(call, replies) -> None:
         await trio.sleep(3)
         replies.end(call.request.id)
 
-    await nursery.start(serve, inbox, slowly)
+    address = await served(nursery, slowly)
     with trio.move_on_after(1):
         await ask(address, Ask("left"))
     assert await ask(address, Ask("stays")) == "stays"
     assert trio.current_time() == 4
 
 
-async def test_when_the_answerer_dies_the_asker_hears_actor_lost(
+async def test_the_end_of_the_answerer_fails_the_call_with_actor_lost(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     address, inbox = mailbox(1)
@@ -412,28 +411,24 @@ async def test_when_the_answerer_dies_the_asker_hears_actor_lost(
     assert trio.current_time() == 2
 
 
-async def test_a_body_that_ends_without_an_end_is_an_answerer_that_ended(
+async def test_a_body_that_ends_without_a_result_fails_the_call_with_actor_lost(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    address, inbox = mailbox(1)
-
     async def forgets(call, replies) -> None:
         pass
 
-    await nursery.start(serve, inbox, forgets)
+    address = await served(nursery, forgets)
     with pytest.raises(ActorLost):
         await ask(address)
 
 
 async def test_a_request_error_fails_its_call_alone(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    address, inbox = mailbox(1)
-
     async def picky(call, replies) -> None:
         if call.request.id == "bad":
             raise BadRequest("not this one", param="id")
         replies.end("fine")
 
-    await nursery.start(serve, inbox, picky)
+    address = await served(nursery, picky)
     with pytest.raises(BadRequest, match="not this one") as caught:
         await ask(address, Ask("bad"))
     assert caught.value.param == "id"
@@ -443,15 +438,13 @@ async def test_a_request_error_fails_its_call_alone(nursery: trio.Nursery, autoj
 async def test_a_request_error_inside_groups_still_fails_its_call(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    address, inbox = mailbox(1)
-
     async def nested(call, replies) -> None:
         async with trio.open_nursery() as legs, trio.open_nursery() as leg:
             legs.start_soon(trio.sleep_forever)
             leg.cancel_scope.deadline = 5
             raise LinkLost("one leg")
 
-    await nursery.start(serve, inbox, nested)
+    address = await served(nursery, nested)
     with pytest.raises(LinkLost, match="one leg"):
         await ask(address)
 
@@ -462,8 +455,6 @@ async def test_a_request_error_inside_groups_still_fails_its_call(
 async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(
     error: EngineStuck | ExceptionGroup[EspalierError], autojump_clock: MockClock
 ) -> None:
-    address, inbox = mailbox(1)
-
     async def stuck(call, replies):
         raise error
 
@@ -471,7 +462,7 @@ async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(
         pytest.RaisesExc(BaseException, check=lambda raised: "EngineStuck" in repr(raised)), flatten_subgroups=False
     ):
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve, inbox, stuck)
+            address = await served(nursery, stuck)
             with pytest.raises((ActorLost, LinkLost)):
                 await ask(address)
 
@@ -479,12 +470,10 @@ async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(
 async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(
     nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    address, inbox = mailbox(1)
-
     async def buggy(call, replies) -> None:
         replies.end(10 // (call.request.id != "unlucky"))
 
-    await nursery.start(serve, inbox, buggy)
+    address = await served(nursery, buggy)
     with pytest.raises(InternalError) as caught:
         await ask(address, Ask("unlucky"))
     assert "ZeroDivision" not in str(caught.value)
@@ -495,20 +484,18 @@ async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(
 
 
 async def test_a_rate_of_bugs_ends_the_actor(autojump_clock: MockClock) -> None:
-    address, inbox = mailbox(1)
-
     async def buggy(call, replies):
         raise KeyError
 
     with pytest.RaisesGroup(pytest.RaisesGroup(TooManyInternalErrors), flatten_subgroups=False):
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve, inbox, buggy, BugCounter(bugs_max=2, window_s=10))
+            address = await served(nursery, buggy, BugCounter(bugs_max=2, window_s=10))
             for _ in range(3):
                 with pytest.raises(InternalError):
                     await ask(address)
 
 
-async def test_bugs_far_apart_are_forgiven(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+async def test_bugs_before_the_window_are_not_counted(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     bugs = BugCounter(bugs_max=2, window_s=10)
     for _ in range(20):
         bugs.count(KeyError())

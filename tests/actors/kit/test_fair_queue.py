@@ -56,7 +56,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_line_is_what_the_model_says_after_every_step(steps: list[tuple[str, str, int] | tuple[str, int]]) -> None:
+def test_the_queue_equals_a_simple_model_after_every_operation(
+    steps: list[tuple[str, str, int] | tuple[str, int]],
+) -> None:
     line, model = FairQueue(), Model()
     for what, *of in steps:
         if what == "add":
@@ -138,7 +140,7 @@ async def test_turns_are_weighed_by_what_they_take() -> None:
     assert Counter(await taken(of, 33)) == {"long": 3, "short": 30}
 
 
-async def test_who_was_away_has_saved_nothing_by_it() -> None:
+async def test_an_owner_that_was_away_has_no_advantage() -> None:
     of = made()
     for _ in range(50):
         await of.send(call("a"))
@@ -148,7 +150,7 @@ async def test_who_was_away_has_saved_nothing_by_it() -> None:
     assert Counter(await taken(of, 20)) == {"a": 10, "b": 10}
 
 
-async def test_who_comes_one_at_a_time_gets_no_more_than_its_turns() -> None:
+async def test_an_owner_that_sends_one_call_at_a_time_gets_no_more_than_its_turns() -> None:
     of = made()
     for _ in range(20):
         await of.send(call("a", 1))
@@ -159,7 +161,7 @@ async def test_who_comes_one_at_a_time_gets_no_more_than_its_turns() -> None:
     assert Counter(got) == {"a": 16, "b": 4}
 
 
-async def test_one_whose_asker_has_left_takes_nobodys_turn() -> None:
+async def test_a_call_whose_asker_has_left_takes_no_turn() -> None:
     of = made()
     left, stays = call("a"), call("b")
     await of.send(left)

@@ -98,7 +98,7 @@ LEGS = pytest.mark.parametrize(
 
 @LEGS
 @pytest.mark.parametrize("tokens_max", [4, 400])
-async def test_b13_a_key_with_many_long_prompts_makes_nobody_wait_for_all_of_them(
+async def test_b13_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
     legs, tokens_max: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with node(tmp_path, *legs) as house, trio.open_nursery() as nursery:
@@ -229,7 +229,7 @@ async def test_room_for_prompts_comes_back_however_a_request_ends(how: str, auto
         assert inbox.waiting == (0, 0)
 
 
-async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock: MockClock) -> None:
+async def test_an_asker_that_waited_for_room_and_left_delays_no_one(autojump_clock: MockClock) -> None:
     async with working(10, Costs(slots=4, prefill_s=1)) as (address, engine, _), trio.open_nursery() as nursery:
         nursery.start_soon(ask, address, wanted("a", 4))
         await wait_all_tasks_blocked()
@@ -241,7 +241,7 @@ async def test_who_has_waited_for_room_and_left_is_in_nobodys_way(autojump_clock
 
 
 @pytest.mark.parametrize("room", [1, 16], ids=["for room in the queue", "in the queue"])
-async def test_b13_who_was_next_and_leaves_lets_the_one_behind_in_at_once(room: int, autojump_clock: MockClock) -> None:
+async def test_b13_the_call_behind_one_that_leaves_enters_at_once(room: int, autojump_clock: MockClock) -> None:
     address, inbox = priority_inbox(room, lambda _: 0)
     got = []
 
@@ -362,11 +362,11 @@ def section(cls: type[SglangSection | SimulatedSection] = SglangSection, **more:
         (section(device="cuda", leg="decode"), 0),
     ],
 )
-def test_two_chunks_are_enough_unless_the_file_says_otherwise(made: EngineSection, most: int) -> None:
+def test_the_bound_of_pending_prompts_is_two_chunks_by_default(made: EngineSection, most: int) -> None:
     assert made.pending_prefill_max == most
 
 
-def test_the_file_says_of_an_engine_that_computes_prompts_how_many_it_has(tmp_path: Path) -> None:
+def test_the_bound_of_pending_prompts_is_a_key_of_engines_that_compute_them(tmp_path: Path) -> None:
     text = CLUSTER + ENGINE.format("prefill", "prefill") + ENGINE.format("decode", "decode")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots"))
     with pytest.raises(load.FileMistakes, match=r"decode\.pending_prefill_tokens_max: is for engines that compute"):

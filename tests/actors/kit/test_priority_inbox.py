@@ -32,7 +32,7 @@ async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery: tri
     assert of.waiting == (0, 0)
 
 
-async def test_room_goes_to_the_most_urgent_of_those_who_wait_for_it(nursery: trio.Nursery) -> None:
+async def test_room_goes_to_the_most_urgent_call_that_waits(nursery: trio.Nursery) -> None:
     of = made(1)
     await of.send(call(9, "first"))
     for urgency, name in [(1, "low"), (5, "high")]:
@@ -42,7 +42,7 @@ async def test_room_goes_to_the_most_urgent_of_those_who_wait_for_it(nursery: tr
     assert [(await of.receive()).request[1] for _ in range(3)] == ["first", "high", "low"]
 
 
-async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock: MockClock) -> None:
+async def test_an_asker_that_gives_up_leaves_its_room_to_the_next(autojump_clock: MockClock) -> None:
     of = made(1)
     await of.send(call(0, "first"))
     with trio.move_on_after(1):
@@ -54,7 +54,7 @@ async def test_an_asker_who_gives_up_waiting_leaves_no_hole(autojump_clock: Mock
         assert [(await of.receive()).request[1] for _ in range(2)] == ["first", "second"]
 
 
-async def test_an_asker_who_gives_up_waiting_is_forgotten_at_once(autojump_clock: MockClock) -> None:
+async def test_an_asker_that_gives_up_is_removed_at_once(autojump_clock: MockClock) -> None:
     of, calls = made(1), WeakSet()
 
     async def send(urgency: int, patience_s: int) -> None:
@@ -92,7 +92,7 @@ async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nurser
     assert [(await of.receive()).request[1] for _ in range(4)] == ["b", "c", "a", "e"]
 
 
-async def test_an_asker_who_leaves_as_it_is_received_is_lost_once(autojump_clock: MockClock) -> None:
+async def test_a_call_whose_asker_leaves_as_it_is_received_is_dropped_once(autojump_clock: MockClock) -> None:
     of = made(1)
     await of.send(call(0, "first"))
     with trio.CancelScope() as scope:

@@ -253,7 +253,7 @@ async def test_a_request_that_may_be_what_kills_engines_kills_no_more_of_them(au
         assert [len(worker.asked) for worker in workers] == [1, 1, 0]
 
 
-async def test_whoever_has_begun_goes_ahead_of_those_who_have_not(autojump_clock: MockClock) -> None:
+async def test_a_request_that_has_begun_goes_ahead_of_those_that_have_not(autojump_clock: MockClock) -> None:
     workers = Fake("a", [Play(EngineLost("1"), 2)], slots=1), Fake("b", slots=1)
     async with routed(*workers) as world, trio.open_nursery() as nursery:
         nursery.start_soon(ask, world, generate("begun"))
@@ -275,7 +275,7 @@ async def test_one_that_was_lost_is_not_asked_again_while_there_is_another(autoj
         assert len(world.worker("b").asked) == 1
 
 
-async def test_a_request_that_was_resumed_before_counts_all_that_was_said(autojump_clock: MockClock) -> None:
+async def test_a_request_that_was_resumed_before_counts_all_tokens_sent(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as world:
         first = text(PROMPT)[:3]
         got = await ask(world, evolve(generate(), tokens=PROMPT + first, said=3))

@@ -80,7 +80,7 @@ def test_a_prefill_holds_the_prompt_of_a_request_and_others_all_that_it_may_come
     assert [Load("a", 0, 1, kv_tokens_max=8, leg=leg).fits(request) for leg in (Leg.PREFILL, Leg.BOTH)] == [True, False]
 
 
-def test_a_worker_that_does_not_tell_of_its_memory_has_room() -> None:
+def test_a_worker_whose_memory_is_unknown_has_room() -> None:
     assert Load("a", 0, 1).fits(generate(tokens_max=10**9))
     assert not Load("a", 1, 1).overcommitted
     assert Load("a", 2, 1).overcommitted
@@ -94,7 +94,7 @@ def test_the_choice_does_not_depend_on_the_order(every: list[Load], rng: random.
 
 
 @given(loads, st.data())
-def test_who_is_busier_than_the_chosen_changes_nothing(every: list[Load], data: st.DataObject) -> None:
+def test_a_busier_worker_does_not_change_the_choice(every: list[Load], data: st.DataObject) -> None:
     at = least_loaded(generate(), every)
     other = data.draw(st.integers(0, len(every) - 1))
     busier = [*every]

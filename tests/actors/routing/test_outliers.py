@@ -44,7 +44,7 @@ def fail(
 # The policy -------------------------------------------------------------------------------
 
 
-def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while() -> None:
+def test_a_worker_is_ejected_for_a_while_after_failures_max_in_a_row() -> None:
     outliers = OutlierDetector()
     assert fail(outliers, times=3) == [False, False, True]
     assert outliers.avoided("a", 9.9)
@@ -53,7 +53,7 @@ def test_so_many_failures_in_a_row_set_a_worker_aside_for_a_while() -> None:
     assert [(each.name, each.why, each.for_s) for each in outliers.ejected(4)] == [("a", "internal", 6)]
 
 
-def test_an_answer_between_failures_begins_the_row_anew() -> None:
+def test_an_answer_between_failures_restarts_the_count() -> None:
     outliers = OutlierDetector()
     for _ in range(3):
         fail(outliers, times=2)
@@ -61,7 +61,7 @@ def test_an_answer_between_failures_begins_the_row_anew() -> None:
     assert not outliers
 
 
-def test_a_rate_of_failures_sets_a_worker_aside_as_well() -> None:
+def test_a_rate_of_failures_ejects_a_worker_as_well() -> None:
     outliers = OutlierDetector()
     for _ in range(4):
         fail(outliers)
@@ -71,7 +71,7 @@ def test_a_rate_of_failures_sets_a_worker_aside_as_well() -> None:
     assert outliers, "six of ten"
 
 
-def test_one_request_at_a_time_tries_whether_it_is_well_again() -> None:
+def test_one_request_at_a_time_probes_an_ejected_worker() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "one")
@@ -83,7 +83,7 @@ def test_one_request_at_a_time_tries_whether_it_is_well_again() -> None:
     assert not outliers.begin_probe("a", "one")
 
 
-def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_fails() -> None:
+def test_b11_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
@@ -96,7 +96,7 @@ def test_b11_while_one_request_tries_it_nobody_else_begins_whoever_else_ends_or_
     assert not outliers.avoided("a", 1_000)
 
 
-def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try() -> None:
+def test_b11_an_earlier_probe_does_not_end_a_later_one() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
@@ -107,7 +107,7 @@ def test_b11_whoever_tried_it_before_it_was_well_ends_no_later_try() -> None:
     assert outliers.avoided("a", 1_000), "the second one tries it"
 
 
-def test_what_was_asked_before_it_was_set_ejected_says_nothing_of_it_now() -> None:
+def test_an_answer_to_a_request_from_before_the_ejection_does_not_count() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert fail(outliers, at=5) == [False]
@@ -115,7 +115,7 @@ def test_what_was_asked_before_it_was_set_ejected_says_nothing_of_it_now() -> No
     assert outliers.avoided("a", 9)
 
 
-def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forgets_them() -> None:
+def test_each_ejection_is_twice_as_long_up_to_a_limit_until_a_quiet_time() -> None:
     outliers, at, times = OutlierDetector(), 0.0, []
     fail(outliers, times=3)
     for _ in range(5):
@@ -130,14 +130,14 @@ def test_each_time_in_a_row_is_twice_as_long_up_to_a_limit_and_a_quiet_time_forg
 
 
 @pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
-def test_no_more_than_a_share_of_those_who_do_the_same_job_is_set_aside(peers: int, most: int) -> None:
+def test_no_more_than_a_share_of_a_leg_is_ejected(peers: int, most: int) -> None:
     outliers = OutlierDetector()
     for number in range(peers):
         fail(outliers, str(number), times=9, peers=peers)
     assert len(list(outliers.ejected(0))) == most
 
 
-def test_who_is_not_known_any_more_is_forgotten() -> None:
+def test_a_worker_that_is_gone_is_forgotten() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     outliers.retain(lambda name: name != "a")
@@ -148,7 +148,7 @@ events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers",
 
 
 @given(st.lists(events, max_size=80), st.floats(0, 1))
-def test_whatever_happens_a_share_stays_and_each_of_the_others_can_come_back(happened, share: float) -> None:
+def test_whatever_happens_a_share_stays_and_every_ejected_worker_can_return(happened, share: float) -> None:
     outliers, now = OutlierDetector(), 0.0
     limits = Ejection(3, 10, 0.5, 10, 60, share)
     for name, what, after_s in happened:
@@ -177,9 +177,7 @@ hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled
 
 
 @given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
-def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_each_of_the_others_can_come_back(
-    happened, share: float
-) -> None:
+def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_return(happened, share: float) -> None:
     outliers, now, limits = OutlierDetector(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
     for (prefill, decode, what), after_s in happened:
         now += after_s
@@ -237,7 +235,7 @@ async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(
         assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["bad"]
 
 
-async def test_b11_what_one_engine_alone_refuses_is_answered_by_another_and_counts_against_it(
+async def test_b11_a_request_refused_by_one_engine_is_answered_by_another_and_counts_against_it(
     autojump_clock: MockClock,
 ) -> None:
     async with routed(*four(EngineRefused("no"))) as world:
@@ -245,7 +243,7 @@ async def test_b11_what_one_engine_alone_refuses_is_answered_by_another_and_coun
         assert len(world.worker("bad").asked) <= 25, "those of the first second, before another had begun to answer"
 
 
-async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock: MockClock) -> None:
+async def test_b11_a_clients_own_mistakes_eject_no_worker(autojump_clock: MockClock) -> None:
     for error in (EngineRefused("no"), BadRequest("no")):
         workers = [Fake(name, otherwise=Play(error, 0), slots=64) for name in "abcd"]
         async with routed(*workers) as world:
@@ -254,7 +252,7 @@ async def test_b11_a_clients_own_mistakes_set_nobody_aside(autojump_clock: MockC
             assert sum(len(each.asked) for each in workers) <= 100
 
 
-async def test_b11_who_tries_whether_a_worker_is_well_again_loses_nothing(autojump_clock: MockClock) -> None:
+async def test_b11_a_probe_that_fails_costs_its_request_nothing(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=5, ejected_max_s=5))
     async with routed(*four(InternalError("a bug")), limits=limits) as world:
         assert len(await many(world, 300)) <= 5, "those before it was known"
@@ -287,7 +285,7 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
         assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["p0+d0"]
 
 
-async def test_b11_a_pair_that_is_set_aside_is_not_asked_while_the_others_are_only_busy(
+async def test_b11_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(
     autojump_clock: MockClock,
 ) -> None:
     """One slot each: whoever finds the good decode busy waits for it, and does not fail on the bad one."""
@@ -343,7 +341,7 @@ def met(world: World, prefill: str) -> int:
 
 @pytest.mark.parametrize("late_s", [0, 2])
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_pair_by_pair(
+async def test_b11_a_prefill_that_fails_with_many_decodes_is_ejected_and_not_pair_by_pair(
     at_once: bool, late_s: int, autojump_clock: MockClock
 ) -> None:
     """Its own leg may have ended well before: it knows no more than what it has sent."""
@@ -360,7 +358,7 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_set_aside_and_not_p
         assert met(world, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
 
 
-async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_pair_by_pair(
+async def test_b11_a_decode_that_fails_with_many_prefills_is_ejected_and_not_pair_by_pair(
     autojump_clock: MockClock,
 ) -> None:
     workers = pairs(4, 3)
@@ -374,7 +372,7 @@ async def test_b11_a_decode_that_fails_with_many_prefills_is_set_aside_and_not_p
 
 @pytest.mark.parametrize("bad", ["d0", "p0"])
 @pytest.mark.parametrize("told_by", [Leg.PREFILL, Leg.DECODE])
-async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(
+async def test_b11_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_it(
     bad: str, told_by: Leg, autojump_clock: MockClock
 ) -> None:
     class Waits(Fake):
@@ -394,7 +392,7 @@ async def test_b11_who_lets_the_other_leg_wait_is_set_aside_whichever_says_so(
         assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == [bad]
 
 
-async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(autojump_clock: MockClock) -> None:
+async def test_b11_two_prefills_that_fail_are_both_ejected_and_no_decode(autojump_clock: MockClock) -> None:
     workers = pairs(4, 8)
     for each in workers[4:]:
         each.cut = ("p0", "p1")  # type: ignore[attr-defined]
@@ -403,7 +401,7 @@ async def test_b11_of_two_prefills_that_fail_both_are_set_aside_and_no_decode(au
         assert met(world, "p0") + met(world, "p1") <= 2 * (5 + 1)
 
 
-async def test_b11_a_prefill_that_hands_over_again_is_tried_by_one_request_and_comes_back(
+async def test_b11_a_prefill_that_hands_over_again_is_probed_by_one_request_and_readmitted(
     autojump_clock: MockClock,
 ) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=600, ejected_max_s=600))
@@ -454,7 +452,7 @@ async def chooses(workers, aside=()) -> tuple[Routing, Ordered]:
     return routing, ordered
 
 
-async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_set_aside(autojump_clock: MockClock) -> None:
+async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_ejected(autojump_clock: MockClock) -> None:
     workers = [Fake(f"w{number}", slots=8) for number in range(1000)]
     routing, ordered = await chooses(workers, ["w7"])
     assert len(routing.outliers) == 1
@@ -488,7 +486,9 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: 
 
 
 @pytest.mark.parametrize("seed", range(200))
-async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed: int, autojump_clock: MockClock) -> None:
+async def test_the_same_worker_or_pair_is_chosen_from_ranked_workers_and_others(
+    seed: int, autojump_clock: MockClock
+) -> None:
     rng = random.Random(seed)
     legs = rng.choice([[Leg.BOTH] * 5, [Leg.PREFILL] * 3 + [Leg.DECODE] * 4, [Leg.PREFILL, Leg.DECODE, Leg.BOTH] * 3])
     workers = [Fake(f"w{at}", leg=leg, slots=4, more=rng.randrange(5)) for at, leg in enumerate(legs)]
@@ -515,13 +515,13 @@ async def test_ranked_or_not_the_same_worker_or_pair_is_chosen(seed: int, autoju
         assert one.names == two.names
 
 
-async def test_a_lone_worker_is_never_set_aside(autojump_clock: MockClock) -> None:
+async def test_a_lone_worker_is_never_ejected(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(InternalError("a bug"), 0)] * 20, slots=64)) as world:
         assert len(await many(world, 30)) == 20
         assert not world.routing.outliers
 
 
-async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump_clock: MockClock) -> None:
+async def test_ejected_workers_are_asked_where_there_are_no_others(autojump_clock: MockClock) -> None:
     async with routed(*four(InternalError("a bug"))) as world:
         await many(world, 60)
         world.pool.change(*"cde")
@@ -529,7 +529,7 @@ async def test_where_all_that_can_be_asked_are_set_aside_they_are_asked(autojump
         assert await many(world, 10) == []
 
 
-async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_clock: MockClock) -> None:
+async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockClock) -> None:
     heard: list = []
 
     class Hears(RoutingObserver):
@@ -549,7 +549,7 @@ async def test_whoever_watches_hears_who_is_set_aside_and_who_is_back(autojump_c
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(seed: int) -> None:
+def test_random_failures_leave_no_reservation_and_no_request_unanswered(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
         errors = (InternalError, DeadlineExceeded, EngineRefused, HandOffFailed)
 
@@ -565,7 +565,7 @@ def test_workers_that_fail_at_random_leave_no_place_taken_and_nobody_unanswered(
     simulate(scenario, seed)
 
 
-async def test_operators_are_told_who_is_set_aside_and_why(autojump_clock: MockClock) -> None:
+async def test_ejected_workers_are_in_the_status_and_the_metrics(autojump_clock: MockClock) -> None:
     async with routed(*four(InternalError("a bug"))) as world:
         await many(world, 60)
         routings = {"tiny": world.routing}

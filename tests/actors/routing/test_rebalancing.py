@@ -37,7 +37,7 @@ async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_the
         assert len(world.worker("b").asked) == 1
 
 
-async def test_d6_what_waits_in_vain_at_a_full_worker_moves_to_one_where_it_can_begin(
+async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(
     autojump_clock: MockClock,
 ) -> None:
     async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
@@ -59,7 +59,7 @@ async def test_d6_what_waits_in_vain_at_a_full_worker_moves_to_one_where_it_can_
         assert world.worker("a").left == [world.worker("b").times[0]], "never at both at once"
 
 
-async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_has_room(
+async def test_d6_a_request_stays_if_it_has_begun_or_its_worker_has_room(
     autojump_clock: MockClock,
 ) -> None:
     slow = Play(None, 3)
@@ -80,7 +80,7 @@ async def test_d6_what_has_begun_stays_and_so_does_what_waits_at_a_worker_that_h
         nursery.cancel_scope.cancel()
 
 
-async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_clock: MockClock) -> None:
+async def test_a_request_moves_up_to_its_limit_and_each_time_later(autojump_clock: MockClock) -> None:
     workers = [Memory(name, [SILENT] * 9, kv=kv) for name, kv in (("a", 10), ("b", 20), ("c", 30), ("d", 40))]
     limits = FailoverLimits(move_after_s=2, moves_max=2)
     async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
@@ -94,7 +94,7 @@ async def test_a_request_moves_as_often_as_it_may_and_each_time_later(autojump_c
         nursery.cancel_scope.cancel()
 
 
-async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock: MockClock) -> None:
+async def test_leaving_while_a_request_moves_leaves_no_reservation(autojump_clock: MockClock) -> None:
     for after_s in (2.0, 3.999, 4.0, 4.001):
         async with routed(Memory("a", [SILENT], kv=50), Memory("b", [SILENT], kv=50, more=2)) as world:
             with trio.move_on_after(after_s):
@@ -104,7 +104,7 @@ async def test_leaving_while_a_request_moves_keeps_no_place(autojump_clock: Mock
                     world.worker("a").kv = 120
 
 
-async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_clock: MockClock) -> None:
+async def test_a_released_reservation_goes_at_once_to_a_request_that_waits(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", slots=1)) as world, trio.open_nursery() as nursery:
         routing, got = world.routing, list[Route]()
         kept = routing.choose(generate())
@@ -121,7 +121,7 @@ async def test_a_place_that_is_let_go_is_had_at_once_by_whoever_waits(autojump_c
         got[0].end()
 
 
-async def test_a_worker_that_was_tried_is_had_at_once_by_whoever_waits(autojump_clock: MockClock) -> None:
+async def test_the_end_of_a_probe_wakes_a_request_that_waits(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=1, ejected_s=1))
     workers = Fake("a"), Fake("b", slots=0), Fake("c", slots=0)
     async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:

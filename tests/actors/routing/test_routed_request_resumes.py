@@ -13,7 +13,7 @@ from protocol.messages import Grammar, GrammarKind, Usage
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 
 
-async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_has_more(
+async def test_the_cached_tokens_are_those_of_the_first_prefill_though_the_second_has_more(
     autojump_clock: MockClock,
 ) -> None:
     plays = {"prefill": [Play(cached=3), Play(cached=5)], "decode": [Play(LinkLost("gone"), 2)]}
@@ -23,7 +23,7 @@ async def test_what_was_cached_is_what_the_first_prefill_had_though_the_second_h
         assert got.finished.usage == Usage(4, 6, 3)
 
 
-async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock: MockClock) -> None:
+async def test_a_pair_without_a_rendezvous_leaves_no_reservation(autojump_clock: MockClock) -> None:
     async with routed(*pair(), Fake("w")) as world:
         prefill = world.worker("p")
         await wait_all_tasks_blocked()
@@ -42,7 +42,7 @@ async def test_a_pair_that_cannot_meet_after_all_keeps_no_place(autojump_clock: 
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 0.5}, {"presence_penalty": -0.5}, {"repetition_penalty": 1.05}]
 )
-async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_and_says_what_was_said(
+async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of_tokens_sent(
     penalty: dict[str, float], autojump_clock: MockClock
 ) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
@@ -51,7 +51,7 @@ async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_and_says_what_was_
         assert (world.worker("b").asked[0].said, world.worker("b").asked[0].tokens[4:]) == (3, text(PROMPT)[:3])
 
 
-async def test_whoever_watches_hears_what_nobody_else_could_go_on_with(autojump_clock: MockClock) -> None:
+async def test_an_observer_gets_the_losses_that_could_not_be_resumed(autojump_clock: MockClock) -> None:
     heard: list = []
 
     class Hears(RoutingObserver):

@@ -206,7 +206,7 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
         assert made.gateway.answers.reserved_bytes == 0
 
 
-async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock: MockClock) -> None:
+async def test_b1_candidates_are_kept_packed_and_replayed_in_many_turns(autojump_clock: MockClock) -> None:
     """The likeliest of 128 drafts was told in one turn, and all were kept as objects: 4 kB a token."""
     body = {"model": "tiny", "n": 64, "best_of": 128, "max_tokens": 100, "prompt": "n=100", "logprobs": 20}
     with watched() as turns:
@@ -216,7 +216,7 @@ async def test_b1_drafts_are_kept_packed_and_told_in_many_turns(autojump_clock: 
 
 
 @pytest.mark.parametrize("top", [0, 5])
-async def test_a_draft_is_told_as_it_would_have_been_read(top: int) -> None:
+async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) -> None:
     line, said = ids("The oak is old. wörld 日本 🙂 "), []
     reading = IncrementalDetokenizer(
         TINY.tokenizer,
@@ -249,7 +249,7 @@ async def test_a_draft_is_told_as_it_would_have_been_read(top: int) -> None:
 
 
 @pytest.mark.parametrize("last", ["b", "a"])
-async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(
+async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
     last: str, autojump_clock: MockClock
 ) -> None:
     """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
@@ -269,7 +269,7 @@ async def test_b1_what_a_stop_string_held_back_is_told_a_few_tokens_a_turn(
         assert all("".join(token.text for token in each.logprobs) == each.text for each in own)
 
 
-async def test_b1_a_draft_of_a_thousand_tokens_is_told_in_many_turns() -> None:
+async def test_b1_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
     draft, line, said, turns = CandidateChoice([].append), ids("The oak is old. "), [], Turns()
     for place in range(1000):
         draft.note(Tokens([line[place % len(line)]]), scored=False)

@@ -161,7 +161,7 @@ async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_acce
     assert (caught.value.param, replies, worker.prompts) == ("prompt", [], [])
 
 
-async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock: MockClock) -> None:
+async def test_the_likeliest_of_many_choices_is_sent_and_all_are_in_the_usage(autojump_clock: MockClock) -> None:
     lines = ("bad bad", "The oak", "so so")
 
     class Poet(Worker):
@@ -180,7 +180,7 @@ async def test_the_likeliest_of_many_is_told_and_all_are_paid_for(autojump_clock
     assert answered.usage.completion_tokens == sum(len(ids(line)) for line in lines)
 
 
-async def test_log_probabilities_are_asked_for_and_told(autojump_clock: MockClock) -> None:
+async def test_log_probabilities_are_requested_and_sent(autojump_clock: MockClock) -> None:
     worker = spy()
     async with running(worker, known=ROOMY) as address:
         replies, _ = await ask(address, respond("n=6", logprobs=2))
@@ -190,7 +190,7 @@ async def test_log_probabilities_are_asked_for_and_told(autojump_clock: MockCloc
     assert all(len(token.top) == 2 for token in told)
 
 
-async def test_warming_up_computes_the_prompt_and_says_nothing(autojump_clock: MockClock) -> None:
+async def test_a_warm_up_request_computes_its_prompt_and_sends_no_text(autojump_clock: MockClock) -> None:
     worker = spy()
     async with running(worker, known=ROOMY) as address:
         replies, answered = await ask(address, respond("n=9 s=1", warm_up=True, tokens_min=5))

@@ -130,7 +130,7 @@ def test_long_runs_of_broken_bytes_read_as_in_one_piece(sequence) -> None:
     assert read(IncrementalDetokenizer(TINY), cut(sequence, [1]))[0] == TINY.decode(sequence)
 
 
-def test_special_tokens_say_nothing_however_many() -> None:
+def test_special_tokens_have_no_text_however_many() -> None:
     reading = IncrementalDetokenizer(TINY)
     assert reading.feed([PAD] * 200) is None
     assert reading.feed(ids(" a")) == Text(" a", 200 + len(ids(" a")))
@@ -257,7 +257,7 @@ def test_what_was_held_back_comes_before_a_stop_token() -> None:
         (["b"], "aaa", "aaa", None),
     ],
 )
-def test_overlapping_stops_are_told_apart(stops: list[str], text: str, out: str, matched: str | None) -> None:
+def test_overlapping_stop_strings_are_distinguished(stops: list[str], text: str, out: str, matched: str | None) -> None:
     for pieces in ([ids(text)], [[token] for token in ids(text)], [ids(letter) for letter in text]):
         reading = IncrementalDetokenizer(TINY, StopStrings(stops))
         assert read(reading, pieces)[0] == out

@@ -89,7 +89,7 @@ def bound(made) -> int | None:
 
 @pytest.mark.parametrize("made", BOUNDED.values(), ids=BOUNDED)
 @given(text=TEXTS)
-def test_no_token_stands_for_more_characters_than_the_bound_says(made: Tokenizer, text: str) -> None:
+def test_no_token_stands_for_more_characters_than_the_bound(made: Tokenizer, text: str) -> None:
     assert len(text) <= bound(made) * len(made.encode(text, add_special_tokens=False).ids)
 
 
@@ -207,7 +207,7 @@ def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused() ->
     assert prompt.count("<|im_start|>") == 11_001
 
 
-async def test_one_rule_says_what_is_long() -> None:
+async def test_one_rule_decides_what_is_long() -> None:
     aside = Counting()
     assert await Offload(aside, "").run(OFFLOAD_SIZE_MIN - 1, lambda: 1) == 1
     assert aside.sizes == []

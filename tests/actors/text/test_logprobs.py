@@ -48,7 +48,7 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text: str, size: int)
 
 
 @given(TEXTS, TEXTS, st.integers(1, 5))
-def test_what_a_stop_string_cuts_off_is_not_told(text: str, after: str, size: int) -> None:
+def test_tokens_that_a_stop_string_cuts_off_have_no_log_probabilities(text: str, after: str, size: int) -> None:
     pieces = fed(reading(["END"]), ids(text + "END" + after), size)
     said = "".join(piece.text for piece in pieces)
     assert "END" not in said
@@ -58,7 +58,7 @@ def test_what_a_stop_string_cuts_off_is_not_told(text: str, after: str, size: in
     assert len(sizes) < 2 or sizes[-2] < len(said.encode()), "each of them has a part in the text"
 
 
-def test_a_token_that_is_held_back_is_told_with_its_text() -> None:
+def test_the_log_probability_of_a_held_back_token_comes_with_its_text() -> None:
     made = reading(["old oak"])
     told = said = b""
     for token in ids("an old oar"):
@@ -70,7 +70,7 @@ def test_a_token_that_is_held_back_is_told_with_its_text() -> None:
     assert told == said == b"an old oar"
 
 
-def test_the_likeliest_tokens_are_told_as_text_and_bytes() -> None:
+def test_the_likeliest_tokens_are_sent_as_text_and_bytes() -> None:
     made = reading()
     oak, old = ids(" oak")[0], ids(" old")[0]
     piece = made.feed([oak], [Logprob(-0.5, ((oak, -0.5), (old, -1.5)))])
@@ -108,7 +108,7 @@ def test_bytes_are_found_for_any_other_vocabulary() -> None:
 
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
-def test_every_id_is_told_in_order_whatever_became_of_its_text(sequence, size: int) -> None:
+def test_every_id_is_sent_in_order_whatever_became_of_its_text(sequence, size: int) -> None:
     made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), eos_ids=[1], with_ids=True)
     pieces = fed(made, sequence, size)
     told = [token for piece in pieces for token in piece.ids]

@@ -145,7 +145,7 @@ def test_a_kind_finds_its_own_mistakes_between_keys(read: Callable[..., Cluster]
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_says_what_it_lacks_on_a_host(read: Callable[..., Cluster]) -> None:
+def test_a_kind_reports_what_a_host_lacks(read: Callable[..., Cluster]) -> None:
     with pytest.raises(StartFailed, match="engine one finds no walls here"):
         check_host(read(), "main")
 

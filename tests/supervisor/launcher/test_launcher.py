@@ -23,20 +23,12 @@ from supervisor.launcher.node_process import KeptNode
 from supervisor.processes import process
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.logs import Terminal
-from tests.rig.launched import SIMULATED
+from tests.rig.launched import SIMULATED, THIRD
 from tests.rig.log_records import log_records
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY)
-THREE = """
-[node.three]
-listen = "127.0.0.1:7403"
-[engine.tiny-3]
-node = "three"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 4096
-"""
+THREE = THIRD.format(port=7403)
 
 
 class Exited(Exception):

@@ -41,7 +41,7 @@ def events(caplog: pytest.LogCaptureFixture):
     return [each.message for each in log_records(caplog)]
 
 
-async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path: Path) -> None:
+async def test_the_output_of_a_child_is_kept_in_two_files_of_bounded_size(path: Path) -> None:
     chatter = OutputLog(path, LIMIT_BYTES)
     for number in range(20):
         await said(chatter, f"{number:099d}\n".encode())
@@ -52,7 +52,7 @@ async def test_what_a_child_says_is_kept_in_two_files_of_bounded_size(path: Path
     assert sorted(each.name for each in path.parent.iterdir()) in (["engine.1.log", "engine.log"], ["engine.1.log"])
 
 
-async def test_the_last_words_are_those_of_the_end_however_much_was_said(path: Path) -> None:
+async def test_the_last_lines_are_those_of_the_end_however_long_the_output(path: Path) -> None:
     chatter = await said(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
     assert chatter.last_error_line == "ValueError: no such model"
     assert len(chatter.tail) == 50
@@ -95,7 +95,7 @@ def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_ne
     assert b"".join(written) == b"123"
 
 
-async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(
+async def test_o16_a_failing_folder_is_logged_once_and_again_when_it_works(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -120,7 +120,7 @@ async def test_o16_a_folder_that_fails_is_told_once_and_again_when_it_works(
     assert 'espalier_log_failing{log="tiny-0"} 0.0' in metrics.render({}).decode()
 
 
-async def test_o16_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_o16_a_full_disk_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = tmp_path / "engine.log"
     full.symlink_to("/dev/full")
     chatter = await said(OutputLog(full), b"hello\n")

@@ -82,7 +82,7 @@ def ended(tmp_path: Path) -> Process:
         return start("it", [sys.executable, "-c", ""], {}, [], log.fileno())
 
 
-async def test_b18_a_process_is_nobody_elses_to_reap_until_it_is_closed(tmp_path: Path) -> None:
+async def test_b18_a_process_is_reaped_by_its_owner_alone_until_it_is_closed(tmp_path: Path) -> None:
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reaper.run)
@@ -157,7 +157,7 @@ async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left
             nursery.cancel_scope.cancel()
 
 
-async def test_who_waits_for_a_zygote_that_cannot_start_hears_why() -> None:
+async def test_a_wait_for_a_zygote_that_cannot_start_fails_with_the_reason() -> None:
     plug = Registration()
     fork = spawn.fork_starter(plug)
     async with trio.open_nursery() as nursery:

@@ -28,7 +28,7 @@ def states(standing: TreeStatus):
     return {each.path: each.state for each in standing.members()}
 
 
-def test_before_anything_has_happened_every_member_is_named_and_none_is_started() -> None:
+def test_before_the_first_event_every_member_is_listed_as_not_started() -> None:
     inner = Tree(name="inner", children=(child("b"),))
     standing = TreeStatus(Tree(name="top", children=(child("a"), inner)))
     assert states(standing) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
@@ -36,7 +36,7 @@ def test_before_anything_has_happened_every_member_is_named_and_none_is_started(
     assert standing.uptime_s == 0
 
 
-async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_clock: MockClock) -> None:
+async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clock: MockClock) -> None:
     async def slow(*, task_status) -> None:
         await trio.sleep(2)
         await serves(task_status=task_status)
@@ -67,7 +67,7 @@ async def test_a_tree_that_is_up_says_so_of_each_member_and_since_when(autojump_
     assert states(standing) == {"top": "stopped", "top/a": "stopped", "top/b": "stopped"}
 
 
-async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_with_it_and_says_why(
+async def test_the_status_counts_the_restarts_of_a_group_and_has_the_error_of_the_failed_child(
     autojump_clock: MockClock,
 ) -> None:
     lives = iter([1, 1000])
@@ -100,7 +100,7 @@ async def test_a_child_that_fails_is_counted_with_those_that_are_started_again_w
         nursery.cancel_scope.cancel()
 
 
-async def test_a_child_that_waits_to_be_tried_again_is_what_its_tree_says_of_itself(autojump_clock: MockClock) -> None:
+async def test_the_state_of_a_tree_is_that_of_a_child_in_its_back_off(autojump_clock: MockClock) -> None:
     lives = iter([True, False, True])
 
     async def lame(*, task_status: trio.TaskStatus[None]) -> None:

@@ -41,7 +41,7 @@ async def test_b8_one_that_fails_while_another_starts_for_the_first_time_is_up_a
     assert events.starts() == ["0 gateway", "5 gateway", "60 engine"]
 
 
-async def test_b8_one_that_is_too_slow_to_start_keeps_nobody_waiting_while_it_is_ended(
+async def test_b8_no_sibling_waits_while_a_slow_start_is_ended(
     autojump_clock: MockClock,
 ) -> None:
     slow = Life(ready_after_s=50, cleans_up_s=9)
@@ -63,7 +63,7 @@ async def test_d12_eight_engines_load_in_the_time_of_one_and_stop_in_that_of_one
     assert value.stop_within_s == 15
 
 
-async def test_who_needs_another_starts_after_it_and_stops_before_it(autojump_clock: MockClock) -> None:
+async def test_a_child_starts_after_those_it_needs_and_stops_before_them(autojump_clock: MockClock) -> None:
     slow = Life(ready_after_s=3, cleans_up_s=2)
     value = tree(
         beside("a", slow), beside("b", slow), beside("c", slow, needs=("a",)), beside("d", needs=("c",)), child("e")
@@ -76,7 +76,7 @@ async def test_who_needs_another_starts_after_it_and_stops_before_it(autojump_cl
     )
 
 
-async def test_one_that_has_ended_stands_between_nobody_and_what_it_needs(autojump_clock: MockClock) -> None:
+async def test_a_need_holds_through_a_sibling_that_has_ended(autojump_clock: MockClock) -> None:
     """`c` needs `a` by way of `b`, which is gone when all are stopped."""
     a, c = beside("a"), beside("c", Life(cleans_up_s=2), needs=("b",))
     b = beside("b", Life(lasts_s=1), needs=("a",))
@@ -84,7 +84,7 @@ async def test_one_that_has_ended_stands_between_nobody_and_what_it_needs(autoju
     assert events.stops() == ["7 c", "7 a"]
 
 
-async def test_a_restart_waits_for_nobody_though_a_start_does(autojump_clock: MockClock) -> None:
+async def test_a_restart_waits_for_no_sibling_though_a_start_does(autojump_clock: MockClock) -> None:
     a = child("a", Life(lasts_s=5), Life(ready_after_s=30), start_within_s=50)
     b = child("b", Life(lasts_s=6))  # while what it needs is not there
     events = await supervised(tree(a, b), 60)

@@ -70,7 +70,7 @@ async def test_requests_of_one_instant_share_their_steps(autojump_clock: MockClo
         assert trio.current_time() == 3
 
 
-async def test_whoever_comes_in_a_step_joins_the_next(autojump_clock: MockClock) -> None:
+async def test_a_request_that_comes_during_a_step_joins_the_next(autojump_clock: MockClock) -> None:
     async with running() as engine:
         engine.submit(generate("a", tokens_max=9))
         await trio.sleep(1.5)
@@ -115,7 +115,7 @@ async def test_the_engine_wakes_once_a_step_however_many_answer(autojump_clock: 
 # Chunked prefill --------------------------------------------------------------------------
 
 
-async def test_a_long_prompt_holds_nobody_up_for_longer_than_one_chunk(autojump_clock: MockClock) -> None:
+async def test_a_long_prompt_delays_others_by_one_chunk_at_most(autojump_clock: MockClock) -> None:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0)
     async with running(spec(costs=costs, prefill_chunk=8)) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
@@ -152,7 +152,7 @@ async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock: Moc
         assert await timed(answers[1]) == [float(at) for at in range(11, 21)]
 
 
-async def test_nobody_overtakes_whoever_waits_for_memory(autojump_clock: MockClock) -> None:
+async def test_no_request_overtakes_one_that_waits_for_memory(autojump_clock: MockClock) -> None:
     async with running(spec(kv_tokens_max=48)) as engine:
         first, _, small = (
             engine.submit(generate(n, prompt=p, tokens_max=4)) for n, p in (("a", 36), ("b", 30), ("c", 2))
@@ -238,7 +238,7 @@ async def test_a_release_may_cost_time_and_counts_until_then(autojump_clock: Moc
         assert trio.current_time() == 4.5
 
 
-async def test_whoever_hears_a_token_may_abort_and_submit_in_the_same_turn(autojump_clock: MockClock) -> None:
+async def test_a_reader_may_abort_and_submit_in_the_turn_of_a_token(autojump_clock: MockClock) -> None:
     async with running() as engine:
         times = []
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from protocol.errors import BadRequest, ContextTooLong, Overloaded, Unsupported
 from protocol.messages import EngineInfo, Grammar, GrammarKind
 from protocol.strict.structure import structure
 from tests.contracts import engine as contract
+from tests.rig.fake_engine import running_engine
 from tests.rig.simulated_engines import generate, running, spec
 from tests.system.simulator import simulate
 
@@ -51,7 +52,7 @@ async def test_the_simulated_engine_keeps_the_contract(changes: object, autojump
 
 
 @pytest.mark.parametrize("changes", [{}, {"eos_id": 99, "length_min": 20, "length_max": 30}])
-async def test_an_engine_that_says_sentences_keeps_the_contract(
+async def test_an_engine_that_answers_in_sentences_keeps_the_contract(
     changes: dict[str, int], autojump_clock: MockClock
 ) -> None:
     await contract.check_engine(made(spec(costs=COSTS, **changes), LINES))
@@ -71,18 +72,8 @@ class Forgetful(SimulatedEngine):
 
 
 async def test_the_contract_finds_an_engine_that_does_not_let_go(autojump_clock: MockClock) -> None:
-    @asynccontextmanager
-    async def make() -> AsyncIterator[Forgetful]:
-        engine = Forgetful(spec(), random.Random(0))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.run)
-            try:
-                yield engine
-            finally:
-                nursery.cancel_scope.cancel()
-
     with pytest.raises(BaseException) as caught:
-        await contract.check_engine(make)
+        await contract.check_engine(lambda: running_engine(Forgetful(spec(), random.Random(0))))
     assert caught.group_contains(AssertionError, match="kept its slot") or caught.group_contains(trio.TooSlowError)
 
 
@@ -121,7 +112,7 @@ def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes: dic
     assert caught.value.param == param
 
 
-def test_a_request_may_be_as_long_as_the_engine_says() -> None:
+def test_a_request_may_be_as_long_as_the_engines_limit() -> None:
     check_request(generate("a", prompt=57), INFO)
     with pytest.raises(ContextTooLong, match="holds 60"):
         check_request(generate("a", prompt=58), INFO)

@@ -71,7 +71,7 @@ async def test_a_share_of_the_requests_is_drawn_by_chance(autojump_clock: MockCl
     assert 15 < refused < 45
 
 
-async def test_a_stall_lets_nothing_happen_and_then_everything_goes_on(autojump_clock: MockClock) -> None:
+async def test_nothing_happens_during_a_stall_and_everything_goes_on_after_it(autojump_clock: MockClock) -> None:
     async with running() as engine, trio.open_nursery() as nursery:
         times: list[float] = []
 
@@ -135,7 +135,7 @@ async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clo
         assert trio.current_time() == 5
 
 
-async def test_whoever_hears_a_token_may_crash_the_engine(autojump_clock: MockClock) -> None:
+async def test_a_reader_may_crash_the_engine_in_the_turn_of_a_token(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(), random.Random(0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(crashing, engine)

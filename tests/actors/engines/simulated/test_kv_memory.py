@@ -54,7 +54,7 @@ other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "
 
 @settings(max_examples=300)
 @given(st.integers(4, 12), st.lists(st.one_of(ask, other, other), min_size=5, max_size=60))
-def test_pages_are_conserved_and_nobody_loses_a_page_that_it_holds(pages_max: int, moves) -> None:
+def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, moves) -> None:
     memory = KvMemory(pages_max)
     held: list[tuple[Lease, list[bytes], int]] = []
     published: set[bytes] = set()

@@ -31,7 +31,7 @@ def many(**sampling) -> Generate:
     return generate("a", tokens_max=200, **sampling)
 
 
-async def test_sentences_are_said_whole_and_none_twice_in_a_row(autojump_clock: MockClock) -> None:
+async def test_sentences_are_whole_and_none_comes_twice_in_a_row(autojump_clock: MockClock) -> None:
     ids, _ = await said(many(ignore_eos=True))
     lines, rest = [], ids
     while rest:
@@ -42,12 +42,12 @@ async def test_sentences_are_said_whole_and_none_twice_in_a_row(autojump_clock: 
     assert all(line in lines for line in LINES)
 
 
-async def test_one_sentence_is_said_again_and_again(autojump_clock: MockClock) -> None:
+async def test_a_single_sentence_is_repeated(autojump_clock: MockClock) -> None:
     ids, _ = await said(many(ignore_eos=True), lines=[[1, 2, 3]])
     assert ids == ([1, 2, 3] * 67)[:200]
 
 
-async def test_an_eos_token_within_a_sentence_is_not_said(autojump_clock: MockClock) -> None:
+async def test_an_eos_token_within_a_sentence_is_left_out(autojump_clock: MockClock) -> None:
     ids, finished = await said(many(), [[1, EOS, 2, 3], [EOS]], length_min=9, length_max=9)
     assert ids == [1, 2, 3] * 3 + [EOS]
     assert finished.matched == EOS
@@ -73,7 +73,7 @@ async def test_an_answer_that_ends_with_its_last_token_has_stopped(autojump_cloc
     assert (len(ids), finished.reason, finished.matched) == (11, FinishReason.STOP, EOS)
 
 
-async def test_an_eos_that_is_ignored_is_never_said(autojump_clock: MockClock) -> None:
+async def test_an_ignored_eos_is_never_generated(autojump_clock: MockClock) -> None:
     for lines in (LINES, ()):
         ids, finished = await said(many(ignore_eos=True), lines, length_min=1, length_max=2)
         assert (len(ids), finished.reason) == (200, FinishReason.LENGTH)
@@ -93,7 +93,7 @@ async def test_a_stop_token_is_delivered_and_named(sampling: dict[str, bool], au
     assert 7 not in ids[:-1]
 
 
-async def test_no_stop_token_is_said_before_its_time(autojump_clock: MockClock) -> None:
+async def test_no_stop_token_is_generated_before_tokens_min(autojump_clock: MockClock) -> None:
     ids, finished = await said(many(stop_token_ids=(7,), tokens_min=40))
     assert 7 not in ids[:40]
     assert finished.matched == 7
@@ -153,7 +153,7 @@ def test_with_temperature_the_seed_decides_or_else_the_id(lines: list[list[int]]
     assert len({warm(name) for name in "abcdefghi"}) > 5
 
 
-def test_neither_limits_nor_a_salt_change_what_is_said() -> None:
+def test_neither_limits_nor_a_salt_change_the_output() -> None:
     expected = first(generate("a", PROMPT))
     assert first(generate("a", PROMPT, tokens_max=500, tokens_min=2, salt="x", top_p=0.1, logprobs=3)) == expected
 

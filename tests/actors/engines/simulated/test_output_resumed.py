@@ -111,7 +111,7 @@ def test_without_a_seed_it_is_another_answer_under_another_id() -> None:
     assert whole(evolve(rest(request, ids, 3), id="a"), ())[0] == ids[3:]
 
 
-async def test_what_was_said_is_part_of_the_prompt_and_may_be_cached(autojump_clock: MockClock) -> None:
+async def test_tokens_sent_before_are_part_of_the_prompt_and_may_be_cached(autojump_clock: MockClock) -> None:
     async with running() as engine:
         request = generate("a", prompt=8, tokens_max=9)
         ids, _, _ = await read(engine.submit(request))
@@ -123,7 +123,7 @@ async def test_what_was_said_is_part_of_the_prompt_and_may_be_cached(autojump_cl
 
 
 @pytest.mark.parametrize("said", [-1, 4, 5])
-async def test_no_more_can_be_said_than_there_is_beside_a_prompt(said: int, autojump_clock: MockClock) -> None:
+async def test_no_more_tokens_can_have_been_sent_than_the_prompt_holds(said: int, autojump_clock: MockClock) -> None:
     async with running() as engine:
         with pytest.raises(BadRequest, match="said must be from 0 to 3") as caught:
             engine.submit(evolve(generate("a", prompt=4), said=said))

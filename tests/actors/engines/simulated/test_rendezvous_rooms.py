@@ -38,7 +38,7 @@ def leg_of(leg: Leg, **changes: int | Costs | Faults) -> SimulatedSpec:
     return spec(**({"leg": leg, "costs": COSTS, "prefill_chunk": 8} | changes))
 
 
-def test_the_legs_stand_in_a_file_and_say_what_they_are() -> None:
+def test_the_legs_of_a_file_announce_themselves() -> None:
     read = structure({"leg": "decode", "costs": {"transfer_s": 0.5}}, SimulatedSpec)
     assert (read.leg, read.costs.transfer_s, Costs().transfer_s, SimulatedSpec().leg) == (Leg.DECODE, 0.5, 0, Leg.BOTH)
     with pytest.raises(Exception, match="leg"):
@@ -195,7 +195,7 @@ def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling,
     assert simulate(lambda _: every(Leg.BOTH), 0) == simulate(lambda _: every(Leg.DECODE), 0)
 
 
-async def test_prompts_that_come_hold_nobody_up(autojump_clock: MockClock) -> None:
+async def test_transferred_prompts_delay_no_running_request(autojump_clock: MockClock) -> None:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=4.0, per_running_s=0.0)
     async with running(leg_of(Leg.DECODE, costs=costs)) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
@@ -239,7 +239,7 @@ async def test_a_decode_can_be_aborted_at_any_time(after_s: float, autojump_cloc
         assert trio.current_time() <= after_s + 0.25
 
 
-async def test_nothing_is_said_after_an_abort_though_the_prompt_comes_meanwhile(autojump_clock: MockClock) -> None:
+async def test_an_aborted_request_gets_no_token_though_its_prompt_arrives(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=20.0))) as engine:
         answer, heard = engine.submit(met(generate("a", prompt=8, tokens_max=9))), []
         await trio.sleep(3)

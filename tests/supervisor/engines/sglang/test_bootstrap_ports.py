@@ -46,7 +46,7 @@ def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_
     assert len(met) == BOOTSTRAP_PORTS
 
 
-def test_a_port_that_is_taken_is_passed_over_and_none_left_is_said(taken: set[int]) -> None:
+def test_a_taken_port_is_skipped_and_a_start_without_a_free_one_fails(taken: set[int]) -> None:
     last = 20_400 + BOOTSTRAP_PORTS - 1
     taken |= set(ports(PREFILL)) - {last}
     lives = BootstrapPorts(PREFILL, lambda: 0.0)
@@ -61,7 +61,7 @@ def test_an_engine_that_spans_nodes_has_as_many_ports_as_any() -> None:
     assert [lives.next_port(), lives.next_port()] == [20_405, 20_406]
 
 
-def test_who_has_no_port_of_its_own_is_met_at_none() -> None:
+def test_an_engine_without_a_bootstrap_port_gets_none() -> None:
     decode = evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None)
     assert BootstrapPorts(decode, lambda: 5.0).next_port() is None
     assert ports(decode) == (None,)

@@ -41,7 +41,7 @@ def test_a_pair_without_mooncakes_libraries_is_refused_with_the_line_that_instal
         check_host(cluster, "decode")
 
 
-def test_who_has_them_or_needs_no_mooncake_is_not_asked_for_it(tmp_path: Path, installed: dict[str, str]) -> None:
+def test_an_engine_without_mooncake_needs_no_libraries(tmp_path: Path, installed: dict[str, str]) -> None:
     cluster = read_cluster(DISAGG)
     check_host(cluster, "front")
     check_host(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")

@@ -185,7 +185,7 @@ def test_the_ranks_meet_on_the_host_of_rank_0(host: str, meet: str, read) -> Non
     assert spec_of(cluster, "big", 2).name == "big.rank-2"
 
 
-def test_an_engine_on_one_node_hears_nothing_of_ranks() -> None:
+def test_an_engine_on_one_node_gets_no_arguments_of_ranks() -> None:
     cluster = read_cluster(ROOT / "examples" / "quickstart.toml")
     boot = boot_message.build(spec_of(cluster, "tiny-0"), "folder")
     assert not {"nnodes", "node_rank", "dist_init_addr"} & boot.arguments.keys()
@@ -255,7 +255,7 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(
         assert set(told) <= set(range(section.bootstrap_port, section.bootstrap_port + BOOTSTRAP_PORTS))
 
 
-async def test_another_rank_of_a_prefill_is_started_with_the_port_that_its_node_is_told(
+async def test_a_follower_rank_of_a_prefill_starts_with_the_port_of_the_request(
     hosts: SimpleNamespace, nursery: trio.Nursery
 ) -> None:
     first = hosts.cluster.engine["p"].bootstrap_port
@@ -315,7 +315,7 @@ def test_a_check_prints_the_group(read) -> None:
     assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
 
 
-def test_an_engine_that_waits_for_a_node_says_so(read) -> None:
+def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read) -> None:
     cluster = read()
     house, _ = built_assembly(cluster, "a")
     assert readiness.unready(house.directory, ["tiny"]) == "engine big is starting"
