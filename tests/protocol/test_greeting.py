@@ -245,10 +245,10 @@ def test_each_end_names_both_versions_if_they_differ(monkeypatch: pytest.MonkeyP
 
 def test_a_refusal_counts_before_and_after_a_greeting_and_is_not_answered() -> None:
     last = encode(Refusal("node", "node spare was expected in its place"))
-    for heard, whom in (((), "the other end"), ((hello(),), "node back of cluster demo")):
+    for received, name in (((), "the other end"), ((hello(),), "node back of cluster demo")):
         here = dialer()
-        says = refusal(here, *heard, last)
-        assert says == f"node front was refused by {whom}: node spare was expected in its place"
+        sentence = refusal(here, *received, last)
+        assert sentence == f"node front was refused by {name}: node spare was expected in its place"
         assert here.final_message == b""
 
 
@@ -258,8 +258,8 @@ def test_a_refusal_counts_before_and_after_a_greeting_and_is_not_answered() -> N
 def test_a_reflected_greeting_is_refused_at_either_end() -> None:
     for here in (dialer(), listener()):
         (ours,) = here.start()
-        whom = f"node {here.node} of cluster demo"
-        assert refusal(here, ours) == f"{whom} was refused: it sent back the nonce that it was sent"
+        name = f"node {here.node} of cluster demo"
+        assert refusal(here, ours) == f"{name} was refused: it sent back the nonce that it was sent"
 
 
 def test_a_reflected_nonce_under_another_name_is_refused_before_any_proof() -> None:

@@ -164,7 +164,7 @@ def test_the_log_fields_are_the_trace_the_span_and_the_parent() -> None:
 
 # Over a link ------------------------------------------------------------------------------
 
-LIES = [
+INVALID = [
     {"id": ID.upper()},
     {"id": "0" * 32},
     {"id": ID[1:]},
@@ -186,18 +186,18 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:40])
-def test_an_invalid_trace_in_a_message_is_a_violation(lie: object) -> None:
+@pytest.mark.parametrize("invalid", INVALID, ids=lambda invalid: repr(invalid)[:40])
+def test_an_invalid_trace_in_a_message_is_a_violation(invalid: object) -> None:
     request = Generate("a" * 32, [1], Sampling(1), trace=child_span(ASKER, DRAWN))
     assert codec.decode(codec.encode(request)) == request
-    said = asdict(request)
-    said["trace"] |= lie
+    fields = asdict(request)
+    fields["trace"] |= invalid
     with pytest.raises(PeerViolation, match="a Generate that cannot be read"):
-        codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(said))
+        codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(fields))
 
 
 def test_a_request_without_a_trace_is_decoded() -> None:
     request = Generate("a" * 32, [1], Sampling(1))
-    said = asdict(request)
-    del said["trace"]
-    assert codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(said)) == request
+    fields = asdict(request)
+    del fields["trace"]
+    assert codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(fields)) == request

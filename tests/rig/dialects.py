@@ -15,7 +15,7 @@ from protocol.dialects.completions import CompletionRequest
 from protocol.dialects.http import error_body
 from protocol.errors import BadRequest, RequestError
 from protocol.messages import FinishReason, Started
-from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
+from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
 
 json_values = st.recursive(
     st.none()
@@ -27,6 +27,25 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
+
+SCORED = [  # three pieces of text with log probabilities and token ids
+    Text("He", 1, 0, (TokenText("He", b"He", -0.5, (("He", b"He", -0.5), ("Hi", b"Hi", float("-inf")))),), (7,)),
+    Text("\u00e9", 2, 0, (TokenText("\ufffd", b"\xc3", -1.0), TokenText("\ufffd", b"\xa9", float("nan"))), (8, 9)),
+    Text("", 0, 0, (), (10,)),
+]
+LISTED = [  # their log probabilities as chat completions and Responses have them
+    {
+        "token": "He",
+        "logprob": -0.5,
+        "bytes": [72, 101],
+        "top_logprobs": [
+            {"token": "He", "logprob": -0.5, "bytes": [72, 101]},
+            {"token": "Hi", "logprob": -9999.0, "bytes": [72, 105]},
+        ],
+    },
+    {"token": "\ufffd", "logprob": -1.0, "bytes": [0xC3], "top_logprobs": []},
+    {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xA9], "top_logprobs": []},
+]
 
 
 def check_answered_or_refused(

@@ -24,9 +24,7 @@ def request(**fields: object) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def refused(
-    kind: type[Unsupported] | type[BadRequest], param: str, sentence: str | None = None, /, **fields: int
-) -> None:
+def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, **fields: int) -> None:
     check_refused(parse, BASE | fields, kind, param, sentence)
 
 
@@ -153,15 +151,8 @@ def test_unsupported_fields_are_refused_by_name(param: str, fields: dict[str, An
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
         ("min_tokens", {"max_tokens": 5, "min_tokens": 6}),
         ("max_completion_tokens", {"max_completion_tokens": 1.5}),
-        ("temperature", {"temperature": True}),
-        ("temperature", {"temperature": -0.1}),
-        ("stop", {"stop": ["x"] * 17}),
         ("stop[0]", {"stop": ["x" * 1025]}),
-        ("seed", {"seed": -(2**63) - 1}),
         ("max_output_tokens", {"max_output_tokens": 5}),
-        ("n", {"n": True}),
-        ("n", {"n": 0}),
-        ("n", {"n": 129}),
         ("logprobs", {"logprobs": 0}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),

@@ -9,8 +9,8 @@ from protocol.dialects.chat import ChatRequest, Chunks, Completion, completion_i
 from protocol.errors import EngineLost
 from protocol.kind import Message
 from protocol.messages import FinishReason, Started, Usage
-from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
-from tests.rig.dialects import ended, events, extras, streamed, whole_body
+from protocol.text_messages import Answered, ChoiceEnded, Text
+from tests.rig.dialects import LISTED, SCORED, ended, events, extras, streamed, whole_body
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -103,26 +103,6 @@ def test_every_choice_has_its_role_once_and_the_choices_begin_in_their_order() -
         1: ("ac", "length"),
         2: ("", "stop"),
     }
-
-
-SCORED = [
-    Text("He", 1, 0, (TokenText("He", b"He", -0.5, (("He", b"He", -0.5), ("Hi", b"Hi", float("-inf")))),), (7,)),
-    Text("\u00e9", 2, 0, (TokenText("\ufffd", b"\xc3", -1.0), TokenText("\ufffd", b"\xa9", float("nan"))), (8, 9)),
-    Text("", 0, 0, (), (10,)),
-]
-LISTED = [
-    {
-        "token": "He",
-        "logprob": -0.5,
-        "bytes": [72, 101],
-        "top_logprobs": [
-            {"token": "He", "logprob": -0.5, "bytes": [72, 101]},
-            {"token": "Hi", "logprob": -9999.0, "bytes": [72, 105]},
-        ],
-    },
-    {"token": "\ufffd", "logprob": -1.0, "bytes": [0xC3], "top_logprobs": []},
-    {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xA9], "top_logprobs": []},
-]
 
 
 def test_log_probabilities_are_exact_for_each_delta() -> None:

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -55,6 +55,13 @@ def refused(dialect: str, param: str, kind: type[BadRequest] = BadRequest, **fie
     return check_refused(parse, base | fields, kind, param)
 
 
+def check_limits(dialect: str, field: str, fine: Iterable[object], wrong: Iterable[object]) -> None:
+    for value in (*fine, None):
+        respond(dialect, **{field: value})
+    for value in wrong:
+        refused(dialect, field, **{field: value})
+
+
 # Ranges -----------------------------------------------------------------------------------
 
 INT32 = 2**31
@@ -90,10 +97,7 @@ INT32 = 2**31
 def test_values_at_a_limit_are_accepted_and_beyond_it_refused_by_their_field(
     dialect: str, field: str, fine: Sequence[object], wrong: Sequence[object]
 ) -> None:
-    for value in (*fine, None):
-        respond(dialect, **{field: value})
-    for value in wrong:
-        refused(dialect, field, **{field: value})
+    check_limits(dialect, field, fine, wrong)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +114,7 @@ def test_values_at_a_limit_are_accepted_and_beyond_it_refused_by_their_field(
 def test_limits_of_one_dialect(
     dialect: str, field: str, fine: Sequence[int | str], wrong: Sequence[float | str]
 ) -> None:
-    for value in (*fine, None):
-        respond(dialect, **{field: value})
-    for value in wrong:
-        refused(dialect, field, **{field: value})
+    check_limits(dialect, field, fine, wrong)
 
 
 @pytest.mark.parametrize("dialect", ALL)

@@ -12,7 +12,7 @@ from protocol.dialects.responses.objects import FORMAT_ECHOED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import FinishReason, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
-from tests.rig.dialects import extras, response_event_types, whole_body
+from tests.rig.dialects import LISTED, SCORED, extras, response_event_types, whole_body
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}
@@ -191,20 +191,6 @@ def test_error_events_have_the_error_and_the_stream_id() -> None:
 # Beyond plain text ------------------------------------------------------------------------
 
 
-SCORED = [
-    Text("He", 1, 0, (TokenText("He", b"He", -0.5, (("Hi", b"Hi", float("-inf")),)),), (7,)),
-    Text("\u00e9", 2, 0, (TokenText("\ufffd", b"\xc3", -1.0), TokenText("\ufffd", b"\xa9", -2.0)), (8, 9)),
-    Text("", 0, 0, (), (10,)),
-]
-LISTED = [
-    [{"token": "He", "logprob": -0.5, "bytes": [72, 101],
-      "top_logprobs": [{"token": "Hi", "logprob": -9999.0, "bytes": [72, 105]}]}],
-    [{"token": "\ufffd", "logprob": -1.0, "bytes": [0xC3], "top_logprobs": []},
-     {"token": "\ufffd", "logprob": -2.0, "bytes": [0xA9], "top_logprobs": []}],
-    [],
-]  # fmt: skip
-
-
 def bare(frame) -> str:
     """Return an event without the bytes of tokens, which the `openai` package does not declare for deltas."""
     event = json.loads(frame)
@@ -221,8 +207,8 @@ def test_log_probabilities_are_exact_for_each_delta_and_repeated_at_the_end() ->
         check(bare(frame))
     pieces = [json.loads(frame) for frame in frames[4:7]]
     done, part, item, last = (json.loads(frame) for frame in frames[7:])
-    assert [(each["delta"], each["logprobs"]) for each in pieces] == [("He", LISTED[0]), ("é", LISTED[1]), ("", [])]
-    assert done["logprobs"] == LISTED[0] + LISTED[1]
+    assert [(each["delta"], each["logprobs"]) for each in pieces] == [("He", LISTED[:1]), ("é", LISTED[1:]), ("", [])]
+    assert done["logprobs"] == LISTED
     assert part["part"]["logprobs"] == item["item"]["content"][0]["logprobs"] == []
     assert last["response"]["top_logprobs"] == 1
     assert last["response"]["output"][0]["content"][0]["logprobs"] == []
@@ -268,10 +254,10 @@ def test_the_choice_of_tools_is_repeated(fields: dict[str, Any], expected: tuple
 @pytest.mark.parametrize("too_many", [False, True])
 def test_long_log_probabilities_are_not_repeated_at_the_end(too_many: bool) -> None:
     events = begun(include=[LOGPROBS])
-    size = len(json.dumps(LISTED[1][0], separators=(",", ":"), ensure_ascii=False).encode())
+    size = len(json.dumps(LISTED[1], separators=(",", ":"), ensure_ascii=False).encode())
     for _ in range(LOGPROBS_REPEATED_MAX // size + too_many):
         frame = events.delta(Text("x", 1, 0, SCORED[1].logprobs[:1]))
-        assert json.loads(frame)["logprobs"] == LISTED[1][:1]
+        assert json.loads(frame)["logprobs"] == LISTED[1:2]
     done, *_ = finish(events)
     assert len(json.loads(done)["logprobs"]) == (0 if too_many else LOGPROBS_REPEATED_MAX // size)
     assert len(done) < 2**20
@@ -368,7 +354,7 @@ def test_an_answer_in_one_piece_that_reached_its_limit_is_incomplete() -> None:
 
 def test_an_answer_in_one_piece_has_all_its_log_probabilities_and_token_ids() -> None:
     response = check_response(posted(*SCORED, ChoiceEnded(FinishReason.STOP), include=[LOGPROBS]))
-    assert [each.model_dump() for each in response.output[0].content[0].logprobs] == LISTED[0] + LISTED[1]
+    assert [each.model_dump() for each in response.output[0].content[0].logprobs] == LISTED
     body = json.loads(posted(*SCORED, ChoiceEnded(FinishReason.STOP), return_token_ids=True))
     assert body["output"][0]["content"][0]["token_ids"] == [7, 8, 9, 10]
 

@@ -35,7 +35,7 @@ def post(**fields) -> CreateHttp:
     return parse_http(json.dumps(HTTP | fields).encode())
 
 
-def refused(kind: type[Unsupported] | type[BadRequest], param: str, sentence: str | None = None, /, **fields) -> None:
+def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, **fields) -> None:
     check_refused(parse, BASE | fields, kind, param, sentence)
 
 
@@ -155,30 +155,10 @@ def test_items_other_than_text_are_unsupported(param: str, items: Sequence[objec
         ("max_output_tokens", {"max_output_tokens": True}),
         ("max_output_tokens", {"max_output_tokens": "16"}),
         ("max_output_tokens", {"max_output_tokens": 16.0}),
-        ("temperature", {"temperature": 2.1}),
-        ("temperature", {"temperature": False}),
-        ("temperature", {"temperature": "0"}),
-        ("top_p", {"top_p": 0}),
-        ("top_p", {"top_p": 1.1}),
-        ("top_k", {"top_k": 0}),
-        ("top_k", {"top_k": -2}),
-        ("min_p", {"min_p": -0.1}),
-        ("frequency_penalty", {"frequency_penalty": 3}),
-        ("presence_penalty", {"presence_penalty": -3}),
-        ("repetition_penalty", {"repetition_penalty": 0}),
-        ("stop", {"stop": ""}),
         ("stop[1]", {"stop": ["a", ""]}),
-        ("stop", {"stop": ["a"] * 17}),
-        ("stop", {"stop": {}}),
         ("stop_token_ids[0]", {"stop_token_ids": [-1]}),
         ("stop_token_ids[0]", {"stop_token_ids": [True]}),
-        ("stop_token_ids", {"stop_token_ids": [1] * 65}),
-        ("min_tokens", {"min_tokens": -1}),
         ("min_tokens", {"min_tokens": 9, "max_output_tokens": 8}),
-        ("ignore_eos", {"ignore_eos": 1}),
-        ("seed", {"seed": 2**63}),
-        ("seed", {"seed": 123456789012345678901234567890}),
-        ("seed", {"seed": 1.0}),
         ("stream_id", {"stream_id": ""}),
         ("stream_id", {"stream_id": "a b"}),
         ("stream_id", {"stream_id": "a\n"}),
@@ -214,10 +194,7 @@ def test_mistakes_name_their_field(param: str, fields: dict[str, Any]) -> None:
 
 
 def test_the_ends_of_ranges_are_accepted() -> None:
-    create(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=2, seed=-(2**63), min_tokens=0)
-    create(
-        temperature=2, top_k=1, min_p=1, seed=2**63 - 1, min_tokens=8, max_output_tokens=8, stop=[], stream_id="x" * 256
-    )
+    create(min_tokens=8, max_output_tokens=8, stream_id="x" * 256)
 
 
 def test_several_mistakes_are_one_error() -> None:
@@ -267,9 +244,7 @@ def test_http_and_websocket_requests_become_the_same_request() -> None:
         (BadRequest, "top_logprobs", {"top_logprobs": 1}),
     ],
 )
-def test_fields_of_websockets_are_refused_over_http(
-    kind: type[Unsupported] | type[PreviousResponseNotFound] | type[BadRequest], param: str, fields: dict[str, Any]
-) -> None:
+def test_fields_of_websockets_are_refused_over_http(kind: type[BadRequest], param: str, fields: dict[str, Any]) -> None:
     check_refused(parse_http, HTTP | fields, kind, param)
 
 
