@@ -6,65 +6,69 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "supervisor/gateway/admission.py": (
-        Bug("places at the gate leak", "        self.inside -= waiter.weight\n", "        pass\n"),
+        Bug("the places of a request are not given back", "        self.inside -= waiter.weight\n", "        pass\n"),
         Bug(
-            "places that are given to one who has left leak",
+            "places that were given to a request that has left are not given back",
             "            if waiter.has_place and not admitted:\n                self._leave(waiter)\n            elif",
             "            if waiter.has_place:\n                pass\n            elif",
         ),
         Bug(
-            "whoever leaves the line stays in it",
+            "a request that leaves the queue stays in it",
             "                self._queue.remove(entry)\n                self._admit()",
             "                self._admit()",
         ),
-        Bug("nobody waits at the gate", "if waiter.weight <= free - kept:", "if True:"),
+        Bug("no request waits for admission", "if waiter.weight <= free - kept:", "if True:"),
         Bug(
-            "whoever waits is displaced by an equal",
+            "a waiting request is displaced by one of equal priority",
             "self._queue.waiting(newest.owner, newest.priority) + 1 > most:",
             "self._queue.waiting(newest.owner, newest.priority) > most:",
         ),
         Bug(
-            "those who wait never hear of a drain",
+            "requests that wait are not refused by a drain",
             "        for waiter in self._queue:\n            waiter.woken.set()\n",
             "",
         ),
-        Bug("a request weighs one, whatever it asks for", "self.inside += waiter.weight", "self.inside += 1"),
-        Bug("what an owner holds inside is not counted", "self._queue.charge(waiter.owner, waiter.weight)", "pass"),
-        Bug("a large request is passed for ever", "                kept = min(", "                min("),
-        Bug("an owner may hold everything", "if taken and taken + waiter.weight > waiter.owner_max:", "if False:"),
+        Bug("a request takes one place, whatever it asks for", "self.inside += waiter.weight", "self.inside += 1"),
+        Bug("the places of an owner are not counted", "self._queue.charge(waiter.owner, waiter.weight)", "pass"),
+        Bug("a large request is overtaken for ever", "                kept = min(", "                min("),
+        Bug("an owner may have all places", "if taken and taken + waiter.weight > waiter.owner_max:", "if False:"),
     ),
     "supervisor/gateway/connections.py": (
         Bug(
-            "a connection that has shown a key is closed to make room for others",
+            "an authenticated connection is closed to make room for others",
             "        self._unauthenticated.remove(outbox)\n        owner",
             "        owner",
         ),
     ),
     "supervisor/gateway/gateway.py": (
-        Bug("a key's requests are record, not its generations", "key.generating(weight, param)", "key.generating()"),
+        Bug("a key's requests are counted, not its generations", "key.generating(weight, param)", "key.generating()"),
     ),
     "supervisor/gateway/memory_budgets.py": (
         Bug("a budget leaks", "        self.reserved_bytes -= size\n", "        pass\n"),
-        Bug("one key may hold a whole budget", "if before and after > self.share_max() * bytes_max:", "if False:"),
+        Bug("one key may reserve a whole budget", "if before and after > self.share_max() * bytes_max:", "if False:"),
     ),
     "supervisor/gateway/websocket/history.py": (
         Bug(
-            "whoever remembers least forgets first",
+            "the owner of fewest conversations forgets first",
             "        most = max(self._by_owner.values()",
             "        most = min(self._by_owner.values()",
         ),
     ),
     "supervisor/gateway/websocket/lanes.py": (
         Bug(
-            "what waited is held for ever",
+            "the memory of requests that waited is not given back",
             "        for memory in (*(each.memory for each in self._waiting), *(",
             "        for memory in (*(",
         ),
     ),
     "supervisor/sockets/unauthenticated.py": (
-        Bug("the newest stranger goes first", "next(iter(among), None)", "next(reversed(among), None)"),
         Bug(
-            "the strangers of one address are all of them",
+            "the newest unauthenticated connection is closed first",
+            "next(iter(among), None)",
+            "next(reversed(among), None)",
+        ),
+        Bug(
+            "the oldest of an address is the oldest of all",
             "self._all if address is None else self._by_address.get(address, ())",
             "self._all",
         ),
@@ -95,14 +99,14 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/server.py": (
         Bug(
-            "a slow reader's answer is cut soon",
+            "a slow reader's response is cut after close_s",
             "inf if outbox.drop_reason is None else gateway.limits",
             "gateway.limits",
         ),
     ),
     "supervisor/gateway/websocket/session.py": (
         Bug(
-            "a drain does not see what is being read",
+            "a drain does not wait for messages that are being parsed",
             "for part in (self._lanes, self._messages))",
             "for part in (self._lanes,))",
         ),
@@ -112,19 +116,19 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/outbox.py": (
         Bug(
-            "a cut answer ends orderly",
+            "a cut response of HTTP/1.0 ends without a reset",
             "        if lost and stream.socket.fileno() >= 0:\n",
             "        if False:\n",
         ),
         Bug(
-            "what was cut counts as taken",
+            "bytes that were cut count as sent",
             "            callback(awaited_bytes <= sent_bytes)\n",
             "            callback(True)\n",
         ),
     ),
     "supervisor/gateway/requests.py": (
-        Bug("an answer that was cut is logged as whole", "            outcome = CUT\n", "            pass\n"),
-        Bug("to have no memory left is a bug", "if isinstance(bug, MemoryError):", "if False:"),
+        Bug("a response that was cut is logged as complete", "            outcome = CUT\n", "            pass\n"),
+        Bug("a lack of memory is reported as a bug", "if isinstance(bug, MemoryError):", "if False:"),
     ),
     "protocol/cost.py": (Bug("drafts cost nothing", "max(request.n, request.best_of or 0)", "request.n"),),
 }

@@ -6,14 +6,22 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "supervisor/gateway/outbox.py": (
-        Bug("what a socket does not take at once is lost", "            self._append(rest)\n", "            pass\n"),
         Bug(
-            "a frame goes past those that wait",
+            "bytes that a socket does not take at once are lost",
+            "            self._append(rest)\n",
+            "            pass\n",
+        ),
+        Bug(
+            "a frame overtakes those in the backlog",
             "        if self._frames:\n            more, own",
             "        if False:\n            more, own",
         ),
         Bug("a backlog is never full", "if own + more > self.backlog_bytes_max or not", "if False and not"),
-        Bug("a farewell tears a frame", "del self._frames[self._begun_frames :]", "del self._frames[:]"),
+        Bug(
+            "the last bytes of a connection tear a frame",
+            "del self._frames[self._begun_frames :]",
+            "del self._frames[:]",
+        ),
     ),
     "supervisor/gateway/http/connection.py": (
         Bug(
@@ -26,21 +34,21 @@ BUGS: Bugs = {
         Bug("any number of headers is read", "        if count > HEADERS_MAX:", "        if False:"),
         Bug("a client that leaves is answered to the end", 'answering.cancel(reason="the client left")', "pass"),
         Bug(
-            "what is asked ahead is lost",
+            "pipelined requests are lost",
             "                self.syntax.receive_data(bytes(data))\n        self.outbox",
             "                pass\n        self.outbox",
         ),
     ),
     "supervisor/gateway/http/exchange.py": (
         Bug(
-            "an answer that was cut ends as a whole one",
+            "a response that was cut ends as a complete one",
             "            self.outbox.put(self._data(events))\n        elif",
             "            self.outbox.put(self._data(events) + self._end())\n            return\n        elif",
         ),
     ),
     "supervisor/gateway/http/routes/answering.py": (
         Bug(
-            "events that wait are counted as tokens",
+            "events that wait are accounted as tokens",
             "            memory.grow(max(0, waiting_bytes",
             "            max((0, waiting_bytes",
         ),
@@ -50,34 +58,38 @@ BUGS: Bugs = {
             'exchange.abort_stream(b"", error)',
         ),
         Bug(
-            "a stream that failed says that it is done",
+            "a stream that failed ends with [DONE]",
             "exchange.abort_stream(chunks.failed(error), error)",
             'exchange.finish(b"data: [DONE]\\n\\n")',
         ),
     ),
     "supervisor/gateway/requests.py": (
         Bug(
-            "no deadline for all of an answer",
+            "a response has no deadline",
             "trio.move_on_at(record.received_at + self.total_s)",
             "trio.move_on_at(1e9)",
         ),
-        Bug("a door waits for ever for a first token", "if record.first_at is None else inf", "if False else inf"),
-        Bug("a response is cut and nobody hears why", "            raise self.aborted_by\n", "            pass\n"),
+        Bug("the first token has no deadline", "if record.first_at is None else inf", "if False else inf"),
+        Bug("a response is aborted without its error", "            raise self.aborted_by\n", "            pass\n"),
     ),
     "supervisor/gateway/websocket/lanes.py": (
         Bug(
-            "the end of a long answer does not wait for its reader",
+            "the last events of a long response do not wait for their reader",
             "                    await self.outbox.wait_room(size)  # they repeat the text several times\n",
             "",
         ),
-        Bug("the end of a long answer waits in memory of nobody's", "memory.grow(size := sum(", "(size := sum("),
+        Bug(
+            "the last events of a long response wait without reserved memory",
+            "memory.grow(size := sum(",
+            "(size := sum(",
+        ),
         Bug(
             "a cancel ends the response of another lane",
             "in_lane = event.stream_id == running.request.stream_id",
             "in_lane = True",
         ),
         Bug(
-            "one that is cancelled while it waits is answered all the same",
+            "a request that is cancelled while it waits is answered",
             "        self._waiting.remove(waiting)\n        waiting.memory.release()\n        response_id",
             "        waiting.memory.release()\n        response_id",
         ),
@@ -87,12 +99,14 @@ BUGS: Bugs = {
             "if not taken and waiting.parent is None:",
         ),
         Bug(
-            "a lane answers two at once",
+            "a lane answers two requests at once",
             "if lane not in taken and waiting.parent is None:",
             "if waiting.parent is None:",
         ),
         Bug(
-            "what was said before is forgotten", "history = () if previous is None else previous.turns", "history = ()"
+            "a continued conversation is forgotten",
+            "history = () if previous is None else previous.turns",
+            "history = ()",
         ),
         Bug(
             "a response that ended keeps its lane",
@@ -109,7 +123,7 @@ BUGS: Bugs = {
     ),
     "protocol/dialects/responses/events.py": (
         Bug(
-            "a delta is told twice",
+            "a delta is sent twice",
             "        self._pieces.append(reply.text)\n",
             "        self._pieces.append(reply.text * 2)\n",
         ),
@@ -130,7 +144,7 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/websocket/replayed_stream.py": (
         Bug(
-            "all that came behind a handshake is looked at in one turn",
+            "all frames behind a handshake are read in one turn",
             "self._frames.feed(self._unread[:max_bytes], FRAMES_A_TURN)",
             "self._frames.feed(self._unread, len(self._unread))",
         ),
@@ -141,5 +155,7 @@ BUGS: Bugs = {
     "supervisor/gateway/gateway.py": (
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
     ),
-    "supervisor/node/node.py": (Bug("a drain cuts nothing", "if cut := assembly.gateway.abort():", "if cut := 0:"),),
+    "supervisor/node/node.py": (
+        Bug("a drain that takes too long aborts nothing", "if cut := assembly.gateway.abort():", "if cut := 0:"),
+    ),
 }

@@ -7,7 +7,7 @@ from tests.mutants.bug import Bug, Bugs
 BUGS: Bugs = {
     "supervisor/gateway/gateway.py": (
         Bug(
-            "a key's own grammars are not looked at",
+            "a key's own grammars are ignored",
             "may = self.grammars if own is None else own",
             "may = self.grammars",
         ),
@@ -41,18 +41,22 @@ BUGS: Bugs = {
             "transport.certificate_names() if self.section.verifies_node_names else None",
             "None",
         ),
-        Bug("the oldest stranger goes, wherever it is from", ".close_oldest_of_busiest_address())", ".close_oldest())"),
+        Bug(
+            "the oldest unauthenticated connection is closed, whatever its address",
+            ".close_oldest_of_busiest_address())",
+            ".close_oldest())",
+        ),
     ),
     "supervisor/sockets/unauthenticated.py": (
         Bug(
-            "the address that has fewest here makes room",
+            "the address with fewest connections makes room",
             "most = max(map(len, self._by_address.values()), default=0)",
             "most = min(map(len, self._by_address.values()), default=0)",
         ),
     ),
     "supervisor/gateway/requests.py": (
         Bug(
-            "what is promised for an answer is looked up anew",
+            "the limit of a request is read again after its admission",
             "(request.total_max or 0) * request.choices",
             "served.total_max() * request.choices",
         ),

@@ -87,27 +87,27 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/websocket/message_reader.py": (
         Bug(
-            "any number of messages waits to be read",
+            "any number of messages waits to be parsed",
             "if waiting > self.gateway.limits.websocket_queue_max:",
             "if False:",
         ),
-        Bug("a short message passes those that wait", "passes = not self._waiting or (", "passes = True or ("),
+        Bug("a short message overtakes those that wait", "passes = not self._waiting or (", "passes = True or ("),
         Bug("a cancel waits behind a long message", "and self.is_urgent(event)", "and False"),
-        Bug("a message that was read is kept", "                memory.release()\n", ""),
+        Bug("the memory of a parsed message is not given back", "                memory.release()\n", ""),
     ),
     "supervisor/gateway/admission.py": (
         Bug(
-            "many answers are passed for ever",
+            "a request for many answers is overtaken for ever",
             "            if waiter.weight <= min(waiter.overtaken_by",
             "            if 0 > min(waiter.overtaken_by",
         ),
         Bug(
-            "one that fits no more is in everybody's way",
+            "a request that cannot fit any more blocks the queue",
             "min(waiter.overtaken_by, self.requests_max)",
             "waiter.overtaken_by",
         ),
         Bug(
-            "who gives up is waited for",
+            "places are kept for a request that has left",
             "                self._admit()  # places may have been kept for it",
             "                pass",
         ),

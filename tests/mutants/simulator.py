@@ -92,26 +92,26 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/http/exchange.py": (
         Bug(
-            "an answer that its client got in part is counted as whole",
+            "a response that its client got in part is counted as complete",
             "None if whole and not lost else gateway.cut_reason(outbox)",
             "None",
         ),
     ),
     "supervisor/gateway/requests.py": (
         Bug(
-            "an answer that its client got in part is not counted as cut",
+            "a response that its client got in part is not counted as cut",
             "            self.metrics.response_incomplete(record.api, cut)\n",
             "",
         ),
     ),
     "supervisor/gateway/admission.py": (
         Bug(
-            "what an owner holds inside is not put on its account",
+            "the places of an owner are not charged to its account",
             "        self._queue.charge(waiter.owner, waiter.weight)\n",
             "",
         ),
         Bug(
-            "whoever comes to a full line hears no, however few it has in it",
+            "a new request for a full queue is refused, however few its owner has in it",
             "        last = self._queue.last_of_largest()\n",
             "        last = newest\n",
         ),

@@ -8,7 +8,7 @@ BUGS: Bugs = {
     "supervisor/gateway/websocket/replayed_stream.py": (
         Bug("all clients' frames are read in one turn", "        if frames > FRAMES_FREE:\n", "        if False:\n"),
         Bug(
-            "whoever sends few frames waits for those who send many",
+            "a client with few frames waits for clients with many",
             "        if frames > FRAMES_FREE:\n",
             "        if frames:\n",
         ),
@@ -20,24 +20,24 @@ BUGS: Bugs = {
             "                        await trio.lowlevel.checkpoint()\n",
         ),
         Bug(
-            "all clients' requests that come ahead are read in one turn",
+            "the pipelined requests of all clients are read in one turn",
             "        if self._pipelined > PIPELINED_FREE:\n",
             "        if False:\n",
         ),
         Bug(
-            "a request that comes ahead is answered in the turn of the one before it",
+            "a pipelined request is answered in the turn of the one before it",
             "            await trio.lowlevel.checkpoint()\n",
             "            pass\n",
         ),
         Bug(
-            "whoever sends few requests ahead waits for those who send many",
+            "a client with few pipelined requests waits for clients with many",
             "        if self._pipelined > PIPELINED_FREE:\n",
             "        if self._pipelined:\n",
         ),
     ),
     "supervisor/gateway/http/exchange.py": (
         Bug(
-            "all that has come of a body that nobody wants is read in one turn",
+            "all received pieces of a refused body are read in one turn",
             "range(UNREAD_PIECES_MAX)",
             "range(2**31)",
         ),

@@ -56,12 +56,12 @@ BUGS: Bugs = {
     ),
     "supervisor/sockets/descriptor_reserve.py": (
         Bug(
-            "connections take the reserve",
+            "new connections use the reserve",
             "            if self.reserve.fill():\n                try:",
             "            if True:\n                try:",
         ),
         Bug(
-            "whoever borrows the reserve shares it with strangers",
+            "new connections share a reserve that is lent",
             "            while not self.lending and len",
             "            while len",
         ),

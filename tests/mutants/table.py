@@ -10,13 +10,13 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "links": ("streams", "contract", "examples"),
     "answers": ("text",),
     "text": ("sizes", "text"),
-    "gateway": ("doors",),
-    "admission": ("fair", "delivery", "strangers", "budgets", "doors"),
+    "gateway": ("gateway",),
+    "admission": ("fair", "delivery", "unauthenticated", "budgets", "gateway"),
     "cluster": ("streams", "directory", "attached", "examples", "links"),
     "config": ("config",),
     "announcements": ("telling", "router"),
     "routing": ("directory", "router"),
-    "small_pieces": ("pieces", "doors"),
+    "small_pieces": ("pieces", "gateway"),
     "event_loop": ("loop", "examples"),
     "outliers": ("router", "examples"),
     "engines": ("engines",),
@@ -136,12 +136,12 @@ SUITES = {  # the quickest first
         "tests/supervisor/gateway/websocket/test_message_reader.py",
     ],
     "budgets": ["tests/supervisor/gateway/test_memory_budgets.py"],
-    "strangers": [
+    "unauthenticated": [
         "tests/supervisor/sockets/test_unauthenticated.py",
         "tests/supervisor/gateway/http/test_head_checks.py",
     ],
     "pieces": ["tests/supervisor/gateway/websocket/test_frame_counter.py"],
-    "doors": [
+    "gateway": [
         "tests/supervisor/gateway/test_admission.py",
         "tests/supervisor/gateway/test_outbox.py",
         "tests/supervisor/gateway/test_server.py",

@@ -133,7 +133,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/gateway/http/request_reader.py",
         "supervisor/gateway/http/upgrade.py",
     ),
-    "supervisor/gateway/test_gateway_keys.py": ("supervisor/config/certificate.py",),
     "supervisor/gateway/test_keys.py": ("supervisor/gateway/client_keys.py",),
     "supervisor/gateway/test_requests_delivery.py": ("supervisor/node/node.py",),
     "supervisor/gateway/test_server.py": ("supervisor/gateway/connections.py",),

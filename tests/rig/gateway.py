@@ -363,12 +363,16 @@ class Client:
     async def say(self, event: object, first: int = 0x81) -> None:
         await self.send(frame(event if isinstance(event, bytes) else json.dumps(event).encode(), first))
 
-    async def close_code(self) -> int:
-        """Read to the close frame, and return its code."""
+    async def close_frame(self) -> tuple[int, str]:
+        """Read to the close frame, and return its code and its reason."""
         while True:
             kind, payload = await self.frame()
             if kind == 0x88:
-                return int.from_bytes(payload[:2], "big")
+                return int.from_bytes(payload[:2], "big"), payload[2:].decode()
+
+    async def close_code(self) -> int:
+        """Read to the close frame, and return its code."""
+        return (await self.close_frame())[0]
 
 
 def frame(payload: bytes, first: int = 0x81) -> bytes:

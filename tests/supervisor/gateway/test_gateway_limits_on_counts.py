@@ -203,7 +203,7 @@ async def test_a_request_that_waits_for_its_own_lane_counts_as_waiting(rather_sl
         for _ in range(4):
             await client.say(create("n=2 s=1", stream_id="a"))
         overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", "a")
-        await client.say(create("n=1", stream_id="b"))  # does not wait, so nobody is in its way
+        await client.say(create("n=1", stream_id="b"))  # another lane is free, so it does not wait
         lanes = await collected(client, 4)
         assert types(lanes["a"]).count("response.completed") == 3
         assert lanes["b"][-1]["type"] == "response.completed"

@@ -293,7 +293,7 @@ async def test_a_history_beyond_history_bytes_max_forgets_the_oldest(
             assert (last["status"], last["error"]["code"]) == (400, "previous_response_not_found")
             assert (last["error"]["param"], last.get("headers")) == ("previous_response_id", None)
             assert f"'{ids['a']}' not found" in last["error"]["message"]
-            for lane in lanes[1:2]:  # what was said longest ago went first, and alone
+            for lane in lanes[1:2]:  # the oldest conversation was forgotten, and no other
                 await client.say(create("n=1", previous_response_id=ids[lane], stream_id=lane))
                 assert (await client.events())[-1]["type"] == "response.completed"
         assert (await whole(client, create("n=1", stream_id="a")))["status"] == "completed"

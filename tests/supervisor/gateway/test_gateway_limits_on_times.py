@@ -20,14 +20,6 @@ def at(when_s: float):
     return pytest.approx(when_s, abs=1e-6)
 
 
-async def farewell(client):
-    """Read to the close frame, and return its code and its reason."""
-    while True:
-        kind, payload = await client.frame()
-        if kind == 0x88:
-            return int.from_bytes(payload[:2], "big"), payload[2:].decode()
-
-
 async def drip(client: Client, data: bytes, seconds: float) -> None:
     """Send bytes one by one for so many seconds: a client must not get more time by sending."""
     pieces = int(seconds / 0.5)
@@ -199,7 +191,7 @@ async def test_a_request_must_end_within_total_s(api: str, rather_slow: MockCloc
         assert (code_of(error), error["message"]) == ("deadline_exceeded", "the answer took longer than 10 s")
         await trio.sleep(JUST)
         assert made.worker.left == 1
-        assert (await answer(made, api, "n=1"))[1]  # for the next one time begins anew
+        assert (await answer(made, api, "n=1"))[1]  # the next request has its own time
 
 
 async def test_waiting_for_admission_counts_into_the_total_time(rather_slow: MockClock) -> None:
@@ -222,7 +214,7 @@ async def test_a_silent_websocket_is_closed_after_websocket_idle_s(data: bytes, 
             await trio.sleep(50 - JUST)
             await client.send(data)
         before = trio.current_time()
-        assert await farewell(client) == (1000, "nothing was received for 50 s")
+        assert await client.close_frame() == (1000, "nothing was received for 50 s")
         assert trio.current_time() == at(before + 50)
 
 
@@ -233,7 +225,7 @@ async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: MockC
         await trio.sleep(50 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
         before = trio.current_time()
-        assert (await farewell(client))[0] == 1000
+        assert await client.close_code() == 1000
         assert trio.current_time() == at(before + 50)
 
 
@@ -247,7 +239,7 @@ async def test_a_websocket_is_closed_after_websocket_s_max(rather_slow: MockCloc
         assert (error["type"], error["status"]) == ("error", 400)
         assert error["error"]["code"] == "websocket_connection_limit_reached"
         assert error["error"]["message"] == "create a new connection to continue"
-        assert await farewell(client) == (1000, "the connection has reached its age limit")
+        assert await client.close_frame() == (1000, "the connection has reached its age limit")
 
 
 async def test_a_response_that_began_before_websocket_s_max_is_completed(rather_slow: MockClock) -> None:
@@ -257,7 +249,7 @@ async def test_a_response_that_began_before_websocket_s_max_is_completed(rather_
         assert (await whole(client, create("n=5 s=10")))["status"] == "completed"
         assert trio.current_time() == at(150 - JUST)
         assert (await client.event())["error"]["code"] == "websocket_connection_limit_reached"
-        assert (await farewell(client))[0] == 1000
+        assert await client.close_code() == 1000
 
 
 async def test_the_time_of_a_websocket_begins_with_its_handshake(rather_slow: MockClock) -> None:
@@ -279,7 +271,7 @@ async def test_a_closing_handshake_is_waited_for_for_close_s(answers: bool, rath
     async with rig(close_s=2) as made:
         client = await websocket_client(made)
         made.gateway.drain()
-        assert await farewell(client) == (1012, "the server is shutting down")
+        assert await client.close_frame() == (1012, "the server is shutting down")
         before = trio.current_time()
         if answers:
             await trio.sleep(2 - JUST)

@@ -18,6 +18,7 @@ from trio.testing import MockClock
 
 from protocol.dialects.http import error_body, error_headers
 from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
+from protocol.text_messages import Respond
 from supervisor.config.keyfile import KeySection
 from supervisor.config.limits import GatewayLimits
 from supervisor.files.reading import read_inline
@@ -41,9 +42,11 @@ def bearer(secret: str = SECRET):
 
 @pytest.fixture
 def file(tmp_path: Path):
-    def write(*sections: tuple[str, str]) -> Path:
+    def write(*sections: tuple[str, ...]) -> Path:
+        """Write a section for each name, secret and further lines."""
         path = tmp_path / "keys.toml"
-        path.write_text("".join(f"[key.{name}]\n{text}\n" for name, text in sections))
+        texts = ("\n".join([f"[key.{name}]", f'sha256 = "{sha(secret)}"', *lines]) for name, secret, *lines in sections)
+        path.write_text("\n".join(texts))
         return path
 
     return write
@@ -98,11 +101,11 @@ def test_a_request_may_have_the_priority_of_its_key_or_a_lower_one(
 
 
 def test_a_key_without_a_priority_has_at_most_0_and_without_keys_any_priority_is_allowed(file) -> None:
-    keys = loaded(file(("alice", f'sha256 = "{sha("a")}"')), **{KEYS: "bob=b"})
+    keys = loaded(file(("alice", "a")), **{KEYS: "bob=b"})
     for secret in "ab":
         assert [keys.find(bearer(secret)).clamp_priority(asked) for asked in (-2, 0, 9)] == [-2, 0, 0]
     assert loaded().find([]).clamp_priority(9) == 9
-    assert loaded(**{ADMIN: "a"}).find([]).clamp_priority(9) == 9  # an admin's key locks nobody out
+    assert loaded(**{ADMIN: "a"}).find([]).clamp_priority(9) == 9  # an admin key alone sets no limit for others
 
 
 # Finding a key -----------------------------------------------------------------------------
@@ -125,7 +128,7 @@ def test_without_keys_everybody_may_do_everything() -> None:
     ],
 )
 def test_a_key_is_found_in_each_header_that_clients_use(headers: list[tuple[bytes, bytes]], file) -> None:
-    keys = loaded(file(("alice", f'sha256 = "{sha(SECRET)}"')))
+    keys = loaded(file(("alice", SECRET)))
     assert keys.find(headers).name == "alice"
 
 
@@ -145,7 +148,7 @@ def test_a_key_is_found_in_each_header_that_clients_use(headers: list[tuple[byte
     ],
 )
 def test_a_missing_or_wrong_key_is_refused_without_further_information(headers, file) -> None:
-    keys = loaded(file(("alice", f'sha256 = "{sha(SECRET)}"')))
+    keys = loaded(file(("alice", SECRET)))
     with pytest.raises(Unauthorized) as caught:
         keys.find(headers)
     error = caught.value
@@ -160,7 +163,7 @@ def test_a_secret_is_compared_with_every_key(file, monkeypatch: pytest.MonkeyPat
     compared = []
     compare = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
-    keys = loaded(file(*((f"k{n}", f'sha256 = "{sha(f"s{n}")}"') for n in range(5))))
+    keys = loaded(file(*((f"k{n}", f"s{n}") for n in range(5))))
     for secret in ("s0", "s4"):
         compared.clear()
         assert keys.find(bearer(secret)).name == f"k{secret[1]}"
@@ -203,7 +206,7 @@ def test_an_admin_key_alone_closes_admin_routes_only() -> None:
 
 
 def test_a_key_of_the_file_can_be_an_admin_key(file) -> None:
-    keys = loaded(file(("root", f'sha256 = "{sha("r")}"\nadmin = true'), ("alice", f'sha256 = "{sha("a")}"')))
+    keys = loaded(file(("root", "r", "admin = true"), ("alice", "a")))
     assert keys.find(bearer("r"), admin=True).name == "root"
     assert (keys.names(admin=True), keys.names(admin=False)) == (["root"], ["alice"])
 
@@ -245,7 +248,7 @@ def test_a_mistake_in_the_environment_is_one_sentence_without_the_secret(
 
 
 def test_keys_of_file_and_environment_add_up_and_may_share_no_name_or_secret(file) -> None:
-    path = file(("alice", f'sha256 = "{sha("a")}"'))
+    path = file(("alice", "a"))
     keys = loaded(path, **{KEYS: "bob=b"})
     assert keys.names(admin=False) == ["alice", "bob"]
     with pytest.raises(StartFailed, match=r"alice stands in .* and in the environment"):
@@ -254,14 +257,14 @@ def test_keys_of_file_and_environment_add_up_and_may_share_no_name_or_secret(fil
         loaded(path, **{KEYS: "bob=a"})
 
 
-# Reading anew --------------------------------------------------------------------------------
+# Reload --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [b"[key", b"\xff", b"[key.a]\nsha256 = 'no'", b"x = 1", b" " * 2_000_000, None])
 async def test_a_broken_file_keeps_the_old_keys_and_logs_one_line(
     text: bytes | None, file, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = file(("alice", f'sha256 = "{sha("a")}"'))
+    path = file(("alice", "a"))
     made = gateway(loaded(path))
     key = made.authenticate(bearer("a"))
     if text is None:
@@ -280,12 +283,12 @@ async def test_a_broken_file_keeps_the_old_keys_and_logs_one_line(
 
 
 async def test_a_key_that_stays_keeps_its_counts_and_its_rate_limit(file, autojump_clock: MockClock) -> None:
-    path = file(("alice", f'sha256 = "{sha("a")}"\nrate_per_s = 1\nburst = 2'))
+    path = file(("alice", "a", "rate_per_s = 1\nburst = 2"))
     keys = loaded(path)
     key = keys.find(bearer("a"))
     key.charge()
     with key.generating():
-        file(("alice", f'sha256 = "{sha("a")}"\nrate_per_s = 1\nburst = 5\nconcurrency_max = 1'))
+        file(("alice", "a", "rate_per_s = 1\nburst = 5\nconcurrency_max = 1"))
         keys.load()
         assert keys.find(bearer("a")) is key
         with pytest.raises(ConcurrencyLimited), key.generating():
@@ -296,10 +299,10 @@ async def test_a_key_that_stays_keeps_its_counts_and_its_rate_limit(file, autoju
 
 
 def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file) -> None:
-    path = file(*((name, f'sha256 = "{sha(name)}"') for name in "abc"))
+    path = file(*((name, name) for name in "abc"))
     keys = loaded(path)
     a, b, c = (keys.find(bearer(name)) for name in "abc")
-    file(("a", f'sha256 = "{sha("a")}"'), ("b", f'sha256 = "{sha("new")}"'))
+    file(("a", "a"), ("b", "new"))
     keys.load()
     assert [a.revoked, b.revoked, c.revoked] == [False, True, True]
     assert keys.find(bearer("new")) is not b
@@ -309,7 +312,7 @@ def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file) -> None:
 
 
 def test_removing_the_last_key_locks_everybody_out(file) -> None:
-    keys = loaded(file(("a", f'sha256 = "{sha("a")}"\nadmin = true')))
+    keys = loaded(file(("a", "a", "admin = true")))
     file()
     keys.load()
     for admin in (False, True):
@@ -355,7 +358,7 @@ async def test_a_concurrency_limit_counts_generations_until_they_end() -> None:
 
 
 def test_connections_are_counted_for_the_key_that_uses_them(file) -> None:
-    path = file(("a", f'sha256 = "{sha("a")}"\nconnections_max = 2'), ("b", f'sha256 = "{sha("b")}"'))
+    path = file(("a", "a", "connections_max = 2"), ("b", "b"))
     made = gateway(loaded(path), key_connections_max=1)
     first, second, third = boxes = [object() for _ in range(3)]
     a = made.authorize(first, bearer("a"))
@@ -363,7 +366,7 @@ def test_connections_are_counted_for_the_key_that_uses_them(file) -> None:
     assert a.connections == 2
     with pytest.raises(ConcurrencyLimited, match="'a' has 2 connections"):
         made.authorize(third, bearer("a"))
-    b = made.authorize(second, bearer("b"))  # somebody else speaks on it now
+    b = made.authorize(second, bearer("b"))  # the same connection with another key
     assert (a.connections, b.connections) == (1, 1)
     with pytest.raises(ConcurrencyLimited, match="'b' has 1 connections"):
         made.authorize(third, bearer("b"))
@@ -391,7 +394,7 @@ async def test_a_request_beyond_a_limit_of_its_key_is_logged_once_and_not_admitt
     counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, request_line="POST /v1/chat/completions")
     with caplog.at_level(logging.INFO, "espalier.requests"):
         with pytest.raises(ConcurrencyLimited) as caught:
-            await made.answer(respond(), None, counted, None, None)
+            await made.answer(Respond("r"), None, counted, None, None)
         made.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
     (line,) = log_records(caplog)
     assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
@@ -420,7 +423,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
     async def ask(name, priority: int = 0) -> None:
         counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
-            await made.answer(evolve(respond(), id=name, priority=priority), served, counted, None, None)
+            await made.answer(evolve(Respond("r"), id=name, priority=priority), served, counted, None, None)
 
     async with trio.open_nursery() as nursery, made.gate.admitted():
         for name, priority in (("low", 9), ("plain", 9), ("none", 2), ("high", 9)):
@@ -434,13 +437,7 @@ async def test_where_keys_are_wanted_the_gateway_itself_refuses_a_request_withou
 ) -> None:
     made = gateway(loaded(**{KEYS: "alice=a"}))
     with pytest.raises(Unauthorized):
-        await made.answer(respond(), None, RequestRecord("r", "tiny", "chat", 0.0), None, None)
-
-
-def respond():
-    from protocol.text_messages import Respond
-
-    return Respond("r")
+        await made.answer(Respond("r"), None, RequestRecord("r", "tiny", "chat", 0.0), None, None)
 
 
 def test_a_presented_secret_has_at_most_1024_bytes() -> None:

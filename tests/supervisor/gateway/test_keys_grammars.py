@@ -66,7 +66,7 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with locked(tmp_path, SCHEMAS) as made:
-        plain, aside, within = grammar_kinds, made.gateway.run_in_thread, list[bool]()
+        plain, run_in_thread, within = grammar_kinds, made.gateway.run_in_thread, list[bool]()
         now = False
 
         async def noted(function, **given):
@@ -78,7 +78,7 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
                 finally:
                     now = False
 
-            return await aside(run, **given)
+            return await run_in_thread(run, **given)
 
         def seen(grammar) -> list[GrammarKind]:
             within.append(now)

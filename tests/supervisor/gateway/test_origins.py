@@ -79,7 +79,7 @@ def test_a_wildcard_allows_every_origin_or_every_host() -> None:
     named = origins(hosts=["*"])
     named.check_headers([(b"host", b"any.name")])
     for origin in (b"https://any.name", b"http://*"):
-        with pytest.raises(Forbidden):  # any name is no name that a page could be told apart by
+        with pytest.raises(Forbidden):  # if any name is allowed, none shows that a page is the server's own
             named.check_headers(page(origin, b"any.name"))
     with pytest.raises(Forbidden):
         named.check_headers([(b"host", b"")])

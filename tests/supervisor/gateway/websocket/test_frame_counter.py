@@ -128,7 +128,7 @@ async def test_pipelined_requests_of_many_clients_are_read_one_client_at_a_time(
             for _ in range(AHEAD):
                 assert (await each.reply()).status == 404
         assert heads.all == AHEAD * CLIENTS
-        assert heads.most <= 1 + CLIENTS  # one of the client whose turn it is, and each one's that waits for nobody
+        assert heads.most <= 1 + CLIENTS  # one of the client whose turn it is, and the first of each client
 
 
 async def test_each_pipelined_request_is_read_in_a_turn_of_its_own(rather_slow: MockClock, heads: Pass) -> None:
@@ -146,7 +146,7 @@ async def test_a_client_with_few_pipelined_requests_does_not_wait_for_one_with_m
 ) -> None:
     async with rig() as made:
         many, few = await made.client(), await made.client()
-        await made.gateway.reading.acquire()  # as if somebody had very many
+        await made.gateway.reading.acquire()  # as if a client sent very many pieces
         await many.send(head(path="/nothing") * AHEAD)
         await few.send(head() * FREE)
         for _ in range(FREE):
@@ -160,7 +160,7 @@ async def test_a_client_with_few_pipelined_requests_does_not_wait_for_one_with_m
 async def test_a_client_with_few_frames_does_not_wait_for_one_with_many(rather_slow: MockClock, seen: Pass) -> None:
     async with rig() as made:
         many, few = await websocket_client(made), await websocket_client(made)
-        await made.gateway.reading.acquire()  # as if somebody had very many
+        await made.gateway.reading.acquire()  # as if a client sent very many pieces
         await many.send(frame(b"", 0x01) + EMPTY * 600)
         assert (await whole(few, create("n=2")))["status"] == "completed"
         assert seen.all <= FREE

@@ -17,11 +17,11 @@ async def reading(**limits: int):
     async with rig(worker=Worker(mute=True), **limits) as made:
         parsing = trio.Event()
 
-        async def aside(function, **_):
+        async def run_late(function, **_):
             await parsing.wait()
             return function()
 
-        made.gateway.run_in_thread = aside
+        made.gateway.run_in_thread = run_late
         client = await websocket_client(made)
         await client.say(create("a prompt that takes its time"))
         await client.events("response.in_progress")

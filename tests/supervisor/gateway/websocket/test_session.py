@@ -187,7 +187,7 @@ async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_sl
         assert last["output"][0]["status"] == "incomplete"
         await trio.testing.wait_all_tasks_blocked()
         assert (made.worker.running, made.worker.left) == (0, 1)
-        await client.say({"type": "response.cancel"})  # nobody's mistake
+        await client.say({"type": "response.cancel"})  # nothing runs, which is no mistake
         assert (await whole(client, create("n=1", previous_response_id=response_id)))["status"] == "completed"
         assert "The oak<|im_end|>" in made.worker.prompts[-1] or "The oak" in made.worker.prompts[-1]
 
@@ -324,11 +324,11 @@ async def test_a_client_that_leaves_is_noticed_while_a_long_message_waits_to_be_
     async with rig(worker=Worker(mute=True)) as made:
         busy = trio.Event()
 
-        async def aside(function, **_):
+        async def run_late(function, **_):
             await busy.wait()
             return function()
 
-        made.gateway.run_in_thread = aside
+        made.gateway.run_in_thread = run_late
         for leave in ("close", "end"):
             client = await websocket_client(made)
             await client.say(create("a prompt that takes its time"))
