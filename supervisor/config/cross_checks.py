@@ -43,7 +43,7 @@ def is_host(text: str) -> bool:
 
 
 def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
-    """Yield every mistake; `kinds` are those of which the engines may be."""
+    """Yield every mistake; `kinds` has all kinds of engines that there are."""
     if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
     for name, model in cluster.model.items():

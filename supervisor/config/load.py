@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor.config.cross_checks import cross_check
-from supervisor.config.partial import structure_what_can_be
+from supervisor.config.partial import structure_valid_parts
 from supervisor.config.schema import (
     LOOPBACK_HOSTS,
     WILDCARD_HOSTS,
@@ -101,7 +101,7 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
         section = data.setdefault("cluster", {})
         if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else `structure` reports it
             section["join"] = [*section.get("join", ()), *join]
-    pruned = structure_what_can_be(data, kinds)
+    pruned = structure_valid_parts(data, kinds)
     mistakes = [*pruned.mistakes]
     cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:

@@ -45,7 +45,7 @@ def _concerns(path: str, mistake: Mistake) -> bool:
     return concerned == path or concerned.startswith((f"{path}.", f"{path}[")) or path in mistake.message
 
 
-def structure_what_can_be(data: Table, kinds: Kinds) -> Pruned:
+def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
     """Structure the data of a file, leaving out each part that is wrong."""
     hooks: dict[type[object], Hook] = {EngineSection: lambda value, _: read_engine(kinds, value)}
     data = deepcopy(data)

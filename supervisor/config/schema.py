@@ -269,7 +269,7 @@ class Cluster(Tables):
         """Return the engines of which a node runs a rank that is not the first."""
         return {name: engine for name, engine in self.engine.items() if node in engine.nodes[1:]}
 
-    def must_meet(self, node: str) -> frozenset[str]:
+    def required_peers(self, node: str) -> frozenset[str]:
         """Return the nodes to which a node needs links: the gateway's, and those with ranks of the same engines."""
         spans = (engine.nodes for engine in self.engine.values() if node in engine.nodes)
         return frozenset({self.gateway.node, *(other for nodes in spans for other in nodes)} - {node})

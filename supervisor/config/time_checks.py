@@ -29,7 +29,7 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _ordered(section: attrs.AttrsInstance, pairs: tuple[tuple[str, str], ...], path: str) -> Iterator[Mistake]:
-    """Yield a mistake for each first key of a pair that exceeds the second; a default may, and is never reached."""
+    """Yield a mistake for each time that can never pass before the second of its pair; a default may be so."""
     fields = attrs.fields_dict(type(section))
     for shorter, longer in pairs:
         least, most = getattr(section, shorter), getattr(section, longer)

@@ -1,8 +1,8 @@
 """Reading of files that an operator names: whole, up to a limit of bytes, and never waiting for a writer.
 
 A node reads such files again while it serves requests, so a path that leads to a pipe, a device or a dead disk must not
-stop it. Here only regular files are opened. A disk that does not answer is the business of whoever calls: `FileReader`
-is the port to a thread, and paths are recorded before they are touched, so that an error can name the one that hangs.
+stop it. Here only regular files are opened. A disk that does not answer is the caller's concern: `FileReader` is the
+port to a thread, and paths are recorded before they are touched, so that an error can name the one that hangs.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Assembly:
 def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credentials) -> Assembly:
     """Return the assembly of a node; raises `StartFailed` if a model's files cannot be used."""
     has_gateway, registry = cluster.gateway.node == node, runtime.metrics.registry
-    directory = Directory(node, routes=has_gateway, required_peers=cluster.must_meet(node))
+    directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node))
     texts = load_text_models(cluster, node, runtime.strftime, has_gateway=has_gateway)
     directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})
     engines = node_engines(NodeContext(cluster, node, runtime, directory), texts)

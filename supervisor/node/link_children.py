@@ -67,7 +67,7 @@ def mesh_child(mesh: Mesh) -> Child:
         limits=(
             ("streams of a node", section.streams_max),
             *((f"{key} s", getattr(section, f"{key}_s")) for key in ("heartbeat", "silent", "handshake")),
-            ("greets", section.handshakes_max),
-            ("tells a second", section.announcements_max),
+            ("greetings", section.handshakes_max),
+            ("announcements a second", section.announcements_max),
         ),
     )

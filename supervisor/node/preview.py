@@ -71,7 +71,8 @@ def _process_lines(cluster: Cluster, name: str) -> str:
     return (
         f"event loop: {section.turn_max_s:g} s a turn, hung after {section.watchdog_s:g} s without one\n"
         f"log: {section.log_queue_lines_max:,} lines, {section.log_queue_bytes_max:,} bytes wait to be read;"
-        f" what engines say: {section.output_log_bytes_max:,} bytes each\n{descriptor_needs.check_limit(cluster, name)}"
+        f" output of engines: {section.output_log_bytes_max:,} bytes each\n"
+        f"{descriptor_needs.check_limit(cluster, name)}"
     )
 
 
