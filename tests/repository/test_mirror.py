@@ -107,12 +107,10 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/config/limits.py",
         "supervisor/config/listener_checks.py",
         "supervisor/config/partial.py",
-        "supervisor/config/placement.py",
         "supervisor/config/schema.py",
         "supervisor/config/time_checks.py",
         "supervisor/engines/sglang/section.py",
         "supervisor/engines/simulated/section.py",
-        "supervisor/node/preview.py",
     ),
     "supervisor/control/test_control.py": ("supervisor/deadlines.py",),
     "supervisor/engines/sglang/test_ranks_configuration.py": (
@@ -133,7 +131,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/gateway/http/request_reader.py",
         "supervisor/gateway/http/upgrade.py",
     ),
-    "supervisor/gateway/test_keys.py": ("supervisor/gateway/client_keys.py",),
     "supervisor/gateway/test_requests_delivery.py": ("supervisor/node/node.py",),
     "supervisor/gateway/test_server.py": ("supervisor/gateway/connections.py",),
     "supervisor/gateway/websocket/test_lanes.py": ("supervisor/gateway/websocket/history.py",),
@@ -154,7 +151,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "supervisor/node/test_file_checks.py": (
         "supervisor/files/permissions.py",
         "supervisor/files/reading.py",
-        "supervisor/launcher/preflight.py",
         "supervisor/node/credentials.py",
     ),
     "supervisor/node/test_gauges.py": ("supervisor/links/traffic.py",),

@@ -14,9 +14,7 @@ from protocol.messages import Done
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import reply_rules, request_error
 from tests.rig.assembly import built_assembly
-from tests.supervisor.config.test_load import GOOD, mistakes, written
-
-__all__ = ["written"]
+from tests.supervisor.config.test_load import GOOD, mistakes
 
 TWO = """
 [gateway]

@@ -29,16 +29,6 @@ from tests.supervisor.config.test_load import GOOD, ROOT, TINY
 SECRET = "alices-secret-of-32-characters-01"
 
 
-@pytest.fixture
-def written(tmp_path: Path):
-    def write(text) -> Path:
-        file = tmp_path / "cluster.toml"
-        file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return file
-
-    return write
-
-
 def refused(file, environment=None) -> str:
     with pytest.raises(StartFailed) as caught:
         read_cluster(file, (), partial(file_checks.mistakes, environment=environment or {}))

@@ -1,0 +1,56 @@
+"""A host without a free port or enough memory for its nodes is refused before anything starts."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from protocol.errors import StartFailed
+from supervisor.engines.kinds import read_cluster
+from supervisor.launcher import preflight
+from tests.supervisor.config.test_load import GOOD, ROOT
+from tests.supervisor.config.test_placement import several
+
+
+def test_a_gateway_port_in_use_is_refused_in_one_sentence(written) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cluster = read_cluster(written(f"{GOOD}[gateway]\nport = {port}\n"))
+        with pytest.raises(StartFailed, match=rf"port {port} of 127\.0\.0\.1 cannot be had: .* name another"):
+            preflight.check_can_start(cluster, "main")
+
+
+def test_a_link_port_in_use_is_refused_in_one_sentence(written) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cluster = several(written, port=taken.getsockname()[1])
+        with pytest.raises(StartFailed, match=r"port \d+ of 127\.0\.0\.1 cannot be had: .* as node\.main\.listen"):
+            preflight.check_can_start(cluster, "a", "main")
+        preflight.check_can_start(cluster, "a")
+
+
+def test_the_engines_of_all_nodes_on_a_host_must_fit_in_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = read_cluster(ROOT / "examples" / "disagg.toml")
+    monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
+    monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 3 // 2)
+    preflight.check_can_start(cluster, "prefill")
+    with pytest.raises(StartFailed, match="too little memory: 2 engines on the CPU need"):
+        preflight.check_can_start(cluster, "front", "prefill", "decode")
+
+
+@pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
+def test_too_little_memory_is_refused_in_one_sentence(
+    written, monkeypatch: pytest.MonkeyPatch, available: int | None, enough: bool
+) -> None:
+    monkeypatch.setattr(preflight, "_available", lambda: available)
+    cluster = read_cluster(written(f"{GOOD}[gateway]\nport = 0\n"))
+    if enough:
+        preflight.check_can_start(cluster, "main")
+        return
+    with pytest.raises(StartFailed, match=r"too little memory: 1 engines? on the CPU needs? about 0\.7 GiB") as caught:
+        preflight.check_can_start(cluster, "main")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,134 @@
+"""`--check` prints each node with its limits and who may connect, and starts nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from ctypes.util import find_library
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import StartFailed
+from supervisor.config.load import Loaded
+from supervisor.engines.kinds import read_cluster
+from supervisor.node import node, preview
+from supervisor.telemetry.logs import Terminal
+from tests.rig import certificate
+from tests.supervisor.config.test_load import GOOD, ROOT, TINY
+from tests.supervisor.gateway.test_client_keys import gateway
+
+
+def test_a_preview_shows_the_tree_and_its_limits() -> None:
+    lines = preview.describe_node(read_cluster(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
+    names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
+    checks = ["grammars-tiny-0", "turns", "process"]
+    served = ["router-tiny", "processor-tiny"]
+    assert names == ["gateway", "zygote", "process", "tiny-0", "engine", "decode", *checks, *served]
+    text = " ".join(line.strip("│├└─ ") for line in lines)
+    for wanted in (
+        "clients at http://127.0.0.1:8000",
+        "tiny on cpu",
+        "KV tokens 16,384 · slots 16",
+        "requests 256 · prompt tokens 262,144",
+        "to a worker of tiny, chosen by least_loaded",
+        "queue 64 · prefill tokens min 0 · resumes 3",
+        "connections max 1,024",
+        "body bytes max 4,194,304",
+        "backlog bytes max 1,048,576",
+        "lanes max 32",
+        "websocket running max 16",
+        "key connections max 256",
+        "history bytes max 8,388,608",
+        "websocket idle s 900",
+        "permanent · starts within 120 s",
+    ):
+        assert wanted in " ".join(text.split()), wanted
+
+
+def test_the_example_for_a_gpu_is_a_cluster_without_a_zygote() -> None:
+    text = preview.describe_node(read_cluster(ROOT / "examples" / "gpu.toml"), "main", {})
+    assert "qwen3-32b on cuda" in text
+    assert "zygote" not in text
+    assert "KV tokens 400,000 · slots 256" in text
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused_in_one_sentence(written, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    cluster = read_cluster(written(GOOD.replace(str(TINY), "empty")))
+    with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
+        preview.describe_node(cluster, "main", {})
+
+
+def test_a_preview_names_who_may_connect_and_no_secret(written) -> None:
+    environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl"}
+    text = preview.describe_node(
+        gateway(written, 'keys = "keys.toml"\nallowed_origins = ["https://a.b"]'), "main", environment
+    )
+    assert "clients: alice, bob" in text
+    assert "admin: admin" in text
+    assert "web pages of: https://a.b; plain" in text
+    assert "quetzalcoatl" not in text
+    assert "xolotl" not in text
+    assert "clients: everybody, no keys" in preview.describe_node(gateway(written, ""), "main", {})
+
+
+async def test_processes_that_a_node_starts_do_not_see_its_secrets(written, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def assemble(_, __, runtime, ___):
+        seen.update(runtime.environment)
+        raise StartFailed("that is enough")
+
+    monkeypatch.setattr(node, "assemble", assemble)
+    environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl", "HOME": "/root"}
+    with pytest.raises(StartFailed, match="that is enough"):
+        await node.run(
+            Loaded(gateway(written, ""), Path("cluster.toml"), {}),
+            "main",
+            Terminal(sys.stderr, live=False),
+            environment,
+        )
+    assert seen == {"HOME": "/root"}
+
+
+def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(written, tmp_path: Path) -> None:
+    made, key = certificate.files()
+    lines = f'tls_certificate = "{made}"\ntls_key = "{key}"'
+    assert f"TLS with {made}" in preview.describe_node(gateway(written, lines), "main", {})
+    with pytest.raises(StartFailed, match="cannot be used"):
+        preview.describe_node(
+            gateway(written, lines.replace(str(key), "keys.toml").replace(str(made), "keys.toml")), "main", {}
+        )
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_check_command_prints_a_node_or_the_mistakes(written) -> None:
+    good = run("--check", "examples/quickstart.toml")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.startswith("main")
+    bad = run("--check", written(GOOD + "[gateway]\nport = '8000'\n"))
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr.startswith("espalier: ")
+    assert "gateway.port: expected an integer" in bad.stderr
+    assert "Traceback" not in bad.stderr
+
+
+@pytest.mark.skipif(find_library("ibverbs") is None, reason="a pair wants Debian's libibverbs1, or is refused")
+def test_the_check_command_prints_every_node_or_the_named_one() -> None:
+    every = run("--check", "examples/disagg.toml")
+    assert (every.returncode, every.stderr) == (0, "")
+    trees = [text.split(maxsplit=1)[0] for text in every.stdout.split("\n\n")]
+    assert trees == ["front", "prefill", "decode"]
+    one = run("--check", "--node", "decode", "examples/disagg.toml")
+    assert (one.returncode, one.stdout.rstrip()) == (0, every.stdout.split("\n\n")[2].rstrip())
