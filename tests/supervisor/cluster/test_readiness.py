@@ -10,9 +10,10 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import NodeState, check_state
+from protocol.cluster import Leg, NodeState, Offer, check_state
 from protocol.errors import EngineDied, PeerViolation, StartFailed
 from supervisor.cluster import readiness
+from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import monitoring
@@ -139,3 +140,15 @@ async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_on
             assert killed.failure is None
             await trio.sleep(1)
     assert heard[1:] == ["another"]
+
+
+def test_the_reason_why_a_model_is_not_ready_names_an_engine_on_a_node_that_drains() -> None:
+    directory, offer = Directory("front"), Offer("tiny-1", "tiny", Leg.BOTH, 4, up=True)
+    directory.configure("one", None, [offer])
+    directory.merge_state("one", NodeState((offer,)))
+    assert readiness.unready(directory, ["tiny"]) is None
+    directory.merge_state("one", NodeState((offer,), draining=True))
+    assert readiness.unready(directory, ["tiny"]) == "engine tiny-1 is on a node that drains"
+    directory.configure("two", None)
+    directory.merge_state("two", NodeState((Offer("tiny-2", "tiny", Leg.BOTH, 4, up=True),)))
+    assert readiness.unready(directory, ["tiny"]) is None

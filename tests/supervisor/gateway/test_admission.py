@@ -537,3 +537,32 @@ def test_within_one_turn_no_request_is_lost_and_no_limit_is_exceeded(seed: int) 
         assert crowd.refused
 
     simulate(main, seed)
+
+
+async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    made, inside = AdmissionGate(1, 5.0, 10, lambda: None), list[int]()
+
+    async def enter(number: int) -> None:
+        async with made.admitted():
+            inside.append(number)
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(enter, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert (made.inside, made.waiting) == (1, 4)
+        made.change(3, 5.0, 10)
+        assert (made.inside, made.waiting) == (3, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(inside) == [0, 1, 2]
+        made.change(1, 0.5, 1)
+        assert (made.inside, made.waiting) == (3, 2)  # those inside stay
+        with pytest.raises(Overloaded):
+            async with made.admitted():
+                raise AssertionError
+        await trio.sleep(0.9)
+    assert sorted(inside) == [0, 1, 2, 3, 4]
+    assert (made.inside, made.waiting) == (0, 0)
