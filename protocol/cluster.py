@@ -109,7 +109,7 @@ def check_state(state: NodeState) -> NodeState:
     if max(len(state.offers), len(state.elsewhere)) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
         raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")
     if not 0 <= state.tell_s <= TELL_S_MAX:
-        raise PeerViolation("a pace that cannot be")
+        raise PeerViolation(f"tell_s is {state.tell_s}; it must be from 0 to {TELL_S_MAX}")
     names = [offer.name for offer in state.offers]
     if len(set(names)) < len(names):
         raise PeerViolation("two offers of one name")
@@ -117,11 +117,11 @@ def check_state(state: NodeState) -> NodeState:
         pending_max = offer.pending_prefill_tokens_max
         numbers = (offer.slots - 1, offer.running, offer.waiting, offer.tokens, pending_max)
         if not (_NAME.fullmatch(offer.name) and _NAME.fullmatch(offer.model)):
-            raise PeerViolation("an offer without a proper name")
+            raise PeerViolation("the name or the model of an offer is invalid")
         if len(offer.why) > WHY_LENGTH_MAX:
-            raise PeerViolation(f"offer {offer.name} says too much of itself")
+            raise PeerViolation(f"the reason of offer {offer.name} has more than {WHY_LENGTH_MAX} characters")
         if min(numbers) < 0 or max(numbers) > COUNT_MAX or not 0 <= offer.kv_used <= 1:
-            raise PeerViolation(f"offer {offer.name} has numbers that cannot be")
+            raise PeerViolation(f"offer {offer.name} has impossible numbers")
     _check_neighbours(state.neighbours)
     return state
 
@@ -130,7 +130,7 @@ def _check_neighbours(neighbours: tuple[Neighbour, ...]) -> None:
     for neighbour in neighbours:
         has_address = neighbour.address is None or _ADDRESS.fullmatch(neighbour.address)
         if not (_NAME.fullmatch(neighbour.name) and has_address):
-            raise PeerViolation("a neighbour without a proper name or address")
+            raise PeerViolation("the name or the address of a neighbour is invalid")
         if neighbour.name.startswith(OPERATOR_PREFIX):
             raise PeerViolation("a neighbour with the name of an operator")
 
@@ -141,7 +141,7 @@ def check_loads(loads: LoadUpdate) -> LoadUpdate:
         raise PeerViolation(f"{len(loads.loads)} loads of one node")
     for load in loads.loads:
         if min(load.requests, load.tokens) < 0 or max(load.requests, load.tokens) > COUNT_MAX:
-            raise PeerViolation("a load with numbers that cannot be")
+            raise PeerViolation("a load has impossible numbers")
     return loads
 
 

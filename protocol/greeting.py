@@ -50,7 +50,7 @@ class Incarnation:
         if not (len(self.run) <= NAME_LENGTH_MAX and self.run.isascii() and self.run.isprintable()):
             raise ValueError(f"a run is named by at most {NAME_LENGTH_MAX} printable characters")
         if not 0 <= self.started_at <= STARTED_AT_MAX:
-            raise ValueError("a start at a time that is none")
+            raise ValueError("the time of a start is impossible")
 
 
 @frozen
@@ -99,7 +99,7 @@ class Refusal:
 
     def __attrs_post_init__(self) -> None:
         if self.code not in CODES:
-            raise ValueError("a code that is none")
+            raise ValueError("an unknown code of a refusal")
         if not (len(self.detail) <= DETAIL_LENGTH_MAX and self.detail.isprintable()):
             raise ValueError(f"a detail is at most {DETAIL_LENGTH_MAX} printable characters")
 

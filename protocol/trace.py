@@ -37,9 +37,9 @@ class Trace:
 
     def __attrs_post_init__(self) -> None:
         if _IDS.fullmatch(f"{self.id}-{self.span}-{self.span if self.parent is None else self.parent}") is None:
-            raise ValueError("a trace whose ids cannot be")
+            raise ValueError("the ids of a trace are invalid")
         if len(self.state) > STATE_CHARACTERS_MAX or _STATE.fullmatch(self.state) is None:
-            raise ValueError("a trace whose state cannot be")
+            raise ValueError("the state of a trace is invalid")
 
     @property
     def followed(self) -> bool:

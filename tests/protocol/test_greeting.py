@@ -334,7 +334,7 @@ def test_no_two_greetings_have_one_proof() -> None:
         pytest.param([raw(2, {"mac": "?" * 32})], "Expected `bytes`, got `str`", id="a proof in text"),
         pytest.param([raw(1, {"version": True})], "Expected `int`, got `bool`", id="a version that is a boolean"),
         pytest.param([raw(1, {})], "missing required field `version`", id="an empty greeting"),
-        pytest.param([raw(3, {"code": "tired\n", "detail": ""})], "a code that is none", id="an unknown code"),
+        pytest.param([raw(3, {"code": "tired\n", "detail": ""})], "an unknown code of a refusal", id="an unknown code"),
         pytest.param([raw(3, {"code": "node", "detail": "it\nis"})], "printable", id="a detail of two lines"),
         pytest.param([raw(3, {"code": "node", "detail": "x" * 1001})], "at most 1000", id="a long detail"),
         pytest.param([raw(2, {"mac": b"?" * 32, "more": 1})], "not written as this node", id="a field too many"),

@@ -87,7 +87,7 @@ async def test_what_a_node_says_of_a_failure_has_a_limit(houses) -> None:
     fails(house, "a", error=EngineDied("x" * 10_000))
     state = house.directory.state()
     assert len(check_state(state).offers[0].why) < 600
-    with pytest.raises(PeerViolation, match="says too much of itself"):
+    with pytest.raises(PeerViolation, match="has more than 600 characters"):
         check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
