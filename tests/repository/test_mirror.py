@@ -96,9 +96,8 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "protocol/cluster.py",
         "supervisor/engines/sglang/grammar_checkers.py",
     ),
-    "supervisor/cluster/test_directory.py": ("supervisor/cluster/node_records.py", "supervisor/cluster/workers.py"),
     "supervisor/cluster/test_engine_control.py": ("supervisor/cluster/models.py",),
-    "supervisor/cluster/test_mesh.py": ("supervisor/cluster/carried_links.py", "supervisor/links/websocket.py"),
+    "supervisor/cluster/test_mesh.py": ("supervisor/links/websocket.py",),
     "supervisor/cluster/test_model_identity.py": ("supervisor/engines/simulated/children.py",),
     "supervisor/cluster/test_readiness.py": ("supervisor/supervision/registration.py",),
     "supervisor/config/test_load.py": (
@@ -139,13 +138,8 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/gateway/websocket/replayed_stream.py",
     ),
     "supervisor/launcher/test_launcher.py": ("supervisor/processes/signals.py",),
-    "supervisor/links/test_encoding.py": ("supervisor/links/endpoint.py", "supervisor/printable.py"),
-    "supervisor/links/test_link.py": (
-        "supervisor/links/asking.py",
-        "supervisor/links/frame_writer.py",
-        "supervisor/links/serving.py",
-        "supervisor/links/transport.py",
-    ),
+    "supervisor/links/test_encoding.py": ("supervisor/links/endpoint.py",),
+    "supervisor/links/test_link.py": ("supervisor/links/transport.py", "supervisor/printable.py"),
     "supervisor/links/test_tls.py": ("supervisor/cluster/link_credentials.py",),
     "supervisor/node/test_descriptor_needs.py": ("supervisor/sockets/descriptor_reserve.py",),
     "supervisor/node/test_file_checks.py": (

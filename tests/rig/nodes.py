@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 import trio
 from attrs import Factory, define, field
+from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import BugCounter, mailbox
+from actors.kit.calls import Answer, Call
+from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import Leg, Offer
+from protocol.errors import RequestError
 from protocol.frames import VERSION, Hello, encode
 from protocol.greeting import Greeter
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
@@ -22,14 +25,16 @@ from supervisor.config.load import ClusterSection
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
+from supervisor.links.tls import LinkTls
 from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
+from tests.rig.links import idle_link, serve
 
 QUICK = ClusterSection(
     name="grove", heartbeat_s=0.1, silent_s=0.5, handshake_s=1.0, tell_s=0.01, retry_min_s=0.02, retry_max_s=0.2
 )
 SECRET = b"a secret that is long enough to be one"
-LOOPBACK_HOSTS = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 WITHIN_S = 5.0
 UPGRADE = (
     b"GET /link HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
@@ -37,37 +42,87 @@ UPGRADE = (
 )
 
 
+def linked_directory() -> tuple[Directory, Link]:
+    """Return the directory of node `here` with a link to node `far`, and that link."""
+    directory, link = Directory("here"), idle_link()
+    directory.linked("far", link)
+    return directory, link
+
+
+def add_worker(
+    directory: Directory, name: str = "here", *, leg: Leg = Leg.BOTH, slots: int = 2, inbox_size: int = 2
+) -> LocalWorker:
+    """Give a node one more worker, whose engine is down."""
+    address, inbox = priority_inbox(inbox_size, lambda request: request.priority)
+    offer, engine = Offer(name, "oak", leg, slots, up=False), Registration(directory.notify)
+    worker = directory.local[name] = LocalWorker(directory.name, offer, address, engine, inbox, directory)
+    return worker
+
+
+@asynccontextmanager
+async def queued_requests(worker: LocalWorker, count: int) -> AsyncIterator[list[type[RequestError]]]:
+    """Let requests wait at a worker that serves none, and yield the errors with which they fail."""
+    failed: list[type[RequestError]] = []
+
+    async def ask() -> None:
+        try:
+            async with worker.ask(generate(), 9) as replies:
+                await replies.result()
+        except RequestError as error:
+            failed.append(type(error))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        yield failed
+        nursery.cancel_scope.cancel()
+
+
+async def count_tokens(call: Call, answer: Answer, step_s: float) -> None:
+    """Answer a Generate with as many tokens as it may have, 0, 1, 2 and so on, one each step."""
+    tokens_max = call.request.sampling.tokens_max
+    answer.put(Started(), 0)
+    for number in range(tokens_max):
+        await trio.sleep(step_s)
+        answer.put(Tokens([number]))
+    answer.end(Finished(FinishReason.LENGTH, Usage(1, tokens_max)))
+
+
+class Engine:
+    """An engine that is nothing but its limits."""
+
+    info = None
+
+
 @define(eq=False)
 class Node:
-    """One node that serves one worker, whose answers count up slowly."""
+    """One node with one worker, which records the requests that it has begun and ended."""
 
     name: str
     section: ClusterSection = QUICK
     secret: bytes = SECRET
     port: int | None = 0
-    host: str = LOOPBACK_HOSTS
-    tls: object = None
+    host: str = LOOPBACK
+    tls: LinkTls | None = None
     join: tuple[str, ...] = ()
     step_s: float = 0.0
     directory: Directory = field(init=False)
+    worker: LocalWorker = field(init=False)
     links: Mesh = field(init=False)
     asked: list[str] = Factory(list)
     freed: list[str] = Factory(list)
     scope: trio.CancelScope = Factory(trio.CancelScope)
-    _inbox: object = None
 
     def __attrs_post_init__(self) -> None:
         self.directory = Directory(self.name)
-        address, self._inbox = mailbox(8)
-        offer = Offer(f"{self.name}-0", "oak", Leg.BOTH, 8, up=False)
-        plug = Registration(self.directory.notify)
-        self.directory.local[offer.name] = LocalWorker(self.name, offer, address, plug, self._inbox, self.directory)
+        self.worker = add_worker(self.directory, f"{self.name}-0", slots=8, inbox_size=8)
         numbers = count(1)
         self.links = Mesh(
             name=self.name,
             section=self.section,
             directory=self.directory,
-            services={(offer.name, Generate): self.directory.local[offer.name]},
+            services={(self.worker.name, Generate): self.worker},
             listen=None if self.port is None else Endpoint(self.host, self.port),
             secret=self.secret,
             tls=self.tls,
@@ -77,73 +132,59 @@ class Node:
         )
 
     @property
-    def at(self) -> str:
-        return f"{LOOPBACK_HOSTS}:{self.links.port}"
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.links.port}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint.read(self.address)
 
     def knows(self, *others: Node) -> None:
+        """Record other nodes as those of cluster.toml."""
         for other in others:
-            listens = other.links.port is not None
-            self.directory.configure(other.name, other.at if listens else None)
+            self.directory.configure(other.name, None if other.links.port is None else other.address)
         self.directory.notify()
 
     @property
-    def linked(self):
+    def linked(self) -> set[str]:
         return {name for name, node in self.directory.nodes.items() if node.link is not None}
 
     def link(self, other: Node) -> Link | None:
         return self.directory.nodes[other.name].link
 
-    def offers_of(self, other: Node):
-        return [each for each in self.directory.offers() if each.name == f"{other.name}-0"]
+    def offers_of(self, other: Node) -> list[Offer]:
+        return [offer for offer in self.directory.offers() if offer.name == other.worker.name]
 
-    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self.scope = trio.CancelScope()
         with self.scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve)
-                plug = self.directory.local[f"{self.name}-0"].engine
-                with plug.publish(Engine()):
+                nursery.start_soon(serve, self.worker.inbox, self._answer)
+                with self.worker.engine.publish(Engine()):
                     await self.links.run(task_status=task_status)
 
-    async def _serve(self) -> None:
-        bugs = BugCounter()
-
-        async def one(call) -> None:
-            with call.answering(bugs) as answer:
-                self.asked.append(call.request.id)
-                try:
-                    answer.put(Started(), 0)
-                    for number in range(call.request.sampling.tokens_max):
-                        await trio.sleep(self.step_s)
-                        answer.put(Tokens([number]))
-                    answer.end(Finished(FinishReason.LENGTH, Usage(1, call.request.sampling.tokens_max)))
-                finally:
-                    self.freed.append(call.request.id)
-
-        async with trio.open_nursery() as nursery:
-            async for call in self._inbox:  # type: ignore[attr-defined]
-                nursery.start_soon(one, call)
+    async def _answer(self, call: Call, answer: Answer) -> None:
+        self.asked.append(call.request.id)
+        try:
+            await count_tokens(call, answer, self.step_s)
+        finally:
+            self.freed.append(call.request.id)
 
     async def ask(self, other: Node, tokens_max: int = 3, request_id: str = "r") -> list[int]:
         """Ask another node's worker, and return the token ids of its answer."""
-        worker = next(each for each in self.directory.all_workers() if each.load.name == f"{other.name}/{other.name}-0")
-        ids = []
-        async with worker.ask(generate(request_id, tokens_max=tokens_max), tokens_max) as replies:
+        workers = {worker.load.name: worker for worker in self.directory.all_workers()}
+        ids: list[int] = []
+        request = generate(request_id, tokens_max=tokens_max)
+        async with workers[f"{other.name}/{other.worker.name}"].ask(request, tokens_max) as replies:
             async for reply in replies:
                 if isinstance(reply, Tokens):
                     ids += reply.ids
         return ids
 
 
-class Engine:
-    """An engine that is nothing but its limits."""
-
-    info = None
-
-
 @asynccontextmanager
-async def linked_nodes(*nodes, know: bool = True) -> AsyncIterator[trio.Nursery]:
-    """Run nodes that are all linked to each other."""
+async def linked_nodes(*nodes: Node, know: bool = True) -> AsyncIterator[trio.Nursery]:
+    """Run nodes; with `know` each has the others in its cluster.toml."""
     async with trio.open_nursery() as nursery:
         for node in nodes:
             await nursery.start(node.run)
@@ -154,23 +195,44 @@ async def linked_nodes(*nodes, know: bool = True) -> AsyncIterator[trio.Nursery]
         nursery.cancel_scope.cancel()
 
 
-async def until(true, within_s: float = WITHIN_S) -> None:
-    """Wait until something is true."""
+@asynccontextmanager
+async def undisturbed() -> AsyncIterator[Node]:
+    """Run node `a`, which answers node `b` meanwhile; afterwards the answer is whole, and `b` its only link."""
+    a, b = Node("a", step_s=0.02), Node("b")
+    answers: list[list[int]] = []
+
+    async def ask() -> None:
+        answers.append(await b.ask(a, tokens_max=30))
+
+    async with linked_nodes(a, b) as nursery:
+        await all_linked(a, b)
+        nursery.start_soon(ask)
+        yield a
+        await until(lambda: answers)
+        assert answers == [list(range(30))]
+        await until(lambda: a.linked == {"b"} and not a.links.statistics().unauthenticated)
+        assert a.directory.running == 0
+
+
+async def until(condition: Callable[[], object], within_s: float = WITHIN_S) -> None:
+    """Wait until a condition is true."""
     with trio.fail_after(within_s):
-        while not true():  # noqa: ASYNC110  # tests alone wait so
+        while not condition():  # noqa: ASYNC110  # tests alone wait so
             await trio.sleep(0.005)
 
 
-async def all_linked(*nodes) -> None:
+async def all_linked(*nodes: Node) -> None:
+    """Wait until nodes have links to each other, and know each other's workers."""
     names = {node.name for node in nodes}
     await until(lambda: all(names - {node.name} <= node.linked for node in nodes))
     await until(lambda: all(len(node.directory.workers("oak")) >= len(nodes) for node in nodes))
 
 
 @asynccontextmanager
-async def raw_connection(node: Node, data=b"") -> AsyncIterator[trio.SocketStream]:
+async def raw_connection(node: Node, data: bytes = b"") -> AsyncIterator[trio.SocketStream]:
     """Open a connection to a node and send `data`; what follows a WebSocket upgrade is sent after its response."""
-    stream = await trio.open_tcp_stream(LOOPBACK_HOSTS, node.links.port)
+    assert node.links.port is not None
+    stream = await trio.open_tcp_stream(LOOPBACK, node.links.port)
     async with stream:
         if data.startswith(UPGRADE):
             await stream.send_all(UPGRADE)
@@ -185,36 +247,36 @@ async def raw_connection(node: Node, data=b"") -> AsyncIterator[trio.SocketStrea
         yield stream
 
 
-async def ended(stream: trio.SocketStream, within_s: float = WITHIN_S) -> bytes:
+async def read_to_end(stream: trio.SocketStream) -> bytes:
     """Read until the other end closes, and return what came."""
-    said = b""
-    with trio.fail_after(within_s):
-        while True:
-            try:
-                data = await stream.receive_some()
-            except trio.BrokenResourceError:
-                return said
-            if not data:
-                return said
-            said += data
+    received = b""
+    with trio.fail_after(WITHIN_S), suppress(trio.BrokenResourceError):
+        while data := await stream.receive_some():
+            received += data
+    return received
 
 
-async def handshake_as_peer(node: Node, name: str, say, *, hello: bool = True) -> bytes:
-    """Complete the handshake as a node does, then send `data`, and return what the other node sent at last."""
-    numbers = count()
-    greeter = Greeter("dials", "grove", name, SECRET, f"{name} {next(numbers)} nonce".encode().ljust(32))
-    heard = []
+async def dial(node: Node, handler: Callable[[websocket.WebSocketTransport], Awaitable[None]]) -> None:
+    """Open a WebSocket to a node, for what comes before a link."""
+    await websocket.dial(node.endpoint, None, 1.0, handler)
 
-    async def talk(wire: websocket.WebSocketTransport) -> None:
-        await websocket.greet(wire, greeter, 1.0)
-        if hello:
-            await wire.send_all(encode(Hello(VERSION, name, 8)))
+
+async def link_by_hand(
+    node: Node, name: str, *messages: bytes, hello: bool = True, close_after_s: float | None = None
+) -> None:
+    """Link with a node under a name and send messages, then close, or wait until the node does."""
+    greeter = Greeter("dials", "grove", name, SECRET, f"{name} nonce".encode().ljust(32))
+
+    async def send(transport: websocket.WebSocketTransport) -> None:
+        await websocket.greet(transport, greeter, 1.0)
         with suppress(trio.BrokenResourceError):
-            await say(wire)
-        with trio.move_on_after(WITHIN_S) as patience:
-            while data := await wire.receive_some():
-                heard.append(data)
-        assert not patience.cancelled_caught, "the link was kept"
+            for message in ((encode(Hello(VERSION, name, 8)),) if hello else ()) + messages:
+                await transport.send_all(message)
+        if close_after_s is not None:
+            await trio.sleep(close_after_s)
+            await transport.socket.aclose()
+        with trio.fail_after(WITHIN_S):
+            while await transport.receive_some():
+                pass
 
-    await websocket.dial(Endpoint(LOOPBACK_HOSTS, node.links.port), None, 1.0, talk)
-    return b"".join(heard)
+    await dial(node, send)

@@ -24,7 +24,7 @@ from tests.actors import test_decode
 from tests.rig import router
 from tests.rig.fake_engine import Costs, FakeEngine, generate
 from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
-from tests.rig.nodes import Node, all_linked, handshake_as_peer, linked_nodes, until
+from tests.rig.nodes import Node, all_linked, link_by_hand, linked_nodes, until
 from tests.rig.router import Fake, Play, pair, routed
 from tests.rig.sockets import websocket_client
 
@@ -264,11 +264,7 @@ async def test_a_node_that_lies_about_a_trace_is_cut_off_and_asks_nobody(lines) 
     lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
     async with linked_nodes(a, b):
         await all_linked(a, b)
-
-        async def say(wire) -> None:
-            await wire.send_all(frames.encode(Open(1, lie, 1, "a-0")))
-
-        await handshake_as_peer(a, "x", say)
+        await link_by_hand(a, "x", frames.encode(Open(1, lie, 1, "a-0")))
         await until(lambda: lines("no link"))
         assert a.linked == {"b"}
     (line,) = lines("no link")

@@ -46,7 +46,7 @@ def other():
 async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other) -> None:
     a = Node("a", section=evolve(QUICK, stalled_s=QUICK.silent_s))
     async with linked_nodes(a):
-        process = other(a.at)
+        process = other(a.address)
         await until(lambda: "b" in a.linked and len(a.directory.workers("oak")) == 2, within_s=20.0)
         await trio.sleep(3 * QUICK.silent_s)
         assert a.linked == {"b"}  # it is lively, and nothing was said but beats

@@ -1,41 +1,139 @@
-"""Connections that have proved nothing yet: whoever makes many of them is in the way of itself alone."""
+"""Connections that have proved no name: they end soon, disturb nobody, and keep nobody out."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from attrs import evolve
 
+from protocol import greeting
+from protocol.frames import VERSION, KeepAlive, encode
 from supervisor.cluster import mesh
-from tests.rig.nodes import LOOPBACK_HOSTS, QUICK, UPGRADE, Node, all_linked, linked_nodes, until
+from supervisor.links import websocket
+from supervisor.links.handshake_stream import HANDSHAKE_BYTES_MAX, HANDSHAKE_READ_BYTES, LimitedStream
+from tests.rig.nodes import (
+    LOOPBACK,
+    QUICK,
+    UPGRADE,
+    Node,
+    all_linked,
+    dial,
+    linked_nodes,
+    raw_connection,
+    read_to_end,
+    undisturbed,
+    until,
+)
 
 pytestmark = pytest.mark.realtime  # many sockets of loopback
 
+BYTES = {
+    "nothing": b"",
+    "zeros": bytes(100),
+    "http": b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+    "another path": UPGRADE.replace(b"/link", b"/elsewhere"),
+    "endless head": b"GET /link HTTP/1.1\r\nx: " + b"y" * (HANDSHAKE_BYTES_MAX + 1),
+    "giant length": UPGRADE + b"\x82\xff\x7f\xff\xff\xff\xff\xff\xff\xff" + bytes(4) + b"x" * 100,
+    "too much": UPGRADE + b"\x02\xff\x00\x00\x00\x00\x00\x10\x00\x00" + bytes(4) + bytes(HANDSHAKE_BYTES_MAX),
+    "text": UPGRADE + b"\x81\x82" + bytes(4) + b"hi",
+    "unmasked": UPGRADE + b"\x82\x02hi",
+    "reserved": UPGRADE + b"\xf2\x82" + bytes(4) + b"hi",
+    "ping": UPGRADE + b"\x89\x80" + bytes(4),
+    "close": UPGRADE + b"\x88\x80" + bytes(4),
+    "frames at once": UPGRADE + b"\x82\x86" + bytes(4) + encode(KeepAlive())[:6],
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+async def test_other_bytes_than_a_greeting_end_a_connection_and_disturb_nobody(
+    name: str, link_records: Callable[[], list[Any]]
+) -> None:
+    async with undisturbed() as a:
+        for _ in range(3):
+            async with raw_connection(a, BYTES[name]) as stream:
+                if name in {"nothing", "close"}:
+                    await stream.send_eof()
+                await read_to_end(stream)
+    assert 1 <= sum(record.peer == LOOPBACK for record in link_records()) <= 2
+
+
+async def test_bytes_before_the_greeting_are_read_in_small_pieces() -> None:
+    near, far = trio.testing.memory_stream_pair()
+    stream = LimitedStream(far)
+    await near.send_all(bytes(20_000))
+    assert len(await stream.receive_some(256 * 1024)) == len(await stream.receive_some()) == HANDSHAKE_READ_BYTES
+    stream.lift_limit()
+    assert len(await stream.receive_some(256 * 1024)) == 20_000 - 2 * HANDSHAKE_READ_BYTES
+
+
+@pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
+async def test_no_page_in_a_browser_opens_a_link(origin: bytes, reasons: Callable[[], list[str]]) -> None:
+    a = Node("a")
+    async with linked_nodes(a), raw_connection(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
+        response = await read_to_end(stream)
+        await until(reasons)
+        assert a.linked == set()
+    assert b" 403 " in response.splitlines()[0]
+    assert reasons() == ["a web page asked for a link"]
+
+
+async def test_a_handshake_has_a_time_limit_as_a_whole() -> None:
+    a = Node("a", section=evolve(QUICK, handshake_s=0.2))
+    async with linked_nodes(a), raw_connection(a) as stream:
+        with trio.fail_after(2), pytest.raises(trio.BrokenResourceError):
+            for byte in UPGRADE:
+                await stream.send_all(bytes((byte,)))
+                await trio.sleep(0.05)
+
+
+async def test_reasons_that_unauthenticated_connections_vary_do_not_fill_the_log(
+    reasons: Callable[[], list[str]],
+) -> None:
+    a = Node("a")
+    async with linked_nodes(a):
+        for number in range(100):
+
+            async def greet(transport: websocket.WebSocketTransport, number: int = number) -> None:
+                await transport.send_all(greeting.encode(greeting.Greeting(VERSION, f"c{number}", "x", bytes(32))))
+                while await transport.receive_some():
+                    pass
+
+            await dial(a, greet)
+        await until(lambda: not a.links.statistics().unauthenticated)
+    assert 10 <= len(reasons()) <= 60
+
+
+# Many of them -------------------------------------------------------------------------------
+
 
 class Crowd:
-    """Connections to a node, of which some come from afar: all of loopback is one address else."""
+    """Connections to a node, some of which count as those of another address: all of loopback is one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.far, self.streams = set(), []
+        self.far: set[int] = set()
+        self.streams: list[trio.SocketStream] = []
         monkeypatch.setattr(mesh, "address_of", self.address_of, raising=False)
 
-    def address_of(self, stream) -> str:
+    def address_of(self, stream: trio.SocketStream) -> str:
         with suppress(OSError):
             return "far" if stream.socket.getpeername()[1] in self.far else ""
         return ""
 
-    async def connect(self, node, *, far: bool) -> trio.SocketStream:
+    async def connect(self, node: Node, *, far: bool) -> trio.SocketStream:
         stream = trio.SocketStream(trio.socket.socket())
         self.streams.append(stream)
-        await stream.socket.bind((LOOPBACK_HOSTS, 0))
+        await stream.socket.bind((LOOPBACK, 0))
         (self.far.add if far else self.far.discard)(stream.socket.getsockname()[1])
-        await stream.socket.connect((LOOPBACK_HOSTS, node.links.port))
+        await stream.socket.connect((LOOPBACK, node.links.port))
         return stream
 
-    async def connect_without_end(self, node) -> None:
+    async def connect_without_end(self, node: Node) -> None:
         while True:
             await self.connect(node, far=True)
             if len(self.streams) > 100:
@@ -56,7 +154,26 @@ def patient() -> Node:
     return Node("b", section=evolve(QUICK, handshake_s=60.0))
 
 
-async def test_d9_a_slow_node_keeps_its_place_however_many_come_from_elsewhere(crowd: Crowd, patient: Node) -> None:
+async def test_two_hundred_silent_connections_keep_no_node_out(
+    crowd: Crowd, patient: Node, reasons: Callable[[], list[str]]
+) -> None:
+    a = Node("a")
+    async with linked_nodes(patient) as nursery:
+        for _ in range(200):
+            await crowd.connect(patient, far=False)
+        await until(lambda: patient.links.statistics().unauthenticated == QUICK.handshakes_max)
+        a.knows(patient)
+        await nursery.start(a.run)
+        await all_linked(a, patient)
+        for stream in crowd.streams:
+            await trio.aclose_forcefully(stream)
+        await until(lambda: not patient.links.statistics().unauthenticated)
+    assert len(reasons()) <= 2
+
+
+async def test_d9_a_slow_node_keeps_its_place_however_many_connect_from_another_address(
+    crowd: Crowd, patient: Node
+) -> None:
     async with linked_nodes(patient):
         slow = await crowd.connect(patient, far=False)
         for _ in range(4 * QUICK.handshakes_max):
@@ -74,6 +191,6 @@ async def test_d9_nodes_link_while_one_address_connects_without_end(crowd: Crowd
         for _ in range(4):
             nursery.start_soon(crowd.connect_without_end, patient)
         await until(lambda: patient.links.statistics().unauthenticated == QUICK.handshakes_max)
-        a.directory.configure("b", patient.at)
+        a.knows(patient)
         await nursery.start(a.run)
         await all_linked(a, patient)

@@ -32,8 +32,8 @@ from supervisor.node import gauges
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
+from tests.rig.links import idle_link
 from tests.rig.log_records import log_records
-from tests.supervisor.cluster.test_directory import a_link
 from tests.supervisor.telemetry.test_metrics import cluster
 
 OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
@@ -50,7 +50,7 @@ def offer(name: str, info: EngineInfo) -> Offer:
 @pytest.fixture
 async def directory() -> Directory:
     directory = Directory("here", models=ModelIdentities({"oak": OWN}))
-    directory.linked("far", a_link())
+    directory.linked("far", idle_link())
     return directory
 
 
@@ -112,7 +112,7 @@ OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b
 def tell(directory, node, *infos: EngineInfo, up=True, draining: bool = False) -> None:
     """Let a node tell of workers that are up, or down, with these models."""
     if directory.node(node).link is None:
-        directory.linked(node, a_link())
+        directory.linked(node, idle_link())
     offers = tuple(evolve(offer(f"w{at}", info), up=up) for at, info in enumerate(infos))
     directory.merge_state(node, NodeState(offers, draining=draining))
 

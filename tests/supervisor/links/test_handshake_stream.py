@@ -10,14 +10,14 @@ import trio
 import trio.testing
 
 from supervisor.links.handshake_stream import TCP_INFO, LimitedStream
-from tests.rig.nodes import LOOPBACK_HOSTS
+from tests.rig.nodes import LOOPBACK
 
 pytestmark = pytest.mark.realtime
 
 
 async def connected(nursery: trio.Nursery) -> tuple[trio.SocketStream, trio.SocketStream]:
-    listener = (await trio.open_tcp_listeners(0, host=LOOPBACK_HOSTS))[0]
-    near = await trio.open_tcp_stream(LOOPBACK_HOSTS, listener.socket.getsockname()[1])
+    listener = (await trio.open_tcp_listeners(0, host=LOOPBACK))[0]
+    near = await trio.open_tcp_stream(LOOPBACK, listener.socket.getsockname()[1])
     far = await listener.accept()
     await listener.aclose()
     return near, far

@@ -1,312 +1,164 @@
-"""A link does not die because a process stood still: what its node asks of others goes on as long as its kernel answers."""
+"""Heartbeats: what keeps a link that has nothing to send, and when silence ends one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections import defaultdict
 
 import pytest
 import trio
-from attrs import Factory, define, evolve
-from trio.testing import MemoryReceiveStream, MemorySendStream, MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import BugCounter, mailbox
-from actors.kit.priority_inbox import priority_inbox
-from protocol import codec
-from protocol.cluster import Leg, NodeState, Offer
-from protocol.errors import ActorLost, LinkLost, PeerLost
-from protocol.frames import VERSION, Hello, KeepAlive, encode
-from protocol.greeting import Incarnation
-from protocol.kind import Kind
+from protocol.errors import LinkLost, LocalViolation, PeerLost
+from protocol.frames import KeepAlive
 from protocol.messages import FlushCache
 from protocol.peer import Peer
-from protocol.text_messages import Text
-from supervisor.cluster import readiness
-from supervisor.cluster.workers import LocalWorker
-from supervisor.links.heartbeat import Heartbeat
-from supervisor.links.link import STALLED_DETAIL, Link
-from supervisor.supervision.registration import Registration
-from tests.rig.gateway import INFO
-from tests.rig.network import SimTransport
-from tests.rig.nodes import Node
-from tests.supervisor.cluster.test_directory import waiting
-from tests.supervisor.links.test_link import answering
-from tests.system.simulator import sim_pair
+from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask
+from supervisor.links.link import Link
+from tests.rig.links import hand_written, linked, never_answer
+from tests.rig.log_records import log_records
+from tests.rig.network import sim_pair
 
-HEART = Heartbeat(heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0)
-OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
+HEARTBEAT = Heartbeat(heartbeat_s=1.0, silent_s=3.0)
 
 
-@pytest.fixture(autouse=True)
-def any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let anything answer a FlushCache."""
-    monkeypatch.setitem(codec.ROWS, FlushCache, Kind(9, FlushCache, (object,), object))
+async def test_a_heartbeat_is_sent_for_every_second_in_which_nothing_else_was(autojump_clock: MockClock) -> None:
+    sent: list[tuple[float, str]] = []
+    async with hand_written(heartbeat=HEARTBEAT) as other, trio.open_nursery() as nursery:
 
+        async def keep_alive() -> None:
+            for _ in range(8):
+                await trio.sleep(0.9)
+                await other.send(KeepAlive())
 
-@define(eq=False)
-class Ends:
-    """Both ends of a link that ask each other, what ended each, and which requests each answers or has let go."""
+        async def record() -> None:
+            while True:
+                frames = await other.receive()
+                sent.extend((round(trio.current_time(), 2), type(frame).__name__) for frame in frames)
 
-    links: dict[str, Link]
-    near: SimTransport
-    ended: dict[str, tuple[str, float]] = Factory(dict)
-    answering: list[str] = Factory(list)
-    freed: list[tuple[str, float]] = Factory(list)
-
-    async def carry(self, name) -> None:
-        try:
-            await self.links[name].run()
-        except PeerLost as error:
-            self.ended[name] = (str(error), trio.current_time())
-
-    async def hears_nothing(self, until: float) -> None:
-        """Let one end's process stand still: for its peer nothing comes, but its kernel acknowledges."""
-        self.near._into.stall(until)
-
-
-@asynccontextmanager
-async def both(knows: bool = True) -> AsyncIterator[Ends]:
-    """Two ends, each of which asks the other for an answer that never ends by itself."""
-    near, far = sim_pair()
-    boxes = {name: mailbox(4) for name in ("here", "there")}
-    links = {}
-    for name, transport in (("here", near), ("there", far)):
-        serves = {("", FlushCache): boxes[name][0]}
-        asked = transport.acknowledged_s if knows else lambda: None
-        links[name] = Link(transport, Peer(name, serves_max=4), serves, heartbeat=HEART, acknowledged_s=asked)
-    ends = Ends(links, near)
-
-    def serve(name: str):
-        async def forever(call, replies) -> None:
-            ends.answering.append(name)
-            try:
-                number = 0
-                while True:
-                    await trio.sleep(0.5)
-                    replies.put(Text(str(number := number + 1), 1))
-            finally:
-                ends.freed.append((name, trio.current_time()))
-
-        return forever
-
-    async with trio.open_nursery() as nursery:
-        for name in links:
-            nursery.start_soon(ends.carry, name)
-            nursery.start_soon(answering, boxes[name][1], serve(name), BugCounter())
-        for link in links.values():
-            await link.wait_ready()
-        yield ends
+        nursery.start_soon(keep_alive)
+        nursery.start_soon(record)
+        await trio.sleep(2.5)
+        for _ in range(4):
+            other.link.open(FlushCache(), 1)
+            await trio.sleep(0.5)
+        await trio.sleep(1.2)
         nursery.cancel_scope.cancel()
+    requests = [(at, "Open") for at in (2.5, 3.0, 3.5, 4.0)]
+    assert sent == [(1.0, "KeepAlive"), (2.0, "KeepAlive"), *requests, (5.0, "KeepAlive")]
 
 
-@define(eq=False)
-class Asked:
-    """What came of a request over a link."""
-
-    texts: list[str] = Factory(list)
-    failed: tuple[str, float] | None = None
-
-    async def ask(self, link: Link) -> None:
-        try:
-            async with link.ask(FlushCache(), 1000) as replies:
-                async for reply in replies:
-                    self.texts.append(reply.text)  # type: ignore[attr-defined]
-        except LinkLost as error:
-            self.failed = (error.detail, trio.current_time())
-
-
-async def test_d8_what_is_asked_of_a_process_that_stands_still_fails_at_silent_s_and_what_it_asks_goes_on(
-    nursery: trio.Nursery, autojump_clock: MockClock
+async def test_a_bug_in_the_heartbeat_of_one_link_ends_no_other(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with both() as ends:
-        asks, is_asked = Asked(), Asked()
-        nursery.start_soon(asks.ask, ends.links["here"])
-        nursery.start_soon(is_asked.ask, ends.links["there"])
-        await trio.sleep(1.25)
-        await ends.hears_nothing(until=9.0)
-        await trio.sleep_until(8.9)
-        here = ends.links["here"]
-        assert asks.failed == (STALLED_DETAIL, pytest.approx(4.0, abs=0.01))  # heard last at 1.0
-        assert (here.lost, here.stalled, ends.ended) == (False, True, {})
-        with pytest.raises(LinkLost, match=STALLED_DETAIL):
-            here.open(FlushCache(), 1)
-        with pytest.raises(LinkLost, match=STALLED_DETAIL):
-            async with here.ask(FlushCache(), 1):
-                pass
-        assert ends.freed == [("there", pytest.approx(4.0, abs=0.01))]  # it hears the Cancel in this half of a stall
-        await trio.sleep_until(9.1)
-        assert not here.stalled
-        again = Asked()
-        nursery.start_soon(again.ask, here)
-        await trio.sleep(3)
-        assert len(again.texts) > 3
-        assert [int(text) for text in is_asked.texts] == list(range(1, len(is_asked.texts) + 1))
-        assert (len(is_asked.texts), is_asked.failed) == (24, None)
-        assert ends.freed == [("there", pytest.approx(4.0, abs=0.01))]
+    class Buggy:
+        """A link whose heartbeat fails."""
+
+        reason: LocalViolation | None = None
+
+        def beat(self, due_at: float, now: float) -> float | None:
+            raise ZeroDivisionError
+
+        def abort(self, reason: LocalViolation) -> None:
+            self.reason = reason
+
+    heartbeats, buggy = HeartbeatTask(), Buggy()
+    heartbeats.add(buggy, 0.5)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(heartbeats.run)
+        async with hand_written(heartbeat=HEARTBEAT, heartbeat_task=heartbeats) as other:
+            assert await other.receive() == [KeepAlive()]
+            assert not other.link.lost
+        nursery.cancel_scope.cancel()
+    assert isinstance(buggy.reason, LocalViolation)
+    assert [record.message for record in log_records(caplog) if record.exc_info] == ["a bug ended a link"]
 
 
-async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_that_it_has_asked_for(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
-    async with both() as ends:
-        nursery.start_soon(Asked().ask, ends.links["there"])
-        await trio.sleep(1.25)
-        await ends.hears_nothing(until=100.0)
-        await trio.sleep_until(15.9)
-        assert ends.freed == []
-        await trio.sleep_until(16.1)
-        assert ends.ended["here"] == ("the other end has stood still for 15 s", pytest.approx(16.0, abs=0.01))
-        assert ends.freed == [("here", pytest.approx(16.0, abs=0.01))]
+async def test_thousands_of_links_are_served_a_few_in_each_turn(autojump_clock: MockClock) -> None:
+    class Steps(trio.abc.Instrument):
+        """Counts the steps of all tasks."""
+
+        count = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.count += 1
+
+    class Idle:
+        """A link that sends a heartbeat each second."""
+
+        def beat(self, due_at: float, now: float) -> float | None:
+            served[steps.count].append(now)
+            return due_at + 1
+
+        def abort(self, reason: LocalViolation) -> None:
+            raise reason
+
+    heartbeats, steps = HeartbeatTask(), Steps()
+    served: dict[int, list[float]] = defaultdict(list)
+    for _ in range(10 * TURN_LINKS_MAX):
+        heartbeats.add(Idle(), 1.0)
+    trio.lowlevel.add_instrument(steps)
+    with trio.move_on_after(2.5):
+        await heartbeats.run()
+    trio.lowlevel.remove_instrument(steps)
+    assert [len(times) for times in served.values()] == [TURN_LINKS_MAX] * 20
+    assert all(2 - EARLY_S - 0.01 <= at <= 2.01 for at in list(served.values())[-1])
 
 
-@pytest.mark.parametrize("knows", [True, False])
-async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_asked(
-    knows: bool, nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
-    async with both(knows=knows) as ends:
-        asks, is_asked = Asked(), Asked()
-        nursery.start_soon(asks.ask, ends.links["here"])
-        nursery.start_soon(is_asked.ask, ends.links["there"])
-        await trio.sleep(1.25)
-        ends.near.swallow()
-        await trio.sleep_until(4.2)
-        silent = ("the other end has been silent for 3 s", pytest.approx(4.0, abs=0.01))
-        assert ends.ended == {"here": silent, "there": silent}
-        assert sorted(name for name, _ in ends.freed) == ["here", "there"]
-        assert asks.failed is not None
-        assert is_asked.failed is not None
+# Silence ----------------------------------------------------------------------------------
 
 
-async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_beat_or_two_later(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
-    async with both() as ends:
-        await trio.sleep(1.25)
-        await ends.hears_nothing(until=100.0)
-        await trio.sleep_until(6.5)
-        assert ends.links["here"].stalled
-        ends.near.swallow()
-        await trio.sleep(2 * HEART.heartbeat_s + 0.1)
-        assert ends.ended["here"][0] == "the other end has been silent for 7 s"
-
-
-async def test_d8_an_end_that_never_said_hello_is_lost_at_silent_s(autojump_clock: MockClock) -> None:
-    near, _far = sim_pair()
-    with pytest.raises(PeerLost, match="silent for 3 s"):
-        await Link(near, Peer("here", serves_max=0), heartbeat=HEART, acknowledged_s=near.acknowledged_s).run()
-
-
-@pytest.mark.parametrize("before_s", [3.5, 14.5])
-@pytest.mark.parametrize("stood_still_s", [3.2, 13.2, 50])
-async def test_d8_an_end_that_stood_still_itself_judges_nobody_by_that_whichever_bound_is_next(
-    before_s: float, stood_still_s: float, nursery: trio.Nursery, mock_clock: MockClock
-) -> None:
-    near, far = sim_pair()
-    link = Link(near, Peer("here", serves_max=0), heartbeat=HEART, acknowledged_s=near.acknowledged_s)
-
-    async def carry() -> None:
-        with suppress(PeerLost):
-            await link.run()
-
-    async def pass_s(seconds: float) -> None:
-        for _ in range(round(seconds / 0.05)):
-            mock_clock.jump(0.05)
-            await wait_all_tasks_blocked()
-
-    nursery.start_soon(carry)
-    await far.send_all(encode(Hello(VERSION, "there", 8)))
-    await link.wait_ready()
-    await pass_s(before_s)
-    assert link.stalled  # the other end stands still, and now this one does
-    mock_clock.jump(stood_still_s)
-    await wait_all_tasks_blocked()
-    assert (link.lost, link.stalled) == (False, True)
-    await far.send_all(encode(KeepAlive()))  # lay unread
-    await wait_all_tasks_blocked()
-    await pass_s(2.5)
-    assert (link.lost, link.stalled) == (False, False)
-    await pass_s(1.0)
-    assert (link.lost, link.stalled) == (False, True)
-    await pass_s(12.5)
-    assert link.lost
-
-
-# What a node makes of it ------------------------------------------------------------------------
-
-
-@define(eq=False)
-class Wire:
-    """A wire whose other kernel always acknowledges."""
-
-    stream: trio.abc.Stream
-
-    async def send_all(self, data) -> None:
-        await self.stream.send_all(data)
-
-    async def receive_some(self) -> bytes | bytearray:
-        return await self.stream.receive_some()
-
-    def acknowledged_s(self) -> float:
-        return 0.0
-
-
-async def linked(node: Node, nursery: trio.Nursery) -> trio.StapledStream[MemorySendStream, MemoryReceiveStream]:
-    """Link a node with one of the name b, and return the other end of their wire."""
-    near, far = memory_stream_pair()
-
-    async def carry() -> None:
-        with suppress(PeerLost):
-            await node.links.carried.carry("b", Wire(near), "b", Incarnation())
-
-    nursery.start_soon(node.links.carried.heartbeat_task.run)
-    nursery.start_soon(carry)
-    await far.send_all(encode(Hello(VERSION, "b", 8)))
-    await wait_all_tasks_blocked()
-    return far
-
-
-async def test_what_waits_for_an_engine_goes_to_a_node_that_is_heard_again(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
-    node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
-    directory, (address, inbox) = node.directory, priority_inbox(2, lambda request: request.priority)
-    plug, offer = Registration(directory.notify), Offer("a-0", "oak", Leg.BOTH, 2, up=False)
-    here = directory.local["a-0"] = LocalWorker("a", offer, address, plug, inbox, directory)
-    far = await linked(node, nursery)
-    link = directory.nodes["b"].link
-    link.on_announcement(NodeState((OFFER,)))
-    with trio.fail_after(5):
-        while not link.stalled:
-            await directory.wait_changed()
-    async with waiting(here, 2) as heard:
-        assert heard == []
-        await far.send_all(encode(KeepAlive()))
+async def test_an_end_that_stops_is_lost_after_its_silence_and_not_before(autojump_clock: MockClock) -> None:
+    async with hand_written(heartbeat=HEARTBEAT) as other:
+        _, answer = other.link.open(FlushCache(), 1)
+        for _ in range(4):
+            await trio.sleep(2.9)
+            await other.send(KeepAlive())
+        await trio.sleep(2.99)
+        assert not other.link.lost
+        with pytest.raises(LinkLost):
+            await answer.result()
+        assert trio.current_time() == pytest.approx(4 * 2.9 + 3.0)
         await wait_all_tasks_blocked()
-        assert heard == [ActorLost] * 2
+        assert isinstance(other.ended, PeerLost)
+        assert str(other.ended) == "the other end has been silent for 3 s"
+        assert other.link.received_bye is None
 
 
-async def test_d8_nobody_chooses_a_node_that_stands_still_and_readiness_and_metrics_say_why(
-    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("acknowledges", [True, False])
+async def test_d8_an_end_that_never_sends_hello_is_lost_at_silent_s(
+    acknowledges: bool, autojump_clock: MockClock
 ) -> None:
-    node = Node("a", section=evolve(Node("a").section, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0))
-    del node.directory.local["a-0"]
-    far = await linked(node, nursery)
-    link = node.directory.nodes["b"].link
-    link.on_announcement(NodeState((OFFER,)))
-    assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
-    pool = node.directory.pool("oak")
-    with trio.fail_after(3.5):
-        await pool.wait_changed()
-    assert link.stalled
-    assert node.directory.workers("oak") == []
-    assert len(pool.ranked(Leg.BOTH)) == 0
-    assert readiness.unready(node.directory, ["oak"]) == "engine b-0 is on a node that stands still"
-    assert readiness.engines_up(node.directory) == {"b/b-0": 0.0}
-    assert caplog.messages == ["a node stands still"]
-    await trio.sleep(5)
-    assert node.directory.nodes["b"].link is link
-    await far.send_all(encode(KeepAlive()))
-    await wait_all_tasks_blocked()
-    assert [each.load.name for each in node.directory.workers("oak")] == ["b/b-0"]
-    assert readiness.unready(node.directory, ["oak"]) is None
-    assert readiness.engines_up(node.directory) == {"b/b-0": 1.0}
+    near, _far = sim_pair()
+    acknowledged_s = near.acknowledged_s if acknowledges else lambda: None
+    with pytest.raises(PeerLost, match="silent for 3 s"):
+        await Link(near, Peer("here", serves_max=0), heartbeat=HEARTBEAT, acknowledged_s=acknowledged_s).run()
+    assert trio.current_time() == 3
+
+
+async def test_two_idle_ends_keep_their_link_until_the_connection_is_half_open(autojump_clock: MockClock) -> None:
+    async with linked(never_answer, heartbeat=HEARTBEAT) as ends:
+        await trio.sleep(1000.5)
+        assert ends.ended == {}
+        assert all(990 <= link.traffic.messages_sent <= 1010 for link in (ends.asker, ends.server))
+        ends.near.swallow()  # neither end is notified
+        await trio.sleep(3)
+        silent = ("the other end has been silent for 3 s", pytest.approx(1003))
+        assert ends.ended == {"asker": silent, "server": silent}
+
+
+@pytest.mark.parametrize("stood_still_s", [3.05, 3.2, 50])  # the first is over a moment after the silence
+async def test_an_end_that_stood_still_itself_reads_before_it_counts_silence(
+    stood_still_s: float, mock_clock: MockClock
+) -> None:
+    async with hand_written(heartbeat=HEARTBEAT) as other:
+        mock_clock.jump(stood_still_s)  # all tasks of this process slept, for example for a debugger
+        await wait_all_tasks_blocked()
+        assert not other.link.lost
+        await other.send(KeepAlive())
+        mock_clock.jump(1.5)
+        await wait_all_tasks_blocked()
+        assert not other.link.lost
+        for _ in range(40):
+            mock_clock.jump(0.08)
+            await wait_all_tasks_blocked()
+        assert other.link.lost

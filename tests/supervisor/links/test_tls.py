@@ -20,13 +20,12 @@ from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster, ClusterSection
 from supervisor.engines.kinds import read_cluster
 from supervisor.links import websocket
-from supervisor.links.endpoint import Endpoint
 from supervisor.links.tls import load_link_tls
 from supervisor.node import preview
 from tests.rig import certificate
 from tests.rig.gateway import FOLDER
 from tests.rig.log_records import log_records
-from tests.rig.nodes import LOOPBACK_HOSTS, QUICK, Node, all_linked, linked_nodes, until
+from tests.rig.nodes import QUICK, Node, all_linked, linked_nodes, until
 
 HOST = "IP:127.0.0.1"
 STRICT = evolve(QUICK, tls_names="nodes")
@@ -134,7 +133,7 @@ async def greeted(node: Node, files) -> str:
         )
         peers.append(await websocket.greet(wire, greeter, 1.0))
 
-    await websocket.dial(Endpoint(LOOPBACK_HOSTS, node.links.port), load_link_tls(*files).dials, 1.0, talk)
+    await websocket.dial(node.endpoint, load_link_tls(*files).dials, 1.0, talk)
     return peers[0]
 
 

@@ -1,0 +1,160 @@
+"""Nodes that do not belong to the cluster are refused, by a sentence in the log of both ends."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+import pytest
+import trio
+from attrs import evolve
+
+from protocol import greeting
+from protocol.frames import VERSION
+from protocol.greeting import Incarnation
+from supervisor.links import websocket
+from supervisor.links.tls import LinkTls
+from tests.rig import certificate
+from tests.rig.nodes import QUICK, SECRET, Node, all_linked, dial, linked_nodes, until
+
+pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
+
+Reasons = Callable[[], list[str]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"secret": b"another secret that is long enough"}, "it has another secret, or none"),
+        ({"section": evolve(QUICK, name="heath")}, "is of another cluster, "),
+        ({"secret": b""}, "it has another secret, or none"),
+    ],
+    ids=["another secret", "another cluster", "no secret"],
+)
+async def test_a_node_that_does_not_belong_to_the_cluster_is_refused(
+    fields: dict, sentence: str, reasons: Reasons
+) -> None:
+    a, b = Node("a", **fields), Node("b")
+    async with linked_nodes(a, b):
+        await trio.sleep(1.0)
+        assert a.linked == b.linked == set()
+    assert [sentence in reason for reason in reasons()] == [True, True]
+
+
+async def test_two_nodes_of_one_name_refuse_each_other(reasons: Reasons) -> None:
+    a = Node("a")
+    async with linked_nodes(a):
+        with trio.move_on_after(1):
+            await Node("a", port=None, join=(a.address,)).run()
+    assert ["has the same name" in reason for reason in reasons()] == [True, True]
+
+
+async def test_a_node_at_the_address_of_another_is_refused(reasons: Reasons) -> None:
+    a, b = Node("a"), Node("b")
+    async with linked_nodes(a, b, know=False):
+        a.directory.configure("c", b.address)
+        a.directory.notify()
+        await trio.sleep(0.7)
+    assert ["node c was expected in its place" in reason for reason in reasons()] == [True, True]
+
+
+async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(reasons: Reasons) -> None:
+    front, backs = Node("front"), [Node("back"), Node("back")]
+    answers = []
+    async with linked_nodes(front, *backs, know=False):
+        for number, back in enumerate(backs):
+            back.links.incarnation = Incarnation(f"run-{number}", 1_700_000_000 + number)
+            back.knows(front)
+        await until(lambda: front.linked == {"back"} and len(front.directory.workers("oak")) == 2)
+        for number in range(12):
+            answers.append(await front.ask(backs[0], request_id=f"{number:032x}"))
+            await trio.sleep(0.05)
+        assert sum("front" in back.linked for back in backs) == 1
+        assert sum("front" in back.directory.name_conflicts for back in backs) == 1
+    assert answers == [[0, 1, 2]] * 12
+    assert sum("two processes call themselves back" in reason for reason in reasons()) == 2, "one for each end"
+
+
+async def test_another_version_is_refused(reasons: Reasons) -> None:
+    b = Node("b")
+
+    async def greet(transport: websocket.WebSocketTransport) -> None:
+        other = greeting.Greeting(VERSION, "grove", "a", bytes(32))
+        await transport.send_all(greeting.encode(evolve(other, version=VERSION + 1)))
+        await transport.receive_some()
+        assert "speaks version" in greeting.decode(await transport.receive_some()).detail
+
+    async with linked_nodes(b):
+        await dial(b, greet)
+        await until(reasons)
+        assert b.linked == set()
+    (reason,) = reasons()
+    assert f"it speaks version {VERSION + 1} of the protocol, and node b version {VERSION}" in reason
+
+
+async def test_an_overheard_proof_proves_nothing(reasons: Reasons) -> None:
+    b = Node("b")
+    overheard: list[bytes] = []
+
+    class Recording(websocket.WebSocketTransport):
+        async def send_all(self, data: bytes) -> None:
+            overheard.append(bytes(data))
+            await super().send_all(data)
+
+    async def greet(transport: websocket.WebSocketTransport) -> None:
+        greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
+        await websocket.greet(Recording(transport.socket, transport.stream), greeter, 1.0)
+
+    async def replay(transport: websocket.WebSocketTransport) -> None:
+        for message in overheard:
+            await transport.send_all(message)
+        await transport.receive_some()
+        assert greeting.decode(await transport.receive_some()).code == "secret"
+
+    async with linked_nodes(b):
+        await dial(b, greet)
+        assert len(overheard) == 2
+        await dial(b, replay)
+        await until(lambda: any("another secret" in reason for reason in reasons()))
+        assert b.linked == set()
+
+
+# TLS ---------------------------------------------------------------------------------------
+
+
+def mutual_tls(*, sends: bool = True) -> LinkTls:
+    """Return contexts in which both ends ask for a certificate; without `sends` a node that dials has none."""
+    path, key = certificate.files()
+    contexts = []
+    for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
+        context = ssl.create_default_context(purpose, cafile=str(path))
+        if sends or purpose is ssl.Purpose.CLIENT_AUTH:
+            context.load_cert_chain(path, key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        contexts.append(context)
+    return LinkTls(*contexts)
+
+
+async def test_nodes_with_certificates_need_no_secret() -> None:
+    a, b = (Node(name, secret=b"", tls=mutual_tls()) for name in "ab")
+    async with linked_nodes(a, b):
+        await all_linked(a, b)
+        assert await a.ask(b) == await b.ask(a) == [0, 1, 2]
+
+
+async def test_a_node_without_a_certificate_is_refused(reasons: Reasons) -> None:
+    a, b = Node("a", tls=mutual_tls(sends=False)), Node("b", tls=mutual_tls())
+    async with linked_nodes(a, b):
+        await trio.sleep(1.0)
+        assert a.linked == b.linked == set()
+    sentences = ("peer did not return a certificate", "it may not take this node's certificate")
+    assert [sum(sentence in reason for reason in reasons()) for sentence in sentences] == [1, 1]
+    assert len(reasons()) == 2
+
+
+async def test_a_node_without_tls_and_one_with_it_do_not_link(reasons: Reasons) -> None:
+    a, b = Node("a"), Node("b", tls=mutual_tls())
+    async with linked_nodes(a, b):
+        await trio.sleep(1.0)
+        assert a.linked == b.linked == set()
+    assert 1 <= len(reasons()) <= 4

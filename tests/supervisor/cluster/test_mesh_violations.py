@@ -1,0 +1,170 @@
+"""What a linked node sends may be wrong: it then loses its own link, and nobody else is disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import frames
+from protocol.cluster import Leg, NodeState, Offer
+from protocol.codec import encode as body
+from protocol.errors import PeerLost, PeerRefused, PeerViolation
+from protocol.frames import VERSION, Announce, Credit, Hello, Open, encode
+from protocol.messages import EngineInfo, Tokens
+from protocol.text_messages import Text
+from supervisor.links import websocket
+from tests.rig.fake_engine import generate
+from tests.rig.nodes import (
+    UPGRADE,
+    Node,
+    all_linked,
+    dial,
+    link_by_hand,
+    linked_nodes,
+    raw_connection,
+    read_to_end,
+    undisturbed,
+    until,
+)
+
+pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
+
+INFO = EngineInfo("x", "1", 100, 64, 640, 64, 8, 1, True)
+OFFER = Offer("x-0", "oak", Leg.BOTH, 8, True, INFO)
+REQUEST = body(generate())
+
+
+def announced(offer: Offer) -> bytes:
+    return encode(Announce(body(NodeState((offer,)))))
+
+
+VIOLATIONS = {
+    "bytes": b"\xff" * 20,
+    "giant length": b"\x02\xff\xff\xff\xff",
+    "second hello": encode(Hello(VERSION, "x", 1)),
+    "wrong hello": encode(Hello(VERSION + 1, "x", 1)),
+    "credit for no stream": encode(Credit(7, 1)),
+    "reply for no stream": encode(frames.Item(1, body(Tokens([1])), 1)),
+    "end of no stream": encode(frames.End(1, b"")),
+    "step of no stream": encode(frames.Step([1], [1], [1], [], [])),
+    "credit abuse": encode(Open(1, REQUEST, 2**31 - 1, "a-0")) + encode(Credit(1, 2**31 - 1)),
+    "negative credit": encode(Open(1, REQUEST, -1, "a-0")),
+    "stream out of turn": encode(Open(2, REQUEST, 1, "a-0")),
+    "no worker named": encode(Open(1, REQUEST, 1)),
+    "not a request": encode(Open(1, b"\xff\xff", 1, "a-0")),
+    "reply data of no stream": encode(frames.ReplyData(1, b"x")),
+    "request data of no stream": encode(frames.RequestData(1, b"x")),
+    "too much attached": encode(Open(1, REQUEST, 1, "a-0", None, 2**40)),
+    "announcement of no state": encode(Announce(body(Text("x", 1)))),
+    "announcement of an impossible load": announced(evolve(OFFER, running=-1)),
+    "announcement of an impossible engine": announced(evolve(OFFER, engine=evolve(INFO, request_tokens_max=0))),
+}
+
+
+@pytest.mark.parametrize("violation", VIOLATIONS.values(), ids=VIOLATIONS)
+async def test_a_node_that_breaks_the_rules_loses_its_link_and_disturbs_nobody(
+    violation: bytes, link_records: Callable[[], list[Any]]
+) -> None:
+    async with undisturbed() as a:
+        for _ in range(3):
+            await link_by_hand(a, "x", violation)
+    assert "x-0" not in {offer.name for offer in a.directory.offers()}
+    messages = [record.message for record in link_records() if record.peer == "x"]
+    assert messages.count("no link") == 1
+    assert messages.count("linked") == len(messages) - 1 <= 2
+
+
+async def test_frames_before_the_greeting_are_refused(reasons: Callable[[], list[str]]) -> None:
+    a = Node("a")
+
+    async def send(transport: websocket.WebSocketTransport) -> None:
+        await transport.send_all(encode(Hello(VERSION, "x", 1)) + encode(Open(1, REQUEST, 1, "a-0")))
+        while await transport.receive_some():
+            pass
+
+    async with linked_nodes(a):
+        await dial(a, send)
+        await until(reasons)
+        assert a.asked == []
+    assert len(reasons()) == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "x\u00e9"])
+async def test_a_name_that_no_node_may_have_is_refused(name: str) -> None:
+    a = Node("a")
+    async with linked_nodes(a):
+        with pytest.raises((PeerRefused, PeerLost, PeerViolation)):
+            await link_by_hand(a, name)
+            raise PeerRefused("closed")
+        assert name not in a.directory.nodes
+
+
+async def test_a_request_for_absurdly_many_tokens_leaves_the_announced_loads_possible() -> None:
+    a, b = Node("a", step_s=1.0), Node("b")
+    async with linked_nodes(a, b):
+        await all_linked(a, b)
+        link = b.link(a)
+        absurd = encode(Open(1, body(generate("absurd", tokens_max=2**62)), 1, "a-0"))
+        await link_by_hand(a, "x", absurd, close_after_s=0.3)
+        await trio.sleep(0.2)
+        assert b.link(a) is link
+        await until(lambda: a.directory.running == 0)
+
+
+# Any frames ---------------------------------------------------------------------------------
+
+STREAMS, BYTES, WORDS = st.integers(-1, 4), st.binary(max_size=20), st.text(max_size=5)
+FRAMES = st.one_of(
+    st.builds(
+        Open,
+        STREAMS,
+        BYTES | st.just(REQUEST),
+        st.integers(-1, 9),
+        st.sampled_from(["", "a-0", "nobody"]),
+        st.none() | st.integers(-9, 10**9),
+        st.integers(-1, 10),
+    ),
+    st.builds(Credit, STREAMS, st.integers(-1, 2**32)),
+    st.builds(frames.Cancel, STREAMS, WORDS),
+    st.builds(frames.Item, STREAMS, BYTES, st.integers(-1, 9), st.integers(-1, 9)),
+    st.builds(frames.End, STREAMS, BYTES),
+    st.builds(frames.Fail, STREAMS, WORDS, WORDS),
+    st.builds(frames.RequestData, STREAMS, BYTES),
+    st.builds(frames.ReplyData, STREAMS, BYTES),
+    st.builds(frames.WindowUpdate, st.integers(-1, 2**40)),
+    st.just(frames.KeepAlive()),
+    st.builds(Announce, BYTES | st.just(body(NodeState((OFFER,))))),
+    st.builds(frames.Bye, WORDS, WORDS),
+)
+MESSAGES = st.lists(FRAMES.map(encode) | st.binary(max_size=40), max_size=6).map(b"".join)
+
+
+@pytest.mark.parametrize("greeted", [True, False])
+def test_no_bytes_and_no_frames_disturb_a_node(greeted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def send(message: bytes) -> None:
+        a, b = Node("a", step_s=0.001), Node("b")
+        async with linked_nodes(a, b):
+            await all_linked(a, b)
+            if greeted:
+                await link_by_hand(a, "x", message, close_after_s=0)
+            else:
+                async with raw_connection(a, UPGRADE + message) as stream:
+                    await stream.send_eof()
+                    await read_to_end(stream)
+            assert await b.ask(a, tokens_max=5) == [0, 1, 2, 3, 4]
+            await until(lambda: a.linked == {"b"} and a.directory.running == 0)
+            assert not a.links.statistics().unauthenticated
+
+    @settings(max_examples=25)
+    @given(message=MESSAGES)
+    def send_any(message: bytes) -> None:
+        trio.run(send, message)
+
+    send_any()
+    assert not [record for record in caplog.records if record.exc_info]

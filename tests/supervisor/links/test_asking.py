@@ -1,0 +1,195 @@
+"""Requests over a link: they wait for a free stream, are cancelled at any moment, and fail each for itself."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from actors.kit.calls import Answer, Call, mailbox
+from protocol.errors import ActorLost, InternalError, LinkLost, LocalViolation, Overloaded, TooLarge
+from protocol.frames import Fail, Open
+from protocol.messages import Done, FlushCache, Tokens
+from protocol.peer import Peer
+from supervisor.links.encoding import BODY_BYTES_MAX
+from supervisor.links.link import Link
+from tests.rig.fake_engine import generate
+from tests.rig.links import (
+    any_answer,
+    ask,
+    bugs_logged,
+    count_to_three,
+    hand_written,
+    held_for,
+    linked,
+    never_answer,
+    serve,
+)
+from tests.rig.network import sim_pair
+from tests.system.simulator import simulate
+
+
+async def test_one_stream_serves_many_requests_one_after_another(autojump_clock: MockClock) -> None:
+    async with linked(count_to_three, streams=1) as ends:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask, ends.asker)
+        assert trio.current_time() == 12
+        ends.check_at_rest()
+
+
+async def test_a_request_before_hello_waits_for_it(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    near, far = sim_pair()
+    address, inbox = mailbox(1)
+    asker = Link(near, Peer("a", serves_max=0))
+    nursery.start_soon(serve, inbox, count_to_three)
+    nursery.start_soon(asker.run)
+
+    async def serve_late() -> None:
+        await trio.sleep(5)
+        await Link(far, Peer("b", serves_max=1), {("", FlushCache): address}).run()
+
+    nursery.start_soon(serve_late)
+    with any_answer():
+        assert (await ask(asker))[1] == Done()
+    assert trio.current_time() == 8
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_request_that_may_not_wait_is_refused_where_no_stream_is_free(autojump_clock: MockClock) -> None:
+    async with linked(never_answer, streams=2) as ends:
+        for _ in range(2):
+            ends.asker.open(FlushCache(), 1)
+        with pytest.raises(Overloaded, match="2 streams are open"):
+            ends.asker.open(FlushCache(), 1)
+
+
+# Leaving ----------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_free_only_when_the_other_end_has_released_it(autojump_clock: MockClock) -> None:
+    released: list[float] = []
+    async with linked(held_for(3, released), streams=1) as ends:
+        with trio.move_on_after(1):
+            await ask(ends.asker)
+        assert trio.current_time() == 1
+        async with ends.asker.ask(FlushCache(), 9) as replies:
+            await anext(replies)
+            assert trio.current_time() == 4
+        assert released == [4]
+
+
+@pytest.mark.parametrize("inbox_size", [0, 4], ids=["inbox full", "in the inbox"])
+async def test_a_request_that_nobody_has_taken_frees_its_stream_at_once(
+    inbox_size: int, autojump_clock: MockClock
+) -> None:
+    async with linked(None, streams=1, inbox_size=inbox_size) as ends:
+        with trio.move_on_after(1):
+            await ask(ends.asker)
+        await wait_all_tasks_blocked()
+        ends.check_at_rest()
+        assert trio.current_time() == 1
+
+
+async def test_an_asker_that_leaves_while_it_waits_for_a_stream_takes_none(autojump_clock: MockClock) -> None:
+    async with linked(count_to_three, streams=1) as ends:
+        async with ends.asker.ask(FlushCache(), 9):
+            with trio.move_on_after(1):
+                await ask(ends.asker)
+        await trio.sleep(1)
+        ends.check_at_rest()
+        assert ends.asker.peer.asked.last == 1
+
+
+async def test_a_stream_that_the_next_asker_cannot_use_goes_to_the_one_behind_it(autojump_clock: MockClock) -> None:
+    failed: list[float] = []
+    async with linked(count_to_three, streams=1) as ends:
+
+        async def ask_too_much() -> None:
+            with pytest.raises(TooLarge):
+                async with ends.asker.ask(generate(prompt=BODY_BYTES_MAX), 1):
+                    pass
+            failed.append(trio.current_time())
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for asks in (partial(ask, ends.asker), ask_too_much, ask_too_much, partial(ask, ends.asker)):
+                    nursery.start_soon(asks)
+                    await wait_all_tasks_blocked()
+        assert (failed, trio.current_time()) == ([3, 3], 6)
+        ends.check_at_rest()
+
+
+async def test_leaving_after_the_end_sends_nothing(autojump_clock: MockClock) -> None:
+    async with linked(count_to_three) as ends:
+        async with ends.asker.ask(FlushCache(), 9) as replies:
+            await trio.sleep(5)
+        assert replies.over.is_set()
+        ends.asker.cancel(1)
+        assert ends.asker.statistics().queued_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replies_that_cross_a_cancel_are_dropped(seed: int) -> None:
+    async def reply_often(call: Call, replies: Answer) -> None:
+        for number in range(100):
+            replies.put(Tokens([number]))
+            await trio.sleep(0.001)
+
+    async def scenario(rng: random.Random) -> None:
+        async with linked(reply_often, rng=rng) as ends:
+            for _ in range(5):
+                async with ends.asker.ask(FlushCache(), 100) as replies:
+                    await anext(replies)
+            await trio.sleep(20)
+            ends.check_at_rest()
+            assert ends.ended == {}
+
+    simulate(scenario, seed)
+
+
+async def test_a_request_of_a_task_that_is_cancelled_has_no_time_left(autojump_clock: MockClock) -> None:
+    async with hand_written() as other:
+        with trio.CancelScope() as scope:  # noqa: ASYNC100  # no time passes here: it is cancelled
+            scope.cancel()
+            other.link.open(FlushCache(), 1)
+        (request,) = await other.receive()
+        assert isinstance(request, Open)
+        assert request.within_ms == 0
+
+
+# Errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "error"), [("left", ActorLost), ("from_the_future", InternalError)])
+async def test_b18_a_code_that_cannot_be_meant_becomes_an_error_that_can(
+    code: str, error: type[Exception], autojump_clock: MockClock
+) -> None:
+    async with hand_written() as other:
+        _, answer = other.link.open(FlushCache(), 5)
+        await other.send(Fail(1, code, "x"))
+        with pytest.raises(error):
+            await answer.result()
+
+
+async def test_a_request_that_fits_no_frame_fails_alone(autojump_clock: MockClock) -> None:
+    async with linked(count_to_three) as ends:
+        with pytest.raises(TooLarge):
+            ends.asker.open(generate(prompt=BODY_BYTES_MAX), 1)
+        assert (await ask(ends.asker))[1] == Done()
+        ends.check_at_rest()
+
+
+async def test_an_asker_whose_frame_breaks_the_rules_gets_the_error_of_a_lost_link(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hand_written() as other:
+        for answer in (other.link.open(FlushCache(), 1)[1], other.link.open(FlushCache(), -1)[1]):
+            with pytest.raises(LinkLost):
+                await answer.result()
+        await wait_all_tasks_blocked()
+        assert isinstance(other.ended, LocalViolation)
+        assert len(bugs_logged(caplog)) == 1
