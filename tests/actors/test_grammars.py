@@ -54,7 +54,7 @@ class Checker:
 class World:
     checker: Checker
     address: object
-    heard: list[tuple[str, float]]
+    outcomes: list[tuple[str, float]]
 
     async def check(self, text, owner: str = "alice"):
         async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:  # type: ignore[attr-defined]
@@ -65,14 +65,16 @@ class World:
 async def running(
     checks_max: int = 2, waiting_max: int = 64, verdicts_max: int = 4, checker: Checker | None = None
 ) -> AsyncIterator[World]:
-    checker, heard = checker or Checker(), []
+    checker, outcomes = checker or Checker(), []
     address, inbox = mailbox(16)
-    plug = Registration()
-    checks = GrammarChecks(plug.wait, checks_max, waiting_max, verdicts_max, lambda *told: heard.append(told))
+    registration = Registration()
+    checks = GrammarChecks(
+        registration.wait, checks_max, waiting_max, verdicts_max, lambda *ended: outcomes.append(ended)
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(grammars, inbox, checks)
-        with plug.publish(checker):
-            yield World(checker, address, heard)
+        with registration.publish(checker):
+            yield World(checker, address, outcomes)
         assert not checks._unfinished
         assert not checks._waiting
         assert not checks._running
@@ -88,7 +90,7 @@ async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: 
             assert not (await world.check(f"g{number} 1")).refusal
         await world.check("bad 1")
         assert world.checker.begun == ["bad", "g0", "g1", "g2", "g3", "bad"]
-        assert [outcome for outcome, _ in world.heard] == ["refused", *["accepted"] * 4, "refused"]
+        assert [outcome for outcome, _ in world.outcomes] == ["refused", *["accepted"] * 4, "refused"]
 
 
 async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: MockClock) -> None:
@@ -122,7 +124,7 @@ async def test_o2_a_check_without_askers_is_cancelled(autojump_clock: MockClock)
         began_at = trio.current_time()
         await world.check("honest 0.1")
         assert trio.current_time() - began_at == pytest.approx(0.1)
-        assert world.heard[0] == ("left", pytest.approx(1.5))
+        assert world.outcomes[0] == ("left", pytest.approx(1.5))
 
 
 async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock: MockClock) -> None:

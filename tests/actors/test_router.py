@@ -11,30 +11,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.kit.calls import Answer
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
-from protocol.errors import (
-    BadRequest,
-    EngineLost,
-    EngineRefused,
-    HandOffFailed,
-)
-from protocol.messages import (
-    Generate,
-    Logprob,
-    Tokens,
-    Usage,
-)
-from tests.rig.router import (
-    LOSSES,
-    PROMPT,
-    Fake,
-    Play,
-    ask,
-    check_whole,
-    generate,
-    pair,
-    routed,
-    text,
-)
+from protocol.errors import BadRequest, EngineLost, EngineRefused, HandOffFailed
+from protocol.messages import Generate, Logprob, Tokens, Usage
+from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 from tests.system.simulator import simulate
 
 # One worker -------------------------------------------------------------------------------

@@ -19,21 +19,9 @@ from actors.kit.priority_inbox import priority_inbox
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
-from protocol.errors import (
-    ActorLost,
-    EngineDied,
-)
-from protocol.messages import (
-    EngineLoad,
-    Generate,
-)
-from tests.rig.router import (
-    FakePool,
-    World,
-    ask,
-    generate,
-    routed,
-)
+from protocol.errors import ActorLost, EngineDied
+from protocol.messages import EngineLoad, Generate
+from tests.rig.router import FakePool, World, ask, generate, routed
 from tests.rig.scheduler import sweep
 from tests.rig.simulated_engines import spec
 from tests.system.simulator import counting, simulate

@@ -19,26 +19,8 @@ from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
-from protocol.errors import (
-    ActorLost,
-    AskerLeft,
-    Draining,
-    EngineLost,
-    HandOffFailed,
-    LinkLost,
-    NotReady,
-    Overloaded,
-)
-from protocol.messages import (
-    Finished,
-    FinishReason,
-    Generate,
-    Logprob,
-    Sampling,
-    Started,
-    Tokens,
-    Usage,
-)
+from protocol.errors import ActorLost, AskerLeft, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded
+from protocol.messages import Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
 
 EOS = 0
 PROMPT = [5, 6, 7, 8]

@@ -34,7 +34,7 @@ from supervisor.engines.simulated.section import SimulatedSection
 from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from tests.rig.assembly import built_assembly
-from tests.rig.fake_engine import Costs, FakeEngine
+from tests.rig.fake_engine import Costs, FakeEngine, running_engine
 
 ROOT = Path(__file__).parents[3]
 LONG, ONE_S = 6_000, 0.6  # tokens, and what computing them takes
@@ -176,9 +176,7 @@ async def working(
     most: int, costs: Costs | None = None, deadlines=None
 ) -> AsyncIterator[tuple[Address, FakeEngine, PriorityInbox]]:
     address, inbox = priority_inbox(16, lambda _: 0, lambda request: request.owner)
-    engine = FakeEngine(costs or Costs(slots=4))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.run)
+    async with running_engine(FakeEngine(costs or Costs(slots=4))) as engine, trio.open_nursery() as nursery:
         deadlines = deadlines or Deadlines(release_s=1, first_token_s=5, gap_s=5, stuck_max=4)
         await nursery.start(decode, inbox, engine, 4, deadlines, None, most)
         yield address, engine, inbox

@@ -24,27 +24,8 @@ from protocol.errors import (
     NotReady,
     RequestError,
 )
-from protocol.messages import (
-    Finished,
-    FinishReason,
-    Grammar,
-    GrammarKind,
-    Sampling,
-    Usage,
-)
-from tests.rig.router import (
-    LOSSES,
-    PROMPT,
-    Fake,
-    Play,
-    ask,
-    check_ends,
-    check_whole,
-    generate,
-    pair,
-    routed,
-    text,
-)
+from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
+from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_ends, check_whole, generate, pair, routed, text
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -14,14 +14,8 @@ from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
-from protocol.messages import (
-    Generate,
-)
-from tests.rig.router import (
-    Fake,
-    FakePool,
-    generate,
-)
+from protocol.messages import Generate
+from tests.rig.router import Fake, FakePool, generate
 
 names, tokens_held = st.text("abc", max_size=3), st.integers(0, 99)
 every_load = st.lists(st.builds(Load, names, st.integers(0, 12), st.integers(0, 8), tokens_held), max_size=9)

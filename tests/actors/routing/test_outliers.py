@@ -1,4 +1,4 @@
-"""A worker that keeps failing is set aside, tried again by one request at a time, and never are all set aside."""
+"""A worker that keeps failing is ejected, probed by one request at a time, and a share of a leg is never ejected."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from actors.kit.calls import Answer
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
@@ -75,7 +76,7 @@ def test_one_request_at_a_time_probes_an_ejected_worker() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "one")
-    assert outliers.avoided("a", 10), "somebody tries"
+    assert outliers.avoided("a", 10), "a request probes it"
     outliers.end_probe("a", "one")
     assert not outliers.avoided("a", 10)
     assert outliers.answered("a", LIMITS, 11)
@@ -87,9 +88,9 @@ def test_b11_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
-    assert outliers.begin_probe("a", "where there is no other worker"), "it fails on one that must be tried"
+    assert outliers.begin_probe("a", "where there is no other worker"), "a request fails on one that must be probed"
     outliers.end_probe("a", "where there is no other worker")
-    assert outliers.avoided("a", 10), "the first one tries it still"
+    assert outliers.avoided("a", 10), "the first one still probes it"
     assert fail(outliers, at=11) == [True]
     assert outliers.avoided("a", 1_000), "the first one still"
     outliers.end_probe("a", "first")
@@ -104,7 +105,7 @@ def test_b11_an_earlier_probe_does_not_end_a_later_one() -> None:
     fail(outliers, times=3, at=12)
     assert outliers.begin_probe("a", "second")
     outliers.end_probe("a", "first")
-    assert outliers.avoided("a", 1_000), "the second one tries it"
+    assert outliers.avoided("a", 1_000), "the second one probes it"
 
 
 def test_an_answer_to_a_request_from_before_the_ejection_does_not_count() -> None:
@@ -119,9 +120,9 @@ def test_each_ejection_is_twice_as_long_up_to_a_limit_until_a_quiet_time() -> No
     outliers, at, times = OutlierDetector(), 0.0, []
     fail(outliers, times=3)
     for _ in range(5):
-        (aside,) = outliers.ejected(at)
-        times.append(aside.for_s)
-        at += aside.for_s
+        (worker,) = outliers.ejected(at)
+        times.append(worker.for_s)
+        at += worker.for_s
         assert fail(outliers, at=at) == [True]
     assert times == [10, 20, 40, 60, 60]
     outliers.answered("a", LIMITS, at + 60)
@@ -163,9 +164,9 @@ def test_whatever_happens_a_share_stays_and_every_ejected_worker_can_return(happ
                     outliers.begin_probe(name, name)
             case "tried":
                 outliers.end_probe(name, name)
-        aside = list(outliers.ejected(now))
-        assert len(aside) <= share * 4
-        assert all(0 <= each.for_s <= 60 for each in aside)
+        out = list(outliers.ejected(now))
+        assert len(out) <= share * 4
+        assert all(0 <= each.for_s <= 60 for each in out)
     for each in list(outliers.ejected(now)):
         outliers.end_probe(each.name, each.name)
         assert not outliers.avoided(each.name, now + 60)
@@ -189,10 +190,10 @@ def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_re
         else:
             for each in (prefill, decode, pair):
                 outliers.answered(each, limits, now)
-        aside = [each.name for each in outliers.ejected(now)]
+        out = [each.name for each in outliers.ejected(now)]
         for kind in ("pqr", "def"):
-            assert sum(each in kind for each in aside) <= share * 3
-        assert sum("+" in each for each in aside) <= share * 9
+            assert sum(each in kind for each in out) <= share * 3
+        assert sum("+" in each for each in out) <= share * 9
     for each in list(outliers.ejected(now)):
         assert not outliers.avoided(each.name, now + 60)
         assert outliers.answered(each.name, limits, now + 60)
@@ -224,6 +225,32 @@ def four(error: RequestError) -> list[Fake]:
     return [Fake("bad", otherwise=Play(error, 0), slots=64), *(Fake(name, slots=64) for name in "cde")]
 
 
+@define(eq=False)
+class Cut(Fake):
+    """A decode to which some prefills hand nothing over."""
+
+    cut: tuple[str, ...] = ("p0",)
+    late_s: float = 0.0  # until it fails
+
+    async def _play(self, request: Generate, play: Play, answer: Answer, scope: trio.CancelScope) -> None:
+        if request.rendezvous.host in self.cut:
+            await trio.sleep(self.late_s)
+            play = Play(HandOffFailed("cut"), 0)
+        await super()._play(request, play, answer, scope)
+
+
+def pairs(prefills: int, decodes: int, **fields) -> list[Fake]:
+    """Return prefills p0, p1, ... and decodes d0, d1, ..., which have these fields."""
+    return [
+        *(Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(prefills)),
+        *(Cut(f"d{n}", leg=Leg.DECODE, slots=64, **fields) for n in range(decodes)),
+    ]
+
+
+def ejected(world: World) -> list[str]:
+    return [worker.name for worker in world.routing.outliers.ejected(trio.current_time())]
+
+
 @pytest.mark.parametrize("error", [InternalError("a bug"), DeadlineExceeded("late")])
 async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(
     error: InternalError | DeadlineExceeded, autojump_clock: MockClock
@@ -232,7 +259,7 @@ async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(
         failed = await many(world, 200)
         assert len(failed) <= 5 + 3
         assert len(world.worker("bad").asked) <= 5 + 3
-        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["bad"]
+        assert ejected(world) == ["bad"]
 
 
 async def test_b11_a_request_refused_by_one_engine_is_answered_by_another_and_counts_against_it(
@@ -270,69 +297,39 @@ async def test_b11_a_probe_that_fails_costs_its_request_nothing(autojump_clock: 
 async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock: MockClock) -> None:
     """The way between p0 and d0 is cut; each of them reaches everybody else."""
 
-    class Cut(Fake):
-        async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
-            cut = request.rendezvous.host == "p0"
-            await super()._play(request, Play(HandOffFailed("cut"), 0) if cut else play, answer, scope)
-
-    prefills = [Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(2)]
-    decodes = [Cut("d0", leg=Leg.DECODE, slots=64), Fake("d1", leg=Leg.DECODE, slots=64)]
-    async with routed(*prefills, *decodes) as world:
+    workers = pairs(2, 2)
+    workers[3].cut = ()  # type: ignore[attr-defined]
+    async with routed(*workers) as world:
         assert await many(world, 200) == []
         met = [each.rendezvous.host for each in world.worker("d0").asked]
         assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
         assert met.count("p1") > 50
-        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["p0+d0"]
+        assert ejected(world) == ["p0+d0"]
 
 
-async def test_b11_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(
-    autojump_clock: MockClock,
-) -> None:
-    """One slot each: whoever finds the good decode busy waits for it, and does not fail on the bad one."""
-
-    class Cut(Fake):
-        async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
-            await super()._play(request, Play(HandOffFailed("cut"), 0), answer, scope)
+async def test_b11_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(autojump_clock: MockClock) -> None:
+    """One slot each: a request that finds the good decode busy waits for it, and does not fail on the bad one."""
 
     prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
-    bad, good = Cut("d0", leg=Leg.DECODE, slots=1), Fake("d1", leg=Leg.DECODE, slots=1)
+    bad, good = Cut("d0", leg=Leg.DECODE, slots=1, cut=("p",)), Fake("d1", leg=Leg.DECODE, slots=1)
     limits = FailoverLimits(resumes_max=20, ejection=Ejection(failures_max=1, ejected_s=3600, ejected_max_s=3600))
     async with routed(prefill, bad, good, limits=limits) as world:
         assert await many(world, 20) == []
-        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["p+d0"]
+        assert ejected(world) == ["p+d0"]
         assert len(bad.asked) == 1
         assert len(good.asked) == 20
 
 
-class Bad(Fake):
-    """A decode that some prefills hand nothing over to."""
-
-    cut = ("p0",)
-    late_s = 0
-
-    async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
-        failing = request.rendezvous.host in self.cut
-        if failing:
-            await trio.sleep(self.late_s)
-        await super()._play(request, Play(HandOffFailed("cut"), 0) if failing else play, answer, scope)
-
-
-def pairs(many_prefills: int, many_decodes: int) -> list[Fake]:
-    prefills = [Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(many_prefills)]
-    return [*prefills, *(Bad(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(many_decodes))]
-
-
-FOR_LONG = FailoverLimits(
-    ejection=Ejection(ejected_s=3600, ejected_max_s=3600)
-)  # where answers one after the other take minutes
+# Where answers one after the other take minutes.
+FOR_LONG = FailoverLimits(ejection=Ejection(ejected_s=3600, ejected_max_s=3600))
 
 
 async def one_by_one(world: World, number: int) -> list[str]:
-    """Ask for one answer after the other; return who is set aside then."""
+    """Ask for one answer after the other; return which workers and pairs are ejected then."""
     for each in range(number):
         wanted = generate(str(each))
         check_whole(await ask(world, wanted), wanted)
-    return [each.name for each in world.routing.outliers.ejected(trio.current_time())]
+    return ejected(world)
 
 
 def met(world: World, prefill: str) -> int:
@@ -345,28 +342,22 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_ejected_and_not_pai
     at_once: bool, late_s: int, autojump_clock: MockClock
 ) -> None:
     """Its own leg may have ended well before: it knows no more than what it has sent."""
-    workers = pairs(4, 8)
-    for each in workers[4:]:
-        each.late_s = late_s  # type: ignore[attr-defined]
-    async with routed(*workers, limits=FOR_LONG) as world:
+    async with routed(*pairs(4, 8, late_s=late_s), limits=FOR_LONG) as world:
         if at_once:
             assert await many(world, 50) == []
-            aside = [each.name for each in world.routing.outliers.ejected(trio.current_time())]
+            assert ejected(world) == ["p0"]
         else:
-            aside = await one_by_one(world, 20)
-        assert aside == ["p0"]
+            assert await one_by_one(world, 20) == ["p0"]
         assert met(world, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
 
 
 async def test_b11_a_decode_that_fails_with_many_prefills_is_ejected_and_not_pair_by_pair(
     autojump_clock: MockClock,
 ) -> None:
-    workers = pairs(4, 3)
-    for each in workers[4:]:
-        each.cut = ("p0", "p1", "p2", "p3") if each.name == "d0" else ()  # type: ignore[attr-defined]
+    workers = [*pairs(4, 1, cut=("p0", "p1", "p2", "p3")), *pairs(0, 3, cut=())[1:]]
     async with routed(*workers) as world:
         assert await many(world, 50) == []
-        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == ["d0"]
+        assert ejected(world) == ["d0"]
         assert len(world.worker("d0").asked) <= 5 + 10
 
 
@@ -389,14 +380,11 @@ async def test_b11_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_i
     decodes = [Waits(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(3)]
     async with routed(*decodes, *prefills, limits=FOR_LONG) as world:
         await many(world, 100)
-        assert [each.name for each in world.routing.outliers.ejected(trio.current_time())] == [bad]
+        assert ejected(world) == [bad]
 
 
 async def test_b11_two_prefills_that_fail_are_both_ejected_and_no_decode(autojump_clock: MockClock) -> None:
-    workers = pairs(4, 8)
-    for each in workers[4:]:
-        each.cut = ("p0", "p1")  # type: ignore[attr-defined]
-    async with routed(*workers, limits=FOR_LONG) as world:
+    async with routed(*pairs(4, 8, cut=("p0", "p1")), limits=FOR_LONG) as world:
         assert await one_by_one(world, 20) == ["p0", "p1"]
         assert met(world, "p0") + met(world, "p1") <= 2 * (5 + 1)
 
@@ -441,10 +429,10 @@ class Ordered:
             yield each
 
 
-async def chooses(workers, aside=()) -> tuple[Routing, Ordered]:
-    """Return a routing that ranks these workers, of which some are set aside, and the ranks."""
+async def chooses(workers, ejected_names=()) -> tuple[Routing, Ordered]:
+    """Return a routing that ranks these workers, of which some are ejected, and the ranks."""
     routing = Routing(FakePool(workers, None), least_loaded, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
-    for name in aside:
+    for name in ejected_names:
         for _ in range(5):
             routing.failed(name, HandOffFailed("cut") if "+" in name else InternalError("a bug"))
     ordered = Ordered(workers)

@@ -1,8 +1,6 @@
-"""What waits in vain at a worker with too much moves to one where it can begin, and never is at both."""
+"""A request that waits at an overcommitted worker moves to one where it can begin, and is never at both."""
 
 from __future__ import annotations
-
-from collections.abc import Awaitable
 
 import pytest
 import trio
@@ -12,6 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection
 from actors.routing.route import FailoverLimits, Route
+from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.errors import EngineLost, HandOffFailed, InternalError, Preempted
 from tests.rig.router import Fake, Play, ask, check_whole, generate, routed
@@ -37,9 +36,7 @@ async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_the
         assert len(world.worker("b").asked) == 1
 
 
-async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(
-    autojump_clock: MockClock,
-) -> None:
+async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(autojump_clock: MockClock) -> None:
     async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
         got: list = []
 
@@ -59,9 +56,7 @@ async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(
         assert world.worker("a").left == [world.worker("b").times[0]], "never at both at once"
 
 
-async def test_d6_a_request_stays_if_it_has_begun_or_its_worker_has_room(
-    autojump_clock: MockClock,
-) -> None:
+async def test_d6_a_request_stays_if_it_has_begun_or_its_worker_has_room(autojump_clock: MockClock) -> None:
     slow = Play(None, 3)
     async with (
         routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as world,
@@ -104,44 +99,40 @@ async def test_leaving_while_a_request_moves_leaves_no_reservation(autojump_cloc
                     world.worker("a").kv = 120
 
 
-async def test_a_released_reservation_goes_at_once_to_a_request_that_waits(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", slots=1)) as world, trio.open_nursery() as nursery:
-        routing, got = world.routing, list[Route]()
-        kept = routing.choose(generate())
+async def check_end_wakes_one_that_waits(routing: Routing, route: Route) -> None:
+    """Check that a request which waits for a route has one as soon as another route ends."""
+    got: list[Route] = []
 
-        async def wait(another: Awaitable[Route]) -> None:
-            got.append(await another)
+    async def wait() -> None:
+        got.append(await routing.wait_for_other(generate(), (), (), 0.0))
 
-        nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
         await wait_all_tasks_blocked()
         assert not got
-        kept.end()
+        route.end()
         await wait_all_tasks_blocked()
         assert [each.name for each in got] == ["a"], "nothing else has happened"
         got[0].end()
+
+
+async def test_a_released_reservation_goes_at_once_to_a_request_that_waits(autojump_clock: MockClock) -> None:
+    async with routed(Fake("a", slots=1)) as world:
+        route = world.routing.choose(generate())
+        assert route is not None
+        await check_end_wakes_one_that_waits(world.routing, route)
 
 
 async def test_the_end_of_a_probe_wakes_a_request_that_waits(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=1, ejected_s=1))
-    workers = Fake("a"), Fake("b", slots=0), Fake("c", slots=0)
-    async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
-        routing, got = world.routing, list[Route]()
-        routing.failed("a", InternalError("a bug"))
+    async with routed(Fake("a"), Fake("b", slots=0), Fake("c", slots=0), limits=limits) as world:
+        world.routing.failed("a", InternalError("a bug"))
         await trio.sleep(2)
-        probing = routing.choose(generate())
+        probing = world.routing.choose(generate())
+        assert probing is not None
         for name in probing.names:
             probing._release(name)  # as if it had been asked
-
-        async def wait(another: Awaitable[Route]) -> None:
-            got.append(await another)
-
-        nursery.start_soon(wait, routing.wait_for_other(generate(), (), (), 0.0))
-        await wait_all_tasks_blocked()
-        assert not got
-        probing.end()
-        await wait_all_tasks_blocked()
-        assert [each.name for each in got] == ["a"], "nothing else has happened"
-        got[0].end()
+        await check_end_wakes_one_that_waits(world.routing, probing)
 
 
 @pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance

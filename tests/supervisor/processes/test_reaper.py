@@ -1,12 +1,12 @@
-"""Processes that end: who reaps them, when, and with how little."""
+"""Processes that end: by whom they are reaped and when, also without a descriptor left."""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -95,71 +95,50 @@ async def test_b18_a_process_is_reaped_by_its_owner_alone_until_it_is_closed(tmp
             nursery.cancel_scope.cancel()
 
 
-@contextmanager
-def given(tmp_path: Path) -> Iterator[spawn.Descriptors]:
-    """What a host inherits."""
-    with (tmp_path / "log").open("wb") as log:
-        yield spawn.Descriptors(log.fileno(), log.fileno(), log.fileno(), log.fileno())
-
-
-@pytest.fixture
-def run_zygote(tmp_path: Path) -> Callable[..., Awaitable[None]]:
-    async def run(plug, full, *, task_status) -> None:
-        command = (sys.executable, "-c", FORKS.format(full=full))
-        chatter = OutputLog(tmp_path / "zygote.log")
-        await spawn.zygote(plug, chatter, GracePeriods(), LADDER, dict(os.environ), command, task_status=task_status)
-
-    return run
-
-
-async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(
-    tmp_path: Path, run_zygote: Callable[..., Awaitable[None]]
-) -> None:
-    plug = Registration()
-    with trio.fail_after(20), given(tmp_path) as descriptors:
+@asynccontextmanager
+async def zygote(tmp_path: Path, forks_refused: int = 0) -> AsyncIterator[Callable[[], Awaitable[Process]]]:
+    """Run a zygote whose first forks are refused, and yield a function that has it fork a host."""
+    registration: Registration[spawn.Zygote] = Registration()
+    command = (sys.executable, "-c", FORKS.format(full=forks_refused))
+    output_log, environment = OutputLog(tmp_path / "zygote.log"), dict(os.environ)
+    run = partial(spawn.zygote, registration, output_log, GracePeriods(), LADDER, environment, command)
+    with trio.fail_after(20), (tmp_path / "log").open("wb") as log:
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(run_zygote, plug, 0))
-            for _ in range(3):
-                process = await plug.current.fork(BootMessage("e", str(tmp_path), {}, {}), descriptors)
-                await process.wait()
-                assert state(process.pid) == "Z"
-                await process.stop(LADDER, GracePeriods())
-                await gone(process.pid)
+            await nursery.start(run)
+            assert registration.current is not None
+            descriptors = spawn.Descriptors(*[log.fileno()] * 4)
+            yield partial(registration.current.fork, BootMessage("e", str(tmp_path), {}, {}), descriptors)
             nursery.cancel_scope.cancel()
 
 
-async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(
-    tmp_path: Path, run_zygote: Callable[..., Awaitable[None]]
-) -> None:
-    plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
-    with trio.fail_after(20), given(tmp_path) as descriptors:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(run_zygote, plug, 2))
-            for _ in range(2):
-                with pytest.raises(StartFailed, match=r"^the zygote could not fork a host: Resource temporarily"):
-                    await plug.current.fork(boot, descriptors)
-            process = await plug.current.fork(boot, descriptors)
+async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(tmp_path: Path) -> None:
+    async with zygote(tmp_path) as fork:
+        for _ in range(3):
+            process = await fork()
+            await process.wait()
+            assert state(process.pid) == "Z"
             await process.stop(LADDER, GracePeriods())
-            nursery.cancel_scope.cancel()
+            await gone(process.pid)
 
 
-async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(
-    tmp_path: Path, run_zygote: Callable[..., Awaitable[None]]
-) -> None:
-    plug, boot = Registration(), BootMessage("e", str(tmp_path), {}, {})
-    with trio.fail_after(20), given(tmp_path) as descriptors:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(run_zygote, plug, 0))
-            with no_descriptors(), pytest.raises(OSError, match="no descriptor is left to watch a host by"):
-                await plug.current.fork(boot, descriptors)
-            process = await plug.current.fork(boot, descriptors)
-            await process.stop(LADDER, GracePeriods())
-            nursery.cancel_scope.cancel()
+async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp_path: Path) -> None:
+    async with zygote(tmp_path, forks_refused=2) as fork:
+        for _ in range(2):
+            with pytest.raises(StartFailed, match=r"^the zygote could not fork a host: Resource temporarily"):
+                await fork()
+        await (await fork()).stop(LADDER, GracePeriods())
+
+
+async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(tmp_path: Path) -> None:
+    async with zygote(tmp_path) as fork:
+        with no_descriptors(), pytest.raises(OSError, match="no descriptor is left to watch a host by"):
+            await fork()
+        await (await fork()).stop(LADDER, GracePeriods())
 
 
 async def test_a_wait_for_a_zygote_that_cannot_start_fails_with_the_reason() -> None:
-    plug = Registration()
-    fork = spawn.fork_starter(plug)
+    registration = Registration()
+    fork = spawn.fork_starter(registration)
     async with trio.open_nursery() as nursery:
 
         async def waits() -> None:
@@ -168,4 +147,4 @@ async def test_a_wait_for_a_zygote_that_cannot_start_fails_with_the_reason() -> 
 
         nursery.start_soon(waits)
         await trio.testing.wait_all_tasks_blocked()
-        plug.note_failure("the zygote could not import SGLang: no torch", 1.0)
+        registration.note_failure("the zygote could not import SGLang: no torch", 1.0)

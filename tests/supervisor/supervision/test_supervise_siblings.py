@@ -41,9 +41,7 @@ async def test_b8_one_that_fails_while_another_starts_for_the_first_time_is_up_a
     assert events.starts() == ["0 gateway", "5 gateway", "60 engine"]
 
 
-async def test_b8_no_sibling_waits_while_a_slow_start_is_ended(
-    autojump_clock: MockClock,
-) -> None:
+async def test_b8_no_sibling_waits_while_a_slow_start_is_ended(autojump_clock: MockClock) -> None:
     slow = Life(ready_after_s=50, cleans_up_s=9)
     engine = child("engine", Life(lasts_s=1), slow, start_within_s=4, stop_within_s=12)
     gateway = child("gateway", Life(lasts_s=6))  # while the engine cleans up

@@ -35,7 +35,7 @@ from tests.system.simulator import SimTransport, counting, sim_pair, tasks
 
 LOAD_S, LADDER_S = 2.0, 1.0  # of a host: until it is ready once all have met, and from its end's beginning to its end
 LINKED_WITHIN_S = 60.0
-PORTS = (None, *range(9000, 9032))  # where nodes b and c let the engine be met
+PORTS = (None, *range(9000, 9032))  # that nodes b and c allow the engine
 AGREED = {"slots": "16", "nodes": '["a","b","c"]'}
 
 
@@ -44,12 +44,12 @@ class Hosts:
     """The hosts of all ranks: they find each other through rank 0, but do not notice when one of them ends."""
 
     alive: dict[int, object] = Factory(dict)
-    met: dict[int, object] = Factory(dict)  # who has found the rank 0 that lives now
+    met: dict[int, object] = Factory(dict)  # those that have found the present rank 0
     ends: dict[int, trio.Event] = Factory(dict)
     log: list[tuple[float, str]] = Factory(list)
-    ports: dict[int, int | None] = Factory(dict)  # that the hosts alive were told, by rank
+    ports: dict[int, int | None] = Factory(dict)  # of the hosts alive, by rank
     ladder_s: dict[int, float] = Factory(lambda: dict.fromkeys(range(3), LADDER_S))
-    plug: Registration = Factory(Registration)
+    registration: Registration = Factory(Registration)
     changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
 
     async def keep(self, rank: int, port, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -59,9 +59,9 @@ class Hosts:
         life = self.alive[rank] = object()
         self.ends[rank] = trio.Event()
         self.ports[rank] = port
-        self.tell(f"{rank} starts")
+        self.record(f"{rank} starts")
         if rank == 0:
-            self.met = dict(self.alive)  # even one that is being ended still finds whoever is there
+            self.met = dict(self.alive)  # even one that is being ended still finds the others
         elif 0 in self.alive:
             assert rank not in self.met, "a rank of an earlier life has met this rank 0"
             self.met[rank] = life
@@ -72,7 +72,7 @@ class Hosts:
             with trio.move_on_after(LOAD_S):
                 await self.ends[rank].wait()
             task_status.started()
-            with self.plug.publish(SimpleNamespace(info=None)) if rank == 0 else nullcontext():
+            with self.registration.publish(SimpleNamespace(info=None)) if rank == 0 else nullcontext():
                 await self.ends[rank].wait()
         except trio.Cancelled:
             with trio.move_on_after(self.ladder_s[rank], shield=True):
@@ -80,10 +80,10 @@ class Hosts:
             raise
         finally:
             del self.alive[rank], self.ports[rank]
-            self.tell(f"{rank} is gone")
+            self.record(f"{rank} is gone")
         raise EngineDied(f"host {rank} was killed")
 
-    def tell(self, what: str) -> None:
+    def record(self, what: str) -> None:
         self.log.append((trio.current_time(), what))
 
     def kill(self, rank) -> None:
@@ -99,28 +99,28 @@ class Group:
     hosts: Hosts = Factory(Hosts)
     agreed: dict = Factory(lambda: dict(AGREED))
     gateway: str = "a"
-    another: Callable[[], int | None] = lambda: None  # where the next life is met
+    another: Callable[[], int | None] = lambda: None  # the bootstrap port of the next life
     directory: Directory = Factory(lambda: Directory("a"))
-    plug: Registration = field(init=False)
+    registration: Registration = field(init=False)
     here: LocalWorker = field(init=False)
     others: FollowerRanks = field(init=False)
     asked: dict = Factory(dict)  # by node
     nodes: dict[str, Directory] = Factory(lambda: {name: Directory(name) for name in "bc"})
     wires: dict[str, SimTransport] = Factory(dict)
-    happenings: list = Factory(list)
+    events: list = Factory(list)
     scope: trio.CancelScope = Factory(trio.CancelScope)  # around node a's tree
     over: trio.Event = Factory(trio.Event)
     failed: BaseException | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.plug = self.hosts.plug
-        self.plug.on_change = self.directory.notify
+        self.registration = self.hosts.registration
+        self.registration.on_change = self.directory.notify
         address, inbox = priority_inbox(4, lambda request: request.priority)
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
-        self.here = LocalWorker("a", offer, address, self.plug, inbox, self.directory)
+        self.here = LocalWorker("a", offer, address, self.registration, inbox, self.directory)
         self.directory.local["big"] = self.here
         self.others = FollowerRanks(
-            "big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.plug, self.gateway
+            "big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.registration, self.gateway
         )
         for node, rank in (("b", 1), ("c", 2)):
             self.directory.configure(node, f"{node}:7400")
@@ -168,7 +168,7 @@ class Group:
         )
         try:
             with self.scope:
-                await supervise(tree, rng=random.Random(0), on_event=self.happenings.append)
+                await supervise(tree, rng=random.Random(0), on_event=self.events.append)
         except StartFailed as error:
             self.failed = error
         self.over.set()
@@ -178,14 +178,12 @@ class Group:
 
     @property
     def ready(self):
-        return [each.at for each in self.happenings if each.path == "a/engine" and each.kind is ChildEventKind.STARTED]
+        return [each.at for each in self.events if each.path == "a/engine" and each.kind is ChildEventKind.STARTED]
 
     @property
     def why(self):
         return [
-            str(each.error)
-            for each in self.happenings
-            if each.path == "a/engine" and each.kind is ChildEventKind.FAILED
+            str(each.error) for each in self.events if each.path == "a/engine" and each.kind is ChildEventKind.FAILED
         ]
 
     async def until_ready(self, times: int = 1) -> None:
@@ -196,7 +194,7 @@ class Group:
 
 @asynccontextmanager
 async def group(*linked: str, **fields) -> AsyncIterator[Group]:
-    """A group whose node a runs, with links to some of the others."""
+    """Run node a of a group, with links to some of the others."""
     async with trio.open_nursery() as nursery:
         made = Group(nursery, **fields)
         for node in linked:
@@ -213,7 +211,7 @@ async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_togeth
         await made.until_ready()
         assert [what for _, what in made.hosts.log] == ["1 starts", "2 starts", "0 starts"]
         assert made.ready == [LOAD_S]
-        assert made.plug.blocked_by is None
+        assert made.registration.blocked_by is None
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -290,13 +288,13 @@ async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link
         made.cut("c")
         await trio.sleep_until(13)
         assert made.hosts.alive == {}
-        assert made.plug.blocked_by == "there is no link to node c"
+        assert made.registration.blocked_by == "there is no link to node c"
         await trio.sleep_until(30)
         assert made.hosts.alive == {}
         made.link("c")
         await made.until_ready(2)
         assert made.ready[1] == 30 + LOAD_S
-        assert made.plug.blocked_by is None
+        assert made.registration.blocked_by is None
         assert "rank 2 of engine big on node c: the link went down" in made.why[0]
 
 
@@ -338,9 +336,7 @@ async def test_an_engine_that_is_left_while_a_rank_of_it_waits_starts_nothing_th
         assert [what for _, what in made.hosts.log[3:]] == ["2 is gone", "0 is gone", "1 is gone"]
 
 
-async def test_a_start_without_all_nodes_in_time_fails_with_the_missing_one(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_start_without_all_nodes_in_time_fails_with_the_missing_one(autojump_clock: MockClock) -> None:
     async with group("b") as made:
         await made.over.wait()
         assert trio.current_time() == LINKED_WITHIN_S
@@ -352,7 +348,7 @@ async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock: MockCl
     async with group("b", "c") as made:
         made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
-        assert made.plug.blocked_by == "node c drains"
+        assert made.registration.blocked_by == "node c drains"
         assert made.hosts.log == []
         made.directory.merge_state("c", NodeState())
         await made.until_ready()
@@ -369,8 +365,8 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
         made.nodes["c"].drain()
         made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep_until(15)
-        assert made.plug.current is None
-        assert made.plug.blocked_by == "node c drains"
+        assert made.registration.current is None
+        assert made.registration.blocked_by == "node c drains"
         assert set(made.hosts.alive) == {0, 1, 2}
         made.here.busy = 0
         made.directory.notify()
@@ -390,16 +386,14 @@ async def test_the_requests_of_a_draining_gateway_are_served_before_the_engine_e
         made.here.busy = 1
         made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
-        assert made.plug.current is not None
+        assert made.registration.current is not None
         made.here.busy = 0
         made.directory.notify()
         await trio.sleep(LADDER_S + 1)
         assert made.why == ["engine big gave way: node c drains"]
 
 
-async def test_an_engine_that_is_not_ready_ends_at_once_when_a_node_drains(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_engine_that_is_not_ready_ends_at_once_when_a_node_drains(autojump_clock: MockClock) -> None:
     async with group("b", "c") as made:
         await trio.sleep(LOAD_S / 2)
         made.here.busy = 1
@@ -415,7 +409,7 @@ async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autoju
         made.directory.drain()
         made.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(30)
-        assert made.plug.current is not None
+        assert made.registration.current is not None
         assert made.why == []
         assert made.nodes["b"].follower_ranks == made.nodes["c"].follower_ranks == 1
 
@@ -426,7 +420,7 @@ async def test_a_lost_link_is_not_used_while_it_is_still_recorded(autojump_clock
         link.abort(PeerLost("cut"))
         made.directory.linked("c", link)
         await trio.sleep(1)
-        assert made.plug.blocked_by == "there is no link to node c"
+        assert made.registration.blocked_by == "there is no link to node c"
         assert made.failed is None
 
 

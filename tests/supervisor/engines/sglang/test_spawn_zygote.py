@@ -29,12 +29,12 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawn, "FORK_WITHIN_S", 0.2)
-    plug, ends = Registration(), []
+    registration, ends = Registration(), []
 
     async def keep(*, task_status) -> None:
         with pytest.raises(EngineDied, match="the zygote died"):
             await spawn.zygote(
-                plug,
+                registration,
                 OutputLog(tmp_path / "zygote.log"),
                 GracePeriods(),
                 Ladder(stop_s=0.1, term_s=0.1, kill_s=5.0),
@@ -42,11 +42,11 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(
                 (sys.executable, "-c", STANDS_STILL),
                 task_status=task_status,
             )
-        ends.append(plug.current)
+        ends.append(registration.current)
 
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             await nursery.start(keep)
             with pytest.raises(EngineDied, match="did not fork"):
-                await plug.current.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
+                await registration.current.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
     assert ends == [None]
