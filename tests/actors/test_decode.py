@@ -1,4 +1,4 @@
-"""Decode: one slot a request, given back by whichever road the request ends."""
+"""Decode: each request has one slot, which is released however the request ends."""
 
 from __future__ import annotations
 

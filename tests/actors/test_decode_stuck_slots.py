@@ -1,4 +1,4 @@
-"""A slot that is not freed costs a slot first and an engine last; who hangs engines is not carried from one to the next."""
+"""Slots that an engine does not release: they cost a slot, then the engine, and never one engine after another."""
 
 from __future__ import annotations
 

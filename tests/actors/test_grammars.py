@@ -1,4 +1,4 @@
-"""Checks of grammars take fair turns, end with those who asked, and are remembered within a bound."""
+"""Checks of grammars take fair turns, end when their askers leave, and their verdicts are kept within a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processor refuses what an engine could not take, names the client's own field, and lets go of what is over."""
+"""The processor refuses what an engine could not take, names the client's own field, and ends what is not wanted."""
 
 from __future__ import annotations
 

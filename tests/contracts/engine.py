@@ -1,4 +1,4 @@
-"""The contract of every engine, checked on whichever engine is given: simulated or real, in virtual or real time."""
+"""The contract of every engine, checked on the engine that is given: simulated or real, in virtual or real time."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ async def slot(engine: Engine, wanted: Generate) -> AsyncIterator[Generation]:
         yield generation
     finally:
         engine.abort(wanted.id)
-        with trio.move_on_after(RELEASED_WITHIN_S, shield=True) as patience:
+        with trio.move_on_after(RELEASED_WITHIN_S, shield=True) as waiting:
             await engine.wait_released(wanted.id)
-        assert not patience.cancelled_caught, "it kept its slot"
+        assert not waiting.cancelled_caught, "it kept its slot"
         assert generation.over.is_set(), "a released answer is over"
 
 
@@ -219,7 +219,7 @@ async def aborts_after_the_end_change_nothing(engine: Engine) -> None:
     await serves_on(engine)
 
 
-async def ignores_ids_that_it_does_not_know(engine: Engine) -> None:
+async def ignores_unknown_ids(engine: Engine) -> None:
     unknown = "f" * REQUEST_ID_LENGTH
     engine.abort(unknown)
     with trio.fail_after(RELEASED_WITHIN_S):
@@ -236,7 +236,7 @@ async def takes_an_id_again_after_its_release(engine: Engine) -> None:
     assert len((await complete(engine, wanted))[0]) == 4
 
 
-async def frees_slots_for_those_who_wait(engine: Engine) -> None:
+async def frees_slots_for_requests_that_wait(engine: Engine) -> None:
     wanted = [request(engine, LONG) for _ in range(engine.info.running_max)]
     for each in wanted:
         engine.submit(each)
@@ -284,11 +284,11 @@ async def counts_what_it_holds(engine: Engine) -> None:
         assert generation.over.is_set() or load.waiting == 0
 
 
-async def tells_log_probabilities_when_asked(engine: Engine) -> None:
+async def sends_log_probabilities_when_asked(engine: Engine) -> None:
     for top in (0, 3):
-        plain = request(engine, 6)
-        wanted = evolve(plain, id=new_id(), logprobs=top)
-        told: list[Logprob] = []
+        usual_request = request(engine, 6)
+        wanted = evolve(usual_request, id=new_id(), logprobs=top)
+        logprobs: list[Logprob] = []
         ids: list[int] = []
         async with slot(engine, wanted) as generation:
             with trio.fail_after(ANSWERED_WITHIN_S):
@@ -296,9 +296,9 @@ async def tells_log_probabilities_when_asked(engine: Engine) -> None:
                     if isinstance(reply, Tokens):
                         assert len(reply.logprobs) == len(reply.ids), "one a token, with the token"
                         ids += reply.ids
-                        told += reply.logprobs
-        assert len(told) == 6
-        for token, each in zip(ids, told, strict=True):
+                        logprobs += reply.logprobs
+        assert len(logprobs) == 6
+        for token, each in zip(ids, logprobs, strict=True):
             assert each.logprob <= 0
             assert len(each.top) == top
             values = [value for _, value in each.top]
@@ -307,29 +307,29 @@ async def tells_log_probabilities_when_asked(engine: Engine) -> None:
             if top:
                 assert each.top[0][0] == token, "a greedy token is the likeliest"
                 assert abs(each.top[0][1] - each.logprob) < 1e-3
-        assert (await complete(engine, plain))[0] == ids, "asking changes nothing"
+        assert (await complete(engine, usual_request))[0] == ids, "asking changes nothing"
 
 
 async def a_bias_forces_and_forbids_a_token(engine: Engine) -> None:
-    plain = request(engine, 4)
-    usual, _ = await complete(engine, plain)
+    usual_request = request(engine, 4)
+    usual, _ = await complete(engine, usual_request)
     forced = next(token for token in range(5, 100) if token not in usual)
-    sampling = evolve(plain.sampling, logit_bias={forced: 100.0})
-    assert (await complete(engine, Generate(new_id(), plain.tokens, sampling)))[0] == [forced] * 4
-    sampling = evolve(plain.sampling, logit_bias={usual[0]: -100.0})
-    assert usual[0] not in (await complete(engine, Generate(new_id(), plain.tokens, sampling)))[0]
+    sampling = evolve(usual_request.sampling, logit_bias={forced: 100.0})
+    assert (await complete(engine, Generate(new_id(), usual_request.tokens, sampling)))[0] == [forced] * 4
+    sampling = evolve(usual_request.sampling, logit_bias={usual[0]: -100.0})
+    assert usual[0] not in (await complete(engine, Generate(new_id(), usual_request.tokens, sampling)))[0]
 
 
 async def a_salt_keeps_prompts_apart(engine: Engine) -> None:
-    plain = request(engine, 2, prompt=4 * engine.info.page_size)
+    usual_request = request(engine, 2, prompt=4 * engine.info.page_size)
     cached = []
     for salt in ("a", "a", "b"):
-        _, finished = await complete(engine, evolve(plain, id=new_id(), cache_salt=salt))
+        _, finished = await complete(engine, evolve(usual_request, id=new_id(), cache_salt=salt))
         cached.append(finished.usage.cached_tokens)
     assert cached[0] == cached[2] == 0
 
 
-async def refuses_a_grammar_that_it_does_not_know(engine: Engine) -> None:
+async def refuses_a_grammar_that_it_cannot_follow(engine: Engine) -> None:
     for kind in set(GrammarKind).difference(engine.info.grammars):
         with pytest.raises(Unsupported):
             await complete(engine, request(engine, grammar=Grammar(kind, "a")))
@@ -407,17 +407,17 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     aborts_in_mid_stream,
     aborts_twice_and_again_later,
     aborts_after_the_end_change_nothing,
-    ignores_ids_that_it_does_not_know,
+    ignores_unknown_ids,
     takes_an_id_again_after_its_release,
-    frees_slots_for_those_who_wait,
+    frees_slots_for_requests_that_wait,
     keeps_requests_apart,
     counts_what_it_holds,
     refuses_or_queues_but_never_blocks,
     refuses_what_is_wrong_and_serves_on,
     serves_the_longest_prompt,
     drops_its_cache_only_when_idle,
-    tells_log_probabilities_when_asked,
+    sends_log_probabilities_when_asked,
     a_bias_forces_and_forbids_a_token,
     a_salt_keeps_prompts_apart,
-    refuses_a_grammar_that_it_does_not_know,
+    refuses_a_grammar_that_it_cannot_follow,
 )

@@ -1,4 +1,4 @@
-"""The engine of most tests keeps the engine contract, in this process and behind a link."""
+"""The fake engine of most tests keeps the engine contract, in this process and behind a link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners take turns: nobody waits behind another's crowd, nobody is lost, and the line is what a simple model says."""
+"""Owners take turns in a fair queue, which equals a simple model after every operation."""
 
 from __future__ import annotations
 

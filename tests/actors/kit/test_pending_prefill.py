@@ -1,4 +1,4 @@
-"""An engine is given prompts enough to keep it busy, and no more: behind those that are inside, everybody waits."""
+"""The bound of prompts inside an engine: enough to keep it busy, and the rest waits where owners take turns."""
 
 from __future__ import annotations
 

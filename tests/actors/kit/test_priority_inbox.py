@@ -1,4 +1,4 @@
-"""Of those that wait the most urgent goes first, and of equals the one that came first; nobody is lost or doubled."""
+"""A priority inbox: the most urgent call is next, then the first to come; none is lost or received twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request that lost its worker must not do: forget what was first, keep a place."""
+"""Resumed requests: their usage, their penalties, their weights, and no reservation left behind."""
 
 from __future__ import annotations
 

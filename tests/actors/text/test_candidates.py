@@ -1,4 +1,4 @@
-"""No turn of the event loop builds what is as long as a client wishes: answers in one piece, drafts, stop strings."""
+"""No turn of the event loop builds what a client can make long: whole answers, candidates, held-back text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request, several choices: each is read alone, they fail together, and what they cost is counted once."""
+"""The choices of one request: each is read by itself, all fail together, and the usage counts each token once."""
 
 from __future__ import annotations
 

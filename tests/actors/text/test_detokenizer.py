@@ -1,4 +1,4 @@
-"""An answer reads the same however its tokens come, and nothing of a stop string ever leaks."""
+"""The text of an answer is the same however its tokens arrive, and no part of a stop string is sent."""
 
 from __future__ import annotations
 

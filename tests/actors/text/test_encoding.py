@@ -1,4 +1,4 @@
-"""What is too long is refused before it is tokenised, and never wrongly, whatever the tokenizer makes of a text."""
+"""A text that is too long is refused before it is tokenised, and no text that fits is, with any tokenizer."""
 
 from __future__ import annotations
 

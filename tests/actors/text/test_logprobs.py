@@ -1,4 +1,4 @@
-"""Log probabilities are told with the text that their token ends in: none early, none twice, none of what was cut."""
+"""Log probabilities come with the text in which their token ends: none early, none twice, none of what was cut off."""
 
 from __future__ import annotations
 

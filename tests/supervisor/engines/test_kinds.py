@@ -1,4 +1,4 @@
-"""A kind of engine is one row: a section with its mistakes and a function that makes children; nothing else knows it."""
+"""An engine kind is one row: a section with its mistakes, and a function that makes children."""
 
 from __future__ import annotations
 

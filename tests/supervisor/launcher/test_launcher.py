@@ -1,4 +1,4 @@
-"""A launcher that cannot start a node leaves nothing open, is gone in time, and follows its file."""
+"""A launcher that cannot start a node leaves nothing open and ends in time; it follows its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a node to its launcher arrive whole however they are cut, and nothing else arrives."""
+"""Messages of a node arrive whole at its launcher however the stream is cut, and other lines are no messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines say is kept in bounded files, and a disk that is full, slow or gone costs the file and nobody else."""
+"""The output of processes is kept in bounded files; a disk that is full, slow or gone costs nothing but the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep may touch: what a node of this user has left, and nothing that others have put beside it."""
+"""The removal of stale run folders touches what nodes of this user have left, and nothing that others put there."""
 
 from __future__ import annotations
 

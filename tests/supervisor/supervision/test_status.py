@@ -1,4 +1,4 @@
-"""How each child of a tree stands is known from what happens to it."""
+"""The status of each member of a tree, from its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any tree, any faults: random trees whose children fail at random keep the promises of supervision."""
+"""Random trees whose children fail at random keep the promises of supervision."""
 
 from __future__ import annotations
 

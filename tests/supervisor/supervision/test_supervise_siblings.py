@@ -1,4 +1,4 @@
-"""Children beside each other, in virtual time: who waits for whom, who never gives up, and who notices nothing."""
+"""Siblings in virtual time: their needs, restarts beside each other, and trees that never give up."""
 
 from __future__ import annotations
 

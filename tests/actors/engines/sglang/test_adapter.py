@@ -1,4 +1,4 @@
-"""SGLang behind the engine port: what is asked about an engine leaves its host's streams to requests; whether it lives."""
+"""SGLang behind the engine port: control operations leave the host's streams to requests, and silence is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's own settings in `cluster.toml`: what would contradict a key of ours, or break the host, is refused."""
+"""SGLang's own settings in `cluster.toml`: those that contradict a key of ours, or break the host, are refused."""
 
 from __future__ import annotations
 

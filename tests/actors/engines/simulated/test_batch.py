@@ -1,4 +1,4 @@
-"""A step costs exactly what is stated, gives every answer one token, and holds nobody up for longer than one chunk."""
+"""The steps of a simulated engine: their exact times, one token for each running request, and chunks of prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated engine keeps the promises of every engine, whatever it is made of."""
+"""The simulated engine keeps the contract of every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated engine is as wrong as it is asked to be, and right again when it is asked to be right."""
+"""Injected faults of a simulated engine: each has its effect, and ends when it is withdrawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages are never more than there are, never taken from whoever holds them, and shared by true prefixes only."""
+"""KV memory of a simulated engine: pages are conserved, kept by their holders, and shared by equal prefixes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said depends on the seed, the prompt and the request's own chance alone, and heeds what a request may ask."""
+"""The output of a simulated engine depends on seed and prompt alone, and obeys the request's sampling options."""
 
 from __future__ import annotations
 

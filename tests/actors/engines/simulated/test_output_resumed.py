@@ -1,4 +1,4 @@
-"""An answer that is cut anywhere and gone on with elsewhere is the answer that it would have been."""
+"""A simulated answer that is cut anywhere and resumed elsewhere equals the uncut one."""
 
 from __future__ import annotations
 

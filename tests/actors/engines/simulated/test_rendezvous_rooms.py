@@ -1,4 +1,4 @@
-"""A prefill computes a prompt and a decode answers it, in the time and with the text of one engine that does both."""
+"""A simulated prefill and decode together give the text and take the time of one engine that does both."""
 
 from __future__ import annotations
 

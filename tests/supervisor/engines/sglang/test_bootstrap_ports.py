@@ -1,4 +1,4 @@
-"""Each life of a prefill is met at another port."""
+"""Each life of a prefill has another bootstrap port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pair's transfers need of a machine is looked for before anything starts."""
+"""The libraries that KV transfers need are looked for before anything starts."""
 
 from __future__ import annotations
 

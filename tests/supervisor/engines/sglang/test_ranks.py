@@ -1,4 +1,4 @@
-"""An engine that spans nodes: all of its ranks or none, whatever ends first, and never two of one rank at once."""
+"""An engine that spans nodes: all ranks run or none, whichever ends first, and never two hosts of one rank."""
 
 from __future__ import annotations
 

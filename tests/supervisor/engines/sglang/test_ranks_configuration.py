@@ -1,4 +1,4 @@
-"""What the file says of an engine that spans nodes: its mistakes, its hosts' arguments, its place in the trees."""
+"""The configuration of an engine that spans nodes: its mistakes, its hosts' arguments, its place in the trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host's watchdog ends its process group and removes its folder, whatever is gone and whether its log is read or not."""
+"""A host's watchdog ends its process group and removes its folder, whatever has gone, also when its log is not read."""
 
 from __future__ import annotations
 
