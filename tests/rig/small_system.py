@@ -37,7 +37,7 @@ LONG_S = 30.0  # longer than every deadline of the system together
 
 @define(eq=False)
 class SmallSystem:
-    """The parts of the system that a test may look at, or break."""
+    """The parts of the system that a test observes or breaks."""
 
     rng: random.Random | None = None
     workers: int = 1
@@ -49,16 +49,16 @@ class SmallSystem:
     deadlines: Deadlines = DEADLINES
     host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
     starts_fail: bool = False
-    never_up: dict[int, str] = Factory(dict)  # by number, how the starts of an engine end: they fail, or hang
+    never_up: dict[int, str] = Factory(dict)  # by number, how an engine does not start: it fails, or hangs
     address: Address = field(init=False)
     inbox: PriorityInbox = field(init=False)
     front: Registration[Link] = field(factory=Registration)
     engines: list[Registration[Engine]] = Factory(list)
-    hosts: dict[int, Any] = Factory(dict)  # a `FakeHost`, or what stands in its place
+    hosts: dict[int, Any] = Factory(dict)  # a `FakeHost` or a `LocalEngine`
     lines: dict[int, Link] = Factory(dict)
     wires: dict[str, SimTransport] = Factory(dict)
     server: Link | None = None  # the front's other end
-    happenings: list[ChildEvent] = Factory(list)
+    child_events: list[ChildEvent] = Factory(list)
     tasks: list[str] = Factory(list)
     scope: trio.CancelScope = field(factory=trio.CancelScope)  # around the tree
     over: trio.Event = field(factory=trio.Event)
@@ -89,7 +89,7 @@ class SmallSystem:
         )
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
-        """Return what the node is made of."""
+        """Return the children of the node."""
         return (*workers, Child(name="front", run=self._front))
 
     def pair(self, name: str) -> tuple[SimTransport, SimTransport]:
@@ -101,14 +101,14 @@ class SmallSystem:
 
     async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
         near, far = self.pair("front")
-        asker = Link(near, Peer("clients", serves_max=0))
+        near_link = Link(near, Peer("clients", serves_max=0))
         self.server = Link(far, Peer("node", serves_max=self.streams), {("", Generate): self.address})
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.server.run, name="front.server")
-                nursery.start_soon(asker.run, name="front.asker")
-                await asker.wait_ready()
-                with self.front.publish(asker):
+                nursery.start_soon(near_link.run, name="front.asker")
+                await near_link.wait_ready()
+                with self.front.publish(near_link):
                     task_status.started()
                     await trio.sleep_forever()
         except* PeerLost:
@@ -145,14 +145,14 @@ class SmallSystem:
         engine = await self.engines[number].wait()
         await decode(self.inbox, engine, self.costs.slots, self.deadlines, task_status=task_status)
 
-    # Asking, and looking ----------------------------------------------------------------
+    # Requests and checks ----------------------------------------------------------------
 
-    async def ask(self, wanted: Generate, pause=None) -> list[int]:
-        """Ask for one answer over the front link, and check each token and the end."""
-        expected, finished = whole(wanted, self.costs.vocabulary_size)
+    async def ask(self, request: Generate, pause=None) -> list[int]:
+        """Send one request over the front link; check each token and the end."""
+        expected, finished = whole(request, self.costs.vocabulary_size)
         link = await self.front.wait()
         ids: list[int] = []
-        async with link.ask(wanted, wanted.sampling.tokens_max) as replies:
+        async with link.ask(request, request.sampling.tokens_max) as replies:
             async for reply in replies:
                 if isinstance(reply, Tokens):
                     ids += reply.ids
@@ -162,23 +162,23 @@ class SmallSystem:
             result = await replies.result()
         assert (ids, result) == (expected, finished), "a truncated answer looks complete"
         assert isinstance(result, Finished)
-        assert result.usage == Usage(len(wanted.tokens), len(ids))
-        assert (result.reason is FinishReason.STOP) == (ids[-1] in wanted.sampling.stop_token_ids)
+        assert result.usage == Usage(len(request.tokens), len(ids))
+        assert (result.reason is FinishReason.STOP) == (ids[-1] in request.sampling.stop_token_ids)
         return ids
 
     @property
     def at_once_max(self) -> int:
-        """How many requests can be on their way to the engines at once."""
+        """The number of concurrent requests that can reach the engines."""
         return self.streams
 
     async def probe_all(self, count: int) -> None:
-        """Ask for so many answers at once, when everything is well again, and get them."""
+        """Check so many concurrent answers of a healthy system."""
         async with trio.open_nursery() as nursery:
             for number in range(count):
                 nursery.start_soon(self.ask, generate(f"probe {number}", tokens_max=20))
 
     async def check_at_rest(self) -> None:
-        """Check that every slot, stream, scope and task is home."""
+        """Check that every slot, stream, scope and task is released."""
         front = () if self.server is None else (self.front.current, self.server)
         assert None not in front, "the front is down"
         for link in (*front, *self.lines.values()):
@@ -203,9 +203,9 @@ class SmallSystem:
             assert not engine._streams, "the adapter remembers a request"
 
     async def check_serves(self) -> None:
-        """Check that every slot can be had, all at once."""
+        """Check that all slots can be taken at once."""
         slots = min(self.workers * self.costs.slots, self.at_once_max)
-        # Slow enough that the worst network brings all of them in before one ends.
+        # Slow enough that on the worst network all of them begin before one ends.
         self.costs.step_s = 0.6 if self.network.get("room") == 50 else 0.2
         at_once: list[int] = []
 
@@ -217,40 +217,40 @@ class SmallSystem:
         with trio.fail_after(3 * LONG_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(look)
-                nursery.start_soon(self.probe_all, slots + 2)  # who comes too late waits, and is not forgotten
+                nursery.start_soon(self.probe_all, slots + 2)  # two more wait, and must be answered, too
         assert max(at_once) == slots, "a slot is lost"
         await trio.sleep(LONG_S)
         await self.check_at_rest()
 
     def check_how_it_went(self) -> None:
         """Check that no actor ended by anything but the faults that were planned."""
-        for happening in self.happenings:
-            error = happening.error
+        for event in self.child_events:
+            error = event.error
             if error is not None and not isinstance(first_leaf(error), self.faults):
-                raise AssertionError(f"{happening}") from error
+                raise AssertionError(f"{event}") from error
 
 
 S = TypeVar("S", bound=SmallSystem)
 
 
 @asynccontextmanager
-async def living(world: S) -> AsyncIterator[S]:
+async def living(system: S) -> AsyncIterator[S]:
     """Run the system for the body, and shut it down."""
     async with trio.open_nursery() as nursery:
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
-            with world.scope:
+            with system.scope:
                 await supervise(
-                    world.tree,
-                    rng=world.rng or random.Random(0),
-                    on_event=world.happenings.append,
+                    system.tree,
+                    rng=system.rng or random.Random(0),
+                    on_event=system.child_events.append,
                     task_status=task_status,
                 )
-            world.over.set()
+            system.over.set()
 
         await nursery.start(run)
         await trio.testing.wait_all_tasks_blocked()
-        world.tasks = tasks()
-        yield world
-        world.check_how_it_went()
-        world.scope.cancel()
+        system.tasks = tasks()
+        yield system
+        system.check_how_it_went()
+        system.scope.cancel()

@@ -64,7 +64,7 @@ async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope
         if act is leave:
             assert "bystander" in served, "who stays is served"
             assert submitted in ([], ["victim" in served]), "nothing begins for one who has left"
-            assert len({life.path for life in world.happenings}) * 2 == len(world.happenings), "it restarts nobody"
+            assert len({life.path for life in world.child_events}) * 2 == len(world.child_events), "it restarts nobody"
     return steps.taken < step
 
 

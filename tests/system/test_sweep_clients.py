@@ -15,21 +15,21 @@ from tests.rig.small_system import living
 from tests.system.simulator import counting, judge
 from tests.system.simulator.clients import GONE, Reader, chat
 from tests.system.simulator.lanes import create
-from tests.system.simulator.model import VOCABULARY, Wanted
+from tests.system.simulator.model import VOCABULARY, PlannedRequest
 from tests.system.simulator.probes import each_alone
 from tests.system.simulator.system import System
 
-VICTIM = Wanted(turns=(("user", "the victim"),), tokens_max=2)
+VICTIM = PlannedRequest(turns=(("user", "the victim"),), tokens_max=2)
 
 
 async def streaming(reader: Reader) -> None:
     await reader.send(post(chat(VICTIM)))
-    await reader.hear(judge.Heard())
+    await reader.read_answer(judge.Received())
 
 
 async def with_two_choices(reader: Reader) -> None:
     await reader.send(post(chat(VICTIM) | {"n": 2, "stream": False}))
-    await reader.hear(judge.Heard())
+    await reader.read_answer(judge.Received())
 
 
 async def in_a_lane(reader: Reader) -> None:
@@ -59,7 +59,7 @@ async def leave_at(rng, step: int, program: Callable[[Reader], Awaitable[None]])
         assert not system.holding(VICTIM.prompt), "whoever leaves is aborted"
         await trio.sleep(10)
         await system.check_at_rest()
-        assert len({life.path for life in system.happenings}) * 2 == len(system.happenings), "it restarts nobody"
+        assert len({life.path for life in system.child_events}) * 2 == len(system.child_events), "it restarts nobody"
     return steps.taken < step
 
 

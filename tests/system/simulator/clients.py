@@ -15,13 +15,13 @@ from attrs import define, field
 from tests.rig.gateway import Client, post
 from tests.system.simulator import judge, tls
 from tests.system.simulator.faults import Faults
-from tests.system.simulator.model import Wanted, draw, whole
+from tests.system.simulator.model import PlannedRequest, draw, whole
 from tests.system.simulator.release_times import RELEASED_WITHIN_S
 from tests.system.simulator.system import System
 
 GONE = (EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
-STALLED_WITHIN_S = 15.0  # from half a request to the end of its connection: a head's time, a body's, the farewell's
-GIVEN_AHEAD_MAX = 5  # tokens, until an engine hears that a stop string has come
+STALLED_WITHIN_S = 15.0  # from half a request to the end of its connection: the limits of head, body and close
+GIVEN_AHEAD_MAX = 5  # tokens until the abort after a stop string reaches the engine
 
 
 @define(eq=False)
@@ -30,7 +30,7 @@ class Reader(Client):
 
     rng: random.Random | None = None
     pause_s: float = 0.0
-    raw: trio.SocketStream = field(init=False)  # what TLS, if there is any, stands on
+    raw: trio.SocketStream = field(init=False)  # the socket below TLS, if there is any
 
     def __attrs_post_init__(self) -> None:
         self.raw = tls.below(self.stream)
@@ -40,22 +40,22 @@ class Reader(Client):
             await trio.sleep(self.rng.random() * self.pause_s)
         return await Client.more(self)
 
-    async def hear(self, heard: judge.Heard) -> None:
-        """Read one answer into `heard`, so that what has come is there even if this is cancelled."""
+    async def read_answer(self, received: judge.Received) -> None:
+        """Read one answer into `received`, which keeps the beginning if this is cancelled."""
         start, *lines = (await self.until(b"\r\n\r\n")).decode().split("\r\n")[:-2]
-        heard.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        heard.status = int(start.split()[1])
-        if "content-length" in heard.headers:
-            heard.body += await self.exactly(int(heard.headers["content-length"]))
-            heard.whole = len(heard.body) == int(heard.headers["content-length"])
+        received.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        received.status = int(start.split()[1])
+        if "content-length" in received.headers:
+            received.body += await self.exactly(int(received.headers["content-length"]))
+            received.whole = len(received.body) == int(received.headers["content-length"])
             return
         while size := int(await self.until(b"\r\n"), 16):
-            heard.body += (await self.exactly(size + 2))[:size]
+            received.body += (await self.exactly(size + 2))[:size]
         await self.until(b"\r\n")
-        heard.whole = True
+        received.whole = True
 
     async def leave(self, how: str) -> None:
-        """Close, or reset, or say only that nothing follows and stay a while."""
+        """Close, reset, or half-close and stay a while."""
         with suppress(*GONE, OSError):
             if how == "reset":
                 self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -74,7 +74,7 @@ class Reader(Client):
         self.raw.socket.close()
 
 
-def chat(wanted: Wanted) -> dict[str, object]:
+def chat(wanted: PlannedRequest) -> dict[str, object]:
     """Return the body of a chat completion."""
     body: dict[str, object] = {
         "model": "tiny",
@@ -90,10 +90,10 @@ def chat(wanted: Wanted) -> dict[str, object]:
     return body | options(wanted)
 
 
-def options(wanted: Wanted) -> dict[str, object]:
-    """Return the fields that every dialect spells alike."""
-    given = {"stop": list(wanted.stop), "stop_token_ids": list(wanted.stop_token_ids), "seed": wanted.seed}
-    return {name: value for name, value in given.items() if value not in ([], None)}
+def options(wanted: PlannedRequest) -> dict[str, object]:
+    """Return the fields that are equal in every dialect."""
+    fields = {"stop": list(wanted.stop), "stop_token_ids": list(wanted.stop_token_ids), "seed": wanted.seed}
+    return {name: value for name, value in fields.items() if value not in ([], None)}
 
 
 @define(eq=False)
@@ -108,11 +108,11 @@ class HttpClient:
     slow: bool = False  # reads late or not at all
 
     def may(self, code: str) -> bool:
-        """Whether this error code is true for any client."""
+        """Whether any client may get this error code."""
         return self.faults.may(code)
 
-    def true(self, code: str) -> bool:
-        """Whether this error code is true for this client."""
+    def allowed(self, code: str) -> bool:
+        """Whether this client may get this error code."""
         return self.may(code) or (self.slow and code in {"slow_client", "unanswered", "cut"})
 
     async def live(self) -> None:
@@ -145,18 +145,18 @@ class HttpClient:
                 await reader.send(self._post(wanted))
                 await trio.sleep(rng.choice((0, 0.05)))
         for wanted in asked:
-            heard, asked_at = judge.Heard(), self._age()
+            received, asked_at = judge.Received(), self._age()
             with left, suppress(*GONE):
                 if not ahead:
                     await reader.send(self._post(wanted, x_request_id=self.name))
-                await reader.hear(heard)
-            outcome = self._judge(wanted, heard, stayed=not left.cancelled_caught)
+                await reader.read_answer(received)
+            outcome = self._judge(wanted, received, stayed=not left.cancelled_caught)
             self.note(wanted.turns[-1][1].split()[0], outcome)
-            if heard.status and not ahead:
-                assert heard.headers["x-request-id"] == self.name
+            if received.status and not ahead:
+                assert received.headers["x-request-id"] == self.name
             if not self.slow:
                 assert self._age() - asked_at <= self.system.answered_within_s, "it took too long"
-            if left.cancelled_caught or not heard.whole or heard.headers.get("connection") == "close":
+            if left.cancelled_caught or not received.whole or received.headers.get("connection") == "close":
                 break
             await trio.sleep(rng.choice((0, rng.random())))
             left = trio.CancelScope(deadline=left.deadline)
@@ -166,28 +166,30 @@ class HttpClient:
 
     def _age(self) -> float:
         """Return the time, without the jumps of the clock."""
-        return trio.current_time() - self.faults.freeing.jumped_s
+        return trio.current_time() - self.faults.releases.jumped_s
 
-    def _draw(self, name: str) -> Wanted:
+    def _draw(self, name: str) -> PlannedRequest:
         return draw(self.rng, name, choices_max=3)
 
-    def _post(self, wanted: Wanted, **headers: str) -> bytes:
+    def _post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         return post(chat(wanted), **headers)
 
-    def _judge(self, wanted: Wanted, heard: judge.Heard, *, stayed: bool) -> str:
-        return judge.http(wanted, heard, self.true, stayed=stayed)
+    def _judge(self, wanted: PlannedRequest, received: judge.Received, *, stayed: bool) -> str:
+        return judge.http(wanted, received, self.allowed, stayed=stayed)
 
-    async def _check_gone(self, asked: list[Wanted]) -> None:
-        """Wait for as long as slots may be held for one who has left, or has been answered; then none may be."""
-        freeing, system = self.faults.freeing, self.system
-        self.note(self.name, "gone", *await freeing.wait_due(system.way_s))
+    async def _check_gone(self, asked: list[PlannedRequest]) -> None:
+        """Wait until the slots of this client must be free, and check that they are."""
+        releases, system = self.faults.releases, self.system
+        self.note(self.name, "gone", *await releases.wait_due(system.cancel_delay_s))
         for wanted in asked:
-            assert not system.holding(wanted.prompt), "a slot is held for nobody"
-            if system.network["delay_s"] < 0.01 and not freeing.swallowed:
+            assert not system.holding(wanted.prompt), "a slot is held without a client"
+            if system.network["delay_s"] < 0.01 and not releases.swallowed:
                 for number, choice in enumerate(whole(wanted).choices):
                     seed = None if wanted.seed is None else wanted.seed ^ number
-                    given = system.given(wanted.prompt, seed)
-                    assert given <= len(choice.ids) + GIVEN_AHEAD_MAX, "tokens were computed for nobody"
+                    tokens = system.given(wanted.prompt, seed)
+                    assert tokens <= len(choice.ids) + GIVEN_AHEAD_MAX, (
+                        "tokens were computed after the answer had ended"
+                    )
 
     # Clients that make mistakes --------------------------------------------------------------
 
@@ -202,17 +204,17 @@ class HttpClient:
                 ({"max_completion_tokens": 100_000}, 400, "context_length_exceeded"),
             )
         )
-        heard = judge.Heard()
+        received = judge.Received()
         with suppress(*GONE):
             await reader.send(post(body | wrong))
-            await reader.hear(heard)
-        if heard.status == 0:
+            await reader.read_answer(received)
+        if received.status == 0:
             assert self.may("unanswered")
             return
-        said = json.loads(heard.body)["error"]
-        if (heard.status, said["code"]) != (status, code):
-            judge.error(said, self.may, heard)
-        self.note(self.name, "refused", said["code"])
+        error = json.loads(received.body)["error"]
+        if (received.status, error["code"]) != (status, code):
+            judge.error(error, self.may, received)
+        self.note(self.name, "refused", error["code"])
 
     async def _garble(self, reader: Reader) -> None:
         data = bytearray(post(chat(draw(self.rng, self.name))))
@@ -221,7 +223,7 @@ class HttpClient:
         with suppress(*GONE), trio.move_on_after(self.rng.random() * 8):
             stream = self._below(reader)
             await stream.send_all(bytes(data))
-            await self._hear_out(reader, stream)
+            await self._read_to_end(reader, stream)
         self.note(self.name, "garbled", bytes(reader.buffer[:12]))
 
     async def _stall(self, reader: Reader) -> None:
@@ -231,24 +233,24 @@ class HttpClient:
         patience_s, size = self.rng.choice((1.0, 20.0)), self.rng.randrange(len(data))
         with suppress(*GONE), trio.move_on_after(patience_s) as patience:
             await stream.send_all(data[:size])
-            await self._hear_out(reader, stream)
-        in_time = patience_s < STALLED_WITHIN_S or size == 0 or self.faults.freeing.jumped_s
-        assert in_time or not patience.cancelled_caught, "half a request keeps its connection"
+            await self._read_to_end(reader, stream)
+        in_time = patience_s < STALLED_WITHIN_S or size == 0 or self.faults.releases.jumped_s
+        assert in_time or not patience.cancelled_caught, "half a request kept its connection"
         self.note(self.name, "stalled", bytes(reader.buffer[:12]))
 
     def _below(self, reader: Reader) -> trio.abc.Stream:
-        """Return what to write mistakes to: if there is TLS, that is sometimes the socket below it."""
+        """Return the stream for malformed bytes: with TLS, sometimes the socket below it."""
         return reader.raw if self.system.tls and self.rng.random() < 0.5 else reader.stream
 
-    async def _hear_out(self, reader: Reader, stream: trio.abc.Stream) -> None:
-        """Read to the end; what comes below TLS is not kept, since chance has a part in it."""
+    async def _read_to_end(self, reader: Reader, stream: trio.abc.Stream) -> None:
+        """Read to the end; bytes below TLS are not kept, since they are random."""
         while await (reader.more() if stream is reader.stream else stream.receive_some(65536)):
             pass
 
 
 @define(eq=False)
 class DeafClient(HttpClient):
-    """A client that asks for much and never reads: it is dropped, and what was computed for it is released."""
+    """A client that sends many requests and never reads: it is dropped, and its slots are released."""
 
     async def live(self) -> None:
         rng = self.rng

@@ -26,8 +26,8 @@ from tests.system.simulator.system import System
 
 SECTION = ClusterSection(handshake_s=2.0, retry_max_s=1.0)
 LINKED_WITHIN_S = 20.0
-SETTLED_S = 10.0  # for what is over to be over everywhere, after anything that went wrong
-BRIEF_S = 3.0  # the same where nothing went wrong
+SETTLED_S = 10.0  # after a fault, until every node has released everything
+BRIEF_S = 3.0  # the same without faults
 
 
 @define(eq=False)
@@ -43,11 +43,11 @@ class Cluster(System):
         System.__attrs_post_init__(self)
         self.routing.prefill_tokens_min = self.prefill_tokens_min
         self.node.assembly.links = self.links
-        for spot in self.spots:
-            spot.costs.refused = self.costs.refused
+        for node_slot in self.node_slots:
+            node_slot.costs.refused = self.costs.refused
 
-    def _plug_workers(self) -> None:
-        System._plug_workers(self)
+    def _register_workers(self) -> None:
+        System._register_workers(self)
         self.links = self.plan.links("main", self.directory, listens=True, joins=False)
 
     def linking(self) -> tuple[Child, ...]:
@@ -56,34 +56,37 @@ class Cluster(System):
     # All nodes ---------------------------------------------------------------------------
 
     @property
-    def spots(self) -> list[NodeSlot]:
-        return list(self.plan.spots.values())
+    def node_slots(self) -> list[NodeSlot]:
+        return list(self.plan.node_slots.values())
 
     @property
-    def worlds(self) -> list[SmallSystem]:
-        """Every node that is up and computes."""
+    def nodes_up(self) -> list[SmallSystem]:
+        """Every node that is up and has engines."""
         here: list[SmallSystem] = [self] if self.workers and not self.over.is_set() else []
-        return here + [spot.life for spot in self.spots if spot.life is not None]
+        return here + [node_slot.life for node_slot in self.node_slots if node_slot.life is not None]
 
     @property
     def directories(self) -> list[Directory]:
-        """What each node that is up knows of the others."""
-        return [self.directory, *(spot.life.directory for spot in self.spots if spot.life is not None)]
+        """The directory of each node that is up."""
+        return [
+            self.directory,
+            *(node_slot.life.directory for node_slot in self.node_slots if node_slot.life is not None),
+        ]
 
     def all_hosts(self) -> Iterator[FakeHost]:
-        for world in self.worlds:
-            yield from (host for number, host in world.hosts.items() if world.engines[number].current is not None)
+        for node in self.nodes_up:
+            yield from (host for number, host in node.hosts.items() if node.engines[number].current is not None)
 
     def holding(self, prompt: list[int]) -> bool:
         return any(list(prompt_of(each)) == prompt for host in self.all_hosts() for each in host.scheduler.requests)
 
     def given(self, prompt: list[int], seed: int | None) -> int:
         asked = tuple(prompt), seed
-        every = (host for world in self.worlds for host in world.hosts.values())
+        every = (host for node in self.nodes_up for host in node.hosts.values())
         return max((host.scheduler.given.get(asked, 0) for host in every), default=0)
 
     def _refuses(self, request_id: str) -> bool:
-        running = (host.scheduler.running.get(request_id) for world in self.worlds for host in world.hosts.values())
+        running = (host.scheduler.running.get(request_id) for node in self.nodes_up for host in node.hosts.values())
         return any(held is not None and prompt_of(held.request) in self.refused for held in running)
 
     # The end -----------------------------------------------------------------------------
@@ -104,36 +107,36 @@ class Cluster(System):
     def check_nothing_is_left(self) -> None:
         """Check that nothing is left of a gateway's node that has ended, nor of its requests on other nodes."""
         assert self.over.is_set()
-        self._check_doors()
-        gone = {"main", *(spot.name for spot in self.spots if spot.life is None)}
-        for spot in self.spots:
-            if spot.life is not None:
-                spot.life.check_idle(gone)
+        self._check_gateway()
+        gone = {"main", *(node_slot.name for node_slot in self.node_slots if node_slot.life is None)}
+        for node_slot in self.node_slots:
+            if node_slot.life is not None:
+                node_slot.life.check_idle(gone)
 
     def heal(self) -> None:
         """Remove all faults, and start every node that is down."""
         System.heal(self)
-        for spot in self.spots:
-            if spot.life is None:
-                spot.start()
+        for node_slot in self.node_slots:
+            if node_slot.life is None:
+                node_slot.start()
 
     async def check_at_rest(self) -> None:
         await System.check_at_rest(self)
         check_links(self.directory)
         check_inboxes(self.directory, self.inboxes)
-        for spot in self.spots:
-            assert spot.life is not None
-            spot.life.check_idle()
+        for node_slot in self.node_slots:
+            assert node_slot.life is not None
+            node_slot.life.check_idle()
 
     async def check_serves(self) -> None:
-        """Check that every slot for answers can be had, all at once."""
-        await self.let_in()
+        """Check that all slots for answers can be taken at once."""
+        await self.readmit_workers()
         slots = dict.fromkeys(Leg, 0)
-        for world in self.worlds:
-            assert isinstance(world.costs, LegCosts)
+        for node in self.nodes_up:
+            assert isinstance(node.costs, LegCosts)
             # Long answers and short prompts, so that all answers can be under way before one of them ends.
-            world.costs.step_s = 0.02 if world.costs.leg is Leg.PREFILL else 0.6
-            slots[world.costs.leg] += world.workers * world.costs.slots
+            node.costs.step_s = 0.02 if node.costs.leg is Leg.PREFILL else 0.6
+            slots[node.costs.leg] += node.workers * node.costs.slots
         many = min(slots[Leg.BOTH] + (slots[Leg.DECODE] if slots[Leg.PREFILL] else 0), self.requests_max)
         at_once: list[int] = []
 
@@ -153,15 +156,15 @@ class Cluster(System):
         await self.check_at_rest()
 
     def check_all(self) -> None:
-        """Check that no actor of any life of any node ended by anything but the faults that were planned."""
-        for spot in self.spots:
-            for life in spot.lives:
-                life.faults = (*self.faults, StartFailed) if spot.fell else self.faults
+        """Check that in every process of every node actors ended only by the planned faults."""
+        for node_slot in self.node_slots:
+            for life in node_slot.lives:
+                life.faults = (*self.faults, StartFailed) if node_slot.start_failed else self.faults
                 life.check_how_it_went()
 
 
-def is_whole(directory: Directory, many: int) -> bool:
-    """Whether a node knows, and is linked to, all others."""
+def is_linked(directory: Directory, many: int) -> bool:
+    """Whether a node is linked to all others that it should be linked to."""
     links = [
         node.link for name, node in directory.nodes.items() if node.link is not None or directory.should_link(name)
     ]
@@ -170,13 +173,13 @@ def is_whole(directory: Directory, many: int) -> bool:
 
 @contextmanager
 def others_up(system: Cluster) -> Iterator[None]:
-    """Run the nodes that compute for the body, and end them."""
-    for spot in system.spots:
-        spot.start()
+    """Run the nodes with engines while the body runs, and end them."""
+    for node_slot in system.node_slots:
+        node_slot.start()
     yield
-    for spot in system.spots:
-        if spot.life is not None:
-            spot.life.scope.cancel(reason="the end")
+    for node_slot in system.node_slots:
+        if node_slot.life is not None:
+            node_slot.life.scope.cancel(reason="the end")
 
 
 @asynccontextmanager
@@ -186,7 +189,7 @@ async def together(system: Cluster) -> AsyncIterator[Cluster]:
         with trio.fail_after(LINKED_WITHIN_S):
             while not linked(system) or readiness.never_ready(system.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
                 await trio.sleep(0.1)
-        await trio.sleep(SECTION.retry_max_s * 2)  # for those that dial in vain to see that there is a link by now
+        await trio.sleep(SECTION.retry_max_s * 2)  # until nodes that dial without success notice their link
         system.tasks = tasks()
         yield system
         system.check_all()
@@ -195,4 +198,6 @@ async def together(system: Cluster) -> AsyncIterator[Cluster]:
 def linked(system: Cluster) -> bool:
     """Whether every node is up and linked to all others."""
     directories = system.directories
-    return len(directories) == 1 + len(system.spots) and all(is_whole(each, len(system.spots)) for each in directories)
+    return len(directories) == 1 + len(system.node_slots) and all(
+        is_linked(each, len(system.node_slots)) for each in directories
+    )

@@ -17,7 +17,7 @@ from protocol.cluster import Leg
 from supervisor.links.link import Link
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
-from tests.system.simulator.cluster_single_fault import ALONE
+from tests.system.simulator.cluster_single_fault import SINGLE_FAULTS
 from tests.system.simulator.faults import AWAY_ERRORS, OF_NODES, Faults
 from tests.system.simulator.legs import BOTH_WITHIN_S, LegCosts, Rooms
 from tests.system.simulator.model import VOCABULARY
@@ -49,10 +49,10 @@ KINDS = (
     "jump",
     *OF_NODES,
 )
-ALONE_SHARE = 0.25  # of the seeds, those in which one thing goes wrong with nothing else
+SINGLE_FAULT_SHARE = 0.25  # of the seeds, those with a single fault
 CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
 LOOKS_MAX = 3  # at a link that has just been lost, a tenth of a second apart
-NOTICED_S = 0.5  # by when every node has heard that another one drains
+NOTICED_S = 0.5  # until every node has the announcement that another one drains
 
 
 @define(eq=False)
@@ -66,27 +66,29 @@ class ClusterFaults(Faults):
 
     def __attrs_post_init__(self) -> None:
         delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
-        self.freeing = ReleaseDeadlines(kept_s(self.system.deadlines), delays, swallows=swallows)
-        self.cluster.plan.freeing = self.freeing
+        self.releases = ReleaseDeadlines(kept_s(self.system.deadlines), delays, swallows=swallows)
+        self.cluster.plan.releases = self.releases
 
-    def place(self) -> SmallSystem:
-        return self.rng.choice(self.cluster.worlds)
+    def choose_node(self) -> SmallSystem:
+        return self.rng.choice(self.cluster.nodes_up)
 
     @property
-    def nobody_goes_on(self) -> bool:
-        fell = any(spot.fell for spot in self.cluster.spots)
-        return super().nobody_goes_on or fell or self.freeing.jumped_s > 0
+    def resume_may_fail(self) -> bool:
+        start_failed = any(node_slot.start_failed for node_slot in self.cluster.node_slots)
+        return super().resume_may_fail or start_failed or self.releases.jumped_s > 0
 
     def may(self, code: str) -> bool:
-        jumped = self.freeing.jumped_s > 0 and code in AWAY_ERRORS  # each end heard the other last before the jump
+        jumped = (
+            self.releases.jumped_s > 0 and code in AWAY_ERRORS
+        )  # for each end the other is silent since before the jump
         return jumped or Faults.may(self, code)
 
     @property
     def routes(self) -> int:
         many = dict.fromkeys(Leg, 0)
         many[Leg.BOTH] += self.system.workers
-        for spot in self.cluster.spots:
-            many[spot.costs.leg] += spot.kwargs["workers"]
+        for node_slot in self.cluster.node_slots:
+            many[node_slot.costs.leg] += node_slot.kwargs["workers"]
         return many[Leg.BOTH] + min(many[Leg.PREFILL], many[Leg.DECODE])
 
     async def one(self, kind: str) -> None:
@@ -97,19 +99,28 @@ class ClusterFaults(Faults):
             return
         if kind not in OF_NODES:
             await trio.sleep(rng.random() * 3)
-            if system.worlds and all(world.hosts for world in system.worlds):
+            if system.nodes_up and all(node.hosts for node in system.nodes_up):
                 await self.now(kind)
             return
         await trio.sleep(rng.random() * 5)
-        busy = [spot for spot in system.spots if spot.life is not None and spot.life.directory.running]
-        spot = rng.choice(busy or system.spots)
-        if spot.life is None or not spot.life.hosts or spot.life.over.is_set() or spot.life.directory.draining:
+        busy = [
+            node_slot
+            for node_slot in system.node_slots
+            if node_slot.life is not None and node_slot.life.directory.running
+        ]
+        node_slot = rng.choice(busy or system.node_slots)
+        if (
+            node_slot.life is None
+            or not node_slot.life.hosts
+            or node_slot.life.over.is_set()
+            or node_slot.life.directory.draining
+        ):
             return
         self.happened.add(kind)
         self.losses += 1
-        self.away += spot.kwargs["workers"]
-        self.note(kind, spot.name)
-        await self._wrong(kind, spot)
+        self.away += node_slot.kwargs["workers"]
+        self.note(kind, node_slot.name)
+        await self._wrong(kind, node_slot)
 
     async def _kill_leg(self) -> None:
         """Crash the engine of one leg while it computes a request of two legs."""
@@ -130,41 +141,41 @@ class ClusterFaults(Faults):
                     if host.scheduler is engine:
                         host.crash()
 
-    async def _wrong(self, kind: str, spot: NodeSlot) -> None:
-        rng, net, nodes = self.rng, self.cluster.plan.net, (spot.name, "main")
+    async def _wrong(self, kind: str, node_slot: NodeSlot) -> None:
+        rng, net, nodes = self.rng, self.cluster.plan.net, (node_slot.name, "main")
         match kind:
             case "cut a link":
                 net.cut(*nodes)
             case "half-open link":
-                self.freeing.wrong(kind, SECTION.silent_s)
+                self.releases.wrong(kind, SECTION.silent_s)
                 for transport in net.of(*nodes):
                     transport.swallow()
             case "stopped node":
                 lasts_s = rng.random() * 6
-                self.freeing.wrong(kind, lasts_s)  # its kernel answers: it keeps what it has been asked for
-                net.stop(spot.name, trio.current_time() + lasts_s)
+                self.releases.wrong(kind, lasts_s)  # its kernel answers: it keeps what it has been asked for
+                net.stop(node_slot.name, trio.current_time() + lasts_s)
             case "node crash":
-                await spot.crash()
-                await self._back(spot)
+                await node_slot.crash()
+                await self._back(node_slot)
             case "node drain":
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._check_avoided, spot)
-                    await spot.drain()
-                await self._back(spot)
+                    nursery.start_soon(self._check_avoided, node_slot)
+                    await node_slot.drain()
+                await self._back(node_slot)
 
-    async def _back(self, spot: NodeSlot) -> None:
+    async def _back(self, node_slot: NodeSlot) -> None:
         if self.rng.random() < 0.7:
             await trio.sleep(self.rng.random() * 3)
-            self.note("back", spot.name)
-            spot.start()
+            self.note("back", node_slot.name)
+            node_slot.start()
         else:
             self.happened.add("stays away")
 
-    async def _check_avoided(self, spot: NodeSlot) -> None:
+    async def _check_avoided(self, node_slot: NodeSlot) -> None:
         await trio.sleep(NOTICED_S)
-        deaf = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.freeing.periods)
+        deaf = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.releases.periods)
         chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
-        assert deaf or not any(name.startswith(f"{spot.name}/") for name in chosen), "a node that drains is chosen"
+        assert deaf or not any(name.startswith(f"{node_slot.name}/") for name in chosen), "a node that drains is chosen"
 
 
 @frozen
@@ -182,7 +193,7 @@ class ClusterRun(Run):
     """One run of a cluster."""
 
     nursery: trio.Nursery = field(kw_only=True)
-    shape: dict[str, object] = field(init=False, factory=dict)  # of what goes wrong alone
+    shape: dict[str, object] = field(init=False, factory=dict)  # of a single fault
     front_ends: str | None = field(init=False)
     new_front: Callable[[], Cluster] = field(init=False)
 
@@ -199,11 +210,11 @@ class ClusterRun(Run):
         self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
         if rng.random() < 0.7:
             self.times.pop("jump", None)
-        self.alone = rng.choice(ALONE) if rng.random() < ALONE_SHARE else None
-        self.alone = self.only or self.alone
-        if self.alone is not None:
+        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < SINGLE_FAULT_SHARE else None
+        self.single_fault = self.only or self.single_fault
+        if self.single_fault is not None:
             self.clients, self.front_ends, self.drains, self.times = 0, None, False, {}
-            self.shape = self.alone.shape(rng)
+            self.shape = self.single_fault.shape(rng)
         self.new_front = self._system()
         self.system = self.new_front()
         self.system.routing.observer = Noting(self.note)
@@ -241,11 +252,11 @@ class ClusterRun(Run):
         deaf = rng.choice((None, None, *range(len(shape))))
         for number, leg in enumerate(shape):
             name = f"{rng.choice('az')}{number}"  # it dials the gateway's node, or is dialed by it
-            plan.spots[name] = NodeSlot(
+            plan.node_slots[name] = NodeSlot(
                 name,
                 plan,
                 self._costs(leg, name),
-                kwargs | {"workers": rng.choice((1, 1, 2)) if self.alone is None else 1},
+                kwargs | {"workers": rng.choice((1, 1, 2)) if self.single_fault is None else 1},
                 self.nursery,
                 listens=number != deaf,
                 joins=number != deaf and rng.random() < 0.2,
@@ -279,23 +290,23 @@ class ClusterRun(Run):
         return partial(Cluster, **drawn | self.shape)
 
     async def watch_legs(self) -> None:
-        """See that no leg goes on for long without the other."""
-        rooms, freeing = self.cluster.plan.rooms, self.faults.freeing
+        """Check that no leg continues for long without the other."""
+        rooms, releases = self.cluster.plan.rooms, self.faults.releases
         while True:
             for number, room, gone in rooms.lonely():
                 within_s = BOTH_WITHIN_S + max(engine.live.release_s for engine in room.legs.values())
                 due_at = room.alone_since + within_s
-                if freeing.periods:
-                    due_at = max(due_at, freeing.due(room.alone_since, 0.0)[0])
+                if releases.periods:
+                    due_at = max(due_at, releases.due(room.alone_since, 0.0)[0])
                 assert trio.current_time() <= due_at, (
-                    f"in room {number} ({room.request.id}) the {gone.value} has gone, and the other goes on"
+                    f"in room {number} ({room.request.id}) the {gone.value} has ended, and the other continues"
                 )
             await trio.sleep(0.1)
 
     async def watch_links(self) -> None:
-        """See that no node keeps a link that is lost, whatever its answerers still have to let go of.
+        """Check that no node keeps a lost link, even while its calls are still being ended.
 
-        One that ends is left out: it is cancelled, and asks nobody any more.
+        A node that ends is left out: it is cancelled, and sends no requests.
         """
         lost: Counter[tuple[str, str, Link]] = Counter()
         while True:
@@ -325,7 +336,10 @@ class ClusterRun(Run):
     async def all(self) -> None:
         """Check safety while faults are injected, then remove them and check liveness."""
         self.note(
-            *(f"{spot.costs.leg.value} {spot.name}{' simulated' * spot.simulated}" for spot in self.cluster.spots)
+            *(
+                f"{node_slot.costs.leg.value} {node_slot.name}{' simulated' * node_slot.simulated}"
+                for node_slot in self.cluster.node_slots
+            )
         )
         with others_up(self.system):
             async with together(self.system) as system:
@@ -339,7 +353,7 @@ class ClusterRun(Run):
                 await self._begin_again(system)
 
     async def _begin_again(self, before: Cluster) -> None:
-        """Let the gateway's node come back, and demand liveness of that."""
+        """Start the gateway's node again, and check its liveness."""
         self.system = again = self.new_front()
         again.faults = before.faults
         again.routing.observer = Noting(self.note)
@@ -350,7 +364,7 @@ class ClusterRun(Run):
     async def _liveness(self, system: Cluster) -> None:
         system.heal()
         await trio.sleep(SETTLED_S)
-        assert linked(system), "nodes that are up have not found each other"
+        assert linked(system), "nodes that are up are not linked"
         await health(system)
         await trio.sleep(BRIEF_S)
         await system.check_at_rest()
@@ -365,5 +379,5 @@ async def whole_cluster(rng: random.Random) -> str:
 
 @cache
 def run_cluster_seed(seed: int) -> str:
-    """Run one seed of a cluster, quietly; return its trace."""
+    """Run one seed of a cluster without logs; return its trace."""
     return traced(whole_cluster, seed)

@@ -1,4 +1,4 @@
-"""Single faults in a cluster, and clients of its gateway who must hardly notice."""
+"""Single faults in a cluster, and what they may cost the clients of its gateway."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ TWO_OF_SOME = (  # legs of which there is another to go to
 )
 TWO_OF_ALL = (TWO_OF_SOME[0], TWO_OF_SOME[-1])
 TOKENS_MAX = 24
-CLIENTS = 2  # so that one worker, or one pair, is enough for them
-CROWD = 8  # and for these one is not
+CLIENTS = 2  # for which one worker, or one pair, is enough
+CROWD = 8  # for which one is not enough
 
 
 def shape(rng: random.Random, legs: tuple[tuple[Leg, ...], ...]) -> dict[str, object]:
-    """Return what every cluster has in which one thing goes wrong: the nodes, one worker each, and patience."""
+    """Return the shape of a cluster with a single fault: its nodes, one worker each, and long deadlines."""
     return PATIENT | {"legs": rng.choice(legs), "workers": 0, "route": FailoverLimits(ejection=ejection(rng))}
 
 
 @define(eq=False)
-class ClusterHole(FailingEngine):
+class ClusterFailingEngine(FailingEngine):
     """An engine of any leg that fails every request at once while others of its leg work."""
 
-    spot: NodeSlot = field(init=False)
+    node_slot: NodeSlot = field(init=False)
 
     @property
     def cluster(self) -> Cluster:
@@ -61,28 +61,28 @@ class ClusterHole(FailingEngine):
         return shape(rng, TWO_OF_SOME) | {"fake": True}
 
     def __attrs_post_init__(self) -> None:
-        spots = self.cluster.spots
-        legs = [spot.costs.leg for spot in spots]
-        self.spot = self.rng.choice([spot for spot in spots if legs.count(spot.costs.leg) > 1])
+        node_slots = self.cluster.node_slots
+        legs = [node_slot.costs.leg for node_slot in node_slots]
+        self.node_slot = self.rng.choice([node_slot for node_slot in node_slots if legs.count(node_slot.costs.leg) > 1])
 
     @property
     def clients(self) -> int:
-        return len(self.cluster.spots)
+        return len(self.cluster.node_slots)
 
     @property
     def capacity(self) -> int:
-        return self.spot.costs.slots + max(1, self.system.inbox_size)
+        return self.node_slot.costs.slots + max(1, self.system.inbox_size)
 
     def begin(self) -> Scheduler:
-        assert self.spot.life is not None
-        hole = self.spot.life.hosts[0].scheduler
-        hole.fails = InternalError("the engine fails everything")
-        self.note("at", self.spot.name)
-        return hole
+        assert self.node_slot.life is not None
+        scheduler = self.node_slot.life.hosts[0].scheduler
+        scheduler.fails = InternalError("the engine fails everything")
+        self.note("at", self.node_slot.name)
+        return scheduler
 
 
 @define(eq=False)
-class FailedHandOffs(ClusterHole):
+class FailedHandOffs(ClusterFailingEngine):
     """An engine whose transfers of KV caches fail, while other pairs work."""
 
     kind: ClassVar[str] = "failed hand-offs"
@@ -93,25 +93,25 @@ class FailedHandOffs(ClusterHole):
 
     @property
     def pairs(self) -> int:  # type: ignore[override]
-        others = Leg.DECODE if self.spot.costs.leg is Leg.PREFILL else Leg.PREFILL
-        return sum(spot.costs.leg is others for spot in self.cluster.spots)
+        others = Leg.DECODE if self.node_slot.costs.leg is Leg.PREFILL else Leg.PREFILL
+        return sum(node_slot.costs.leg is others for node_slot in self.cluster.node_slots)
 
     def begin(self) -> Scheduler:
-        assert self.spot.life is not None
-        hole = self.spot.life.hosts[0].scheduler
-        self.cluster.plan.rooms.sick = hole, HandOffFailed("the KV cache did not come")
-        self.note("at", self.spot.name)
-        return hole
+        assert self.node_slot.life is not None
+        scheduler = self.node_slot.life.hosts[0].scheduler
+        self.cluster.plan.rooms.failing = scheduler, HandOffFailed("the KV cache did not come")
+        self.note("at", self.node_slot.name)
+        return scheduler
 
-    def end(self, hole: Scheduler) -> None:
-        self.cluster.plan.rooms.sick = None
+    def end(self, scheduler: Scheduler) -> None:
+        self.cluster.plan.rooms.failing = None
 
 
 @define(eq=False)
-class LinkedAlone(SingleFault):
+class SingleNodeFault(SingleFault):
     """A fault of a node, during which clients must get every answer complete."""
 
-    spot: NodeSlot = field(init=False)
+    node_slot: NodeSlot = field(init=False)
 
     @property
     def cluster(self) -> Cluster:
@@ -119,11 +119,11 @@ class LinkedAlone(SingleFault):
         return self.system
 
     def __attrs_post_init__(self) -> None:
-        self.spot = self.rng.choice(self.cluster.spots)
+        self.node_slot = self.rng.choice(self.cluster.node_slots)
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
-        # A leg whose other one was not asked within its time fails, as it must: no gateway stands still for so long.
+        # A leg fails if the other was not requested within this time: no gateway is stopped for so long.
         return shape(rng, TWO_OF_ALL) | {"deadlines": evolve(DEADLINES, first_token_s=2 * SECTION.stalled_s)}
 
     @abstractmethod
@@ -136,9 +136,9 @@ class LinkedAlone(SingleFault):
         """How much longer than usual an answer may take."""
 
     def link(self, of: Directory | None = None, to: str | None = None) -> Link | None:
-        """Return the gateway's link to the node that it is about, or another."""
+        """Return the gateway's link to the node of the fault, or another link."""
         nodes = (of or self.system.directory).nodes
-        return next(node.link for name, node in nodes.items() if name == (to or self.spot.name))
+        return next(node.link for name, node in nodes.items() if name == (to or self.node_slot.name))
 
     async def live(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -156,12 +156,16 @@ class LinkedAlone(SingleFault):
         self.note("well again")
 
     async def _stay(self, client: HonestClient) -> None:
-        one_s = TOKENS_MAX * max(spot.costs.step_s + spot.costs.prefill_s for spot in self.cluster.spots) + 1.0
+        one_s = (
+            TOKENS_MAX
+            * max(node_slot.costs.step_s + node_slot.costs.prefill_s for node_slot in self.cluster.node_slots)
+            + 1.0
+        )
         while True:
             outcome, took_s = await client.ask(self.rng.randint(1, TOKENS_MAX))
-            assert outcome == "whole", f"it costs an answer: {outcome}"
+            assert outcome == "whole", f"the fault costs an answer: {outcome}"
             most_s = self.within_s + (1 + CLIENTS) * one_s + SOON_S
-            assert took_s <= most_s, f"it keeps a client waiting for {took_s} s, not {most_s} s"
+            assert took_s <= most_s, f"with the fault an answer took {took_s} s, not {most_s} s"
 
     async def _come(self, client: HonestClient) -> None:
         client.crowds = True
@@ -170,8 +174,8 @@ class LinkedAlone(SingleFault):
             await trio.sleep(0.1)
 
     async def _until_asked(self) -> None:
-        """Wait until the node has been asked once more."""
-        log = self.spot.life.hosts[0].scheduler.log
+        """Wait until the node gets another request."""
+        log = self.node_slot.life.hosts[0].scheduler.log
         before = _submitted(log)
         with trio.fail_after(10 * SOON_S):
             while _submitted(log) == before:  # noqa: ASYNC110  # of an engine's log
@@ -179,14 +183,14 @@ class LinkedAlone(SingleFault):
 
 
 @define(eq=False)
-class Stopped(LinkedAlone):
+class Stopped(SingleNodeFault):
     """A node's process that is stopped for a while, and whose kernel acknowledges what it is sent."""
 
     gateway: bool = field(init=False)
     lasts_s: float = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        LinkedAlone.__attrs_post_init__(self)
+        SingleNodeFault.__attrs_post_init__(self)
         longest_s = SECTION.stalled_s - 2 * SECTION.heartbeat_s
         self.gateway = self.rng.random() < 0.4
         shorter, longer = (2.0, SECTION.silent_s + 2.0, longest_s), (2.0, longest_s, SECTION.stalled_s + 5.0)
@@ -194,44 +198,44 @@ class Stopped(LinkedAlone):
 
     @property
     def within_s(self) -> float:
-        # What a gateway asks in that time comes when it is over; from a node that stands still others take over.
+        # A stopped gateway sends its requests afterwards; those of a stopped worker are taken over by others.
         return self.lasts_s if self.gateway else min(self.lasts_s, SECTION.silent_s + SECTION.heartbeat_s)
 
     async def go_wrong(self) -> None:
         net, until = self.cluster.plan.net, trio.current_time() + self.lasts_s
         before = self.link()
-        who = "main" if self.gateway else self.spot.name
-        self.note("stands still", who, self.lasts_s)
-        self.faults.freeing.wrong("stopped node", self.lasts_s)
-        if self.gateway:  # its tasks run on here, but nobody hears of it
-            net.mute(who, until)
+        name = "main" if self.gateway else self.node_slot.name
+        self.note("stands still", name, self.lasts_s)
+        self.faults.releases.wrong("stopped node", self.lasts_s)
+        if self.gateway:  # its tasks continue here, but their output is held back
+            net.mute(name, until)
         else:
-            net.stop(who, until)
+            net.stop(name, until)
         await trio.sleep(min(self.lasts_s, SECTION.silent_s + SECTION.heartbeat_s))
         if self.lasts_s > SECTION.silent_s + SECTION.heartbeat_s:
-            link = self.link(of=self.spot.life.directory, to="main") if self.gateway else before
-            assert link.stalled, "nobody has noticed"
+            link = self.link(of=self.node_slot.life.directory, to="main") if self.gateway else before
+            assert link.stalled, "the silence was not noticed"
         await trio.sleep_until(until + SECTION.heartbeat_s)
         if self.lasts_s < SECTION.stalled_s:
             assert before is not None
             assert not before.lost, "a link was lost though the kernel at its other end answers"
             assert self.link() is before
         else:
-            assert before.lost, "a node that stands still for too long is kept"
+            assert before.lost, "a node that is stopped for too long keeps its link"
 
 
 @define(eq=False)
-class Twin(LinkedAlone):
+class Twin(SingleNodeFault):
     """A second process of a node's name, which dials or is dialed."""
 
     within_s = 0.0
 
     async def go_wrong(self) -> None:
-        system, spot, rng = self.cluster, self.spot, self.rng
-        before, address = self.link(), Endpoint(f"{spot.name}-again", 7400)
+        system, node_slot, rng = self.cluster, self.node_slot, self.rng
+        before, address = self.link(), Endpoint(f"{node_slot.name}-again", 7400)
         is_dialed = rng.random() < 0.5
         lasts_s = 1 + rng.random() * 5
-        self.note("a twin", spot.name, "is dialed" if is_dialed else "dials", lasts_s)
+        self.note("a twin", node_slot.name, "is dialed" if is_dialed else "dials", lasts_s)
         async with self._twin(address if is_dialed else None) as twin, trio.open_nursery() as nursery:
             if is_dialed:  # as it would be if the gateway's file said to join there
                 nursery.start_soon(system.links._keep_linked, None, address)
@@ -241,30 +245,32 @@ class Twin(LinkedAlone):
             await trio.sleep(lasts_s)
             assert self.link() is before, "the older process lost its link"
             assert not before.lost
-            # Whoever dials is told again and again; one that was dialed is not dialed again while the older is linked.
+            # A twin that dials is refused each time; one that was dialed is not dialed again while the older is linked.
             assert is_dialed or twin.directory.name_conflict is not None, (
-                "the younger process does not say that it is one"
+                "the younger process does not report the conflict"
             )
-            said = system.links.node_log.reasons()
-            assert any(each.startswith("two processes call themselves") for each in said), "the gateway does not say it"
-            assert not any(_submitted(host.scheduler.log) for host in twin.hosts.values()), "the younger was asked"
+            reasons = system.links.node_log.reasons()
+            assert any(each.startswith("two processes call themselves") for each in reasons), "the log has no reason"
+            assert not any(_submitted(host.scheduler.log) for host in twin.hosts.values()), "the younger got requests"
             nursery.cancel_scope.cancel()
 
     @asynccontextmanager
     async def _twin(self, listens: Endpoint | None) -> AsyncIterator[NodeLife]:
-        """Run a second process of the node's name for the body; without an address it dials everybody."""
-        spot, plan = self.spot, self.spot.plan
-        life = NodeLife(rng=plan.rng, costs=spot.costs, host_of=spot.host_of, spot=spot, **spot.kwargs)
+        """Run a second process of the node's name for the body; without an address it dials the others."""
+        node_slot, plan = self.node_slot, self.node_slot.plan
+        life = NodeLife(
+            rng=plan.rng, costs=node_slot.costs, host_of=node_slot.host_of, node_slot=node_slot, **node_slot.kwargs
+        )
         life.links.listen = listens
         life.links.join = () if listens else (Endpoint(plan.front, 7400),)
         async with trio.open_nursery() as nursery:
 
             async def run() -> None:
                 with life.scope:
-                    await supervise(life.tree, rng=plan.rng, on_event=life.happenings.append)
+                    await supervise(life.tree, rng=plan.rng, on_event=life.child_events.append)
                 life.over.set()
 
-            nursery.start_soon(run, name=f"twin of {spot.name}")
+            nursery.start_soon(run, name=f"twin of {node_slot.name}")
             yield life
             life.scope.cancel(reason="the twin is ended")
             await life.over.wait()
@@ -276,4 +282,4 @@ def _submitted(log: list[str]) -> int:
     return sum(line.startswith("submit") for line in log)
 
 
-ALONE: tuple[type[SingleFault], ...] = (ClusterHole, FailedHandOffs, Stopped, Twin)
+SINGLE_FAULTS: tuple[type[SingleFault], ...] = (ClusterFailingEngine, FailedHandOffs, Stopped, Twin)

@@ -1,4 +1,4 @@
-"""Faults, and the errors that a server may report because of each."""
+"""Faults, and the errors that each of them allows a server to report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE = frozenset({"deadline_exceeded", "preempted"})
 AWAY_ERRORS = frozenset({"link_lost", "link_replaced", "not_ready", "draining"})
 OF_HOSTS = frozenset({"crash", "cut the line", "half-open line"})
 OF_NODES = ("cut a link", "half-open link", "stopped node", "node crash", "node drain")
-TRUTHS: dict[str, frozenset[str]] = {
+ALLOWED_ERRORS: dict[str, frozenset[str]] = {
     "crash": LOST,
     "cut the line": LOST,
     "half-open line": LOST | LATE,
@@ -32,25 +32,25 @@ TRUTHS: dict[str, frozenset[str]] = {
     "bugs": frozenset({"internal"}),
     "too many bugs": frozenset({"actor_lost"}),  # the processor falls
     "drain": frozenset({"draining", "unanswered"}),
-    # Of a cluster's nodes and of the links between them.
+    # Faults of a cluster's nodes and of the links between them.
     "a leg dies": LOST,
     "cut a link": AWAY_ERRORS,
     "half-open link": AWAY_ERRORS | LATE,
     "stopped node": AWAY_ERRORS | LATE,
     "node crash": AWAY_ERRORS,
-    "node drain": AWAY_ERRORS | {"actor_lost"},  # its tree may stop before its links say goodbye
+    "node drain": AWAY_ERRORS | {"actor_lost"},  # its tree may stop before its links send `Bye`
     "front crash": frozenset({"unanswered", "cut"}),  # the gateway's node
-    "stays away": AWAY_ERRORS | LOST | LATE,  # a node that has gone, until all is healed
-    # Of what goes wrong alone.
+    "stays away": AWAY_ERRORS | LOST | LATE,  # a node that has gone, until the faults are healed
+    # Single faults.
     "black hole": frozenset({"internal"}),
     "failed hand-offs": frozenset({"hand_off_failed"}),
-    # No faults of anybody, but what small limits come to.
+    # No faults, but the results of small limits.
     "impatient": LATE,
-    "trickles": LOST | LATE,  # a Cancel that waits behind much else looks like an engine that keeps its slot
+    "trickles": LOST | LATE,  # a `Cancel` that waits long looks like an engine that keeps its slot
 }
 FAULTS = tuple(
     kind
-    for kind in TRUTHS
+    for kind in ALLOWED_ERRORS
     if kind
     not in {
         *OF_NODES,
@@ -65,22 +65,22 @@ FAULTS = tuple(
         "too many bugs",
     }
 )
-GOES_ON = frozenset(
+RESUMABLE = frozenset(
     {"engine_lost", "actor_lost", "link_lost", "link_replaced", "draining"}
-)  # not said where somebody else goes on
-DEATHS = frozenset(kind for kind, codes in TRUTHS.items() if "engine_lost" in codes)  # of engines
-LOSSES = frozenset(kind for kind, codes in TRUTHS.items() if codes & {"engine_lost", "link_lost"})
+)  # not reported while another worker can continue
+DEATHS = frozenset(kind for kind, codes in ALLOWED_ERRORS.items() if "engine_lost" in codes)  # of engines
+LOSSES = frozenset(kind for kind, codes in ALLOWED_ERRORS.items() if codes & {"engine_lost", "link_lost"})
 AWAY = frozenset({"half-open line", "stuck", "start fails", "jump", "slow", "trickles", *OF_NODES[1:]})
-"""What may keep every worker, or every slot, away for longer than a request that has lost its worker waits."""
+"""Faults that may make every worker or slot unavailable for longer than a request that lost its worker waits."""
 AT_ONCE = {
     "crash": 1,
     "a leg dies": 1,
     "cut the line": 1,
-}  # how many engines die of it; of other things one may die again and again
+}  # engines that die of it; of other faults one may die again and again
 MANY = 100
 ALWAYS_BACK_S = 100.0  # after which every fault is over, and every slot was free again
-BACK_WITHIN_S = 3.0  # a worker that has just fallen, or the link to it
-FALLS: dict[str, tuple[type[ActorError], ...]] = {  # by what an actor may fall, beside a lost engine or a lost link
+BACK_WITHIN_S = 3.0  # a worker that has just failed, or the link to it
+FALLS: dict[str, tuple[type[ActorError], ...]] = {  # errors of actors, beside a lost engine or a lost link
     "half-open line": (EngineStuck, StartFailed),
     "stuck": (EngineStuck,),
     "start fails": (StartFailed,),
@@ -101,21 +101,21 @@ class Faults:
     losses: int = 0  # how often a worker, or the link to it, may have been lost
     away: int = 0  # how many workers may have been out of reach, each as often as it was
     deaths: int = 0  # how often it may have been an engine that died
-    freeing: ReleaseDeadlines = field(init=False)
+    releases: ReleaseDeadlines = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.freeing = ReleaseDeadlines(kept_s(self.system.deadlines))
+        self.releases = ReleaseDeadlines(kept_s(self.system.deadlines))
 
     def may(self, code: str) -> bool:
-        """Whether an error with this code is true by now."""
+        """Whether an error with this code is allowed by the faults so far."""
         crowded = code == "overloaded" and self.system.gate.was_full
-        why = {kind for kind in self.happened if code in TRUTHS[kind]}
-        lost = code in GOES_ON and not self.nobody_goes_on
-        return crowded or bool(why - LOSSES if lost else why)
+        causes = {kind for kind in self.happened if code in ALLOWED_ERRORS[kind]}
+        resumed = code in RESUMABLE and not self.resume_may_fail
+        return crowded or bool(causes - LOSSES if resumed else causes)
 
     @property
-    def nobody_goes_on(self) -> bool:
-        """Whether a request that has lost its worker may have found no other, or lost more than it may."""
+    def resume_may_fail(self) -> bool:
+        """Whether a request that lost its worker may have found no other, or exceeded its limits."""
         route = self.system.route
         away = "stays away" in self.happened or route.resume_s < BACK_WITHIN_S
         away = away or (route.resume_s < ALWAYS_BACK_S and bool(self.happened & AWAY))
@@ -124,36 +124,36 @@ class Faults:
 
     @property
     def routes(self) -> int:
-        """How many workers, or pairs of them, there are to go to."""
+        """The number of workers, or pairs of them."""
         return self.system.workers
 
     async def one(self, kind: str) -> None:
-        """Inject one fault at a drawn moment."""
+        """Inject one fault at a random moment."""
         await trio.sleep(self.rng.random() * 3)
         await self.now(kind)
 
     async def now(self, kind: str) -> None:
         """Inject one fault now, and remove it later."""
         rng, system = self.rng, self.system
-        world = self.place()
-        number = rng.randrange(world.workers)
+        node = self.choose_node()
+        number = rng.randrange(node.workers)
         if "front" in kind and not system.far:
             return
-        if kind in OF_HOSTS and number not in world.hosts:  # of a node that has come back, and has yet to start it
+        if kind in OF_HOSTS and number not in node.hosts:  # a node that has come back has not started it yet
             return
         self.happened.add(kind)
         self.losses += kind in LOSSES
-        self.away += world.workers if "front" in kind else kind in LOSSES
+        self.away += node.workers if "front" in kind else kind in LOSSES
         self.deaths += AT_ONCE.get(kind, MANY) if kind in DEATHS else 0
         self.note(kind, number)
         match kind:
             case "crash":
-                world.hosts[number].crash()
+                node.hosts[number].crash()
             case "cut the line" | "cut the front":
-                self._wire(kind, world, number).cut()
+                self._wire(kind, node, number).cut()
             case "half-open line" | "half-open front":
-                wire, lasts_s = self._wire(kind, world, number), rng.random() * 6
-                self.freeing.wrong(kind, lasts_s)
+                wire, lasts_s = self._wire(kind, node, number), rng.random() * 6
+                self.releases.wrong(kind, lasts_s)
                 wire.swallow()
                 await trio.sleep(lasts_s)
                 wire.cut()
@@ -162,36 +162,36 @@ class Faults:
                 assert isinstance(clock, trio.testing.MockClock)
                 jump_s = rng.choice((3.0, 20.0, 600.0))
                 clock.jump(jump_s)
-                self.freeing.jumped(jump_s)
+                self.releases.jumped(jump_s)
             case "bugs":
                 system.decode.bugs = rng.choice((1, 1, 8))
                 if system.decode.bugs > 1:
                     self.happened.add("too many bugs")
             case _:
-                await self._for_a_while(kind, world, number)
+                await self._for_a_while(kind, node, number)
 
-    def place(self) -> SmallSystem:
+    def choose_node(self) -> SmallSystem:
         """Return the node of the next fault."""
         return self.system
 
-    async def _for_a_while(self, kind: str, world: SmallSystem, number: int) -> None:
+    async def _for_a_while(self, kind: str, node: SmallSystem, number: int) -> None:
         lasts_s = self.rng.random() * 4
-        self.freeing.wrong(kind, lasts_s)
+        self.releases.wrong(kind, lasts_s)
         match kind:
             case "start fails":
-                world.starts_fail = True
-                if number in world.hosts:  # else it has yet to start for the first time
-                    world.hosts[number].crash()
+                node.starts_fail = True
+                if number in node.hosts:  # else it has not started for the first time
+                    node.hosts[number].crash()
                 await trio.sleep(lasts_s)
-                world.starts_fail = False
+                node.starts_fail = False
             case "stuck":
-                world.costs.stuck = True
+                node.costs.stuck = True
                 await trio.sleep(lasts_s)
-                world.costs.stuck = False
+                node.costs.stuck = False
             case "slow":
-                world.costs.slow = 50.0
+                node.costs.slow = 50.0
                 await trio.sleep(lasts_s)
-                world.costs.slow = 1.0
+                node.costs.slow = 1.0
 
-    def _wire(self, kind: str, world: SmallSystem, number: int) -> SimTransport:
-        return world.wires["front" if "front" in kind else f"line {number}"]
+    def _wire(self, kind: str, node: SmallSystem, number: int) -> SimTransport:
+        return node.wires["front" if "front" in kind else f"line {number}"]

@@ -9,112 +9,112 @@ from collections.abc import Callable
 from attrs import Factory, define, field
 
 from protocol.errors import ERRORS_BY_CODE
-from tests.system.simulator.model import BROKEN, Choice, Wanted, whole
+from tests.system.simulator.model import BROKEN, Choice, PlannedRequest, whole
 
 May = Callable[[str], bool]
-"""Whether a server may say this code, given what has gone wrong so far.
+"""Whether a server may report this code, given the faults so far.
 
-`unanswered` stands for closing the connection before anything was said, `cut` for ending an answer without a word.
+`unanswered` stands for a connection that closes before the answer, `cut` for an answer that ends without an error.
 """
 
 
 @define(eq=False)
-class Heard:
-    """One HTTP answer as far as it has come."""
+class Received:
+    """One HTTP answer so far."""
 
     status: int = 0
     headers: dict[str, str] = Factory(dict)
     body: bytearray = Factory(bytearray)
-    whole: bool = False  # it ended as HTTP says that it must
+    whole: bool = False  # it has ended as HTTP requires
 
 
-def http(wanted: Wanted, heard: Heard, may: May, *, stayed: bool) -> str:
-    """Judge the answer to a completion, of a chat or of a text; return what became of it."""
-    outcome = _http(wanted, heard, with_refusal(may, wanted), stayed=stayed)
-    assert not (wanted.refused and outcome == "whole"), "what the engine refused was answered"
+def http(request: PlannedRequest, received: Received, may: May, *, stayed: bool) -> str:
+    """Judge the answer to a completion, of a chat or of a text; return its outcome."""
+    outcome = _http(request, received, with_refusal(may, request), stayed=stayed)
+    assert not (request.refused and outcome == "whole"), "a request that the engine refuses was answered"
     return outcome
 
 
-def with_refusal(may: May, wanted: Wanted) -> May:
-    """Return what may be said to this request; that the engine refused it only if it does."""
-    return lambda code: may(code) or (wanted.refused and code == "engine_refused")
+def with_refusal(may: May, request: PlannedRequest) -> May:
+    """Return which codes this request may get: also `engine_refused` if the engine refuses it."""
+    return lambda code: may(code) or (request.refused and code == "engine_refused")
 
 
-def _http(wanted: Wanted, heard: Heard, may: May, *, stayed: bool) -> str:
-    if heard.status == 0:
-        return unheard("unanswered", may, stayed=stayed)
-    if heard.status != 200:
-        if not heard.whole:
-            return unheard("cut", may, stayed=stayed)
-        return error(json.loads(heard.body)["error"], may, heard)
-    if wanted.stream:
-        assert heard.headers["content-type"].startswith("text/event-stream")
-        return _Stream(wanted, may, heard).judge(stayed=stayed)
-    if not heard.whole:
-        return unheard("cut", may, stayed=stayed)
-    said = json.loads(heard.body)
-    choices = [(_text(each), each["finish_reason"]) for each in said["choices"]]
-    assert [each["index"] for each in said["choices"]] == list(range(wanted.n))
-    assert choices == [(each.text, each.reason) for each in whole(wanted).choices], "a wrong answer"
-    for told, should in zip(said["choices"], whole(wanted).choices, strict=True):
-        scores(wanted, should, [told["logprobs"]], ended=True)
-    usage(wanted, said["usage"])
+def _http(request: PlannedRequest, received: Received, may: May, *, stayed: bool) -> str:
+    if received.status == 0:
+        return unfinished("unanswered", may, stayed=stayed)
+    if received.status != 200:
+        if not received.whole:
+            return unfinished("cut", may, stayed=stayed)
+        return error(json.loads(received.body)["error"], may, received)
+    if request.stream:
+        assert received.headers["content-type"].startswith("text/event-stream")
+        return _Stream(request, may, received).judge(stayed=stayed)
+    if not received.whole:
+        return unfinished("cut", may, stayed=stayed)
+    answer = json.loads(received.body)
+    choices = [(_text(each), each["finish_reason"]) for each in answer["choices"]]
+    assert [each["index"] for each in answer["choices"]] == list(range(request.n))
+    assert choices == [(each.text, each.reason) for each in whole(request).choices], "a wrong answer"
+    for actual, correct in zip(answer["choices"], whole(request).choices, strict=True):
+        scores(request, correct, [actual["logprobs"]], ended=True)
+    usage(request, answer["usage"])
     return "whole"
 
 
 def _text(choice: dict) -> str:
-    """Return what is said of a choice, as chat completions spell it, whole or in pieces, or as completions do."""
-    spoken = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
-    return spoken.get("content") or ""
+    """Return the text of a choice of a chat completion, whole or in pieces, or of a completion."""
+    message = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
+    return message.get("content") or ""
 
 
-def unheard(what: str, may: May, *, stayed: bool) -> str:
+def unfinished(code: str, may: May, *, stayed: bool) -> str:
     """Judge an answer that stops without an end."""
-    assert not stayed or may(what), f"{what} without a word"
-    return what if stayed else "left"
+    assert not stayed or may(code), f"{code} without an error"
+    return code if stayed else "left"
 
 
-def error(said: dict, may: May, heard: Heard | None = None) -> str:
-    """Judge an error: one of the closed set, with its own status, and true."""
-    code = said["code"]
-    assert may(code), f"{code} is not true: {said['message']}"
-    known = ERRORS_BY_CODE[code]
-    if heard is not None:
-        assert heard.status == known.http_status
-        assert ("retry-after" in heard.headers) == (known.retry_after_s is not None)
+def error(answer: dict, may: May, received: Received | None = None) -> str:
+    """Judge an error: an allowed code of the table, with its status."""
+    code = answer["code"]
+    assert may(code), f"{code} is not allowed: {answer['message']}"
+    row = ERRORS_BY_CODE[code]
+    if received is not None:
+        assert received.status == row.http_status
+        assert ("retry-after" in received.headers) == (row.retry_after_s is not None)
     return code
 
 
-def usage(wanted: Wanted, said: dict) -> None:
-    """Judge what an answer that is whole says that it cost."""
-    cost = whole(wanted)
-    told = (said["prompt_tokens"], said["completion_tokens"], said["total_tokens"])
-    should = (cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
-    assert told == should, f"usage is {told}, not {should}"
+def usage(request: PlannedRequest, answer: dict) -> None:
+    """Judge the usage of a complete answer."""
+    cost = whole(request)
+    actual = (answer["prompt_tokens"], answer["completion_tokens"], answer["total_tokens"])
+    correct = (cost.prompt_tokens, cost.completion_tokens, cost.prompt_tokens + cost.completion_tokens)
+    assert actual == correct, f"usage is {actual}, not {correct}"
 
 
-def scores(wanted: Wanted, should: Choice, said: list[dict | None], *, ended: bool) -> None:
+def scores(request: PlannedRequest, correct: Choice, answer: list[dict | None], *, ended: bool) -> None:
     """Judge the log probabilities of one choice: each token's own, in order, and none left out."""
-    told = [token for each in said if each is not None for token in each["content"]]
-    if wanted.logprobs is None:
-        assert not told
+    actual = [token for each in answer if each is not None for token in each["content"]]
+    if request.logprobs is None:
+        assert not actual
         return
-    assert [(bytes(each["bytes"]), each["logprob"]) for each in told] == should.scores[: len(told)]
-    assert all(len(each["top_logprobs"]) == wanted.logprobs for each in told)
-    if ended and should.reason == "length":
-        assert len(told) == len(should.scores)
+    assert [(bytes(each["bytes"]), each["logprob"]) for each in actual] == correct.scores[: len(actual)]
+    assert all(len(each["top_logprobs"]) == request.logprobs for each in actual)
+    if ended and correct.reason == "length":
+        assert len(actual) == len(correct.scores)
     elif ended:
-        read = b"".join(bytes(each["bytes"]) for each in told).decode(errors="replace")
-        assert read.startswith(should.text.rstrip(BROKEN))
+        read = b"".join(bytes(each["bytes"]) for each in actual).decode(errors="replace")
+        assert read.startswith(correct.text.rstrip(BROKEN))
 
 
 @define(eq=False)
 class _Stream:
     """The server-sent events of one answer."""
 
-    wanted: Wanted
+    request: PlannedRequest
     may: May
-    heard: Heard
+    received: Received
     texts: defaultdict[int, str] = field(factory=lambda: defaultdict(str))
     reasons: dict[int, str] = Factory(dict)
     logprobs: defaultdict[int, list] = field(factory=lambda: defaultdict(list))
@@ -122,30 +122,30 @@ class _Stream:
     failed: str | None = None
 
     def judge(self, *, stayed: bool) -> str:
-        *events, rest = bytes(self.heard.body).decode(errors="ignore").split("\n\n")
+        *events, rest = bytes(self.received.body).decode(errors="ignore").split("\n\n")
         done = bool(events) and events[-1] == "data: [DONE]"
-        assert not (stayed and done) or self.heard.whole
+        assert not (stayed and done) or self.received.whole
         for event in events[:-1] if done else events:
             assert self.failed is None, "something follows the error"
             self._event(json.loads(event.removeprefix("data: ")))
         self._texts()
         if done:
-            assert len(self.reasons) == self.wanted.n, "a choice is missing"
-            assert len(self.usages) == self.wanted.usage
+            assert len(self.reasons) == self.request.n, "a choice is missing"
+            assert len(self.usages) == self.request.usage
             assert self.failed is None
             return "whole"
-        assert not self.heard.whole, "an answer that was cut looks whole"
+        assert not self.received.whole, "an answer that was cut looks whole"
         assert not (stayed and rest) or self.may("cut"), "half an event"
-        return self.failed or unheard("cut", self.may, stayed=stayed)
+        return self.failed or unfinished("cut", self.may, stayed=stayed)
 
-    def _event(self, said: dict) -> None:
-        if "error" in said:
-            self.failed = error(said["error"], self.may)
+    def _event(self, answer: dict) -> None:
+        if "error" in answer:
+            self.failed = error(answer["error"], self.may)
             return
-        if said.get("usage") is not None:
-            usage(self.wanted, said["usage"])
-            self.usages.append(said["usage"])
-        for choice in said["choices"]:
+        if answer.get("usage") is not None:
+            usage(self.request, answer["usage"])
+            self.usages.append(answer["usage"])
+        for choice in answer["choices"]:
             number = choice["index"]
             assert number not in self.reasons, "text follows the end of a choice"
             self.texts[number] += _text(choice)
@@ -154,10 +154,10 @@ class _Stream:
                 self.reasons[number] = choice["finish_reason"]
 
     def _texts(self) -> None:
-        wanted = whole(self.wanted).choices
+        choices = whole(self.request).choices
         for number, text in self.texts.items():
-            assert wanted[number].text.startswith(text), "wrong text"
-            scores(self.wanted, wanted[number], self.logprobs[number], ended=number in self.reasons)
+            assert choices[number].text.startswith(text), "wrong text"
+            scores(self.request, choices[number], self.logprobs[number], ended=number in self.reasons)
         for number, reason in self.reasons.items():
-            told = (self.texts[number], reason)
-            assert told == (wanted[number].text, wanted[number].reason), "a truncated answer looks complete"
+            actual = (self.texts[number], reason)
+            assert actual == (choices[number].text, choices[number].reason), "a truncated answer looks complete"

@@ -14,7 +14,7 @@ from protocol.dialects.responses import FINAL_EVENTS
 from tests.rig.gateway import frame
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, HttpClient, Reader, options
-from tests.system.simulator.model import Wanted, draw, whole
+from tests.system.simulator.model import PlannedRequest, draw, whole
 
 REFUSED = "engine_refused"
 CLOSES = {1000: "normal", 1012: "draining", 1013: "slow_client"}
@@ -22,9 +22,9 @@ CLOSES = {1000: "normal", 1012: "draining", 1013: "slow_client"}
 
 @define(eq=False)
 class _Response:
-    """One response as far as it has come."""
+    """One response so far."""
 
-    wanted: Wanted
+    wanted: PlannedRequest
     lane: str | None
     events: int = 0
     text: str = ""
@@ -36,7 +36,7 @@ class Transcript:
     """The events of one connection; each is judged as it comes."""
 
     may: judge.May
-    asked: dict[str, tuple[Wanted, str | None]] = Factory(dict)  # by the name that its metadata carry
+    asked: dict[str, tuple[PlannedRequest, str | None]] = Factory(dict)  # by the name that its metadata carry
     responses: dict[str, _Response] = Factory(dict)  # by the number that all its ids share
     errors: list[str] = Factory(list)
     cancels: Counter[str | None] = Factory(Counter)  # by lane
@@ -44,7 +44,7 @@ class Transcript:
 
     @property
     def open(self) -> int:
-        """How many requests have not ended."""
+        """The number of requests that have not ended."""
         return len(self.asked) - len(self.errors) - sum(each.end is not None for each in self.responses.values())
 
     def last_id(self, name: str) -> str | None:
@@ -53,7 +53,7 @@ class Transcript:
         found = [key for key, each in self.responses.items() if each.wanted is wanted and each.end == "completed"]
         return f"resp_{found[0]}" if found else None
 
-    def hear(self, event: dict) -> None:
+    def judge_event(self, event: dict) -> None:
         """Judge one event."""
         kind = event["type"]
         if kind == "error":
@@ -64,7 +64,7 @@ class Transcript:
             )
             return
         number = (event.get("item_id") or event.get("item", {}).get("id") or event["response"]["id"]).partition("_")[2]
-        # What a slow client had not begun to get gives way to the news that it is too slow.
+        # For a response that a slow client had not begun to get, it gets only the failure.
         dropped = kind == "response.failed" and event["response"]["error"]["cause"] == "slow_client"
         if kind == "response.created" or (dropped and number not in self.responses):
             name = event["response"]["metadata"]["k"]
@@ -89,39 +89,39 @@ class Transcript:
         elif kind in FINAL_EVENTS - {"error"}:
             response.end = self._ended(response, event["response"])
 
-    def hear_alone(self, said: dict) -> None:
-        """Judge a response that is told in one piece."""
-        wanted, lane = self.asked[said["metadata"]["k"]]
-        text = "".join(part["text"] for item in said["output"] for part in item["content"])
-        response = self.responses[said["id"]] = _Response(wanted, lane, text=text)
-        response.end = self._ended(response, said)
+    def judge_whole(self, body: dict) -> None:
+        """Judge a response that comes in one piece."""
+        wanted, lane = self.asked[body["metadata"]["k"]]
+        text = "".join(part["text"] for item in body["output"] for part in item["content"])
+        response = self.responses[body["id"]] = _Response(wanted, lane, text=text)
+        response.end = self._ended(response, body)
 
-    def _ended(self, response: _Response, said: dict) -> str:
-        should = whole(response.wanted).choices[0]
-        told = "".join(part["text"] for item in said["output"] for part in item["content"])
-        if said["status"] == "failed":
-            dropped = said["error"]["cause"] == "slow_client"
-            assert told == response.text or (dropped and should.text.startswith(told))
+    def _ended(self, response: _Response, body: dict) -> str:
+        correct = whole(response.wanted).choices[0]
+        text = "".join(part["text"] for item in body["output"] for part in item["content"])
+        if body["status"] == "failed":
+            dropped = body["error"]["cause"] == "slow_client"
+            assert text == response.text or (dropped and correct.text.startswith(text))
             may = judge.with_refusal(self.may, response.wanted)
-            judge.error({"code": said["error"]["cause"], "message": said["error"]["message"]}, may)
-            return said["error"]["cause"]
-        assert told == response.text
-        details = said["incomplete_details"]
+            judge.error({"code": body["error"]["cause"], "message": body["error"]["message"]}, may)
+            return body["error"]["cause"]
+        assert text == response.text
+        details = body["incomplete_details"]
         if details == {"reason": "cancelled"}:
             before = sum(each.end == "cancelled" and each.lane == response.lane for each in self.responses.values())
-            assert before < self.cancels[response.lane], "nobody cancelled it"
+            assert before < self.cancels[response.lane], "no client cancelled it"
             return "cancelled"
         assert details in (None, {"reason": "max_output_tokens"})
-        told_whole = (response.text, "stop" if details is None else "length")
-        assert told_whole == (should.text, should.reason), "a truncated answer looks complete"
+        complete = (response.text, "stop" if details is None else "length")
+        assert complete == (correct.text, correct.reason), "a truncated answer looks complete"
         cost = whole(response.wanted)
         assert not response.wanted.refused, "what the engine refused was answered"
-        usage = (said["usage"]["input_tokens"], said["usage"]["output_tokens"])
+        usage = (body["usage"]["input_tokens"], body["usage"]["output_tokens"])
         assert usage == (cost.prompt_tokens, cost.completion_tokens)
         return "completed"
 
     def closed(self, *, stayed: bool) -> None:
-        """Judge the end of the connection, whoever has ended it."""
+        """Judge the end of the connection by either side."""
         if self.close_code is not None:
             assert self.close_code in CLOSES, self.close_code
             code = CLOSES[self.close_code]
@@ -129,25 +129,25 @@ class Transcript:
                 assert self.may(code), f"closed as {code}"
         begun = sum(each.end is None for each in self.responses.values())
         if begun:
-            judge.unheard("cut", self.may, stayed=stayed)
+            judge.unfinished("cut", self.may, stayed=stayed)
         if self.open > begun:
-            judge.unheard("unanswered", self.may, stayed=stayed)
+            judge.unfinished("unanswered", self.may, stayed=stayed)
 
 
 @define(eq=False)
 class LaneClient(HttpClient):
-    """A WebSocket client: it asks, continues earlier responses, cancels, and disconnects."""
+    """A WebSocket client that sends requests, continues earlier responses, cancels, and disconnects."""
 
     transcript: Transcript = field(init=False)
-    _last: dict[str | None, str] = Factory(dict)  # by lane, the name of what was asked there last
-    _news: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _last: dict[str | None, str] = Factory(dict)  # name of the latest request, by lane
+    _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
-    def true(self, code: str) -> bool:
+    def allowed(self, code: str) -> bool:
         crowded = code == "overloaded" and self.transcript.open > self.system.limits.websocket_queue_max
-        return crowded or HttpClient.true(self, code)
+        return crowded or HttpClient.allowed(self, code)
 
     def __attrs_post_init__(self) -> None:
-        self.transcript = Transcript(self.true)
+        self.transcript = Transcript(self.allowed)
 
     async def _converse(self, reader: Reader) -> None:
         rng = self.rng
@@ -158,9 +158,9 @@ class LaneClient(HttpClient):
         patience_s = rng.choice((rng.expovariate(1), rng.expovariate(4), 1e4, 1e4, 1e4))
         with trio.move_on_after(patience_s) as patience, suppress(*GONE):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen, reader, nursery.cancel_scope)
-                with suppress(*GONE):  # who is not heard any more may still hear why
-                    await self._talk(reader)
+                nursery.start_soon(self._read_events, reader, nursery.cancel_scope)
+                with suppress(*GONE):  # the client may still read the reason
+                    await self._send_requests(reader)
         self.transcript.closed(stayed=not patience.cancelled_caught)
         ends = [each.end for each in self.transcript.responses.values()]
         self.note(self.name, *ends, *self.transcript.errors, self.transcript.close_code)
@@ -178,8 +178,8 @@ class LaneClient(HttpClient):
             judge.error(reply.error, self.may)
         return reply.status == 101
 
-    async def _talk(self, reader: Reader) -> None:
-        """Ask a few things in a few lanes, change its mind about some, wait for all to end, and close."""
+    async def _send_requests(self, reader: Reader) -> None:
+        """Send a few requests in a few lanes, cancel some, wait for all to end, and close."""
         rng = self.rng
         lanes = [None, *(f"lane.{number}" for number in range(rng.choice((0, 0, 1, 3))))]
         for number in range(rng.randint(1, 5)):
@@ -198,15 +198,15 @@ class LaneClient(HttpClient):
             await reader.send(frame(struct.pack(">H", 1000), 0x88))
 
     async def _ask(self, reader: Reader, name: str, lane: str | None) -> None:
-        """Ask for a response, perhaps for one that goes on from the last of some lane."""
+        """Request a response, sometimes as a continuation of the latest of some lane."""
         rng, transcript = self.rng, self.transcript
         wanted, event = draw(rng, name), {}
         before = self._last.get(rng.choice([lane, *self._last]))
-        if before is not None and (known := transcript.last_id(before)) is not None and rng.random() < 0.7:
+        if before is not None and (response_id := transcript.last_id(before)) is not None and rng.random() < 0.7:
             asked, _ = transcript.asked[before]
-            said = tuple(turn for turn in asked.turns if turn[0] != "system")
-            history = (*said, ("assistant", whole(asked).choices[0].text))
-            wanted, event = draw(rng, name, history), {"previous_response_id": known}
+            turns = tuple(turn for turn in asked.turns if turn[0] != "system")
+            history = (*turns, ("assistant", whole(asked).choices[0].text))
+            wanted, event = draw(rng, name, history), {"previous_response_id": response_id}
             event["input"] = [{"role": "user", "content": wanted.turns[-1][1]}]
         transcript.asked[name] = wanted, lane
         if wanted.refused:
@@ -216,9 +216,9 @@ class LaneClient(HttpClient):
 
     async def _until_quiet(self) -> None:
         while self.transcript.open:
-            await self._news.park()
+            await self._changed.park()
 
-    async def _listen(self, reader: Reader, talking: trio.CancelScope) -> None:
+    async def _read_events(self, reader: Reader, sending: trio.CancelScope) -> None:
         with suppress(*GONE):
             while True:
                 first, payload = await reader.frame()
@@ -226,15 +226,15 @@ class LaneClient(HttpClient):
                     self.transcript.close_code = int.from_bytes(payload[:2], "big")
                     break
                 if first == 0x81:
-                    self.transcript.hear(json.loads(payload))
-                    self._news.unpark_all()
+                    self.transcript.judge_event(json.loads(payload))
+                    self._changed.unpark_all()
                 else:
                     assert first in {0x89, 0x8A}
-        talking.cancel(reason="the connection has ended")
+        sending.cancel(reason="the connection has ended")
 
 
-def create(wanted: Wanted, name: str, lane: str | None) -> dict[str, object]:
-    """Return the event that asks for a response."""
+def create(wanted: PlannedRequest, name: str, lane: str | None) -> dict[str, object]:
+    """Return the `response.create` of a request."""
     turns = [{"role": role, "content": text} for role, text in wanted.turns if role != "system"]
     body = {"type": "response.create", "model": "tiny", "input": turns, "metadata": {"k": name}}
     body |= {"max_output_tokens": wanted.tokens_max}
@@ -246,7 +246,7 @@ def create(wanted: Wanted, name: str, lane: str | None) -> dict[str, object]:
 
 @define(eq=False)
 class DeafLaneClient(LaneClient):
-    """Asks for much, reads nothing for a while, and then everything that it was not too late for."""
+    """A client that sends many requests, reads nothing for a while, and then what is still there."""
 
     async def _converse(self, reader: Reader) -> None:
         self.slow = True
@@ -258,7 +258,7 @@ class DeafLaneClient(LaneClient):
         for _ in range(self.rng.choice((1, 60))):
             await trio.sleep(0.5)
             self.system.check_backlogs()
-        await self._listen(reader, trio.CancelScope())
+        await self._read_events(reader, trio.CancelScope())
         self.transcript.closed(stayed=True)
         self.note(self.name, "deaf in lanes", self.transcript.close_code)
         reader.hang_up()

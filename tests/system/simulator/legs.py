@@ -37,7 +37,7 @@ class Room:
     """Where a prefill and a decode meet for one request."""
 
     request: Generate
-    legs: dict[Leg, LegScheduler] = Factory(dict)  # who has been asked for which
+    legs: dict[Leg, LegScheduler] = Factory(dict)  # the engine of each
     computed: bool = False  # the prompt
     transferred_at: float = inf
     alone_since: float | None = None
@@ -66,12 +66,12 @@ class Room:
 
 @define(eq=False)
 class Rooms(RendezvousRooms):
-    """The rooms of a cluster, and who is in them; a prefill waits in one until a decode has taken its KV cache."""
+    """The rooms of a cluster and their legs; a prefill waits in one until a decode has taken its KV cache."""
 
     transfer_s: float = 0.0
     rooms: dict[int, Room] = Factory(dict)
     met: int = 0
-    sick: tuple[LegScheduler, RequestError] | None = None  # whose hand-offs fail, and with what
+    failing: tuple[LegScheduler, RequestError] | None = None  # the engine whose hand-offs fail, and their error
 
     def enter(self, engine: LegScheduler, leg: Leg, request: Generate) -> None:
         """Note that an engine was asked for one leg of a request."""
@@ -113,9 +113,9 @@ class Rooms(RendezvousRooms):
                 engine.arrives(room.request.id, room.transferred_at)
 
     def fails(self, request: Generate) -> bool:
-        """Whether the hand-off of a request fails: both legs are there, and one of them is sick."""
+        """Whether the hand-off of a request fails: both legs are there, and one of them fails."""
         engines = self.rooms[request.rendezvous.room].legs.values()
-        return self.sick is not None and len(engines) == len(OTHER) and self.sick[0] in engines
+        return self.failing is not None and len(engines) == len(OTHER) and self.failing[0] in engines
 
     def held(self) -> list[tuple[Leg, LegScheduler]]:
         """Return every engine that computes one leg at the moment, once for each request."""
@@ -123,7 +123,7 @@ class Rooms(RendezvousRooms):
         return [(leg, room.legs[leg]) for room, leg in legs if room.holds(leg)]
 
     def lonely(self) -> list[tuple[int, Room, Leg]]:
-        """Return the rooms in which one leg goes on without the other, and which has gone, and note since when."""
+        """Yield the rooms in which one leg continues without the other, with the leg that ended; record since when."""
         found = []
         for number, room in self.rooms.items():
             gone = room.over_early
@@ -167,7 +167,7 @@ class LegScheduler(Scheduler):
 
     def _begin(self, held: _Held, update: BatchUpdate) -> None:
         if self.spec.leg is Leg.DECODE and self.fails is None and self.rooms.fails(held.request):
-            engine, error = self.rooms.sick
+            engine, error = self.rooms.failing
             engine.failed += 1
             self._fail(held, error, update)
         else:

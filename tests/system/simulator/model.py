@@ -16,31 +16,31 @@ WORDS = ("oak", "wörld", "日本", "🙂", "fox", "a", "old", "b\n", "<|x|>", "
 
 
 @frozen(kw_only=True)
-class Wanted:
-    """One request, as its client means it."""
+class PlannedRequest:
+    """One request of a client, in no dialect."""
 
-    turns: tuple[tuple[str, str], ...]  # who said what
-    plain: bool = False  # the prompt is the last text as it is
+    turns: tuple[tuple[str, str], ...]  # of (role, text)
+    plain: bool = False  # the prompt is the last text without the template
     echo: bool = False  # the answer begins with the prompt
     tokens_max: int
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
     seed: int | None = None
-    logprobs: int | None = None  # of how many of the likeliest, beside each token's own
+    logprobs: int | None = None  # the number of likeliest tokens, beside each token's own
     stream: bool = True
     usage: bool = False
-    refused: bool = False  # the engine will not like it
+    refused: bool = False  # by the engine
 
     @property
     def prompt(self) -> list[int]:
-        """The ids that an engine must get."""
+        """The token ids that an engine must get."""
         return prompt_of(self.turns, self.plain)
 
 
 @frozen
 class Choice:
-    """One choice that is whole."""
+    """One complete choice."""
 
     text: str
     reason: str
@@ -48,14 +48,14 @@ class Choice:
 
     @property
     def scores(self) -> list[tuple[bytes, float]]:
-        """Each token of the text, as bytes, with its log probability; the ids that end answers say nothing."""
-        spoken = [(token, place) for place, token in enumerate(self.ids) if token not in TINY.eos_token_ids]
-        return [(TINY.data(token), logprob_at(token, place, 0, VOCABULARY).logprob) for token, place in spoken]
+        """Each token of the text, as bytes, with its log probability; ids that end answers have no text."""
+        tokens = [(token, place) for place, token in enumerate(self.ids) if token not in TINY.eos_token_ids]
+        return [(TINY.data(token), logprob_at(token, place, 0, VOCABULARY).logprob) for token, place in tokens]
 
 
 @frozen
 class Whole:
-    """An answer that is whole."""
+    """A complete answer."""
 
     prompt_tokens: int
     choices: tuple[Choice, ...]
@@ -69,50 +69,52 @@ class Whole:
 def prompt_of(turns: tuple[tuple[str, str], ...], plain: bool) -> list[int]:
     if plain:
         return TINY.tokenizer.encode(turns[-1][1]).ids
-    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
-    return TINY.tokenizer.encode(f"{said}<|im_start|>assistant\n", add_special_tokens=False).ids
+    text = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    return TINY.tokenizer.encode(f"{text}<|im_start|>assistant\n", add_special_tokens=False).ids
 
 
 @cache
-def whole(wanted: Wanted) -> Whole:
-    """Return the answer to expect where nothing goes wrong."""
-    return Whole(len(wanted.prompt), tuple(_choice(wanted, number) for number in range(wanted.n)))
+def whole(request: PlannedRequest) -> Whole:
+    """Return the complete answer to a request."""
+    return Whole(len(request.prompt), tuple(_choice(request, number) for number in range(request.n)))
 
 
-def _choice(wanted: Wanted, number: int) -> Choice:
-    seeded = [] if wanted.seed is None else [wanted.seed ^ number]
-    ids = [token_at([*wanted.prompt, *seeded], place, VOCABULARY) for place in range(wanted.tokens_max)]
-    text, reason, tokens = _cut(wanted, ids)
-    return Choice(wanted.turns[-1][1] + text if wanted.echo else text, reason, tuple(ids[:tokens]))
+def _choice(request: PlannedRequest, number: int) -> Choice:
+    seeded = [] if request.seed is None else [request.seed ^ number]
+    ids = [token_at([*request.prompt, *seeded], place, VOCABULARY) for place in range(request.tokens_max)]
+    text, reason, tokens = _cut(request, ids)
+    return Choice(request.turns[-1][1] + text if request.echo else text, reason, tuple(ids[:tokens]))
 
 
-def _cut(wanted: Wanted, ids: list[int]) -> tuple[str, str, int]:
-    """Return the text up to its first stop, why it ends, and how many ids it took."""
+def _cut(request: PlannedRequest, ids: list[int]) -> tuple[str, str, int]:
+    """Return the text up to its first stop, its finish reason and its number of ids."""
     for tokens in range(1, len(ids) + 1):
-        if ids[tokens - 1] in wanted.stop_token_ids:
+        if ids[tokens - 1] in request.stop_token_ids:
             return decoded(ids[: tokens - 1]), "stop", tokens
-        text = decoded(ids[:tokens]) if wanted.stop else ""
-        found = [(at + len(stop), at) for stop in wanted.stop if (at := text.find(stop)) >= 0]
-        if found:
-            return text[: min(found)[1]], "stop", tokens
+        text = decoded(ids[:tokens]) if request.stop else ""
+        stops = [(start + len(stop), start) for stop in request.stop if (start := text.find(stop)) >= 0]
+        if stops:
+            return text[: min(stops)[1]], "stop", tokens
     return decoded(ids), "length", len(ids)
 
 
 def decoded(ids: list[int]) -> str:
-    """Return the text of ids that are all there; no incremental decoder is involved."""
+    """Return the text of ids, without an incremental decoder."""
     return TINY.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
 
 
 # Drawing ---------------------------------------------------------------------------------
 
 
-def draw(rng: random.Random, name: str, history: tuple[tuple[str, str], ...] = (), choices_max: int = 1) -> Wanted:
+def draw(
+    rng: random.Random, name: str, history: tuple[tuple[str, str], ...] = (), choices_max: int = 1
+) -> PlannedRequest:
     """Draw a request that no other client sends; many end at a stop string or stop token of their own answer."""
-    said = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, 12))])
+    text = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, 12))])
     tokens_max = rng.choice((rng.randint(1, 8), rng.randint(1, 24), 40))
     first = (("system", "Be brief."),) if rng.random() < 0.2 and not history else ()
-    turns = (*first, *history, ("user", said))
-    wanted = Wanted(
+    turns = (*first, *history, ("user", text))
+    request = PlannedRequest(
         turns=turns,
         tokens_max=tokens_max,
         n=rng.choice((1, 1, 1, rng.randint(1, choices_max))),
@@ -124,19 +126,19 @@ def draw(rng: random.Random, name: str, history: tuple[tuple[str, str], ...] = (
     )
     match rng.choice(("", "", "stop", "stop", "token")):
         case "stop":
-            return evolve(wanted, stop=_stops(rng, whole(wanted).choices[0].text))
+            return evolve(request, stop=_stops(rng, whole(request).choices[0].text))
         case "token":
-            return evolve(wanted, stop_token_ids=(rng.choice(whole(wanted).choices[0].ids),))
+            return evolve(request, stop_token_ids=(rng.choice(whole(request).choices[0].ids),))
         case _:
-            return wanted
+            return request
 
 
 def _stops(rng: random.Random, text: str) -> tuple[str, ...]:
-    """Draw stop strings: pieces of the answer, pieces that go on otherwise, and nonsense."""
+    """Draw stop strings: pieces of the answer, pieces that continue differently, and one that never comes."""
     stops = []
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(text)) if text else 0
         piece = text[at : at + rng.randint(1, 6)]
         stops.append(piece + rng.choice(("", "", "", "!never")))
-    # What a broken character is, shows only at its end; what is cut there is a matter of taste.
+    # Where an unfinished character may be cut is not specified.
     return tuple(stop for stop in stops if stop and BROKEN not in stop) or ("nonsense",)

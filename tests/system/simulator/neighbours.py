@@ -1,4 +1,4 @@
-"""Engines that do not start, or crash again and again, beside engines that must not notice."""
+"""Engines that do not start, or crash again and again, beside engines that must not be affected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CRASHES_AFTER_S = 0.5  # at most
 
 @define(eq=False)
 class BadEngine(SingleFault):
-    """One engine of several that is of no use for a while."""
+    """One engine of several that is unavailable for a while."""
 
     falls: ClassVar[tuple[type[Exception], ...]] = (StartFailed,)
     number: int = field(init=False)
@@ -35,7 +35,7 @@ class BadEngine(SingleFault):
 
     @abstractmethod
     async def go_wrong(self) -> None:
-        """Let the engine be of no use for a while."""
+        """Make the engine unavailable for a while."""
 
     async def live(self) -> None:
         system = self.system
@@ -51,9 +51,9 @@ class BadEngine(SingleFault):
                 while not any(line.startswith("submit") for line in system.hosts[self.number].scheduler.log):  # noqa: ASYNC110
                     await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
-        failed = {each.path for each in system.happenings if each.kind is ChildEventKind.FAILED}
+        failed = {each.path for each in system.child_events if each.kind is ChildEventKind.FAILED}
         own = f"node/worker {self.number}"
-        assert all(path.startswith(own) for path in failed), f"who fell beside {own}: {failed}"
+        assert all(path.startswith(own) for path in failed), f"others than {own} failed: {failed}"
         self.note("well again", len(failed))
 
     async def _stay(self, client: HonestClient) -> None:
@@ -67,7 +67,7 @@ class BadEngine(SingleFault):
 
 @define(eq=False)
 class NeverUp(BadEngine):
-    """An engine that does not come up with the others, whether its start fails or hangs."""
+    """An engine whose first start fails or hangs."""
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
@@ -82,18 +82,20 @@ class NeverUp(BadEngine):
         self.note("never up", self.number, system.never_up[self.number], lasts_s)
         own = f"node/worker {self.number}"
         up = {
-            each.path: each.at for each in system.happenings if each.kind is ChildEventKind.STARTED and each.path != own
+            each.path: each.at
+            for each in system.child_events
+            if each.kind is ChildEventKind.STARTED and each.path != own
         }
         wanted = {f"node/worker {number}" for number in range(system.workers)} - {own}
-        assert up.keys() >= wanted | {"node/gateway", "node/router", "node/processor"}, "somebody waits for it"
-        assert max(up.values()) - min(up.values()) <= SOON_S, "somebody has started later than it might"
+        assert up.keys() >= wanted | {"node/gateway", "node/router", "node/processor"}, "another child waits for it"
+        assert max(up.values()) - min(up.values()) <= SOON_S, "another child has started too late"
         await trio.sleep(lasts_s)
         system.never_up.clear()
 
     async def live(self) -> None:
         await BadEngine.live(self)
         await trio.sleep(2 * SOON_S)  # for connections to end
-        # What runs when all is well was not to be seen before; this very task is no part of it.
+        # The tasks of the healthy system, without this one.
         self.system.tasks = [name for name in tasks() if name != f"{__name__}.{NeverUp.__name__}.live"]
 
 

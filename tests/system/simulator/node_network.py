@@ -1,4 +1,4 @@
-"""The network between nodes: who listens where, and the wires of links, which may be cut, half-open or slow to deliver."""
+"""The network between nodes: listeners by address, and the wires of links, which may be cut, half-open or slow to deliver."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SimWire:
 
     transport: SimTransport
     stream: _Stream = Factory(_Stream)
-    _heard: bytearray = Factory(bytearray)
+    _buffer: bytearray = Factory(bytearray)
 
     async def send_all(self, data: bytes) -> None:
         await self.transport.send_all(len(data).to_bytes(SIZE_BYTES) + data)
@@ -42,9 +42,9 @@ class SimWire:
         while (end := self._end()) is None:
             if not (more := await self.transport.receive_some()):
                 return b""
-            self._heard += more
-        message = bytes(self._heard[SIZE_BYTES:end])
-        del self._heard[:end]
+            self._buffer += more
+        message = bytes(self._buffer[SIZE_BYTES:end])
+        del self._buffer[:end]
         return message
 
     def acknowledged_s(self) -> float:
@@ -55,13 +55,13 @@ class SimWire:
             self.transport.close()
 
     def _end(self) -> int | None:
-        end = SIZE_BYTES + int.from_bytes(self._heard[:SIZE_BYTES])
-        return end if SIZE_BYTES <= len(self._heard) >= end else None
+        end = SIZE_BYTES + int.from_bytes(self._buffer[:SIZE_BYTES])
+        return end if SIZE_BYTES <= len(self._buffer) >= end else None
 
 
 @define(eq=False)
 class Accepted:
-    """The listener's end before anything was said, as `supervisor.cluster.mesh` gets it from the kernel."""
+    """The listener's end before the first byte, as `supervisor.cluster.mesh` gets it from the kernel."""
 
     transport: SimTransport
     socket: Accepted = field(init=False)
@@ -93,7 +93,9 @@ class NodeNetwork:
 
     rng: random.Random
     network: dict
-    listening: dict[str, tuple[str, Callable[[Accepted], None]]] = Factory(dict)  # by address: who, and what accepts
+    listening: dict[str, tuple[str, Callable[[Accepted], None]]] = Factory(
+        dict
+    )  # by address: the node, and its accept function
     connections: list[Connection] = Factory(list)
     stopped: dict[str, float] = Factory(dict)  # until when the process of a node stands still
 
@@ -104,7 +106,7 @@ class NodeNetwork:
         await trio.sleep(self.rng.random() * self.network["delay_s"])
         await trio.sleep_until(max(self.stopped.get(dialer, 0.0), trio.current_time()))
         if str(at) not in self.listening:
-            raise PeerLost(f"{at} cannot be reached: nobody listens")
+            raise PeerLost(f"{at} cannot be reached: it does not listen")
         listener, accept = self.listening[str(at)]
         near, far = sim_pair(self.rng, **self.network)
         self.connections.append(Connection(dialer, listener, near, far))

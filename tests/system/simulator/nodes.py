@@ -30,7 +30,7 @@ from supervisor.supervision.tree import Child, Tree
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator.legs import LegCosts, LegHost, Rooms
 from tests.system.simulator.node_network import Accepted, NodeNetwork
-from tests.system.simulator.offers import offer_of, plug, work
+from tests.system.simulator.offers import offer_of, register_workers, work
 from tests.system.simulator.release_times import ReleaseDeadlines
 from tests.system.simulator.simulated_engine import LocalEngine
 
@@ -46,8 +46,8 @@ class SimLinks(Mesh):
 
     plan: ClusterPlan = field(kw_only=True)
     drains_until: float = field(init=False, default=inf)
-    heard_at: float = field(init=False, default=-inf)  # by the others, that this node drains
-    said_bye: bool = field(init=False, default=False)
+    announced_at: float = field(init=False, default=-inf)  # by when the others have the announcement of its drain
+    bye_sent: bool = field(init=False, default=False)
 
     @property
     def net(self) -> NodeNetwork:
@@ -57,8 +57,10 @@ class SimLinks(Mesh):
     def send_bye(self, detail: str) -> None:
         early = trio.current_time() < self.drains_until
         assert not (early and self.directory.running), "a node that drains leaves before its requests have ended"
-        assert trio.current_time() >= self.heard_at, "a node that drains leaves before the others have heard of it"
-        self.said_bye = True
+        assert trio.current_time() >= self.announced_at, (
+            "a draining node leaves before the others have its announcement"
+        )
+        self.bye_sent = True
         Mesh.send_bye(self, detail)
 
     async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
@@ -84,25 +86,27 @@ class ClusterPlan:
     section: ClusterSection
     rooms: Rooms
     rng: random.Random
-    freeing: ReleaseDeadlines | None = None  # knows how far the clock has jumped
-    spots: dict[str, NodeSlot] = Factory(dict)
+    releases: ReleaseDeadlines | None = None  # knows how far the clock has jumped
+    node_slots: dict[str, NodeSlot] = Factory(dict)
     front: str = "main"
     runs: Iterator[int] = field(factory=partial(count, 1))  # of nodes' processes
 
     @property
     def age_s(self) -> float:
         """The time, without the jumps of the clock."""
-        return trio.current_time() - (self.freeing.jumped_s if self.freeing else 0.0)
+        return trio.current_time() - (self.releases.jumped_s if self.releases else 0.0)
 
     def links(self, name: str, directory: Directory, *, listens: bool, joins: bool) -> SimLinks:
-        """Return the links of one node, and note in its directory whom it knows from the file."""
+        """Return the links of one node, and configure the nodes of the file in its directory."""
         directory.routes = name == self.front
         directory.required_peers = frozenset({self.front} - {name})
-        for other in [self.front, *self.spots] if not joins else ():
-            spot = self.spots.get(other)
-            if other != name and not (spot is not None and spot.joins):
-                listening = spot is None or spot.listens
-                directory.configure(other, f"{other}:7400" if listening else None, [] if spot is None else spot.offers)
+        for other in [self.front, *self.node_slots] if not joins else ():
+            node_slot = self.node_slots.get(other)
+            if other != name and not (node_slot is not None and node_slot.joins):
+                listening = node_slot is None or node_slot.listens
+                directory.configure(
+                    other, f"{other}:7400" if listening else None, [] if node_slot is None else node_slot.offers
+                )
         return SimLinks(
             incarnation=Incarnation(f"{name} {next(self.runs)}", int(NOON + trio.current_time())),
             name=name,
@@ -125,24 +129,26 @@ class ClusterPlan:
 class NodeLife(SmallSystem):
     """One process of a node, from its start to its end."""
 
-    spot: NodeSlot = field(kw_only=True)
+    node_slot: NodeSlot = field(kw_only=True)
     directory: Directory = field(init=False)
     inboxes: list[PriorityInbox] = field(init=False)
     links: SimLinks = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         SmallSystem.__attrs_post_init__(self)
-        spot = self.spot
-        self.directory = Directory(spot.name)
-        self.inboxes = plug(self, self.directory, spot.costs.leg)
-        self.links = spot.plan.links(spot.name, self.directory, listens=spot.listens, joins=spot.joins)
+        node_slot = self.node_slot
+        self.directory = Directory(node_slot.name)
+        self.inboxes = register_workers(self, self.directory, node_slot.costs.leg)
+        self.links = node_slot.plan.links(
+            node_slot.name, self.directory, listens=node_slot.listens, joins=node_slot.joins
+        )
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
         links = Child(name="links", run=self.links.run, stop_within_s=2.0)
         return in_order(gateway=(), monitoring=(), links=(links,), others=tuple(workers))
 
     async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
-        if not self.spot.simulated:
+        if not self.node_slot.simulated:
             await SmallSystem._engine(self, number, task_status=task_status)
             return
         if self.starts_fail:
@@ -156,7 +162,7 @@ class NodeLife(SmallSystem):
 
     def check_idle(self, gone: Collection[str] = ()) -> None:
         """Check that nothing of any request is left at this node, and no link to the nodes that have `gone`."""
-        if self.spot.simulated:
+        if self.node_slot.simulated:
             for number, host in self.hosts.items():
                 host.check_free()
                 assert self.engines[number].current is host, "an engine is down"
@@ -173,39 +179,39 @@ class NodeSlot:
     name: str
     plan: ClusterPlan
     costs: LegCosts
-    kwargs: dict  # of its worlds
+    kwargs: dict  # of its systems
     nursery: trio.Nursery
     listens: bool = True
     joins: bool = False
     drain_s: float = 5.0
     simulated: bool = False  # its engines are the product's own simulated ones
-    fell: bool = False  # in one of its lives, as it began
+    start_failed: bool = False  # in one of its processes
     life: NodeLife | None = None
     lives: list[NodeLife] = Factory(list)
 
     @property
     def offers(self) -> list[Offer]:
-        """The workers that there will be."""
+        """The workers that it will have."""
         many, costs = self.kwargs["workers"], self.costs
         return [offer_of(f"{self.name}-{each}", costs.leg, costs) for each in range(many)]
 
     @property
     def host_of(self) -> Callable:
-        """What makes its engines' hosts."""
+        """The factory of its engine hosts."""
         return partial(LegHost, rooms=self.plan.rooms)
 
     def start(self) -> None:
-        """Begin a life."""
-        self.life = NodeLife(rng=self.plan.rng, costs=self.costs, host_of=self.host_of, spot=self, **self.kwargs)
+        """Start a process of the node."""
+        self.life = NodeLife(rng=self.plan.rng, costs=self.costs, host_of=self.host_of, node_slot=self, **self.kwargs)
         self.lives.append(self.life)
         self.nursery.start_soon(self._live, self.life, name=f"node {self.name}")
 
     async def _live(self, life: NodeLife) -> None:
         try:
             with life.scope:
-                await supervise(life.tree, rng=self.plan.rng, on_event=life.happenings.append)
-        except StartFailed:  # its engine died before all was up; whoever runs the node runs it again
-            self.fell = True
+                await supervise(life.tree, rng=self.plan.rng, on_event=life.child_events.append)
+        except StartFailed:  # its engine died before the node was up; a launcher would start it again
+            self.start_failed = True
             self.plan.net.cut(self.name)
             await trio.sleep(AGAIN_S)
             if self.life is life and not life.directory.draining:
@@ -227,17 +233,17 @@ class NodeSlot:
     async def drain(self) -> None:
         """Drain and end, as a node does on SIGTERM."""
         life, plan = self.life, self.plan
-        house = SimpleNamespace(directory=life.directory, gateway=None, links=life.links)
+        assembly = SimpleNamespace(directory=life.directory, gateway=None, links=life.links)
         node = _Node(
-            None, house, SimpleNamespace(grace=GracePeriods()), terminal=None, drain_s=self.drain_s, tree=life.scope
+            None, assembly, SimpleNamespace(grace=GracePeriods()), terminal=None, drain_s=self.drain_s, tree=life.scope
         )
         life.links.drains_until = trio.current_time() + self.drain_s
-        life.links.heard_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
+        life.links.announced_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
         drains_until = plan.age_s + self.drain_s
         async with trio.open_nursery() as node._nursery:
-            node.drain("somebody asks for it")
+            node.drain("the test drains")
         assert plan.age_s <= drains_until + BYE_S + 0.01, "a drain takes longer than it may"
-        assert life.links.said_bye, "a node left without a word"
+        assert life.links.bye_sent, "a node left without a `Bye`"
         await life.over.wait()
         assert plan.age_s <= drains_until + BYE_S + STOP_S
         self.life = None
@@ -247,17 +253,19 @@ class NodeSlot:
 
 
 def check_inboxes(directory: Directory, inboxes: list[PriorityInbox]) -> None:
-    """Check that nobody waits for a worker of this node, and that none of them counts a request."""
+    """Check that no call waits for a worker of this node, and that no worker counts a request."""
     for inbox in inboxes:
-        assert inbox.waiting == (0, 0), "a call waits for ever"
+        assert inbox.waiting == (0, 0), "a call waits"
     for here in directory.local.values():
-        assert (here.load.busy, here.load.tokens, here.load.pending) == (0, 0, 0), "a worker counts what is over"
+        assert (here.load.busy, here.load.tokens, here.load.pending) == (0, 0, 0), (
+            "a worker counts a request that is over"
+        )
 
 
 def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
     """Check that a node is linked to all others, and that nothing is open on its links.
 
-    While some have `gone`, it is linked to none of those; one that joins may miss others, too, who are told of to it.
+    While some have `gone`, it is linked to none of those; one that joins may lack links to others that it learns of.
     """
     for name, node in directory.nodes.items():
         link = node.link

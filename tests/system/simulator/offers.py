@@ -31,20 +31,20 @@ def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
     return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
 
 
-def plug(world: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[PriorityInbox]:
+def register_workers(system: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[PriorityInbox]:
     """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
     inboxes = []
-    world.engines = [Registration(directory.notify) for _ in range(world.workers)]
-    for number, each in enumerate(world.engines):
-        offer = offer_of(f"{directory.name}-{number}", leg, world.costs)
-        address, inbox = priority_inbox(max(1, world.inbox_size), urgency, owner, generation_tokens)
+    system.engines = [Registration(directory.notify) for _ in range(system.workers)]
+    for number, each in enumerate(system.engines):
+        offer = offer_of(f"{directory.name}-{number}", leg, system.costs)
+        address, inbox = priority_inbox(max(1, system.inbox_size), urgency, owner, generation_tokens)
         inboxes.append(inbox)
         directory.local[offer.name] = LocalWorker(directory.name, offer, address, each, inbox, directory)
     return inboxes
 
 
 async def work(
-    world: SmallSystem,
+    system: SmallSystem,
     directory: Directory,
     inboxes: list[PriorityInbox],
     number: int,
@@ -52,11 +52,11 @@ async def work(
     task_status: trio.TaskStatus[None],
 ) -> None:
     """Do what `supervisor.engines.children` does for one worker, until its engine is lost."""
-    engine = await world.engines[number].wait()
+    engine = await system.engines[number].wait()
     directory.reroute_queued()
     try:
-        costs, leg = world.costs, list(directory.local.values())[number].leg
-        own = inboxes[number], engine, costs.slots, world.deadlines, None
+        costs, leg = system.costs, list(directory.local.values())[number].leg
+        own = inboxes[number], engine, costs.slots, system.deadlines, None
         if leg is Leg.PREFILL:
             await prefill(*own, task_status=task_status)
         else:

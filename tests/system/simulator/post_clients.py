@@ -10,18 +10,18 @@ from tests.rig.gateway import post
 from tests.system.simulator import judge
 from tests.system.simulator.clients import HttpClient, options
 from tests.system.simulator.lanes import Transcript, create
-from tests.system.simulator.model import Wanted, draw
+from tests.system.simulator.model import PlannedRequest, draw
 
 
 @define(eq=False)
 class TextClient(HttpClient):
-    """Asks for completions of texts."""
+    """A client of text completions."""
 
-    def _draw(self, name: str) -> Wanted:
+    def _draw(self, name: str) -> PlannedRequest:
         wanted = evolve(HttpClient._draw(self, name), plain=True, logprobs=None)
         return evolve(wanted, turns=wanted.turns[-1:], echo=self.rng.random() < 0.3)
 
-    def _post(self, wanted: Wanted, **headers: str) -> bytes:
+    def _post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         body: dict[str, object] = {"model": "tiny", "prompt": wanted.turns[-1][1], "max_tokens": wanted.tokens_max}
         body |= {"n": wanted.n, "stream": wanted.stream, "echo": wanted.echo}
         if wanted.stream and wanted.usage:
@@ -31,30 +31,30 @@ class TextClient(HttpClient):
 
 @define(eq=False)
 class PostClient(HttpClient):
-    """Asks for responses by HTTP: the events are those of a WebSocket, or the last one's response comes alone."""
+    """A client of responses over HTTP, streamed as the events of a WebSocket, or in one piece."""
 
-    def _draw(self, name: str) -> Wanted:
+    def _draw(self, name: str) -> PlannedRequest:
         return evolve(draw(self.rng, name), logprobs=None)
 
-    def _post(self, wanted: Wanted, **headers: str) -> bytes:
+    def _post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         event = create(wanted, wanted.turns[-1][1].split()[0], None) | {"stream": wanted.stream}
         del event["type"]
         return post(event, "/v1/responses", **headers)
 
-    def _judge(self, wanted: Wanted, heard: judge.Heard, *, stayed: bool) -> str:
-        if heard.status != 200 or not (wanted.stream or heard.whole):
-            return judge.http(wanted, heard, self.true, stayed=stayed)
-        transcript = Transcript(self.true, {wanted.turns[-1][1].split()[0]: (wanted, None)})
+    def _judge(self, wanted: PlannedRequest, received: judge.Received, *, stayed: bool) -> str:
+        if received.status != 200 or not (wanted.stream or received.whole):
+            return judge.http(wanted, received, self.allowed, stayed=stayed)
+        transcript = Transcript(self.allowed, {wanted.turns[-1][1].split()[0]: (wanted, None)})
         if wanted.stream:
-            *events, rest = bytes(heard.body).decode(errors="ignore").split("\n\n")
+            *events, rest = bytes(received.body).decode(errors="ignore").split("\n\n")
             assert not (stayed and rest), "half an event"
-            for event in events:
-                kind, data = event.split("\n")
-                said = json.loads(data.removeprefix("data: "))
-                assert kind == f"event: {said['type']}"
-                transcript.hear(said)
+            for lines in events:
+                kind, data = lines.split("\n")
+                event = json.loads(data.removeprefix("data: "))
+                assert kind == f"event: {event['type']}"
+                transcript.judge_event(event)
         else:
-            transcript.hear_alone(json.loads(heard.body))
+            transcript.judge_whole(json.loads(received.body))
         [end] = [each.end for each in transcript.responses.values()] or [None]
-        assert not heard.whole or end is not None, "an answer that was cut looks whole"
-        return end or judge.unheard("cut", self.true, stayed=stayed)
+        assert not received.whole or end is not None, "an answer that was cut looks whole"
+        return end or judge.unfinished("cut", self.allowed, stayed=stayed)

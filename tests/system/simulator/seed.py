@@ -29,10 +29,17 @@ from tests.system.simulator.system import LIMITS, System
 
 DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
 KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
-ALONE: tuple[type[SingleFault], ...] = (FailingEngine, UnfairKeys, StuckSlot, NeverUp, CrashingNeighbour, SlowReaders)
-PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by what a step takes: a draw more would make every seed another
+SINGLE_FAULTS: tuple[type[SingleFault], ...] = (
+    FailingEngine,
+    UnfairKeys,
+    StuckSlot,
+    NeverUp,
+    CrashingNeighbour,
+    SlowReaders,
+)
+PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by the length of a step, since another draw would change every seed
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
-ALONE_SHARE = 0.2  # of the seeds, those in which one thing goes wrong with nothing else
+SINGLE_FAULT_SHARE = 0.2  # of the seeds, those with a single fault
 CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
 
 
@@ -41,13 +48,13 @@ class Run:
     """One run of the whole system, from its seed to its end."""
 
     rng: random.Random
-    only: type[SingleFault] | None = None  # what goes wrong in it, whatever the seed draws
+    only: type[SingleFault] | None = None  # its single fault, whatever the seed draws
     system: System = field(init=False)
     faults: Faults = field(init=False)
     drains: bool = field(init=False)
     clients: int = field(init=False)
-    times: dict[str, int] = field(init=False)  # how often, in three seconds, each thing goes wrong
-    alone: type[SingleFault] | None = field(init=False, default=None)  # or the one thing that does
+    times: dict[str, int] = field(init=False)  # of each fault, within three seconds
+    single_fault: type[SingleFault] | None = field(init=False, default=None)  # instead of them
     trace: list = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -56,10 +63,10 @@ class Run:
         self.drains = rng.random() < 0.15
         # Most seeds have few faults, so that each is seen alone.
         self.times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in FAULTS} if rng.random() < 0.8 else {}
-        self.alone = rng.choice(ALONE) if rng.random() < ALONE_SHARE else None
-        self.alone = self.only or self.alone
-        if self.alone is not None:
-            self.clients, self.drains, self.times = 0, self.alone.drains, {}
+        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < SINGLE_FAULT_SHARE else None
+        self.single_fault = self.only or self.single_fault
+        if self.single_fault is not None:
+            self.clients, self.drains, self.times = 0, self.single_fault.drains, {}
         self.system = self._system()
         self.faults = Faults(self.system, rng, self.note)
         self._small_limits()
@@ -68,8 +75,8 @@ class Run:
     def _expect_falls(self) -> None:
         for kind in (*self.faults.happened, *(kind for kind, times in self.times.items() if times)):
             self.system.faults += FALLS.get(kind, ())
-        if self.alone is not None:
-            self.system.faults += self.alone.falls
+        if self.single_fault is not None:
+            self.system.faults += self.single_fault.falls
 
     def _system(self) -> System:
         rng = self.rng
@@ -85,7 +92,7 @@ class Run:
         network = {
             "delay_s": rng.choice((0.0, 0.002, 0.05)),
             "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),
-            "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536) if self.alone is None else (65536,)),
+            "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536) if self.single_fault is None else (65536,)),
         }
         drawn: dict = {
             "rng": rng,
@@ -98,7 +105,7 @@ class Run:
             "network": network,
             "limits": evolve(
                 LIMITS,
-                # More than one step of an engine says at once; over TLS nothing of it leaves before its task runs.
+                # More than the output of one engine step; over TLS none of it is sent before its task runs.
                 backlog_bytes_max=rng.choice((24_000 if tls else 6000, 100_000)),
                 websocket_running_max=rng.choice((1, 2, 16)),
                 websocket_queue_max=rng.choice((1, 16)),
@@ -117,19 +124,19 @@ class Run:
             ),
             "tls": tls,
         }
-        return System(**drawn | ({} if self.alone is None else self.alone.shape(rng)))
+        return System(**drawn | ({} if self.single_fault is None else self.single_fault.shape(rng)))
 
     def _small_limits(self) -> None:
         happened = self.faults.happened
         if self.trickles:
             happened.add("trickles")
-            self.faults.freeing.always("trickles")
+            self.faults.releases.always("trickles")
         if min(self.system.first_token_s, self.system.total_s) < LONG_S:
             happened.add("impatient")
 
     @property
     def trickles(self) -> bool:
-        """Whether a Cancel may wait long behind what was said before it."""
+        """Whether a `Cancel` may wait long behind earlier frames."""
         return self.system.network["room"] == 50  # bytes
 
     def note(self, *what: object) -> None:
@@ -144,8 +151,8 @@ class Run:
                 kind = self.rng.choice(KINDS)
                 client = kind(self.system, self.rng, f"c{number}", self.faults, self.note)
                 nursery.start_soon(client.live)
-            if self.alone is not None:
-                nursery.start_soon(self.alone(self.system, self.rng, self.faults, self.note).live)
+            if self.single_fault is not None:
+                nursery.start_soon(self.single_fault(self.system, self.rng, self.faults, self.note).live)
             for kind, times in self.times.items():
                 for _ in range(times):
                     nursery.start_soon(self.faults.one, kind)
@@ -160,10 +167,10 @@ class Run:
             self.system.node.runtime.grace.shorten()  # the second signal
         begun_at = trio.current_time()
         async with trio.open_nursery() as self.system.node._nursery:
-            self.system.node.drain("somebody asks for it")
+            self.system.node.drain("the test drains")
             await trio.sleep(0.1)
             await trio.testing.wait_all_tasks_blocked()  # the clock may have jumped
-            assert not self.system.gateway.gate.waiting, "nobody told those who wait"
+            assert not self.system.gateway.gate.waiting, "waiting requests were not refused"
         drained_at = trio.current_time()
         await self.system.over.wait()
         if not self.times.get("jump"):
@@ -188,10 +195,10 @@ class Run:
                 await system.check_at_rest()
                 await system.check_serves()
             self.note("at rest", [list(host.scheduler.log) for host in system.hosts.values()])
-        self.trace.extend((each.at, each.path, each.kind.name) for each in system.happenings)
+        self.trace.extend((each.at, each.path, each.kind.name) for each in system.child_events)
 
     async def traced(self) -> str:
-        """Run; what has happened is returned, or stands with what was raised."""
+        """Run the seed and return its trace; an exception gets the trace as a note."""
         try:
             await self.all()
         except BaseException as error:
@@ -205,7 +212,7 @@ async def whole_system(rng: random.Random) -> str:
 
 
 def traced(scenario: Callable[[random.Random], Awaitable[str]], seed: int) -> str:
-    """Run one seed, quietly: actors that fall are what it is about. Return its trace."""
+    """Run one seed without logs, since actors fail in it on purpose; return its trace."""
     logging.disable(logging.CRITICAL)
     try:
         trace = simulate(scenario, seed)

@@ -1,7 +1,7 @@
-"""Single faults, and clients beside them who must hardly notice.
+"""Single faults, and what they may cost the clients beside them.
 
-Where several things go wrong at once, all that can be promised of an answer is that it is true. Here one thing does, so
-more is promised: how few answers it costs, and how long anybody waits.
+With several faults at once, all that can be promised of an answer is that it is right or ends in an allowed error. With a
+single one more is promised: how few answers it costs, and how long a client waits.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tests.rig.fake_engine import Costs, Scheduler
 from tests.system.simulator import judge
 from tests.system.simulator.clients import HttpClient, Reader
 from tests.system.simulator.faults import Faults
-from tests.system.simulator.model import VOCABULARY, Wanted
+from tests.system.simulator.model import VOCABULARY, PlannedRequest
 from tests.system.simulator.system import System
 
 PATIENT = {"admit_s": 100.0, "first_token_s": 200.0, "total_s": 300.0, "requests_max": 8, "waiting_max": 16}
 HEAVY_TOKENS = 24
-SOON_S = 2.0  # for what takes no longer than it must
+SOON_S = 2.0  # for what happens without a delay
 
 
 def ejection(rng: random.Random) -> Ejection:
-    """Draw when a worker that keeps failing is set aside, and for how long."""
+    """Draw when a worker that keeps failing is ejected, and for how long."""
     return Ejection(
         failures_max=rng.choice((1, 3, 5)),
         window=rng.choice((4, 20)),
@@ -44,25 +44,25 @@ class HonestClient(HttpClient):
     """A client that sends one request after the other, and waits for each answer."""
 
     asked: int = 0
-    crowds: bool = False  # and may hear that there are too many of it
+    crowds: bool = False  # may get `overloaded`
 
-    def true(self, code: str) -> bool:
-        return (self.crowds and code == "overloaded") or HttpClient.true(self, code)
+    def allowed(self, code: str) -> bool:
+        return (self.crowds and code == "overloaded") or HttpClient.allowed(self, code)
 
     async def ask(self, tokens: int, n: int = 1, **headers: str) -> tuple[str, float]:
-        """Return what became of one request, and how long it took."""
+        """Send one request; return its outcome, and how long it took."""
         self.asked += 1
-        said = f"{self.name}.{self.asked}"
-        wanted = Wanted(turns=(("user", said),), tokens_max=tokens, n=n, stream=self.rng.random() < 0.5)
-        reader, heard, asked_at = Reader(self.system.connect()), judge.Heard(), trio.current_time()
+        text = f"{self.name}.{self.asked}"
+        wanted = PlannedRequest(turns=(("user", text),), tokens_max=tokens, n=n, stream=self.rng.random() < 0.5)
+        reader, received, asked_at = Reader(self.system.connect()), judge.Received(), trio.current_time()
         try:
             await reader.send(self._post(wanted, **headers))
-            await reader.hear(heard)
+            await reader.read_answer(received)
         finally:
             reader.hang_up()
         took_s = round(trio.current_time() - asked_at, 9)
-        outcome = self._judge(wanted, heard, stayed=True)
-        self.note(said, outcome, took_s)
+        outcome = self._judge(wanted, received, stayed=True)
+        self.note(text, outcome, took_s)
         return outcome, took_s
 
 
@@ -74,8 +74,8 @@ class SingleFault(ABC):
     rng: random.Random
     faults: Faults
     note: Callable[..., None]
-    drains: ClassVar[bool] = False  # the node is told to shut down meanwhile
-    falls: ClassVar[tuple[type[Exception], ...]] = ()  # by what actors may fall
+    drains: ClassVar[bool] = False  # the node shuts down meanwhile
+    falls: ClassVar[tuple[type[Exception], ...]] = ()  # errors by which actors may end
 
     @staticmethod
     @abstractmethod
@@ -93,10 +93,10 @@ class SingleFault(ABC):
 
 @define(eq=False)
 class FailingEngine(SingleFault):
-    """An engine that fails every request at once, and so is always the least busy."""
+    """An engine that fails every request at once, and so is always the least loaded."""
 
     kind: ClassVar[str] = "black hole"
-    pairs: int = 1  # what may be set aside because of it
+    pairs: int = 1  # workers or pairs that may be ejected because of it
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
@@ -106,42 +106,42 @@ class FailingEngine(SingleFault):
         system, rng = self.system, self.rng
         limits, clients = system.route.ejection, [self.honest(f"h{number}") for number in range(self.clients)]
         await trio.sleep(rng.random())
-        hole, lasts_s = self.begin(), 1 + rng.random() * 3
+        scheduler, lasts_s = self.begin(), 1 + rng.random() * 3
         self.faults.happened.add(self.kind)
         self.note(self.kind, lasts_s)
         ends_at = trio.current_time() + lasts_s
         async with trio.open_nursery() as nursery:
             for client in clients:
                 nursery.start_soon(self._ask_until, client, lambda: trio.current_time() >= ends_at)
-        self.end(hole)
+        self.end(scheduler)
         tries = 2 + log2(1 + lasts_s / limits.ejected_s)
         most = self.pairs * (limits.failures_max + 2 * self.capacity + tries)
-        assert hole.failed <= most, f"an engine that fails everything is asked on, {hole.failed} times"
+        assert scheduler.failed <= most, f"an engine that fails everything got {scheduler.failed} requests"
         with trio.fail_after(limits.ejected_max_s + 10 * SOON_S):
             async with trio.open_nursery() as nursery:
                 for client in clients:
                     nursery.start_soon(self._ask_until, client, lambda: not system.routing.outliers)
-        self.note(self.kind, hole.failed, "well again")
+        self.note(self.kind, scheduler.failed, "well again")
 
     @property
     def clients(self) -> int:
-        """How many ask, one thing after the other."""
+        """The number of clients."""
         return self.system.workers
 
     @property
     def capacity(self) -> int:
-        """How many requests it may have when it is set aside."""
+        """The number of requests that it may have when it is ejected."""
         return self.system.costs.slots + max(1, self.system.inbox_size)
 
     def begin(self) -> Scheduler:
-        """Let one engine fail, and return it."""
-        hole = self.system.hosts[self.rng.randrange(self.system.workers)].scheduler
-        hole.fails = InternalError("the engine fails everything")
-        return hole
+        """Let one engine fail; return its scheduler."""
+        scheduler = self.system.hosts[self.rng.randrange(self.system.workers)].scheduler
+        scheduler.fails = InternalError("the engine fails everything")
+        return scheduler
 
-    def end(self, hole: Scheduler) -> None:
-        """Let it be well."""
-        hole.fails = None
+    def end(self, scheduler: Scheduler) -> None:
+        """Remove the fault."""
+        scheduler.fails = None
 
     async def _ask_until(self, client: HonestClient, enough: Callable[[], bool]) -> None:
         while not enough():
@@ -151,13 +151,13 @@ class FailingEngine(SingleFault):
 
 @define(eq=False)
 class UnfairKeys(SingleFault):
-    """Keys with crowds of heavy requests, and one that asks for little now and then."""
+    """Keys with many heavy requests, and one with a small request now and then."""
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
         secrets = {f"greedy{number}": f"secret-of-greedy-{number}" for number in range(rng.choice((1, 2)))}
-        at_the_gate = rng.random() < 0.5  # is what they wait at; else it is the engines
-        places = {"requests_max": 8, "waiting_max": rng.choice((4, 16))} if at_the_gate else {"requests_max": 48}
+        at_admission = rng.random() < 0.5  # the requests wait there; else for the engines
+        places = {"requests_max": 8, "waiting_max": rng.choice((4, 16))} if at_admission else {"requests_max": 48}
         costs = Costs(slots=2, step_s=0.1, vocabulary_size=VOCABULARY)
         return PATIENT | places | {"secrets": secrets | {"modest": "secret-of-modest"}, "costs": costs, "far": False}
 
@@ -172,13 +172,13 @@ class UnfairKeys(SingleFault):
             await trio.sleep(1 + self.rng.random())
             one_s = HEAVY_TOKENS * system.costs.step_s  # for which a heavy answer keeps a slot
             gate_s = system.requests_max / slots * one_s if full else 0.0  # until one of those inside has ended
-            # Of keys that hold nothing inside each has a turn, whoever came first: another's request has just ended.
+            # Among keys that hold nothing each has a turn, in any order: another's request has just ended.
             fair_s = len(greedy) * gate_s + (2 + len(greedy)) * one_s + SOON_S
             modest = self.honest("modest")
             for _ in range(3):
                 outcome, took_s = await modest.ask(4, **_key(system, "modest"))
-                assert outcome == "whole", f"whoever asks for little hears {outcome}"
-                assert took_s <= fair_s, f"whoever asks for little waits {took_s} s, not {fair_s} s"
+                assert outcome == "whole", f"a small request ended in {outcome}"
+                assert took_s <= fair_s, f"a small request took {took_s} s, not {fair_s} s"
                 await trio.sleep(self.rng.random())
             nursery.cancel_scope.cancel()
 
@@ -187,7 +187,7 @@ class UnfairKeys(SingleFault):
         client.crowds = True
         while True:
             outcome, _ = await client.ask(HEAVY_TOKENS, n, **_key(self.system, name))
-            await trio.sleep(0.1 if outcome == "whole" else 0.5)  # a refusal costs this process more than an answer
+            await trio.sleep(0.1 if outcome == "whole" else 0.5)  # a refusal costs the simulator more than an answer
 
 
 @define(eq=False)
@@ -211,11 +211,11 @@ class StuckSlot(SingleFault):
             nursery.start_soon(self._leave)
             for number in range(system.costs.slots):
                 nursery.start_soon(self._stay, self.honest(f"h{number}"), ends_at)
-        assert host.scheduler.keeps_s == 0, "nobody left while it was answered"
+        assert host.scheduler.keeps_s == 0, "no client left while it was answered"
         assert system.hosts[0] is host, "one slot that was kept cost the engine"
 
     async def _leave(self) -> None:
-        """Leave while it is answered; who has waited for a slot until then comes again."""
+        """Disconnect while a request is answered; one that still waited for a slot is repeated."""
         client, scheduler = self.honest("leaves"), self.system.hosts[0].scheduler
         while scheduler.keeps_s:
             with trio.move_on_after(1.0 + self.rng.random()):
@@ -225,7 +225,7 @@ class StuckSlot(SingleFault):
     async def _stay(self, client: HonestClient, ends_at: float) -> None:
         while trio.current_time() < ends_at:
             outcome, _ = await client.ask(self.rng.choice((5, 40)))
-            assert outcome == "whole", f"a slot that another left costs an answer: {outcome}"
+            assert outcome == "whole", f"a slot that is kept costs an answer: {outcome}"
 
 
 def _key(system: System, name: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from protocol.messages import FinishReason
 from tests.rig.fake_engine import Costs
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, Reader
-from tests.system.simulator.model import VOCABULARY, Wanted
+from tests.system.simulator.model import VOCABULARY, PlannedRequest
 from tests.system.simulator.single_fault import PATIENT, HonestClient, SingleFault
 from tests.system.simulator.system import LIMITS
 
@@ -55,28 +55,28 @@ class SlowReaders(SingleFault):
         }
 
     async def live(self) -> None:
-        system, heard = self.system, Counter[str]()
+        system, received = self.system, Counter[str]()
         asked = self.rng.randint(2, 6)
         async with trio.open_nursery() as nursery:
             for number in range(asked):
-                nursery.start_soon(self._read, self.honest(f"s{number}"), heard)
+                nursery.start_soon(self._read, self.honest(f"s{number}"), received)
         await system.over.wait()
         metrics = system.gateway.runner.metrics
         counted = Counter[str]()
         for (_, _, outcome), times in metrics._requests.items():
             counted["whole" if outcome in WHOLE else outcome] += int(times)
-        self.note("heard", sorted(heard.items()), "counted", sorted(counted.items()))
-        assert heard.total() == asked
-        assert counted["whole"] == heard["whole"], f"counted as whole: {counted}, heard: {heard}"
+        self.note("heard", sorted(received.items()), "counted", sorted(counted.items()))
+        assert received.total() == asked
+        assert counted["whole"] == received["whole"], f"counted as whole: {counted}, received: {received}"
         assert counted.total() == asked, f"some are not counted: {counted}"
-        assert not counted["left"], f"nobody has left: {counted}"
+        assert not counted["left"], f"no client has left: {counted}"
         assert sum(metrics._incomplete.values()) == counted[CUT], "an answer was cut for no reason"
 
-    async def _read(self, client: HonestClient, heard: Counter[str]) -> None:
+    async def _read(self, client: HonestClient, received: Counter[str]) -> None:
         system, rng = self.system, self.rng
         client.slow = True
         await trio.sleep(rng.random())
-        wanted = Wanted(
+        wanted = PlannedRequest(
             turns=(("user", client.name),),
             tokens_max=rng.randint(40, 200),
             n=rng.choice((1, 2)),
@@ -84,14 +84,14 @@ class SlowReaders(SingleFault):
         )
         reader = SlowReader(system.connect(), rng=rng, pause_s=rng.choice((0.1, 1.0, 4.0)))
         reader.bytes_max = rng.choice((256, 1024))
-        got = judge.Heard()
+        answer = judge.Received()
         try:
             await reader.send(client._post(wanted))
-            await reader.hear(got)
+            await reader.read_answer(answer)
         except GONE:
             pass
         finally:
             reader.hang_up()
-        outcome = client._judge(wanted, got, stayed=True)
-        heard[outcome] += 1
-        self.note(client.name, outcome, len(got.body))
+        outcome = client._judge(wanted, answer, stayed=True)
+        received[outcome] += 1
+        self.note(client.name, outcome, len(answer.body))

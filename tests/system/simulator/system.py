@@ -49,13 +49,13 @@ from tests.rig.gateway import TINY
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator import tls
-from tests.system.simulator.offers import owner, plug, urgency, work
+from tests.system.simulator.offers import owner, register_workers, urgency, work
 
 LIMITS = GatewayLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
 ROUTED_MAX = 64  # requests that wait for a worker
-LET_IN_WITHIN = 5  # rounds of requests
-NEVER_ENDS: frozenset[int] = frozenset()  # the fake engine says what ends an answer like any other token, and goes on
+READMIT_ROUNDS = 5  # rounds of requests
+NEVER_ENDS: frozenset[int] = frozenset()  # to the fake engine a token that ends answers is like any other
 NOON = 1_700_000_000.5
 
 
@@ -96,7 +96,7 @@ class System(SmallSystem):
 
     host_of: Callable = FakeHost
     route: FailoverLimits = FailoverLimits()
-    far: bool = False  # the workers are another node's, at the other end of a link
+    far: bool = False  # the workers are on another node, behind a link
     tls: bool = False  # between clients and the gateway
     limits: GatewayLimits = LIMITS
     requests_max: int = 8
@@ -105,7 +105,7 @@ class System(SmallSystem):
     first_token_s: float = 60.0
     total_s: float = 120.0
     drain_s: float = 5.0
-    secrets: Mapping[str, str] = Factory(dict)  # of the keys that clients need, by name; without any they need none
+    secrets: Mapping[str, str] = Factory(dict)  # of client keys, by name; without any, clients need no key
     gateway: Gateway = field(init=False)
     decode: _Decode = field(init=False)
     gate: _Gate = field(init=False)
@@ -119,14 +119,14 @@ class System(SmallSystem):
     node: _Node = field(init=False)
     numbers: Iterator[int] = field(factory=partial(count, 1))  # of requests
     rooms: Iterator[int] = field(factory=partial(count, 1))
-    refused: set[tuple[int, ...]] = Factory(set)  # prompts that the engines will not like
+    refused: set[tuple[int, ...]] = Factory(set)  # prompts that the engines refuse
     sockets: list[trio.SocketStream] = Factory(list)  # the gateway's ends
     _refusing: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(4))
     _gateway_nursery: trio.Nursery | None = None
 
     def __attrs_post_init__(self) -> None:
         SmallSystem.__attrs_post_init__(self)
-        self._plug_workers()
+        self._register_workers()
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
         address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens)
         self.routing = Routing(
@@ -139,7 +139,7 @@ class System(SmallSystem):
             partial(models.model_object, "tiny", self.directory, 7),
             partial(models.request_tokens_max, self.directory, "tiny"),
         )
-        engines = {str(number): plug for number, plug in enumerate(self.engines)}
+        engines = {str(number): registration for number, registration in enumerate(self.engines)}
         metrics = Metrics()
         never_ready = partial(readiness.never_ready, self.directory, ("tiny",))
         self.gate = _Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready)
@@ -158,15 +158,15 @@ class System(SmallSystem):
             tls=tls.server() if self.tls else None,
             keys=_keys(self.secrets),
         )
-        house = SimpleNamespace(directory=self.directory, gateway=self.gateway, links=None)
-        world = SimpleNamespace(grace=GracePeriods())
-        self.node = _Node(None, house, world, terminal=None, drain_s=self.drain_s, tree=self.scope)
+        assembly = SimpleNamespace(directory=self.directory, gateway=self.gateway, links=None)
+        runtime = SimpleNamespace(grace=GracePeriods())
+        self.node = _Node(None, assembly, runtime, terminal=None, drain_s=self.drain_s, tree=self.scope)
 
-    def _plug_workers(self) -> None:
-        """Put the workers into the directory of their node, which is the gateway's own or, over a link, another."""
+    def _register_workers(self) -> None:
+        """Register the workers in the directory of their node: the gateway's own, or another behind a link."""
         self.directory = Directory("main")
         self.offered = Directory("far") if self.far else self.directory
-        self.inboxes = plug(self, self.offered)
+        self.inboxes = register_workers(self, self.offered)
         if self.far:
             self.directory.configure("far", None, self.offered.state().offers)
 
@@ -182,13 +182,13 @@ class System(SmallSystem):
         return in_order(gateway=(gateway,), monitoring=(), links=self.linking(), others=tuple(others))
 
     def linking(self) -> tuple[Child, ...]:
-        """Return what keeps the links to other nodes."""
+        """Return the children that keep the links to other nodes."""
         return ()
 
     # The children ----------------------------------------------------------------------
 
     async def _gateway(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Do what `supervisor.gateway.server.serve` does, but for the listening."""
+        """Do what `supervisor.gateway.server.serve` does, without a listener."""
         async with trio.open_nursery() as nursery:
             self._gateway_nursery = nursery
             nursery.start_soon(self.gateway.runner.access.run, name="access")
@@ -207,39 +207,39 @@ class System(SmallSystem):
         await work(self, self.offered, self.inboxes, number, task_status=task_status)
 
     async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Carry the link to the workers' node, as `supervisor.cluster.mesh` does, but for the greeting and the heart."""
+        """Run the link to the workers' node, as `supervisor.cluster.mesh` does, without greeting and heartbeat."""
         near, far = self.pair("front")
-        asker = Link(near, Peer("main", serves_max=0), on_announcement=partial(self._told, "far"))
+        near_link = Link(near, Peer("main", serves_max=0), on_announcement=partial(self._on_announcement, "far"))
         serves = {(name, Generate): GuardedWorker(here, "main") for name, here in self.offered.local.items()}
         self.server = Link(far, Peer("far", serves_max=self.streams), serves)
 
         async def carry() -> None:
             try:
-                await asker.run()
-            finally:  # at once, whatever the other end still waits for
-                self.directory.unlinked("far", asker)
+                await near_link.run()
+            finally:  # at once, even if the other end still waits
+                self.directory.unlinked("far", near_link)
                 self.offered.unlinked("main", self.server)
 
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.server.run, name="front.server")
                 nursery.start_soon(carry, name="front.asker")
-                await asker.wait_ready()
-                self.directory.linked("far", asker)
+                await near_link.wait_ready()
+                self.directory.linked("far", near_link)
                 self.offered.linked("main", self.server)
                 self.offered.merge_state("main", NodeState(routes=True))
-                teller = Announcer(self.offered)
-                teller.add("main", self.server)
-                nursery.start_soon(teller.run, float, name="front.teller")
+                announcer = Announcer(self.offered)
+                announcer.add("main", self.server)
+                nursery.start_soon(announcer.run, float, name="front.teller")
                 while readiness.never_ready(self.directory, ("tiny",)):
                     await self.directory.wait_changed()
-                with self.front.publish(asker):
+                with self.front.publish(near_link):
                     task_status.started()
                     await trio.sleep_forever()
         except* PeerLost:
             raise PeerLost("the front was cut") from None
 
-    def _told(self, node: str, message: object) -> None:
+    def _on_announcement(self, node: str, message: object) -> None:
         if isinstance(message, NodeState):
             self.directory.merge_state(node, check_state(message))
         else:
@@ -248,9 +248,9 @@ class System(SmallSystem):
     # Clients -----------------------------------------------------------------------------
 
     def connect(self) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
-        """Connect a client as the kernel would, with TLS to come if the gateway speaks it; raises `trio.BrokenResourceError` if nobody listens."""
+        """Connect a client, with TLS if the gateway has it; raises `trio.BrokenResourceError` if it does not listen."""
         if self._gateway_nursery is None:
-            raise trio.BrokenResourceError("nobody listens")
+            raise trio.BrokenResourceError("the gateway does not listen")
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
@@ -262,7 +262,7 @@ class System(SmallSystem):
         return tls.wrap(raw) if self.tls else raw
 
     def heal(self) -> None:
-        """Remove all faults, and give every request much time."""
+        """Remove all faults, and lengthen every deadline."""
         self.decode.bugs = 0
         self.gateway.keys = Keys()
         self.gateway.runner.first_token_s = self.gateway.runner.total_s = 300.0
@@ -271,7 +271,7 @@ class System(SmallSystem):
 
     @property
     def answered_within_s(self) -> float:
-        """How long a client waits at most for the end of its answer."""
+        """The longest time until a client has the end of its answer."""
         return self.admit_s + self.total_s + 1.0
 
     @property
@@ -279,38 +279,38 @@ class System(SmallSystem):
         return min(self.requests_max, self.streams) if self.far else self.requests_max
 
     async def probe_all(self, count: int) -> None:
-        """Ask for so many answers at once and get them whole: each over its own connection, or all in lanes of one."""
+        """Check that so many concurrent requests are answered: each over its own connection, or all in lanes of one."""
         from tests.system.simulator import probes
 
         await (probes.in_lanes if count % 2 else probes.each_alone)(self, count)
 
-    async def let_in(self) -> None:
+    async def readmit_workers(self) -> None:
         """Send requests until every ejected worker has been probed and is used again."""
-        for _ in range(LET_IN_WITHIN):
+        for _ in range(READMIT_ROUNDS):
             if not any("+" not in each.name for each in self.routing.outliers.ejected(trio.current_time())):
                 return
             await self.probe_all(self.at_once_max)
-        raise AssertionError("a worker that is well is not asked again")
+        raise AssertionError("a healthy worker gets no requests")
 
     async def check_serves(self) -> None:
-        """Check that every slot can be had, all at once."""
-        await self.let_in()
+        """Check that all slots can be taken at once."""
+        await self.readmit_workers()
         await SmallSystem.check_serves(self)
 
     def _refuses(self, request_id: str) -> bool:
-        """Whether the engines find the prompt of this request wrong, which they say only when it runs."""
+        """Whether the engines refuse the prompt of this request, which they do only when it runs."""
         running = (host.scheduler.running.get(request_id) for host in self.hosts.values())
         return any(held is not None and prompt_of(held.request) in self.refused for held in running)
 
     @property
-    def way_s(self) -> float:
-        """How long what is said to the workers now waits behind what was said before, ten times the usual for each roomful."""
+    def cancel_delay_s(self) -> float:
+        """How long a `Cancel` that is sent now may wait behind earlier frames: ten usual delays for each buffer of them."""
         if not self.far or self.front.current is None:
             return 0.0
         behind_bytes = self.front.current.peer.queued_bytes + self.wires["front"].in_flight
         return behind_bytes / self.network["room"] * 10 * self.network["delay_s"]
 
-    # Looking -----------------------------------------------------------------------------
+    # Checks ------------------------------------------------------------------------------
 
     def holding(self, prompt: list[int]) -> bool:
         """Whether any engine that is up holds a request with this prompt."""
@@ -318,43 +318,43 @@ class System(SmallSystem):
         return any(list(prompt_of(each)) == prompt for scheduler in up for each in scheduler.requests)
 
     def check_backlogs(self) -> None:
-        """Check that no client's backlog is longer than it may be, or only by the last thing that was said to it."""
+        """Check that no client's backlog exceeds its limit by more than one event."""
         most = self.limits.backlog_bytes_max + EVENT_BYTES_MAX
-        assert all(outbox.backlog_bytes <= most for outbox in self.gateway.connections), "a backlog grows without end"
+        assert all(outbox.backlog_bytes <= most for outbox in self.gateway.connections), "a backlog is above its limit"
 
     def given(self, prompt: list[int], seed: int | None) -> int:
-        """Return how many tokens the engines gave for a prompt and a seed."""
+        """Return the number of tokens that the engines computed for a prompt and a seed."""
         return max(host.scheduler.given.get((tuple(prompt), seed), 0) for host in self.hosts.values())
 
     def check_nothing_is_left(self) -> None:
-        """Check that of a node that has ended, nothing is left."""
-        self._check_doors()
+        """Check that nothing of a node that has ended is left."""
+        self._check_gateway()
         assert self.over.is_set()
         assert not {"host", "line", "connection", "front.asker", "front.server"} & set(tasks()), (
             "a task outlives the node"
         )
 
     async def check_at_rest(self) -> None:
-        """Check that nothing is left of any client, at the doors or behind them."""
-        self._check_doors()
+        """Check that nothing is left of any client, in the gateway, the router or the workers."""
+        self._check_gateway()
         self.check_routes()
         inbox = self.asked.inbox.statistics()  # type: ignore[attr-defined]
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
         await SmallSystem.check_at_rest(self)
 
     def check_routes(self) -> None:
-        """Check that no request is on its way through the router, and that no worker counts one."""
-        assert not self.routing._reservations.requests, "a place is kept for nobody"
-        for each in (self.routed, *self.inboxes):
-            assert each.waiting == (0, 0), "a call waits for ever"
+        """Check that the router has no request, and that no worker counts one."""
+        assert not self.routing._reservations.requests, "a reservation has no request"
+        for inbox in (self.routed, *self.inboxes):
+            assert inbox.waiting == (0, 0), "a call waits"
         for worker in (*self.offered.local.values(), *self.directory.workers("tiny")):
             assert (worker.load.busy, worker.load.tokens, worker.load.pending) == (0, 0, 0), (
-                "a worker counts what is over"
+                "a worker counts a request that is over"
             )
 
-    def _check_doors(self) -> None:
-        assert not self.gateway.connections, "a connection was left behind"
-        assert (self.gateway.gate.inside, self.gateway.gate.waiting) == (0, 0), "a place at the gate is taken"
+    def _check_gateway(self) -> None:
+        assert not self.gateway.connections, "a connection is open"
+        assert (self.gateway.gate.inside, self.gateway.gate.waiting) == (0, 0), "a request is admitted or waits"
         assert not self.gateway.runner.running, "a request is still counted"
         assert all(stream.socket.fileno() == -1 for stream in self.sockets), "a file descriptor is open"
 

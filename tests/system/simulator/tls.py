@@ -1,6 +1,6 @@
 """TLS over the simulator's socket pairs: a client's context, and the bytes with which a hostile client begins.
 
-What OpenSSL draws at random changes bytes on the wire, but not how many, nor who runs when: a seed still decides all that
+What OpenSSL draws at random changes bytes on the wire, but neither their number nor the order of tasks: a seed still decides all that
 a trace holds.
 """
 
