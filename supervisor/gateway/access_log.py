@@ -17,6 +17,7 @@ from attrs import define, field
 
 from protocol.errors import AskerLeft, Draining, NotReady, RequestError
 from protocol.trace import Trace, log_fields
+from supervisor.gateway.keys import Key
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")
@@ -83,23 +84,23 @@ class AccessLog:
         *,
         request_id: str,
         request_line: str,
-        key: str,
-        status: int | None,
+        key: Key | None = None,
+        status: int | None = None,
         trace: Trace | None = None,
         probe: bool = False,
     ) -> None:
-        """Log a request that was refused before a model was asked, unless its error has been logged."""
+        """Log and count an error response, unless its error has been logged with the end of its request."""
         if error in self._logged:
             return
         self._logged.add(error)
         expected = probe and isinstance(error, NotReady | Draining)  # the very thing that a probe is sent to learn
         if expected:
             self.metrics.refused(error.code)
-        if expected or self._passes(error, key):
+        if expected or self._passes(error, _name(key)):
             extra = {
                 "request_id": request_id,
                 **log_fields(trace),
-                "key": key,
+                "key": _name(key),
                 "request": _short(request_line),
                 "status": status or error.http_status,
                 "outcome": error.code,
@@ -112,8 +113,8 @@ class AccessLog:
         request_id: str,
         request_line: str,
         status: int,
-        key: str,
-        duration_s: float,
+        key: Key | None,
+        received_at: float,
         trace: Trace | None = None,
         *,
         probe: bool = False,
@@ -122,11 +123,11 @@ class AccessLog:
         extra = {
             "request_id": request_id,
             **log_fields(trace),
-            "key": key,
+            "key": _name(key),
             "request": _short(request_line),
             "status": status,
             "outcome": "answered",
-            "duration_s": round(duration_s, 4),
+            "duration_s": round(trio.current_time() - received_at, 4),
         }
         log.log(logging.DEBUG if probe else logging.INFO, "request ended", extra=extra)
 
@@ -146,6 +147,10 @@ class AccessLog:
         if not passes:
             self._changed.unpark_all()
         return passes
+
+
+def _name(key: Key | None) -> str:
+    return "-" if key is None else key.name
 
 
 def _short(text: str) -> str:

@@ -24,14 +24,14 @@ from actors.kit.offload import Offload, RunInThread, run_inline
 from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.request_body import reading_work
-from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
+from protocol.errors import BadRequest, Draining, Forbidden, NotFound, StartFailed
 from protocol.grammars import grammar_kinds
 from protocol.messages import Grammar, GrammarKind
 from protocol.text_messages import Answered, Respond
-from protocol.trace import Trace
 from supervisor.config.certificate import Certificate
 from supervisor.config.limits import GatewayLimits
 from supervisor.files.reading import FileReader
+from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections
 from supervisor.gateway.keys import Headers, Key, Keys
@@ -134,6 +134,11 @@ class Gateway:
         self.connections.authenticated(outbox, None if key is self.keys.anonymous else key)
         return key
 
+    @property
+    def access_log(self) -> AccessLog:
+        """The log of all requests; those that `answer` has recorded are logged by the runner."""
+        return self.runner.access
+
     def statistics(self) -> GatewayStatistics:
         """Return what the gateway has open, and uses of its limits."""
         return GatewayStatistics(
@@ -146,41 +151,6 @@ class Gateway:
             histories_bytes=self.histories.size_bytes,
             backlogs_bytes=self.backlogs.size_bytes,
         )
-
-    # The access log ----------------------------------------------------------------------
-
-    def log_refused(
-        self,
-        error: RequestError,
-        *,
-        request_id: str,
-        request_line: str,
-        key: Key | None = None,
-        status: int | None = None,
-        trace: Trace | None = None,
-        probe: bool = False,
-    ) -> None:
-        """Log and count an error response, unless `answer` raised that error and has logged it."""
-        name = "-" if key is None else key.name
-        self.runner.access.log_refused(
-            error, request_id=request_id, request_line=request_line, key=name, status=status, trace=trace, probe=probe
-        )
-
-    def log_answered(
-        self,
-        request_id: str,
-        request_line: str,
-        status: int,
-        key: Key | None,
-        received_at: float,
-        trace: Trace | None = None,
-        *,
-        probe: bool = False,
-    ) -> None:
-        """Log a request that was answered without a model."""
-        name = "-" if key is None else key.name
-        duration_s = trio.current_time() - received_at
-        self.runner.access.log_answered(request_id, request_line, status, name, duration_s, trace, probe=probe)
 
     # Reload and drain --------------------------------------------------------------------
 

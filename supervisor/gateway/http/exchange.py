@@ -233,7 +233,7 @@ class Exchange:
     def fail(self, error: RequestError, status: int | None = None) -> None:
         """Write an error response; if the response has begun, leave its body without an end instead."""
         status = status or error.http_status
-        self.gateway.log_refused(
+        self.gateway.access_log.log_refused(
             error,
             request_id=self.request_id,
             request_line=self.request_line,

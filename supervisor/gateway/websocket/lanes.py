@@ -327,4 +327,6 @@ class Lanes:
         self._log_refused(error, record.request_id, record.trace)
 
     def _log_refused(self, error: RequestError, request_id: str, trace: Trace | None) -> None:
-        self.gateway.log_refused(error, request_id=request_id, request_line=CREATE, key=self.key, trace=trace)
+        self.gateway.access_log.log_refused(
+            error, request_id=request_id, request_line=CREATE, key=self.key, trace=trace
+        )

@@ -261,7 +261,9 @@ class Session:
 
     def _refuse(self, error: RequestError, lane: str | None) -> None:
         trace = child_span(self.caller, self.gateway.new_id())
-        self.gateway.log_refused(error, request_id=self.request_id, request_line=CREATE, key=self.key, trace=trace)
+        self.gateway.access_log.log_refused(
+            error, request_id=self.request_id, request_line=CREATE, key=self.key, trace=trace
+        )
         self._send(responses.error_event(error, lane))
 
     def _on_lost(self, error: Exception) -> None:

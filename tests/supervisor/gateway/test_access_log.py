@@ -181,7 +181,9 @@ async def test_many_refusals_are_few_lines_and_one_count(
     caplog.set_level(logging.INFO)
     async with rig() as made:
         for _ in range(1000):
-            made.gateway.log_refused(Unauthorized("no"), request_id="r", request_line="POST /v1/chat/completions")
+            made.gateway.access_log.log_refused(
+                Unauthorized("no"), request_id="r", request_line="POST /v1/chat/completions"
+            )
         await trio.sleep(3)
         assert number(made, 'espalier_refusals_total{code="invalid_api_key"}') == 1000
     *lines, last = log_records(caplog)
@@ -196,8 +198,8 @@ async def test_an_error_is_logged_once_with_a_short_printable_request_line(
     caplog.set_level(logging.INFO)
     error = Forbidden("no")
     async with rig() as made:
-        made.gateway.log_refused(error, request_id="r", request_line="GET /\x1b[2J" + "x" * 500, status=431)
-        made.gateway.log_refused(error, request_id="r", request_line="again")
+        made.gateway.access_log.log_refused(error, request_id="r", request_line="GET /\x1b[2J" + "x" * 500, status=431)
+        made.gateway.access_log.log_refused(error, request_id="r", request_line="again")
     (line,) = log_records(caplog)
     assert line.status == 431
     assert line.request.startswith("GET /\\x1b[2J")
@@ -208,5 +210,5 @@ async def test_probes_are_logged_at_debug_level(rather_slow: MockClock, caplog: 
     async with rig() as made:
         with caplog.at_level(logging.DEBUG, "espalier.requests"):
             for key, probe in ((None, True), (Key("alice"), False)):
-                made.gateway.log_answered("r", "GET /", 200, key, trio.current_time(), probe=probe)
+                made.gateway.access_log.log_answered("r", "GET /", 200, key, trio.current_time(), probe=probe)
     assert [(record.levelname, record.key) for record in log_records(caplog)] == [("DEBUG", "-"), ("INFO", "alice")]

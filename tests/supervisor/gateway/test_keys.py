@@ -395,7 +395,7 @@ async def test_a_request_beyond_a_limit_of_its_key_is_logged_once_and_not_admitt
     with caplog.at_level(logging.INFO, "espalier.requests"):
         with pytest.raises(ConcurrencyLimited) as caught:
             await made.answer(Respond("r"), None, counted, None, None)
-        made.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
+        made.access_log.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
     (line,) = log_records(caplog)
     assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
     assert (made.gate.inside, key.running) == (0, 1)

@@ -113,7 +113,7 @@ async def options(exchange: Exchange, _: bytes) -> None:
 
 def log_answered(exchange: Exchange) -> None:
     """Log a request that was answered without a model."""
-    exchange.gateway.log_answered(
+    exchange.gateway.access_log.log_answered(
         exchange.request_id,
         exchange.request_line,
         200,
