@@ -120,7 +120,7 @@ SUITES = {  # the quickest first
         "tests/supervisor/supervision/test_supervise.py",
         "tests/supervisor/supervision/test_supervise_failures.py",
         "tests/supervisor/supervision/test_tree.py",
-        "tests/supervisor/node/test_descriptor_needs.py",
+        "tests/supervisor/sockets/test_descriptor_reserve.py",
         "tests/supervisor/processes/test_run_folder.py",
         "tests/supervisor/control/test_unix_socket.py",
         "tests/supervisor/cluster/test_readiness.py",

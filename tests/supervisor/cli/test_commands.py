@@ -1,4 +1,4 @@
-"""What an operator's commands print is what was said, and a node that lies is no reason to believe it."""
+"""Commands of an operator print what nodes report, escaped and validated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def status(
 
 
 class Cluster:
-    """Stands for an operator's way to a cluster; `at` says from when on a node answers, and how."""
+    """A client in which each node answers from its time in `at` on."""
 
     def __init__(self, at, answers=None) -> None:
         self.at, self.answers, self.asked = at, answers or {}, []
@@ -76,7 +76,7 @@ kv_tokens_max = 4096
 
 
 def by_secret(cluster, folders: Mapping[str, Path]):
-    """Stands for how an operator greets a cluster."""
+    """Return the names of the nodes to ask, and of those that run here; raises `StartFailed` without a secret."""
     if cluster.model:
         link_credentials.cluster_secret(cluster, {})
     return sorted(cluster.node), sorted(folders)
@@ -91,7 +91,7 @@ def by_secret(cluster, folders: Mapping[str, Path]):
         (FILE.replace('"secret"', '"nowhere"') + "slots = 0\n", "has 2 mistakes", ["front"]),
     ],
 )
-def test_a_file_that_is_wrong_keeps_nobody_from_the_nodes_that_run_here(
+def test_nodes_that_run_here_can_be_asked_although_the_file_has_mistakes(
     text: str, said: str, nodes: list[str], tmp_path: Path
 ) -> None:
     file, secret = tmp_path / "cluster.toml", tmp_path / "secret"
@@ -127,7 +127,9 @@ async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(
     assert 3 <= trio.current_time() - began < 4
 
 
-async def test_a_reload_waits_for_no_other_and_not_for_ever(console: Console, autojump_clock: MockClock) -> None:
+async def test_a_reload_waits_only_for_nodes_that_start_and_only_for_a_time(
+    console: Console, autojump_clock: MockClock
+) -> None:
     began = trio.current_time()
     assert await commands._reload(Cluster({"one": 0, "two": inf}), console) == 1
     assert trio.current_time() == began
@@ -145,7 +147,7 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
     assert printed(console) == ["one: [red]no[/]\\x1b[2J", "two: nothing has changed"]
 
 
-async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_it_was_said(console: Console) -> None:
+async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_escaped(console: Console) -> None:
     class Away(Cluster):
         async def poll(self):
             await trio.lowlevel.checkpoint()
@@ -158,13 +160,13 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_as_
 
 
 @pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
-def test_times_that_cannot_be_are_not_believed(lie: dict[str, float]) -> None:
+def test_a_status_with_impossible_times_is_a_violation(lie: dict[str, float]) -> None:
     assert client.validated_status(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
         client.validated_status(status("one", **lie))
 
 
-def test_engines_that_cannot_be_are_not_believed() -> None:
+def test_a_status_with_an_impossible_engine_is_a_violation() -> None:
     with pytest.raises(PeerViolation):
         client.validated_status(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
 
@@ -181,7 +183,7 @@ HEADS = {
 
 
 def serving(node: str, engine: str, leg: Leg, model: str = LLAMA) -> Status:
-    """A node whose one engine has crashed, under load."""
+    """Return the status of a node under load whose engine has crashed."""
     router = f"router-{model.replace('/', ':')}"
     members = ("", "/links", f"/{engine}", f"/{engine}/engine", f"/{engine}/{leg}", f"/{router}")
     tree = tuple(ChildState(f"{node}{member}", "up", 0, 250_000.0, f"what serves {model}") for member in members)
@@ -200,7 +202,7 @@ LONGEST = {"n" * 128: serving("n" * 128, "e" * 128, Leg.BOTH, "m" * 128)}
 
 
 class Seen(Cluster):
-    """Stands for an operator that has seen this."""
+    """A client that has received these statuses."""
 
     cluster = SimpleNamespace(cluster=SimpleNamespace(name="oak"))
 
@@ -210,7 +212,7 @@ class Seen(Cluster):
 
 
 async def looked(seen, width: int):
-    """Return the lines that a look at a cluster prints in a terminal of this width."""
+    """Return the lines that `status` prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
     code = await commands._status(Seen(seen), console, as_json=False, watch=False)
     assert code == any(isinstance(each, str) for each in seen.values())
@@ -219,13 +221,13 @@ async def looked(seen, width: int):
 
 
 def heads(lines):
-    """Return the heads of the tables, by the first of each table."""
+    """Return the heads of the columns of each table, by the first of them."""
     return {line.split()[0]: tuple(line.split()) for before, line in pairwise(lines) if not before}
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 @pytest.mark.parametrize("seen", [LARGE, LONGEST], ids=["large", "longest"])
-async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen: dict[str, Any], width: int) -> None:
+async def test_no_head_of_a_column_is_cut_and_columns_without_room_are_named(seen: dict[str, Any], width: int) -> None:
     lines = await looked(seen, width)
     shown = heads(lines)
     left_out = [line.removeprefix("no room for: ").split(", ") for line in lines if line.startswith("no room for: ")]
@@ -235,7 +237,7 @@ async def test_no_head_of_a_column_is_cut_and_what_has_no_room_is_named(seen: di
     assert sorted(chain(*shown.values(), *left_out)) == sorted(chain(*HEADS.values()))
 
 
-async def test_with_short_names_nothing_has_to_be_left_out_at_80_columns() -> None:
+async def test_with_short_names_no_column_is_left_out_at_a_width_of_80() -> None:
     assert heads(await looked({"one": serving("one", "tiny-1", Leg.BOTH, "tiny")}, 80)) == HEADS
 
 
@@ -256,7 +258,7 @@ async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the
         assert lines[first].split()[1].count(letter) + sum(line.count(letter) for line in folded) == 128
 
 
-async def test_what_is_wrong_comes_first_and_its_lines_are_told_apart() -> None:
+async def test_problems_come_first_and_are_indented_where_they_are_folded() -> None:
     lines = await looked(LARGE, 60)
     assert lines[1:8] == [
         "  prefill-host-one/llama-prefill-0/engine starts again:",
@@ -269,7 +271,7 @@ async def test_what_is_wrong_comes_first_and_its_lines_are_told_apart() -> None:
     ]
 
 
-def test_whatever_keeps_a_command_from_being_done_is_one_sentence(
+def test_an_error_of_a_command_is_printed_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def away(*_):

@@ -1,4 +1,4 @@
-"""What a terminal shows of a running cluster, and what programs are told of it."""
+"""The status of a cluster as tables for a terminal and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def shown(what: ConsoleRenderable | RichCast | str, width: int = 110):
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_d8_a_link_to_a_node_whose_process_stands_still_says_so() -> None:
+def test_d8_a_link_to_a_stopped_process_is_shown_as_standing_still() -> None:
     one = evolve(ONE, links=(LinkState("two", True, 4.0, stalled=True),))
     lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", {"one": one}))]
     assert "one two stands still 4.0 s 0 0 0 B 0 B" in lines
 
 
-def test_every_node_engine_and_link_stands_in_its_row() -> None:
+def test_every_node_engine_and_link_has_a_row() -> None:
     lines = shown(status_view.render_status("pd", SEEN))
     assert lines[:5] == [
         "cluster pd  1 of 2 nodes answer, 3 of 8 requests run, 1 of 4 wait",
@@ -69,14 +69,14 @@ def test_every_node_engine_and_link_stands_in_its_row() -> None:
     ]
 
 
-def test_in_a_narrow_terminal_only_what_is_said_about_a_member_is_cut() -> None:
+def test_in_a_narrow_terminal_only_the_description_of_a_child_is_cut() -> None:
     lines = shown(status_view.render_status("pd", {"one": ONE, "two": "why " * 40}), width=60)
     assert all(len(line) <= 60 for line in lines)
     assert any("starts again" in line and "2 h" in line and "…" not in line.partition("node on")[0] for line in lines)
     assert sum("why" in line for line in lines) > 3  # what went wrong is never cut
 
 
-def test_a_node_that_drains_says_so_with_its_engines() -> None:
+def test_a_node_that_drains_is_shown_so_with_its_engines() -> None:
     draining = Status("one", "r", "1", 1.0, NodeState((OFFER,), draining=True), TREE[:1])
     lines = shown(status_view.render_status("pd", {"one": draining}))
     assert sum("draining" in line for line in lines) == 2
@@ -87,19 +87,18 @@ def well(name: str, *links: LinkState, version: str = "1", path=None) -> Status:
     return Status(name, "r", version, 9.0, NodeState(), (ChildState(path or name, "up", 0, 9.0),), links)
 
 
-def test_of_a_cluster_in_which_all_is_well_the_first_line_says_so() -> None:
+def test_the_first_line_reports_that_all_is_up() -> None:
     linked = {"one": well("one", LinkState("two", True)), "two": well("two", LinkState("one", True))}
     assert shown(status_view.render_status("pd", linked))[:2] == ["cluster pd  2 of 2 nodes answer, all is up", ""]
     assert "all is up" not in shown(status_view.render_status("pd", {"one": "gone"}))[0]
 
 
-def test_not_all_is_up_where_a_node_misses_one_that_was_not_asked() -> None:
-    """As when the file is broken, and only the nodes are asked that run on this host."""
+def test_not_all_is_up_if_a_node_has_no_link_to_one_that_was_not_asked() -> None:
     lines = shown(status_view.render_status("pd", {"one": well("one", LinkState("two", up=False))}))
     assert lines[:2] == ["cluster pd  1 of 1 nodes answer", "  node one has no link to node two"]
 
 
-def test_a_worker_that_a_router_has_set_aside_is_named_first() -> None:
+def test_an_ejected_worker_is_among_the_problems() -> None:
     bad = EjectionState("tiny", "two/b", "internal", 4.2)
     lines = shown(
         status_view.render_status(
@@ -112,7 +111,7 @@ def test_a_worker_that_a_router_has_set_aside_is_named_first() -> None:
     ]
 
 
-def test_a_link_that_is_down_between_nodes_that_answer_and_other_versions_are_told_first() -> None:
+def test_a_link_that_is_down_and_different_versions_are_among_the_problems() -> None:
     seen = {"one": well("one", LinkState("two", up=False)), "two": well("two", LinkState("one", True), version="2")}
     assert shown(status_view.render_status("pd", seen))[:4] == [
         "cluster pd  2 of 2 nodes answer",
@@ -123,7 +122,7 @@ def test_a_link_that_is_down_between_nodes_that_answer_and_other_versions_are_to
 
 
 @pytest.mark.parametrize("evil", ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\u202e", "\u2028", "\x00", "a\nb"])
-def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil: str) -> None:
+def test_text_from_nodes_moves_no_cursor_and_changes_no_colour(evil: str) -> None:
     said = f"{evil}[bold red]:smile:"
     child = ChildState(f"one/{said}", said, 2, 1.0, said, said)
     offer = Offer(said, said, Leg.BOTH, 1, True)
@@ -144,16 +143,16 @@ def test_what_nodes_say_moves_no_cursor_and_changes_no_colour(evil: str) -> None
     assert all(escaped in line for line in lines) or evil == "a\nb"  # a reload's sentence may have lines
 
 
-def test_what_a_node_says_for_ever_is_cut() -> None:
+def test_text_without_end_from_a_node_is_cut() -> None:
     assert len(printable("x" * 1_000_000)) == TEXT_LENGTH_MAX + 3
 
 
-def test_a_tree_that_is_none_is_drawn_in_time() -> None:
+def test_an_impossible_tree_is_drawn_in_bounded_time() -> None:
     tree = tuple(ChildState("/".join("x" * depth), "up", 0, 1.0) for depth in (40, 3, 700, 1, 2)) * 2000
     assert len(list(status_view._with_branches(tree))) == len(tree)
 
 
-def test_json_says_the_same_as_plain_values() -> None:
+def test_json_has_the_same_statuses_as_plain_values() -> None:
     told = json.loads(json.dumps(as_json_object("pd", SEEN)))
     assert told["nodes"]["two"] == {"unreachable": "10.0.0.2:7401 cannot be reached"}
     one = told["nodes"]["one"]
@@ -163,7 +162,7 @@ def test_json_says_the_same_as_plain_values() -> None:
     assert one["gate"] == {"running": 3, "running_max": 8, "waiting": 1, "waiting_max": 4}
 
 
-def test_a_reload_is_told_a_sentence_a_line() -> None:
+def test_the_result_of_a_reload_is_printed_a_sentence_a_line() -> None:
     assert shown(status_view.render_reload("one", Reloaded(("a is 2 now",), ("b stays 3",)))) == [
         "one:",
         "  a is 2 now",

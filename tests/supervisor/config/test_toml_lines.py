@@ -1,4 +1,4 @@
-"""Every key of a file is found at the line where it stands, however it is spelled."""
+"""Every key of a TOML text has the line on which it is written, however it is spelled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ late = """a ""two"" quotes"""
 '''
 
 
-def test_keys_are_found_however_they_are_spelled() -> None:
+def test_keys_have_their_lines_however_they_are_spelled() -> None:
     tomllib.loads(TEXT)
     assert lines_of(TEXT) == {
         "a": 2,
@@ -71,7 +71,7 @@ def test_keys_are_found_however_they_are_spelled() -> None:
     }
 
 
-def test_a_key_that_is_missing_is_told_at_its_table() -> None:
+def test_a_missing_key_has_the_line_of_its_table() -> None:
     lines = lines_of(TEXT)
     assert line_of("t.u.missing", lines) == 9
     assert line_of("arr[1].deep[0].p[3]", lines) == 19
@@ -93,7 +93,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=6, unique_by=lambda each: tomllib.loads(f"{each[0]}=1").popitem()[0]))
-def test_each_key_of_a_table_is_at_the_line_on_which_it_was_written(pairs) -> None:
+def test_each_key_of_a_table_has_the_line_on_which_it_was_written(pairs) -> None:
     text, expected = "[t]\n", {"t": 1}
     for key, value in pairs:
         (plain,) = tomllib.loads(f"{key} = 1")
@@ -125,7 +125,7 @@ LINES = st.one_of(
 
 
 @given(st.lists(LINES, max_size=8))
-def test_whatever_is_read_has_a_line_for_every_path(lines) -> None:
+def test_every_path_of_a_valid_text_has_a_line(lines) -> None:
     text = "\n".join(lines)
     try:
         data = tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""A node answers operators, and passes on what they ask of a node that they cannot reach themselves."""
+"""A node answers requests of operators, and forwards those about nodes that they cannot reach themselves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def nothing(*, task_status: trio.TaskStatus[None]) -> None:
 
 @define(eq=False)
 class Node:
-    """What a node answers with, and what has been asked of it."""
+    """A node's control service, with a record of its drains and reloads."""
 
     name: str
     loads: dict = field(factory=dict)
@@ -79,7 +79,7 @@ class Node:
 
 @asynccontextmanager
 async def joined(one: Node, other: Node) -> AsyncIterator[SimTransport]:
-    """Two nodes with a link between them."""
+    """Join two nodes by a link, and yield one end of its transport."""
     near, far = sim_pair()
     links = [
         Link(wire, Peer(node.name, serves_max=4), node.controls.services) for node, wire in ((one, near), (other, far))
@@ -101,7 +101,7 @@ async def joined(one: Node, other: Node) -> AsyncIterator[SimTransport]:
 
 
 async def ask(node, request):
-    """Ask a node as such, as the other end of a link does."""
+    """Return the answer of a node's control service."""
     server = node.controls.services["", type(request)]
     async with server.ask(request, 0) as answer:
         return await answer.result()
@@ -110,7 +110,7 @@ async def ask(node, request):
 # One node -----------------------------------------------------------------------------------
 
 
-async def test_a_node_tells_how_each_part_of_it_is(autojump_clock: MockClock) -> None:
+async def test_a_status_has_the_tree_the_links_and_the_engines_of_a_node(autojump_clock: MockClock) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
     info = evolve(INFO, kv_tokens_max=4096)
     plug = Registration(one.directory.notify)
@@ -130,7 +130,7 @@ async def test_a_node_tells_how_each_part_of_it_is(autojump_clock: MockClock) ->
 
 
 @pytest.mark.parametrize("used", [-5, 10**9])
-async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(
+async def test_a_wrong_count_of_kv_memory_is_reported_as_a_fraction_from_0_to_1(
     used: int, autojump_clock: MockClock
 ) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
@@ -143,7 +143,7 @@ async def test_what_an_engine_counts_wrongly_is_told_as_a_fraction_all_the_same(
     assert check_state(status.state) is status.state
 
 
-async def test_drain_and_reload_reach_the_node_itself(autojump_clock: MockClock) -> None:
+async def test_a_drain_and_a_reload_are_passed_to_the_node(autojump_clock: MockClock) -> None:
     one = Node("one")
     assert await ask(one, Drain()) == Done()
     assert await ask(one, Reload("one")) == Reloaded(("one did",), ("not all",))
@@ -160,7 +160,7 @@ async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(
         assert (await answer.result()).tree == ()
 
 
-async def test_a_bug_fails_the_question_and_nothing_else(
+async def test_a_bug_fails_one_request_and_no_other(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = Node("one")
@@ -171,10 +171,10 @@ async def test_a_bug_fails_the_question_and_nothing_else(
     assert await ask(one, Drain()) == Done()
 
 
-# Through another ------------------------------------------------------------------------------
+# Forwarding -----------------------------------------------------------------------------------
 
 
-async def test_what_is_asked_of_another_node_is_passed_on_to_it(autojump_clock: MockClock) -> None:
+async def test_a_request_about_another_node_is_forwarded_to_it(autojump_clock: MockClock) -> None:
     one, front = Node("one"), Node("front")
     async with joined(one, front):
         status = await ask(one, GetStatus("front"))
@@ -186,7 +186,9 @@ async def test_what_is_asked_of_another_node_is_passed_on_to_it(autojump_clock: 
     assert (one.done, front.done) == ([], ["drain", "reload"])
 
 
-async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock: MockClock) -> None:
+async def test_an_error_names_a_node_without_a_link_and_a_lost_link_fails_the_request(
+    autojump_clock: MockClock,
+) -> None:
     one, front = Node("one"), Node("front")
     with pytest.raises(NotReady, match="node one has no link to node front"):
         await ask(one, Drain("front"))
@@ -205,8 +207,8 @@ async def test_a_node_that_nobody_knows_or_that_has_gone_is_named(autojump_clock
 
 
 @asynccontextmanager
-async def asked_by_way_of_two() -> AsyncIterator[tuple[Node, Node]]:
-    """A node that has no link to the last of three, which is reached by way of the one that routes."""
+async def joined_by_a_router() -> AsyncIterator[tuple[Node, Node]]:
+    """Yield two of three nodes that have no link to each other, but to the third, which routes."""
     one, front, two = Node("one"), Node("front"), Node("two")
     one.directory.routes = two.directory.routes = False
     async with joined(one, front), joined(front, two):
@@ -214,14 +216,14 @@ async def asked_by_way_of_two() -> AsyncIterator[tuple[Node, Node]]:
         yield one, two
 
 
-async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_of_two_nodes(
+async def test_o_the_longest_reload_is_answered_in_time_through_two_nodes(
     autojump_clock: MockClock,
 ) -> None:
     async def longest() -> Reloaded:
         await trio.sleep(deadlines.RELOAD_QUEUED_MAX_S)
         return Reloaded(("two did",))
 
-    async with asked_by_way_of_two() as (one, two):
+    async with joined_by_a_router() as (one, two):
         two.controls.reload = longest
         with trio.fail_after(deadlines.RELOAD_ANSWER_TIMEOUT_S):
             assert (await ask(one, Reload("two"))).changed == ("two did",)
@@ -230,11 +232,10 @@ async def test_o_the_longest_reload_of_all_is_answered_to_whoever_asked_by_way_o
 @pytest.mark.parametrize(
     ("request_", "within_s"), [(Reload("two"), deadlines.RELOAD_ANSWER_TIMEOUT_S), (GetStatus("two"), 5.0)]
 )
-async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_up(
+async def test_o_a_node_that_never_answers_is_named_before_the_caller_gives_up(
     request_: Reload | GetStatus, within_s: float, autojump_clock: MockClock
 ) -> None:
-    """Each gave up at the same time as whoever had asked it, who heard nothing of what was wrong."""
-    async with asked_by_way_of_two() as (one, two):
+    async with joined_by_a_router() as (one, two):
         two.controls.reload = two.controls.loads = trio.sleep_forever
         began = trio.current_time()
         with trio.fail_after(within_s), pytest.raises(DeadlineExceeded, match="node two has not answered node front"):
@@ -242,7 +243,7 @@ async def test_o_a_node_that_never_answers_is_named_before_whoever_asked_gives_u
         assert within_s - deadlines.WAY_S <= trio.current_time() - began < within_s - deadlines.HOP_MARGIN_S
 
 
-async def test_whoever_asks_without_a_deadline_hears_as_soon_as_the_link_is_lost(autojump_clock: MockClock) -> None:
+async def test_a_request_without_a_deadline_fails_as_soon_as_the_link_is_lost(autojump_clock: MockClock) -> None:
     one, front = Node("one"), Node("front")
     front.controls.reload = trio.sleep_forever
     async with joined(one, front) as wire, trio.open_nursery() as nursery:
@@ -278,7 +279,7 @@ def links_of(node: Node) -> Mesh:
 
 @asynccontextmanager
 async def operator(links) -> AsyncIterator[tuple[Link, list[PeerRefused]]]:
-    """An operator that has greeted a node, as the node's links attend to it."""
+    """Yield the link of an operator whom a node has greeted, and the errors that refused it."""
     near, far = sim_pair()
     link = Link(near, Peer("operator-0", serves_max=0), heartbeat=Heartbeat())
     ended = []
@@ -302,7 +303,7 @@ async def operator(links) -> AsyncIterator[tuple[Link, list[PeerRefused]]]:
         near.close()
 
 
-async def test_an_operator_is_answered_and_is_no_node(
+async def test_an_operator_is_answered_and_is_not_treated_as_a_node(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Node("one")
@@ -318,14 +319,14 @@ async def test_an_operator_is_answered_and_is_no_node(
         async with link.ask(FlushCache(), 0, "tiny-0") as answer:
             with trio.fail_after(1), pytest.raises(NotReady, match="there is no tiny-0 here"):
                 await answer.result()
-        await trio.sleep(60)  # nothing is told to it, which it would take for a lie
+        await trio.sleep(60)  # no announcement is sent to it, which would break its protocol
         async with link.ask(GetStatus(), 0) as answer:
             assert (await answer.result()).node == "one"
         assert links.statistics().operators == 1
     assert (one.directory.nodes, changes, links.statistics().operators) == ({}, [], 0)
 
 
-async def test_no_more_operators_are_answered_than_may_be(autojump_clock: MockClock) -> None:
+async def test_operators_beyond_the_limit_are_refused(autojump_clock: MockClock) -> None:
     links = links_of(Node("one"))
     links._operators = OPERATORS_MAX
     async with operator(links) as (link, ended):
@@ -334,7 +335,7 @@ async def test_no_more_operators_are_answered_than_may_be(autojump_clock: MockCl
     assert links.statistics().operators == OPERATORS_MAX
 
 
-def test_nobody_is_told_of_a_neighbour_with_an_operators_name() -> None:
+def test_a_neighbour_with_an_operators_name_is_a_violation() -> None:
     with pytest.raises(PeerViolation, match="operator"):
         check_state(NodeState(neighbours=(Neighbour("operator-0a", "127.0.0.1:1"),)))
     fine = NodeState(neighbours=(Neighbour("operations", None),))

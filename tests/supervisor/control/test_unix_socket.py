@@ -1,4 +1,4 @@
-"""A node is found and asked by its run folder for as long as it runs, whatever cleans the temporary folder."""
+"""A node is found by its run folder and answers there as long as it runs, even if the temporary folder is cleaned."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from supervisor.links.heartbeat import Heartbeat
 from supervisor.processes import run_folder
 from tests.rig.nodes import until
 
-LOOKS_S = 0.005
-OTHER = 65534  # a user who is not this one
+CHECK_S = 0.005
+OTHER = 65534  # another user
 STATUS = Status("one", "r", "1", 1.0, NodeState(()), (), ())
 MADE_ANEW = "made the socket for operators anew: it was gone"
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A temporary folder in which nodes keep theirs; its path is longer than a socket's address may be."""
+    """Return a folder for run folders, whose path is longer than the address of a socket may be."""
     made = tmp_path / ("deep" * 30)
     made.mkdir()
     return made
 
 
 class Served:
-    """A node that has nothing but its run folder, and answers whatever it is asked."""
+    """A node that has only a run folder, and answers every request."""
 
     def __init__(self, base, folder: run_folder.RunFolder) -> None:
         self.base, self.folder, self.file = base, folder, base / "cluster.toml"
@@ -55,8 +55,8 @@ class Served:
 
     async def run(self) -> None:
         function = Function(self.answer)
-        serves = {("", GetStatus): function, ("", Drain): function}
-        await unix_socket.serve(self.folder, self.file, "one", serves, Heartbeat(1.0, 3.0), check_s=LOOKS_S)
+        services = {("", GetStatus): function, ("", Drain): function}
+        await unix_socket.serve(self.folder, self.file, "one", services, Heartbeat(1.0, 3.0), check_s=CHECK_S)
 
     @property
     def found(self) -> bool:
@@ -108,11 +108,11 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
         assert caplog.messages.count(MADE_ANEW) == 1
         assert stat.S_IMODE(node.folder.path.stat().st_mode) == 0o700
         assert stat.S_IMODE((node.folder.path / "node.json").stat().st_mode) == 0o600
-        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
+        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that runs holds its lock"
 
 
 @pytest.mark.parametrize("what", ["control", "node.json"])
-async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_and_no_link_is_followed(
+async def test_o_a_file_with_the_name_of_the_socket_or_the_description_is_replaced_and_no_link_is_followed(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     precious = tmp_path / "precious"
@@ -126,7 +126,7 @@ async def test_o_what_stands_at_the_names_of_socket_and_description_is_replaced_
 
 
 @pytest.mark.parametrize("placed", ["a link", "open to others", "another's"])
-async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken(
+async def test_b12_a_folder_that_somebody_else_has_put_in_place_of_the_run_folder_is_not_used(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, placed: str
 ) -> None:
     if placed == "another's" and os.geteuid() != 0:
@@ -154,7 +154,7 @@ async def test_b12_a_folder_that_somebody_else_has_put_in_its_place_is_not_taken
     assert list(elsewhere.iterdir()) == []
 
 
-async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is_made_anew(
+async def test_o_a_request_in_progress_survives_when_the_socket_is_made_again(
     base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = []
@@ -173,7 +173,7 @@ async def test_o_an_operator_who_is_being_answered_is_not_cut_when_the_socket_is
     assert answers == [Done()]
 
 
-async def test_a_folder_that_stands_is_left_as_it_is(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(base) as node:
         made = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
         looks, is_intact = [], unix_socket._ControlSocket.is_intact
@@ -187,7 +187,7 @@ async def test_a_folder_that_stands_is_left_as_it_is(base: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
-async def test_a_look_that_is_not_possible_now_proves_nothing(
+async def test_a_check_that_fails_does_not_count_as_a_missing_socket(
     base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failure: OSError | RuntimeError
 ) -> None:
     failed = []
@@ -206,7 +206,7 @@ async def test_a_look_that_is_not_possible_now_proves_nothing(
     assert caplog.messages == []
 
 
-async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_node(
+async def test_a_missing_thread_for_the_socket_is_logged_and_does_not_end_the_node(
     base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_sync, failed = trio.to_thread.run_sync, []
@@ -223,7 +223,7 @@ async def test_no_thread_for_the_socket_is_a_line_in_the_log_and_no_end_of_the_n
     assert caplog.messages == ["operators cannot ask this node by its socket"]
 
 
-def test_the_address_of_a_socket_is_short_however_deep_its_folder_is(base: Path) -> None:
+def test_the_address_of_a_socket_is_short_however_deep_its_folder(base: Path) -> None:
     with unix_socket.socket_address(base) as where:
         assert Path(where).parent.resolve() == base.resolve()
         assert len(where) < 50

@@ -1,4 +1,4 @@
-"""A scrape of a large cluster takes many turns of the event loop, and says what it always said."""
+"""A scrape of a large cluster takes many turns of the event loop, and its text is complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_HISTOGRAM = len(SECONDS) + 3  # samples of one of its labels: the buckets, th
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """What the gateway of a thousand nodes tells."""
+    """Return the metrics of a gateway of a thousand nodes."""
     made = Metrics()
     for node in NODES:
         RoutingMetrics(made, "tiny").call_ended(f"{node}/tiny-0", "stop")
@@ -38,14 +38,14 @@ def metrics() -> Metrics:
     return made
 
 
-def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(metrics: Metrics) -> None:
+def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster(metrics: Metrics) -> None:
     pieces = list(render(metrics.families(LOADS)))
     assert max(piece.count(b"\n") for piece in pieces) <= SAMPLES_PER_PIECE + OF_HISTOGRAM + 2
     text = b"".join(pieces)
     assert text == metrics.render(LOADS)
     families = list(text_string_to_metric_families(text.decode()))
     sizes = {family.name: len(family.samples) for family in families}
-    assert text.count(b"# TYPE ") == text.count(b"# HELP ") == len(sizes) == len(families)  # each stands there once
+    assert text.count(b"# TYPE ") == text.count(b"# HELP ") == len(sizes) == len(families)  # each once
     of_nodes = {name for name, size in sizes.items() if size == len(NODES)}
     links = {f"espalier_link_{name}" for name in ("up", "silence_seconds", "queued_bytes", "stream_waits")}
     assert links | {"espalier_worker_calls", "espalier_engine_up", "espalier_engine_running"} <= of_nodes
@@ -54,7 +54,7 @@ def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster_is(met
     assert all(family.documentation and family.type != "unknown" for family in families)
 
 
-async def test_c1_others_run_and_count_between_any_two_pieces_of_a_scrape(
+async def test_c1_other_tasks_run_and_count_between_any_two_pieces_of_a_scrape(
     metrics: Metrics, autojump_clock: MockClock
 ) -> None:
     turns = 0

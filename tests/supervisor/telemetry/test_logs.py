@@ -1,4 +1,4 @@
-"""Off a terminal every line is JSON; on one a person can read it, and the live line stays apart from it."""
+"""A log is JSON unless it goes to a terminal; there its lines are readable, above a live line."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def happening(path: str, kind: ChildEventKind = ChildEventKind.STARTING) -> Chil
 
 
 def shown(text: str):
-    """What a terminal of endless width would show: its lines, the last of them being where the cursor is."""
+    """Return the lines that a terminal of endless width would show; the cursor is in the last."""
     return [line.rpartition(CLEAR)[2] for line in text.split("\n")]
 
 
 async def settled(terminal: Terminal, seconds: float) -> None:
-    """Let time pass, a tick at a time, in which all that is logged is written."""
+    """Let time pass in ticks, and all that is logged be written."""
     until = trio.current_time() + seconds
     while True:
         await trio.testing.wait_all_tasks_blocked()
@@ -82,7 +82,7 @@ async def settled(terminal: Terminal, seconds: float) -> None:
         await trio.sleep(min(TICK_S, until - trio.current_time()))
 
 
-def test_off_a_terminal_every_line_is_one_json_object() -> None:
+def test_without_a_terminal_every_line_is_one_json_object() -> None:
     out = io.StringIO()
     terminal = configure_logging(out)
     assert not terminal.live
@@ -108,7 +108,7 @@ def test_off_a_terminal_every_line_is_one_json_object() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_on_a_terminal_a_person_can_read_it() -> None:
+def test_on_a_terminal_lines_are_readable() -> None:
     out = Screen()
     terminal = configure_logging(out)
     assert terminal.live
@@ -120,14 +120,14 @@ def test_on_a_terminal_a_person_can_read_it() -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: trouble", second)
 
 
-def test_whoever_logs_does_not_fall_when_nobody_listens() -> None:
+def test_logging_to_a_closed_output_raises_no_error() -> None:
     terminal = configure_logging(Deaf())
     log.info("into the void")
     terminal.flush()
     assert terminal.log.lost_items == 1
 
 
-async def test_the_live_line_says_what_is_starting_and_for_how_long(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_live_line_shows_what_is_starting_and_for_how_long(autojump_clock: trio.testing.MockClock) -> None:
     out = Screen()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
@@ -166,7 +166,7 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock: trio.tes
     assert not any("starting" in line for line in lines[:20])
 
 
-async def test_off_a_terminal_nothing_is_live(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_terminal_there_is_no_live_line(autojump_clock: trio.testing.MockClock) -> None:
     out = io.StringIO()
     terminal = Terminal(out, live=False)
     terminal.on_event(happening("main"))
@@ -174,7 +174,9 @@ async def test_off_a_terminal_nothing_is_live(autojump_clock: trio.testing.MockC
     assert out.getvalue() == ""
 
 
-async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_closed_terminal_does_not_end_the_live_line_with_an_error(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     out = Gone()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
@@ -188,13 +190,13 @@ async def test_a_terminal_that_is_gone_ends_nothing_but_its_live_line(autojump_c
         nursery.cancel_scope.cancel()
 
 
-def test_what_nobody_can_read_any_more_is_not_said_and_that_is_all() -> None:
+def test_an_announcement_to_a_closed_output_raises_no_error() -> None:
     terminal = Terminal(io.StringIO(), live=False, stdout=Deaf())
     terminal.announce("Ready")
     terminal.flush()
 
 
-def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too() -> None:
+def test_o12_without_a_terminal_an_announcement_is_a_line_of_json() -> None:
     out, plain = io.StringIO(), io.StringIO()
     terminal = Terminal(out, live=False, stdout=plain, formatter=JsonFormatter("front"))
     for text in ("", "Ready: http://127.0.0.1:8000", ""):
@@ -207,7 +209,7 @@ def test_o12_off_a_terminal_what_a_person_would_be_told_is_a_line_of_json_too() 
     assert out.getvalue() == ""
 
 
-def test_a_person_who_reads_nothing_but_what_is_told_reads_it_as_it_is() -> None:
+def test_an_announcement_is_plain_text_if_only_the_standard_output_is_a_terminal() -> None:
     plain = Screen()
     terminal = Terminal(io.StringIO(), live=False, stdout=plain)
     terminal.announce("Ready: http://127.0.0.1:8000")
@@ -215,7 +217,7 @@ def test_a_person_who_reads_nothing_but_what_is_told_reads_it_as_it_is() -> None
     assert plain.getvalue() == "Ready: http://127.0.0.1:8000\n"
 
 
-def test_a_real_terminal_is_one() -> None:
+def test_a_pseudo_terminal_is_recognised_as_a_terminal() -> None:
     near, far = os.openpty()
     try:
         with os.fdopen(far, "w") as out:
@@ -227,7 +229,7 @@ def test_a_real_terminal_is_one() -> None:
         os.close(near)
 
 
-def test_the_websocket_library_does_not_chat() -> None:
+def test_the_websocket_library_logs_no_messages() -> None:
     out = io.StringIO()
     terminal = configure_logging(out)
     logging.getLogger("trio-websocket").info("a message of %d bytes", 7)
@@ -235,19 +237,19 @@ def test_the_websocket_library_does_not_chat() -> None:
     assert out.getvalue() == ""
 
 
-# A log that nobody reads -------------------------------------------------------------------------
+# A log without a reader -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def unread() -> Iterator[tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]]]:
-    """A pipe that is as small as can be, its ends as files."""
+    """Yield both ends of a pipe with the smallest possible buffer, as files."""
     reads, writes = os.pipe()
     fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
     with os.fdopen(reads, "rb", buffering=0) as ours, os.fdopen(writes, "w") as theirs:
         yield ours, theirs
 
 
-def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(
+def test_b4_logging_never_waits_for_the_reader_of_the_log(
     unread: tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]],
 ) -> None:
     ours, theirs = unread
@@ -256,7 +258,7 @@ def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(
     began = time.thread_time()
     for number in range(2000):
         log.info("request ended", extra={"number": number})
-    assert time.thread_time() - began < 5.0  # of computing: it waited for nothing, or would wait still
+    assert time.thread_time() - began < 5.0  # of CPU time; if it waited at all, it would wait for ever
     lost = terminal.log.lost_items
     assert 0 < lost < 2000
     assert not terminal.log.flush(0.01)
@@ -280,7 +282,7 @@ def test_b4_whoever_logs_never_waits_for_whoever_reads_the_log(
     assert lines[-1]["event"] == "after all"
 
 
-def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(
+def test_b4_the_live_line_does_not_queue_up_while_a_terminal_is_stopped(
     unread: tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]],
 ) -> None:
     _, theirs = unread
@@ -292,7 +294,7 @@ def test_b4_the_live_line_does_not_queue_up_where_a_terminal_stands_still(
     assert sum(len(data) for data, _ in terminal.log._queue) < 100
 
 
-def test_b4_one_record_is_no_longer_than_a_line_may_be() -> None:
+def test_b4_the_length_of_a_record_is_bounded() -> None:
     out = io.StringIO()
     terminal = configure_logging(out)
     huge = "x" * 1_000_000
@@ -314,7 +316,7 @@ def test_b4_one_record_is_no_longer_than_a_line_may_be() -> None:
     assert json.loads(second)["traceback"].startswith("Traceback")
 
 
-def test_what_python_says_by_itself_is_a_line_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_the_interpreter_are_lines_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     out = io.StringIO()
     terminal = configure_logging(out)

@@ -1,4 +1,4 @@
-"""A step that takes too long is counted by its function, said in the log now and then, and seen while it lasts."""
+"""A turn that takes too long is counted by its function, logged at intervals, and found while it lasts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.rig.log_records import log_records
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test sets."""
 
     now = 100.0
 
@@ -46,7 +46,7 @@ async def beside(turns, *tasks) -> None:
                 nursery.start_soon(function, *arguments)
 
 
-async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(
+async def test_a_turn_beyond_its_budget_is_counted_by_its_function_and_logged(
     turns: LoopMonitor, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     await beside(turns, (works, clock, 0.019, 50), (works, clock, 0.5))
@@ -61,7 +61,7 @@ async def test_a_step_beyond_its_budget_is_counted_by_its_function_and_logged(
     assert 'espalier_event_loop_turn_max_seconds{task="test_loop_monitor.works"} 0.5' in text
 
 
-async def test_waiting_is_no_turn_however_long(turns: LoopMonitor, clock: Clock) -> None:
+async def test_waiting_for_io_is_not_counted_as_a_turn(turns: LoopMonitor, clock: Clock) -> None:
     async def waits() -> None:
         await trio.sleep(0.001)
         clock.now += 0.01
@@ -73,7 +73,7 @@ async def test_waiting_is_no_turn_however_long(turns: LoopMonitor, clock: Clock)
     assert turns.statistics() == {}
 
 
-async def test_the_same_function_is_not_logged_each_time(
+async def test_a_function_is_logged_once_in_an_interval(
     turns: LoopMonitor, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     await beside(turns, (works, clock, 0.1, 50))
@@ -84,14 +84,14 @@ async def test_the_same_function_is_not_logged_each_time(
     assert [each.count for each in log_records(caplog)] == [1, 51]
 
 
-async def test_however_many_functions_there_are_they_have_few_names(turns: LoopMonitor) -> None:
+async def test_the_number_of_names_is_bounded(turns: LoopMonitor) -> None:
     for number in range(3 * NAMES_MAX):
         turns._count(f"function {number}", 1.0)
     assert len(turns.statistics()) == NAMES_MAX + 1
     assert turns.statistics()[OTHERS] == 2 * NAMES_MAX
 
 
-async def test_garbage_that_is_collected_is_nobodys_turn(turns: LoopMonitor, clock: Clock) -> None:
+async def test_a_garbage_collection_is_not_counted_in_the_turn_of_a_task(turns: LoopMonitor, clock: Clock) -> None:
     async def collects() -> None:
         await trio.lowlevel.checkpoint()
         turns._collected("start", {"generation": 2})
@@ -103,7 +103,7 @@ async def test_garbage_that_is_collected_is_nobodys_turn(turns: LoopMonitor, clo
     assert turns.statistics() == {COLLECTION: 1}
 
 
-async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock: Clock) -> None:
+async def test_a_name_is_that_of_the_function_and_not_of_the_task(clock: Clock) -> None:
     names = []
 
     async def one(_: int) -> None:
@@ -113,11 +113,11 @@ async def test_a_name_says_nothing_of_whom_a_task_runs_for(clock: Clock) -> None
         for number in range(3):
             nursery.start_soon(one, number, name=f"request {number}")
     assert set(names) == {
-        "test_loop_monitor.test_a_name_says_nothing_of_whom_a_task_runs_for.<locals>.one",
+        "test_loop_monitor.test_a_name_is_that_of_the_function_and_not_of_the_task.<locals>.one",
     }
 
 
-async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(
+async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks, stops = [], iter((7.0,))
@@ -137,9 +137,7 @@ async def test_a_process_that_was_stopped_has_no_loop_that_stood_still(
     assert "the event loop is blocked" not in caplog.messages
 
 
-async def test_where_a_loop_stands_that_stands_still_is_said_once(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_stack_of_a_blocked_loop_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     looking, said = [], threading.Event()
 
     class Looked(logging.Handler):

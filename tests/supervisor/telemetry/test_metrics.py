@@ -1,4 +1,4 @@
-"""What a node tells of itself: of links, calls, resumes and aborts, and where it tells it."""
+"""The metrics of links, calls, resumes and aborts, and the monitoring endpoint that serves them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Slots(SlotObserver):
         self.aborts.append(seconds)
 
 
-async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(
+async def test_the_time_of_an_abort_is_from_the_cancellation_to_the_release_of_the_slot(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     observer = Slots()
@@ -97,7 +97,7 @@ async def test_the_time_to_abort_is_that_from_an_askers_leaving_to_its_slot(
         nursery.cancel_scope.cancel()
 
 
-def test_slots_that_an_engine_keeps_are_told_as_long_as_it_keeps_them() -> None:
+def test_stuck_slots_are_counted_until_the_engine_releases_them() -> None:
     metrics = Metrics()
     observer = SlotMetrics(metrics, "main/tiny-0")
     observer.stuck(2)
@@ -106,7 +106,7 @@ def test_slots_that_an_engine_keeps_are_told_as_long_as_it_keeps_them() -> None:
     assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 0.0}
 
 
-async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(
+async def test_an_answer_that_ends_and_an_actor_that_is_stopped_are_not_counted_as_aborts(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     observer = Slots()
@@ -131,7 +131,7 @@ async def test_an_answer_that_ends_or_an_actor_that_is_stopped_is_no_abort(
     assert observer.aborts == []
 
 
-def test_a_router_tells_how_calls_end_and_why_requests_went_on() -> None:
+def test_a_router_counts_how_calls_end_and_why_requests_were_resumed() -> None:
     metrics = Metrics()
     watch = RoutingMetrics(metrics, "tiny")
     watch.call_ended("back/tiny-0", "hand_off_failed")
@@ -148,13 +148,13 @@ def test_a_router_tells_how_calls_end_and_why_requests_went_on() -> None:
     }
 
 
-def test_a_metric_is_defined_once() -> None:
+def test_a_second_definition_of_a_metric_is_an_error() -> None:
     metrics = Metrics()
     with pytest.raises(ValueError, match="the metric espalier_requests is defined twice"):
         metrics.registry.counter("espalier_requests", "Something else", "model")
 
 
-async def test_each_metric_of_a_node_stands_in_its_text_once(tmp_path: Path) -> None:
+async def test_each_metric_of_a_node_is_in_its_text_once(tmp_path: Path) -> None:
     for node in ("front", "back"):
         _, metrics = built_assembly(cluster(tmp_path), node)
         lines = metrics.render({"back/tiny-0": EngineLoad(1, 0, 2)}).decode().splitlines()
@@ -163,7 +163,7 @@ async def test_each_metric_of_a_node_stands_in_its_text_once(tmp_path: Path) -> 
         assert {"espalier_engine_up", "espalier_engine_running", "espalier_link_up"} <= set(names)
 
 
-async def test_what_crossed_a_link_is_told_though_there_is_none_now(tmp_path: Path) -> None:
+async def test_the_counts_of_a_link_remain_after_it_is_lost(tmp_path: Path) -> None:
     house, metrics = built_assembly(cluster(tmp_path), "front")
     house.links.traffic["back"].received(40)
     assert lines(metrics, 'espalier_link_up{peer="back"}') == {'espalier_link_up{peer="back"}': 0.0}
@@ -202,7 +202,7 @@ async def get(house: Assembly, path: str, method: str = "GET", **headers: str) -
     return await trio.to_thread.run_sync(ask)
 
 
-async def test_a_node_serves_its_numbers_and_probes_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_monitoring_endpoint_serves_metrics_and_probes_and_nothing_else(tmp_path: Path) -> None:
     async with told(tmp_path, {}) as house:
         assert await get(house, "/health") == (200, "alive\n")
         status, text = await get(house, "/metrics")
@@ -220,7 +220,7 @@ async def test_a_node_serves_its_numbers_and_probes_and_nothing_else(tmp_path: P
         assert (await get(house, "/metrics", Host="evil.example"))[0] == 403
 
 
-async def test_a_node_is_ready_when_its_engines_are_and_the_gateways_node_is_linked(tmp_path: Path) -> None:
+async def test_a_node_is_ready_when_its_engines_are_up_and_it_has_a_link_to_the_gateways_node(tmp_path: Path) -> None:
     async with told(tmp_path, {}) as house:
 
         async def why() -> str:
@@ -236,7 +236,7 @@ async def test_a_node_is_ready_when_its_engines_are_and_the_gateways_node_is_lin
             assert "the node drains" in await why()
 
 
-async def test_where_there_is_an_admin_key_the_numbers_take_it_and_the_probes_do_not(tmp_path: Path) -> None:
+async def test_metrics_require_an_admin_key_if_there_is_one_and_probes_do_not(tmp_path: Path) -> None:
     async with told(tmp_path, {ADMIN: "quetzalcoatl"}) as house:
         assert (await get(house, "/health"))[0] == 200
         assert (await get(house, "/ready"))[0] == 503
@@ -245,7 +245,7 @@ async def test_where_there_is_an_admin_key_the_numbers_take_it_and_the_probes_do
         assert (await get(house, "/metrics", Authorization="Bearer quetzalcoatl"))[0] == 200
 
 
-def test_beyond_loopback_numbers_want_an_admins_key(tmp_path: Path) -> None:
+def test_a_monitoring_endpoint_beyond_loopback_requires_an_admin_key(tmp_path: Path) -> None:
     made = cluster(tmp_path, "0.0.0.0:7500")
     with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
         client_keys.metrics_keys(made, "back", {})
@@ -255,14 +255,14 @@ def test_beyond_loopback_numbers_want_an_admins_key(tmp_path: Path) -> None:
     assert client_keys.metrics_keys(made, "front", {}).names(admin=True) == []
 
 
-def test_numbers_are_told_where_nothing_else_of_the_host_listens(tmp_path: Path) -> None:
+def test_a_monitoring_endpoint_must_not_collide_with_another_listener_of_its_host(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match=r"line 5: node.back.metrics: is where node back listens"):
         cluster(tmp_path, "127.0.0.1:1")
     with pytest.raises(StartFailed, match=r"node.back.metrics: is where the gateway is"):
         cluster(tmp_path, "127.0.0.1:8000")
 
 
-def test_a_nodes_own_door_is_the_first_of_its_tree_and_the_last_to_go(tmp_path: Path) -> None:
+def test_the_monitoring_endpoint_starts_first_and_stops_last(tmp_path: Path) -> None:
     house, _ = built_assembly(cluster(tmp_path), "back")
     assert house.tree.children[0].name == "metrics"
     assert {operation.path for operation in house.tree.children[0].args[1].operations} == {
@@ -273,7 +273,7 @@ def test_a_nodes_own_door_is_the_first_of_its_tree_and_the_last_to_go(tmp_path: 
     assert built_assembly(cluster(tmp_path), "front")[0].monitoring is None
 
 
-async def test_a_request_that_goes_on_elsewhere_is_told_once_and_each_call_as_it_ended(
+async def test_a_resumed_request_is_counted_once_and_each_call_by_its_outcome(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     heard: list[tuple] = []

@@ -1,4 +1,4 @@
-"""Threads for long work: keys take turns, heavy work leaves a thread to the rest, and whoever leaves leaves no hole."""
+"""Threads for work on text: owners take turns, heavy work leaves a thread free, and a cancelled caller frees its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIGHT = HEAVY_CHARACTERS_MIN - 1
 async def hold(
     threads: TextThreads, owner: str, size: int, order, name: str | None = None, *, task_s: float = 1.0
 ) -> None:
-    """Have a thread for a second of virtual time, and note when it was had."""
+    """Hold a thread for a second of virtual time, and record the order of acquisition."""
     await threads.acquire(owner, heavy=size >= HEAVY_CHARACTERS_MIN)
     try:
         order.append(name or owner)
@@ -29,7 +29,7 @@ async def hold(
 
 
 async def together(threads: TextThreads, *asked: tuple[str, int]) -> list[str]:
-    """Let so many ask one after the other, and return in which order they were served."""
+    """Let callers ask one after the other, and return the order in which they were served."""
     order: list[str] = []
     async with trio.open_nursery() as nursery:
         for owner, size in asked:
@@ -50,7 +50,7 @@ async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_tas
         for owner in ["greedy"] * 20 + ["alice"]:
             nursery.start_soon(hold, pool, owner, LIGHT, order)
             await trio.testing.wait_all_tasks_blocked()
-        await trio.sleep(1.5)  # those that ran as it came are done, and the next run
+        await trio.sleep(1.5)  # those that ran when it came are done, and the next run
         assert order.count("greedy") == 2 * threads - 1
         assert order.count("alice") == 1
 
@@ -63,7 +63,7 @@ async def test_owners_take_turns(autojump_clock: trio.testing.MockClock) -> None
 
 
 @pytest.mark.parametrize("others", [1, 2, 5])
-async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(
+async def test_owners_that_ask_again_at_once_do_not_starve_others(
     others: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
@@ -73,7 +73,7 @@ async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(
             await hold(pool, owner, LIGHT, order)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(10):  # the first has its turn at once, so its line has had one
+        for _ in range(10):  # the first runs at once, so its queue has had a turn
             nursery.start_soon(hold, pool, "waits", LIGHT, order)
             await trio.testing.wait_all_tasks_blocked()
         for number in range(others):
@@ -83,7 +83,7 @@ async def test_owners_who_ask_again_and_again_keep_nobody_from_its_turn(
         nursery.cancel_scope.cancel()
 
 
-async def test_heavy_work_leaves_a_thread_to_what_is_not(autojump_clock: trio.testing.MockClock) -> None:
+async def test_heavy_work_leaves_a_thread_to_light_work(autojump_clock: trio.testing.MockClock) -> None:
     pool, order = TextThreads(TextLimits(threads=2)), []
     async with trio.open_nursery() as nursery:
         for _ in range(5):
@@ -101,7 +101,7 @@ async def test_the_only_thread_does_heavy_work_too(autojump_clock: trio.testing.
     assert await together(TextThreads(TextLimits(threads=1)), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT)) == ["a", "a"]
 
 
-async def test_lines_are_bounded_a_key_and_in_all(autojump_clock: trio.testing.MockClock) -> None:
+async def test_queues_are_bounded_by_owner_and_in_total(autojump_clock: trio.testing.MockClock) -> None:
     pool = TextThreads(TextLimits(threads=1, waiting_max=5, key_waiting_max=3))
     async with trio.open_nursery() as nursery:
         for owner, size in [("a", LIGHT), ("a", LIGHT), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT), ("b", LIGHT)]:
@@ -116,7 +116,7 @@ async def test_lines_are_bounded_a_key_and_in_all(autojump_clock: trio.testing.M
     assert (pool.running, pool.waiting) == (0, 0)
 
 
-async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancelled_caller_gives_up_its_place_in_the_queue(autojump_clock: trio.testing.MockClock) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, pool, "a", LIGHT, order)
@@ -129,7 +129,7 @@ async def test_whoever_leaves_while_it_waits_leaves_no_hole(autojump_clock: trio
 
 
 @pytest.mark.parametrize("first", ["leaves", "is given it"])
-async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the_next(
+async def test_a_thread_given_to_a_caller_that_is_cancelled_in_the_same_turn_goes_to_the_next(
     first: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     pool, order = TextThreads(TextLimits(threads=1)), []
@@ -147,7 +147,7 @@ async def test_a_thread_that_is_given_to_one_who_leaves_in_that_turn_goes_to_the
     assert pool.statistics() == Statistics(running=0, waiting=0, owners=0)
 
 
-async def test_what_a_thread_returns_or_raises_comes_back() -> None:
+async def test_a_result_or_an_error_is_passed_to_the_caller() -> None:
     pool = TextThreads(TextLimits(threads=1))
     assert await pool(threading.get_ident, owner="a", size=1) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
@@ -156,7 +156,7 @@ async def test_what_a_thread_returns_or_raises_comes_back() -> None:
 
 
 @pytest.mark.realtime
-async def test_a_thread_whose_asker_has_left_counts_until_it_ends() -> None:
+async def test_an_abandoned_thread_counts_until_it_ends() -> None:
     pool, go = TextThreads(TextLimits(threads=1)), threading.Event()
     with trio.move_on_after(0.05):
         await pool(go.wait, owner="a", size=1)
@@ -169,3 +169,24 @@ async def test_a_thread_whose_asker_has_left_counts_until_it_ends() -> None:
     with trio.fail_after(5):
         assert await pool(int, owner="b", size=1) == 0
     assert pool.running == 0
+
+
+async def test_b6_a_request_fails_as_overloaded_if_the_system_has_no_thread_and_the_next_may_succeed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, failing = TextThreads(TextLimits()), [True]
+    start_new = threading.Thread.start
+
+    def start(self) -> None:
+        if failing:
+            raise RuntimeError("can't start new thread")
+        start_new(self)
+
+    monkeypatch.setattr(trio._core._thread_cache, "IDLE_TIMEOUT", 0.01)
+    monkeypatch.setattr(trio._core._thread_cache.THREAD_CACHE, "_idle_workers", {})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(Overloaded, match="no thread left"):
+        await threads(lambda: 1, owner="alice", size=1)
+    assert (threads.running, threads.waiting) == (0, 0)
+    failing.clear()
+    assert await threads(lambda: 2, owner="alice", size=1) == 2
