@@ -162,7 +162,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/node/gateway_children.py",
         "supervisor/node/link_children.py",
         "supervisor/node/model_children.py",
-        "supervisor/node/monitoring.py",
         "supervisor/observers.py",
         "supervisor/runtime.py",
         "supervisor/telemetry/registry.py",

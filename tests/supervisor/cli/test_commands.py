@@ -83,7 +83,7 @@ def by_secret(cluster, folders: Mapping[str, Path]):
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "nodes"),
+    ("text", "message", "nodes"),
     [
         (FILE + "slots = 0\n", "has 1 mistake", ["back", "front"]),
         (FILE + "[", "is not TOML", ["front"]),
@@ -92,7 +92,7 @@ def by_secret(cluster, folders: Mapping[str, Path]):
     ],
 )
 def test_nodes_that_run_here_can_be_asked_although_the_file_has_mistakes(
-    text: str, said: str, nodes: list[str], tmp_path: Path
+    text: str, message: str, nodes: list[str], tmp_path: Path
 ) -> None:
     file, secret = tmp_path / "cluster.toml", tmp_path / "secret"
     secret.write_text("a-secret-of-the-cluster")
@@ -102,8 +102,8 @@ def test_nodes_that_run_here_can_be_asked_although_the_file_has_mistakes(
     assert commands._make_client(file, here, by_secret, use_broken_file=False) == ((["back", "front"], ["front"]), "")
     file.write_text(text)
     found, wrong = commands._make_client(file, here, by_secret, use_broken_file=False)
-    assert (found, said in wrong) == ((nodes, ["front"]), True), wrong
-    with pytest.raises(StartFailed, match=said):
+    assert (found, message in wrong) == ((nodes, ["front"]), True), wrong
+    with pytest.raises(StartFailed, match=message):
         commands._make_client(file, {}, by_secret, use_broken_file=False)
 
 
@@ -159,11 +159,11 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_esc
     assert printed(console)[1] == "There is no node [red]two; there is one."
 
 
-@pytest.mark.parametrize("lie", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
-def test_a_status_with_impossible_times_is_a_violation(lie: dict[str, float]) -> None:
+@pytest.mark.parametrize("impossible", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
+def test_a_status_with_impossible_times_is_a_violation(impossible: dict[str, float]) -> None:
     assert client.validated_status(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
-        client.validated_status(status("one", **lie))
+        client.validated_status(status("one", **impossible))
 
 
 def test_a_status_with_an_impossible_engine_is_a_violation() -> None:
@@ -201,7 +201,7 @@ LARGE = {
 LONGEST = {"n" * 128: serving("n" * 128, "e" * 128, Leg.BOTH, "m" * 128)}
 
 
-class Seen(Cluster):
+class Polled(Cluster):
     """A client that has received these statuses."""
 
     cluster = SimpleNamespace(cluster=SimpleNamespace(name="oak"))
@@ -211,11 +211,11 @@ class Seen(Cluster):
         return self.at
 
 
-async def looked(seen, width: int):
+async def printed_status(statuses, width: int):
     """Return the lines that `status` prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
-    code = await commands._status(Seen(seen), console, as_json=False, watch=False)
-    assert code == any(isinstance(each, str) for each in seen.values())
+    code = await commands._status(Polled(statuses), console, as_json=False, watch=False)
+    assert code == any(isinstance(each, str) for each in statuses.values())
     assert all(len(line) <= width for line in printed(console))
     return [line.rstrip() for line in printed(console)]
 
@@ -226,9 +226,11 @@ def heads(lines):
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
-@pytest.mark.parametrize("seen", [LARGE, LONGEST], ids=["large", "longest"])
-async def test_no_head_of_a_column_is_cut_and_columns_without_room_are_named(seen: dict[str, Any], width: int) -> None:
-    lines = await looked(seen, width)
+@pytest.mark.parametrize("statuses", [LARGE, LONGEST], ids=["large", "longest"])
+async def test_no_head_of_a_column_is_cut_and_columns_without_room_are_named(
+    statuses: dict[str, Any], width: int
+) -> None:
+    lines = await printed_status(statuses, width)
     shown = heads(lines)
     left_out = [line.removeprefix("no room for: ").split(", ") for line in lines if line.startswith("no room for: ")]
     assert shown.keys() == HEADS.keys()
@@ -238,12 +240,12 @@ async def test_no_head_of_a_column_is_cut_and_columns_without_room_are_named(see
 
 
 async def test_with_short_names_no_column_is_left_out_at_a_width_of_80() -> None:
-    assert heads(await looked({"one": serving("one", "tiny-1", Leg.BOTH, "tiny")}, 80)) == HEADS
+    assert heads(await printed_status({"one": serving("one", "tiny-1", Leg.BOTH, "tiny")}, 80)) == HEADS
 
 
 @pytest.mark.parametrize("width", [60, 80])
 async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width: int) -> None:
-    lines = await looked(LARGE, width)
+    lines = await printed_status(LARGE, width)
     rows = [line.split()[:2] for line in lines]
     assert ["llama-prefill-0", "prefill-host-one"] in rows
     assert ["prefill-host-one", "gpu-node-17"] in rows
@@ -251,7 +253,7 @@ async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width: 
 
 
 async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the_tree() -> None:
-    lines = await looked(LONGEST, 60)
+    lines = await printed_status(LONGEST, 60)
     for lead, others, letter in (("├─ ", "│  ", "e"), ("└─ router-", "   ", "m")):
         first = next(at for at, line in enumerate(lines) if line.startswith(lead + letter))
         folded = [line for line in lines[first + 1 : first + 6] if line.startswith(others + letter)]
@@ -259,7 +261,7 @@ async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the
 
 
 async def test_problems_come_first_and_are_indented_where_they_are_folded() -> None:
-    lines = await looked(LARGE, 60)
+    lines = await printed_status(LARGE, 60)
     assert lines[1:8] == [
         "  prefill-host-one/llama-prefill-0/engine starts again:",
         f"    {LOST}",

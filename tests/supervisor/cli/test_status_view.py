@@ -112,8 +112,8 @@ def test_an_ejected_worker_is_among_the_problems() -> None:
 
 
 def test_a_link_that_is_down_and_different_versions_are_among_the_problems() -> None:
-    seen = {"one": well("one", LinkState("two", up=False)), "two": well("two", LinkState("one", True), version="2")}
-    assert shown(status_view.render_status("pd", seen))[:4] == [
+    statuses = {"one": well("one", LinkState("two", up=False)), "two": well("two", LinkState("one", True), version="2")}
+    assert shown(status_view.render_status("pd", statuses))[:4] == [
         "cluster pd  2 of 2 nodes answer",
         "  node one has no link to node two",
         "  nodes run different versions: 1, 2",
@@ -121,16 +121,18 @@ def test_a_link_that_is_down_and_different_versions_are_among_the_problems() -> 
     ]
 
 
-@pytest.mark.parametrize("evil", ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\u202e", "\u2028", "\x00", "a\nb"])
-def test_text_from_nodes_moves_no_cursor_and_changes_no_colour(evil: str) -> None:
-    said = f"{evil}[bold red]:smile:"
-    child = ChildState(f"one/{said}", said, 2, 1.0, said, said)
-    offer = Offer(said, said, Leg.BOTH, 1, True)
-    tree = (ChildState(said, said, 0, 1.0, said, said), child, ChildState("one/x", "up", 1, 1.0, said, said))
-    lying = Status(said, said, said, 1.0, NodeState((offer,)), tree, (LinkState(said, True), LinkState("two", False)))
+@pytest.mark.parametrize(
+    "control", ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\u202e", "\u2028", "\x00", "a\nb"]
+)
+def test_text_from_nodes_moves_no_cursor_and_changes_no_colour(control: str) -> None:
+    text = f"{control}[bold red]:smile:"
+    child = ChildState(f"one/{text}", text, 2, 1.0, text, text)
+    offer = Offer(text, text, Leg.BOTH, 1, True)
+    tree = (ChildState(text, text, 0, 1.0, text, text), child, ChildState("one/x", "up", 1, 1.0, text, text))
+    status = Status(text, text, text, 1.0, NodeState((offer,)), tree, (LinkState(text, True), LinkState("two", False)))
     everything = (
-        status_view.render_status(said, {said: lying, "two": said}),
-        status_view.render_reload(said, Reloaded((said,), (said,))),
+        status_view.render_status(text, {text: status, "two": text}),
+        status_view.render_reload(text, Reloaded((text,), (text,))),
     )
     console = Console(width=1000, color_system=None, file=StringIO(), force_terminal=True)
     for each in everything:
@@ -138,9 +140,9 @@ def test_text_from_nodes_moves_no_cursor_and_changes_no_colour(evil: str) -> Non
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     lines = [line for line in shown.split("\n") if "[bold red]:smile:" in line]
     assert all(each.isprintable() for each in shown.replace("\n", ""))
-    escaped = evil.encode("unicode_escape").decode()
+    escaped = control.encode("unicode_escape").decode()
     assert len(lines) >= 10
-    assert all(escaped in line for line in lines) or evil == "a\nb"  # a reload's sentence may have lines
+    assert all(escaped in line for line in lines) or control == "a\nb"  # a reload's sentence may have lines
 
 
 def test_text_without_end_from_a_node_is_cut() -> None:
@@ -153,9 +155,9 @@ def test_an_impossible_tree_is_drawn_in_bounded_time() -> None:
 
 
 def test_json_has_the_same_statuses_as_plain_values() -> None:
-    told = json.loads(json.dumps(as_json_object("pd", SEEN)))
-    assert told["nodes"]["two"] == {"unreachable": "10.0.0.2:7401 cannot be reached"}
-    one = told["nodes"]["one"]
+    decoded = json.loads(json.dumps(as_json_object("pd", SEEN)))
+    assert decoded["nodes"]["two"] == {"unreachable": "10.0.0.2:7401 cannot be reached"}
+    one = decoded["nodes"]["one"]
     assert one["state"]["offers"][0]["leg"] == "decode"
     assert one["tree"][3]["why"] == "engine a ended: [red]killed[/]"
     assert one["links"][0]["bytes_received"] == 2_500_000

@@ -113,12 +113,14 @@ async def ask(node, request):
 async def test_a_status_has_the_tree_the_links_and_the_engines_of_a_node(autojump_clock: MockClock) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
     info = evolve(INFO, kv_tokens_max=4096)
-    plug = Registration(one.directory.notify)
+    registration = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.local["tiny-0"] = LocalWorker("one", offered, None, plug, None, one.directory, busy=6, tokens=90)
+    one.directory.local["tiny-0"] = LocalWorker(
+        "one", offered, None, registration, None, one.directory, busy=6, tokens=90
+    )
     one.directory.configure("two", "127.0.0.1:1")
     one.controls.tree_status.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
-    with plug.publish(SimpleNamespace(info=info)):
+    with registration.publish(SimpleNamespace(info=info)):
         await trio.sleep(3)
         status = await ask(one, GetStatus())
     assert (status.node, status.run, status.version, status.up_s) == ("one", "run of one", "1.2", 3)
@@ -134,10 +136,10 @@ async def test_a_wrong_count_of_kv_memory_is_reported_as_a_fraction_from_0_to_1(
     used: int, autojump_clock: MockClock
 ) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
-    plug = Registration(one.directory.notify)
+    registration = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.local["tiny-0"] = LocalWorker("one", offered, None, plug, None, one.directory)
-    with plug.publish(SimpleNamespace(info=INFO)):
+    one.directory.local["tiny-0"] = LocalWorker("one", offered, None, registration, None, one.directory)
+    with registration.publish(SimpleNamespace(info=INFO)):
         status = await ask(one, GetStatus("one"))
     assert status.state.offers[0].kv_used == (used > 0)
     assert check_state(status.state) is status.state

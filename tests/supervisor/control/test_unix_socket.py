@@ -28,7 +28,7 @@ from tests.rig.nodes import until
 CHECK_S = 0.005
 OTHER = 65534  # another user
 STATUS = Status("one", "r", "1", 1.0, NodeState(()), (), ())
-MADE_ANEW = "made the socket for operators anew: it was gone"
+MADE_AGAIN = "made the socket for operators anew: it was gone"
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
     async with served(base) as node:
         await node.is_found_and_answers()
         remove(node.folder.path, what)
-        await until(lambda: MADE_ANEW in caplog.messages)
+        await until(lambda: MADE_AGAIN in caplog.messages)
         await node.is_found_and_answers()
-        assert caplog.messages.count(MADE_ANEW) == 1
+        assert caplog.messages.count(MADE_AGAIN) == 1
         assert stat.S_IMODE(node.folder.path.stat().st_mode) == 0o700
         assert stat.S_IMODE((node.folder.path / "node.json").stat().st_mode) == 0o600
         assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that runs holds its lock"
@@ -120,7 +120,7 @@ async def test_o_a_file_with_the_name_of_the_socket_or_the_description_is_replac
     async with served(base) as node:
         (tmp_path / "link").symlink_to(precious)
         (tmp_path / "link").rename(node.folder.path / what)
-        await until(lambda: MADE_ANEW in caplog.messages)
+        await until(lambda: MADE_AGAIN in caplog.messages)
         await node.is_found_and_answers()
     assert precious.read_text() == "precious"
 
@@ -167,7 +167,7 @@ async def test_o_a_request_in_progress_survives_when_the_socket_is_made_again(
         nursery.start_soon(drain)
         await until(lambda: node.holds)
         shutil.rmtree(node.folder.path)
-        await until(lambda: MADE_ANEW in caplog.messages)
+        await until(lambda: MADE_AGAIN in caplog.messages)
         node.held.set()
         await until(lambda: answers)
     assert answers == [Done()]

@@ -74,10 +74,10 @@ def test_a_preview_names_who_may_connect_and_no_secret(written) -> None:
 
 
 async def test_processes_that_a_node_starts_do_not_see_its_secrets(written, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
+    environment_of_processes = {}
 
     def assemble(_, __, runtime, ___):
-        seen.update(runtime.environment)
+        environment_of_processes.update(runtime.environment)
         raise StartFailed("that is enough")
 
     monkeypatch.setattr(node, "assemble", assemble)
@@ -89,7 +89,7 @@ async def test_processes_that_a_node_starts_do_not_see_its_secrets(written, monk
             Terminal(sys.stderr, live=False),
             environment,
         )
-    assert seen == {"HOME": "/root"}
+    assert environment_of_processes == {"HOME": "/root"}
 
 
 def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(written, tmp_path: Path) -> None:

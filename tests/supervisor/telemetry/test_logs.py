@@ -44,12 +44,12 @@ class Screen(io.StringIO):
         return True
 
 
-class Deaf(io.StringIO):
+class ClosedOutput(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError
 
 
-class Gone(Screen):
+class ClosedTerminal(Screen):
     """A terminal whose window has been closed."""
 
     tries = 0
@@ -62,7 +62,7 @@ class Gone(Screen):
 log = logging.getLogger("espalier.test")
 
 
-def happening(path: str, kind: ChildEventKind = ChildEventKind.STARTING) -> ChildEvent:
+def child_event(path: str, kind: ChildEventKind = ChildEventKind.STARTING) -> ChildEvent:
     return ChildEvent(path, kind, trio.current_time())
 
 
@@ -121,7 +121,7 @@ def test_on_a_terminal_lines_are_readable() -> None:
 
 
 def test_logging_to_a_closed_output_raises_no_error() -> None:
-    terminal = configure_logging(Deaf())
+    terminal = configure_logging(ClosedOutput())
     log.info("into the void")
     terminal.flush()
     assert terminal.log.lost_items == 1
@@ -133,14 +133,14 @@ async def test_the_live_line_shows_what_is_starting_and_for_how_long(autojump_cl
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.run_live_line)
         for path in ("main", "main/zygote", "main/tiny-0", "main/tiny-0/engine"):
-            terminal.on_event(happening(path))
+            terminal.on_event(child_event(path))
         await settled(terminal, 1.05)
         assert shown(out.getvalue())[-1] == "  starting main/zygote 1.0 s, starting main/tiny-0/engine 1.0 s"
-        terminal.on_event(happening("main/zygote", ChildEventKind.STARTED))
+        terminal.on_event(child_event("main/zygote", ChildEventKind.STARTED))
         await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == "  starting main/tiny-0/engine 1.2 s"
         for path in ("main/tiny-0/engine", "main/tiny-0", "main"):
-            terminal.on_event(happening(path, ChildEventKind.STARTED))
+            terminal.on_event(child_event(path, ChildEventKind.STARTED))
         await settled(terminal, TICK_S)
         assert shown(out.getvalue())[-1] == ""
         size = len(out.getvalue())
@@ -154,7 +154,7 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock: trio.tes
     terminal = configure_logging(out)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.run_live_line)
-        terminal.on_event(happening("main/engine"))
+        terminal.on_event(child_event("main/engine"))
         for number in range(20):
             await settled(terminal, 0.13)
             log.info("line", extra={"number": number})
@@ -169,7 +169,7 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock: trio.tes
 async def test_without_a_terminal_there_is_no_live_line(autojump_clock: trio.testing.MockClock) -> None:
     out = io.StringIO()
     terminal = Terminal(out, live=False)
-    terminal.on_event(happening("main"))
+    terminal.on_event(child_event("main"))
     await terminal.run_live_line()
     assert out.getvalue() == ""
 
@@ -177,11 +177,11 @@ async def test_without_a_terminal_there_is_no_live_line(autojump_clock: trio.tes
 async def test_a_closed_terminal_does_not_end_the_live_line_with_an_error(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    out = Gone()
+    out = ClosedTerminal()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(terminal.run_live_line)
-        terminal.on_event(happening("main", ChildEventKind.STOPPING))
+        terminal.on_event(child_event("main", ChildEventKind.STOPPING))
         await settled(terminal, 1.05)
         assert out.tries == 6
         terminal.announce("Ready")
@@ -191,7 +191,7 @@ async def test_a_closed_terminal_does_not_end_the_live_line_with_an_error(
 
 
 def test_an_announcement_to_a_closed_output_raises_no_error() -> None:
-    terminal = Terminal(io.StringIO(), live=False, stdout=Deaf())
+    terminal = Terminal(io.StringIO(), live=False, stdout=ClosedOutput())
     terminal.announce("Ready")
     terminal.flush()
 

@@ -138,29 +138,29 @@ async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(
 
 
 async def test_the_stack_of_a_blocked_loop_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    looking, said = [], threading.Event()
+    threads, logged = [], threading.Event()
 
     class Looked(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "is blocked" in record.getMessage():
-                said.set()
+                logged.set()
 
     handler = Looked()
     logging.getLogger("supervisor.telemetry.loop_monitor").addHandler(handler)
-    turns = LoopMonitor(0.02, clock, start_thread=lambda run: looking.append(threading.Thread(target=run)))
+    turns = LoopMonitor(0.02, clock, start_thread=lambda run: threads.append(threading.Thread(target=run)))
     turns._stopped.wait = lambda _: turns._stopped.is_set()
 
     def stuck_in_here() -> None:
-        looking[0].start()
+        threads[0].start()
         clock.now += 5.0
-        assert said.wait(20.0)
+        assert logged.wait(20.0)
 
     try:
         with turns.watching():
             await trio.lowlevel.checkpoint()
             stuck_in_here()
             await trio.lowlevel.checkpoint()
-        looking[0].join(20.0)
+        threads[0].join(20.0)
     finally:
         logging.getLogger("supervisor.telemetry.loop_monitor").removeHandler(handler)
     (record,) = [each for each in log_records(caplog) if each.message == "the event loop is blocked"]

@@ -1,0 +1,126 @@
+"""A node without a gateway serves its metrics and probes at an endpoint of its own."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.errors import StartFailed
+from protocol.peer import Peer
+from supervisor.gateway import client_keys
+from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.keys import ADMIN
+from supervisor.gateway.server import serve
+from supervisor.links.link import Link
+from supervisor.node import preview
+from supervisor.node.assembly import Assembly
+from supervisor.node.credentials import read_credentials
+from tests.rig.assembly import built_assembly
+from tests.rig.fake_engine import Costs, FakeEngine
+from tests.supervisor.telemetry.test_metrics import cluster
+
+
+@asynccontextmanager
+async def monitored(folder: Path, environment) -> AsyncIterator[Assembly]:
+    """Run the monitoring endpoint of node back on loopback, and nothing else of the node."""
+    made = cluster(folder)
+    assembly, _ = built_assembly(made, "back", read_credentials(made, "back", environment))
+    assembly.monitoring.new_id = lambda: "ab" * 16  # traces take no others
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve, assembly.monitoring, ROUTES.probes(), "127.0.0.1", 0)
+        yield assembly
+        nursery.cancel_scope.cancel()
+
+
+async def get(assembly: Assembly, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{assembly.monitoring.port}{path}", headers=headers, method=method
+    )
+
+    def ask() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await trio.to_thread.run_sync(ask)
+
+
+async def test_a_monitoring_endpoint_serves_metrics_and_probes_and_nothing_else(tmp_path: Path) -> None:
+    async with monitored(tmp_path, {}) as assembly:
+        assert await get(assembly, "/health") == (200, "alive\n")
+        status, text = await get(assembly, "/metrics")
+        assert (status, 'espalier_engine_up{engine="back/tiny-0"} 0.0' in text) == (200, True)
+        for path, method in (
+            ("/v1/models", "GET"),
+            ("/v1/chat/completions", "POST"),
+            ("/flush_cache", "POST"),
+            ("/server_info", "GET"),
+            ("/openapi.json", "GET"),
+        ):
+            assert (await get(assembly, path, method))[0] == 404
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        assert (await get(assembly, "/v1/responses", **upgrade, **{"Sec-WebSocket-Key": "a" * 22 + "=="}))[0] == 404
+        assert (await get(assembly, "/metrics", Host="evil.example"))[0] == 403
+
+
+async def test_a_node_is_ready_when_its_engines_are_up_and_it_has_a_link_to_the_gateways_node(tmp_path: Path) -> None:
+    async with monitored(tmp_path, {}) as assembly:
+
+        async def why() -> str:
+            status, text = await get(assembly, "/ready")
+            return text if status == 503 else str(status)
+
+        assert "engine tiny-0 is starting" in await why()
+        with assembly.directory.local["tiny-0"].engine.publish(FakeEngine(Costs())):
+            assert "there is no link to node front" in await why()
+            assembly.directory.linked("front", Link(None, Peer("back", serves_max=1)))
+            assert await why() == "200"
+            assembly.directory.drain()
+            assert "the node drains" in await why()
+
+
+async def test_metrics_require_an_admin_key_if_there_is_one_and_probes_do_not(tmp_path: Path) -> None:
+    async with monitored(tmp_path, {ADMIN: "quetzalcoatl"}) as assembly:
+        assert (await get(assembly, "/health"))[0] == 200
+        assert (await get(assembly, "/ready"))[0] == 503
+        assert (await get(assembly, "/metrics"))[0] == 401
+        assert (await get(assembly, "/metrics", Authorization="Bearer wrong"))[0] == 401
+        assert (await get(assembly, "/metrics", Authorization="Bearer quetzalcoatl"))[0] == 200
+
+
+def test_a_monitoring_endpoint_beyond_loopback_requires_an_admin_key(tmp_path: Path) -> None:
+    made = cluster(tmp_path, "0.0.0.0:7500")
+    with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
+        client_keys.metrics_keys(made, "back", {})
+    with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
+        preview.describe_node(made, "back", {})
+    assert client_keys.metrics_keys(made, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
+    assert client_keys.metrics_keys(made, "front", {}).names(admin=True) == []
+
+
+def test_a_monitoring_endpoint_must_not_collide_with_another_listener_of_its_host(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match=r"line 5: node.back.metrics: is where node back listens"):
+        cluster(tmp_path, "127.0.0.1:1")
+    with pytest.raises(StartFailed, match=r"node.back.metrics: is where the gateway is"):
+        cluster(tmp_path, "127.0.0.1:8000")
+
+
+def test_the_monitoring_endpoint_starts_first_and_stops_last(tmp_path: Path) -> None:
+    assembly, _ = built_assembly(cluster(tmp_path), "back")
+    assert assembly.tree.children[0].name == "metrics"
+    assert {operation.path for operation in assembly.tree.children[0].args[1].operations} == {
+        "/health",
+        "/ready",
+        "/metrics",
+    }
+    assert built_assembly(cluster(tmp_path), "front")[0].monitoring is None
