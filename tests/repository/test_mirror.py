@@ -223,6 +223,12 @@ def product_file_of(test: Path) -> Path | None:
     return max(named, key=lambda path: len(path.stem), default=None)
 
 
+def own_tests(product_file: Path) -> list[str]:
+    """Return the files that have a product file's own tests, and folders of tests, which mirror it or have a row."""
+    mirrored = [str(test) for test in TESTS if product_file_of(test) == product_file]
+    return mirrored or [f"tests/{name}" for name, paths in TESTED_BY.items() if str(product_file) in paths]
+
+
 @pytest.mark.parametrize("test", TESTS, ids=str)
 def test_a_test_file_begins_with_the_name_of_a_product_file_in_the_mirrored_folder(test: Path) -> None:
     assert str(test) in OF_A_ROOM or product_file_of(test) is not None
