@@ -1,7 +1,8 @@
-"""What nodes tell each other: to each what concerns it, loads as differences, nothing that the hearer knows."""
+"""Announcements between nodes: to each what concerns it, loads as differences, and none of its own requests."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -9,11 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import BugCounter
+from actors.kit.calls import Answer, Call
 from actors.kit.offload import run_inline
-from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check_loads, check_state
 from protocol.errors import LinkLost, PeerViolation
+from protocol.kind import Message
 from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
 from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer, state_for
@@ -22,9 +23,9 @@ from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
 from supervisor.config.load import ClusterSection
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link
-from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import generate
-from tests.rig.nodes import Engine
+from tests.rig.links import serve
+from tests.rig.nodes import Engine, add_worker
 from tests.system.cluster_cost import measured
 from tests.system.simulator import sim_pair
 
@@ -35,34 +36,31 @@ SLOTS = 8
 def a_node(name: str, *, routes: bool = False, workers: int = 1) -> Directory:
     directory = Directory(name, routes=routes)
     for number in range(workers):
-        address, inbox = priority_inbox(64, lambda _: 0)
-        offer, plug = Offer(f"w{number}", "oak", Leg.BOTH, SLOTS, up=False), Registration(directory.notify)
-        directory.local[offer.name] = LocalWorker(name, offer, address, plug, inbox, directory)
+        add_worker(directory, f"w{number}", slots=SLOTS, inbox_size=64)
     return directory
 
 
-async def work(here, step_s) -> None:
-    async def one(call) -> None:
-        with call.answering(BugCounter()) as answer:
-            answer.put(Started(), 0)
-            await trio.sleep(step_s)
-            answer.end(Finished(FinishReason.STOP, Usage(1, 1)))
+async def run_worker(worker: LocalWorker, step_s: float) -> None:
+    """Answer each request of a worker after a time."""
 
-    async with trio.open_nursery() as nursery:
-        with here.engine.publish(Engine()):
-            while True:
-                nursery.start_soon(one, await here.inbox.receive())
+    async def answer(_: Call, answer: Answer) -> None:
+        answer.put(Started(), 0)
+        await trio.sleep(step_s)
+        answer.end(Finished(FinishReason.STOP, Usage(1, 1)))
+
+    with worker.engine.publish(Engine()):
+        await serve(worker.inbox, answer)
 
 
 @asynccontextmanager
-async def joined(front, back, step_s=0.1):
-    """Two nodes with one link, which tell each other as nodes do; `heard` has what the first was told."""
+async def joined(front: Directory, back: Directory, step_s: float = 0.1) -> AsyncIterator[list[Message]]:
+    """Two nodes with one link, which announce themselves as nodes do; yields what the first received."""
     near, far = sim_pair()
-    heard = []
+    received: list[Message] = []
 
-    def told(directory, node, message) -> None:
+    def merge(directory: Directory, node: str, message: Message) -> None:
         if directory is front:
-            heard.append(message)
+            received.append(message)
         if isinstance(message, LoadUpdate):
             directory.merge_loads(node, check_loads(message))
         else:
@@ -75,18 +73,18 @@ async def joined(front, back, step_s=0.1):
     )
     async with trio.open_nursery() as nursery:
         for here in back.local.values():
-            nursery.start_soon(work, here, step_s)
+            nursery.start_soon(run_worker, here, step_s)
         for directory, other, link in ends:
-            link.on_announcement = partial(told, directory, other)
+            link.on_announcement = partial(merge, directory, other)
             nursery.start_soon(link.run)
         for directory, other, link in ends:
             await link.wait_ready()
             directory.linked(other, link)
-            teller = Announcer(directory)
-            teller.add(other, link)
-            nursery.start_soon(teller.run, lambda: TELL_S)
+            announcer = Announcer(directory)
+            announcer.add(other, link)
+            nursery.start_soon(announcer.run, lambda: TELL_S)
         await trio.sleep(1)
-        yield heard
+        yield received
         nursery.cancel_scope.cancel()
 
 
@@ -120,27 +118,27 @@ async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(
     step_s: float, a_second: int, autojump_clock: MockClock
 ) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
-    async with joined(front, back, step_s) as heard:
-        heard.clear()
+    async with joined(front, back, step_s) as received:
+        received.clear()
         done = await asking(front, 32, trio.current_time() + 10)
         assert done >= 10 * a_second
-        assert heard == []  # of its own requests a router knows best
+        assert received == []  # of its own requests a router knows best
 
 
-async def test_b14_what_others_ask_of_a_worker_is_told(autojump_clock: MockClock) -> None:
+async def test_b14_the_requests_of_others_are_announced(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
-    async with joined(front, back, 1.0) as heard:
-        heard.clear()
+    async with joined(front, back, 1.0) as received:
+        received.clear()
         (worker,) = front.workers("oak")
         async with back.local["w0"].ask(request(1), 1), worker.ask(request(2), 1):
             await trio.sleep(0.3)
             assert (worker.load.busy, back.local["w0"].load.busy) == (2, 2)
-            assert [each.loads for each in heard] == [(OfferLoad("w0", 1, worker.offer.tokens),)]  # type: ignore[attr-defined]
+            assert [each.loads for each in received] == [(OfferLoad("w0", 1, worker.offer.tokens),)]  # type: ignore[attr-defined]
         await trio.sleep(0.3)
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
 
 
-async def test_d6_a_load_tells_of_the_kv_memory_that_is_promised(autojump_clock: MockClock) -> None:
+async def test_d6_a_load_has_the_kv_memory_that_requests_may_come_to(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, 1.0):
         (worker,) = front.workers("oak")
@@ -150,7 +148,9 @@ async def test_d6_a_load_tells_of_the_kv_memory_that_is_promised(autojump_clock:
             assert worker.load.kv_tokens == len(asked.tokens) + 5 == back.local["w0"].load.kv_tokens
 
 
-async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autojump_clock: MockClock) -> None:
+async def test_d2_a_node_that_does_not_route_gets_no_loads_and_no_nodes_but_those_that_do(
+    autojump_clock: MockClock,
+) -> None:
     front, back = a_node("front", routes=True, workers=2), a_node("back")
     front.address = "h:1"
     for number in range(50):
@@ -161,7 +161,7 @@ async def test_d2_a_worker_is_told_of_no_load_and_of_nobody_but_who_routes(autoj
         assert back.records["front"].workers == {}
 
 
-async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clock: MockClock) -> None:
+async def test_a_node_that_joins_at_a_worker_is_found_by_nodes_that_route(autojump_clock: MockClock) -> None:
     far, one, front = a_node("far"), a_node("one"), a_node("front", routes=True)
     far.address, one.address = "10.0.0.3:7401", "10.0.0.2:7401"
     for own, other in ((far, one), (one, far), (one, front)):
@@ -172,7 +172,7 @@ async def test_a_node_that_joins_at_a_worker_is_found_by_who_routes(autojump_clo
     assert dict(front.addresses())["far"] == "10.0.0.3:7401"
 
 
-async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autojump_clock: MockClock) -> None:
+async def test_d13_a_request_wakes_no_task_that_waits_for_nodes_or_links(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
         versions = front.version, back.version
@@ -183,7 +183,7 @@ async def test_d13_a_request_wakes_nobody_who_waits_for_nodes_and_no_link(autoju
             nursery.cancel_scope.cancel()
 
 
-async def test_d3_what_depends_on_no_load_is_derived_once(autojump_clock: MockClock) -> None:
+async def test_d3_values_that_depend_on_no_load_are_derived_once(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
         derived = []
@@ -213,7 +213,7 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockC
         assert order() == ["w1", "w2", "w0"]
 
 
-async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_worker(
+async def test_d5_the_place_of_a_grammar_check_is_chosen_without_reading_every_worker(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=100)
@@ -242,7 +242,7 @@ async def test_d5_where_a_grammar_is_checked_is_found_without_a_look_at_every_wo
         assert asked[4] != asked[3] == asked[0]
 
 
-async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autojump_clock: MockClock) -> None:
+async def test_a_worker_that_is_down_learns_whether_another_can_do_its_work(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=2)
     async with joined(front, back):
         here = back.local["w0"]
@@ -267,24 +267,28 @@ async def test_a_worker_that_is_down_hears_whether_another_can_do_its_work(autoj
         LoadUpdate((OfferLoad("a", 0, 0),) * 1025),
     ],
 )
-def test_loads_that_cannot_be_are_not_believed(lie: LoadUpdate) -> None:
+def test_impossible_loads_are_a_violation(lie: LoadUpdate) -> None:
     with pytest.raises(PeerViolation):
         check_loads(lie)
 
 
 @pytest.mark.parametrize("tell_s", [-1.0, 1e9, float("nan")])
-def test_a_pace_that_cannot_be_is_not_believed(tell_s: float) -> None:
+def test_an_impossible_announcement_interval_is_a_violation(tell_s: float) -> None:
     with pytest.raises(PeerViolation):
         check_state(NodeState(tell_s=tell_s))
 
 
-async def test_d1_what_a_gateway_hears_of_many_workers_is_bounded_in_steps_and_bytes(autojump_clock: MockClock) -> None:
+async def test_d1_announcements_of_many_workers_cost_a_gateway_limited_steps_and_bytes(
+    autojump_clock: MockClock,
+) -> None:
     """Counted, so that no other load of the machine matters; `make cluster-cost` has the CPU."""
     many = 60
     found = await measured(many)
     idle, busy = (found[f"{what}: steps of the gateway a second"] for what in ("idle", "asked by others"))
     assert found["links of a worker"] == 1
-    assert idle <= 4.3 * many, "two to write a heartbeat a second and two to hear one; one task beats for all links"
+    assert idle <= 4.3 * many, (
+        "two to write a heartbeat a second and two to read one; one task sends them for all links"
+    )
     assert busy - idle <= ClusterSection().announcements_max
     assert found["asked by the gateway: steps of the gateway a second"] <= idle + 1, "it knows what it asks itself"
     assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().announcements_max

@@ -1,4 +1,4 @@
-"""What a front knows of the engines of all nodes, and what it asks of them: each has one name, and answers for itself."""
+"""Loads and cache flushes of the engines of all nodes: each has one name, and fails by itself."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ LOAD = EngineLoad(1, 2, 3)
 
 @define(eq=False)
 class Engine:
-    """An engine that can only be looked after."""
+    """An engine that has a load and a cache, and answers nothing."""
 
-    said: EngineLoad | Exception = LOAD
+    reports: EngineLoad | Exception = LOAD
     busy: bool = False
     takes_s: float = 0.0
     flushed: int = 0
@@ -49,9 +49,9 @@ class Engine:
 
     async def load(self) -> EngineLoad:
         await trio.sleep(self.takes_s)
-        if isinstance(self.said, Exception):
-            raise self.said
-        return self.said
+        if isinstance(self.reports, Exception):
+            raise self.reports
+        return self.reports
 
     async def flush_cache(self) -> None:
         await trio.sleep(self.takes_s)
@@ -60,11 +60,11 @@ class Engine:
         self.flushed += 1
 
 
-def plugged(engine: Engine | None):
-    """A plug with an engine in it, or with none."""
-    plug = Registration()
-    plug._current = plug.last = engine
-    return plug
+def registered(engine: Engine | None) -> Registration:
+    """Return a registration of an engine, or of none."""
+    registration: Registration = Registration()
+    registration._current = registration.last = engine
+    return registration
 
 
 async def carry(link: Link) -> None:
@@ -76,13 +76,10 @@ async def carry(link: Link) -> None:
 async def front(
     here: Engine | None, **there: Engine | None
 ) -> AsyncIterator[tuple[Directory, dict[str, SimTransport]]]:
-    """The directory of node `main`, with an engine, and linked to nodes that have one each, or none that is up.
-
-    All have one name. The lines to the others come along.
-    """
+    """The directory of node `main` with an engine, and links to nodes with one each or none; all have one name."""
     directory, wires = Directory("main"), {}
     address, inbox = priority_inbox(1, lambda request: request.priority)
-    engine = plugged(here)
+    engine = registered(here)
     directory.local["tiny-0"] = LocalWorker("main", OFFER, address, engine, inbox, directory)
     directory.attach_services(engine_control.engine_services({"tiny-0": engine}))
     async with trio.open_nursery() as nursery:
@@ -91,7 +88,8 @@ async def front(
             asker = Link(wires[node], Peer("main", serves_max=0))
             nursery.start_soon(carry, asker)
             nursery.start_soon(
-                carry, Link(far, Peer(node, serves_max=8), engine_control.engine_services({"tiny-0": plugged(engine)}))
+                carry,
+                Link(far, Peer(node, serves_max=8), engine_control.engine_services({"tiny-0": registered(engine)})),
             )
             await asker.wait_ready()
             directory.linked(node, asker)
@@ -103,7 +101,7 @@ async def front(
 # Names ----------------------------------------------------------------------------------------
 
 
-async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock: MockClock) -> None:
+async def test_workers_of_one_name_on_two_nodes_are_two(autojump_clock: MockClock) -> None:
     async with front(None, a=Engine(), b=Engine()) as (directory, _):
         assert readiness.engines_up(directory) == {"main/tiny-0": 0, "a/tiny-0": 1, "b/tiny-0": 1}
         directory.merge_state("a", NodeState((OFFER,), draining=True))
@@ -114,7 +112,7 @@ async def test_two_nodes_with_workers_of_one_name_are_two(autojump_clock: MockCl
         assert readiness.unready(directory, ["tiny"]) == "engine a/tiny-0 is on a node that drains"
 
 
-async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump_clock: MockClock) -> None:
+async def test_o_an_engine_of_a_node_without_a_link_is_not_starting(autojump_clock: MockClock) -> None:
     async with front(None, a=Engine()) as (directory, _):
         directory.local.clear()
         directory.configure("a", None, (OFFER,))
@@ -123,19 +121,19 @@ async def test_o_an_engine_of_a_node_that_has_gone_is_not_said_to_start(autojump
         assert readiness.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
 
 
-async def test_what_the_server_tells_of_itself_counts_both(autojump_clock: MockClock) -> None:
+async def test_the_server_info_counts_the_engines_of_all_nodes(autojump_clock: MockClock) -> None:
     async with front(Engine(), a=Engine()) as (directory, _):
-        told = models.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
-        assert told["engines"].keys() == {"main/tiny-0", "a/tiny-0"}  # type: ignore[attr-defined]
-        assert told["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
+        info = models.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
+        assert info["engines"].keys() == {"main/tiny-0", "a/tiny-0"}  # type: ignore[attr-defined]
+        assert info["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 
 
-async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path: Path) -> None:
+async def test_an_engine_has_one_name_on_every_node(tmp_path: Path) -> None:
     house, metrics = built_assembly(cluster(tmp_path), "back")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
     with house.directory.local["tiny-0"].engine.publish(Engine()):
-        told = (await house.monitoring.metrics_text()).decode()
-        assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in told
+        text = (await house.monitoring.metrics_text()).decode()
+        assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in text
     assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.services.keys()
     _, metrics = built_assembly(cluster(tmp_path), "front")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
@@ -144,18 +142,20 @@ async def test_an_engine_has_one_name_wherever_it_is_told_of(tmp_path: Path) -> 
 # Loads ----------------------------------------------------------------------------------------
 
 
-async def test_every_engine_of_the_cluster_says_how_busy_it_is(autojump_clock: MockClock) -> None:
+async def test_the_metrics_have_the_load_of_every_engine(autojump_clock: MockClock) -> None:
     async with front(Engine(), a=Engine(EngineLoad(4, 5, 6)), b=None) as (directory, _):
         text = (await monitoring.cluster_metrics_text(directory, Metrics())).decode()
-        told = [line for line in text.splitlines() if line.startswith("espalier_engine_kv_tokens_used{")]
-        assert told == [
+        loads = [line for line in text.splitlines() if line.startswith("espalier_engine_kv_tokens_used{")]
+        assert loads == [
             'espalier_engine_kv_tokens_used{engine="a/tiny-0"} 6.0',
             'espalier_engine_kv_tokens_used{engine="main/tiny-0"} 3.0',
         ]
         assert trio.current_time() == 0
 
 
-async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_waiting(autojump_clock: MockClock) -> None:
+async def test_an_engine_that_does_not_answer_in_time_is_left_out_and_delays_no_other(
+    autojump_clock: MockClock,
+) -> None:
     far = {"slow": Engine(takes_s=60), "stopped": Engine(), "cut": Engine(takes_s=0.5), "died": Engine(EngineLost(""))}
     async with front(Engine(), a=Engine(), **far) as (directory, wires), trio.open_nursery() as nursery:
         wires["stopped"].swallow()
@@ -169,9 +169,9 @@ async def test_one_that_does_not_answer_in_time_is_left_out_and_keeps_nobody_wai
         assert trio.current_time() == engine_control.LOADS_WITHIN_S
 
 
-@pytest.mark.parametrize("lie", [EngineLoad(-1, 0, 0), EngineLoad(0, COUNT_MAX + 1, 0)])
-async def test_counts_that_cannot_be_are_left_out(lie: EngineLoad, autojump_clock: MockClock) -> None:
-    async with front(Engine(), a=Engine(lie)) as (directory, _):
+@pytest.mark.parametrize("load", [EngineLoad(-1, 0, 0), EngineLoad(0, COUNT_MAX + 1, 0)])
+async def test_impossible_loads_are_left_out(load: EngineLoad, autojump_clock: MockClock) -> None:
+    async with front(Engine(), a=Engine(load)) as (directory, _):
         assert (await engine_control.cluster_loads(directory)).keys() == {"main/tiny-0"}
 
 
@@ -179,9 +179,13 @@ async def test_counts_that_cannot_be_are_left_out(lie: EngineLoad, autojump_cloc
 
 
 async def counted(directory: Directory, metrics: Metrics):
-    """Return how many calls each worker is told to have ended."""
-    told = (await monitoring.cluster_metrics_text(directory, metrics)).decode().splitlines()
-    calls = (line.split('worker="')[1].split('"} ') for line in told if line.startswith("espalier_worker_calls_total{"))
+    """Return the ended calls of each worker, as the metrics have them."""
+    metric_lines = (await monitoring.cluster_metrics_text(directory, metrics)).decode().splitlines()
+    calls = (
+        line.split('worker="')[1].split('"} ')
+        for line in metric_lines
+        if line.startswith("espalier_worker_calls_total{")
+    )
     return {worker: float(count) for worker, count in calls}
 
 
@@ -219,7 +223,7 @@ async def test_every_engine_of_the_cluster_is_flushed(autojump_clock: MockClock)
         assert ([each.flushed for each in engines], trio.current_time()) == ([1, 1, 1], 1)
 
 
-async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock: MockClock) -> None:
+async def test_the_error_of_a_flush_names_every_engine_with_its_outcome(autojump_clock: MockClock) -> None:
     far = {"a": Engine(), "busy": Engine(busy=True), "gone": Engine(), "slow": Engine(takes_s=60), "starts": None}
     async with front(Engine(), **far) as (directory, wires):
         directory.configure("gone", None, [OFFER])
@@ -238,7 +242,7 @@ async def test_a_flush_says_of_each_engine_what_became_of_it(autojump_clock: Moc
     ]
 
 
-async def test_where_nobody_is_busy_a_flush_that_failed_says_that_not_all_are_ready(autojump_clock: MockClock) -> None:
+async def test_a_flush_that_failed_where_no_engine_is_busy_is_not_ready(autojump_clock: MockClock) -> None:
     async with front(None) as (directory, _):
         with pytest.raises(NotReady, match=r"^engine main/tiny-0 was not flushed: it is starting$"):
             await engine_control.flush_caches(directory)

@@ -1,4 +1,4 @@
-"""Who is not there is dialed again: ever more seldom, after a good link at once, and one only heard of for a while."""
+"""A node is dialed again: ever more seldom, at once after a good link, and for a while if only a rumour names it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.cluster.node_records import FORGET_S
 from tests.rig.nodes import QUICK, Node
 
 
-async def test_waits_between_tries_grow_and_are_not_all_the_same(autojump_clock: MockClock) -> None:
+async def test_waits_between_dials_grow_and_differ(autojump_clock: MockClock) -> None:
     tries = []
 
     async def refuse(at, tls, within_s, talk):
@@ -68,7 +68,7 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
     assert all(0.1 <= wait <= 0.2 for wait in waits) is not grow
 
 
-async def test_a_node_that_is_only_heard_of_is_dialed_for_a_while_and_anew_when_it_is_heard_of_anew(
+async def test_a_node_that_is_a_rumour_is_dialed_for_a_while_and_again_when_it_is_named_again(
     autojump_clock: MockClock,
 ) -> None:
     tries = []

@@ -1,4 +1,4 @@
-"""A process that stops, and does not end, is lost to its peers in time, and found again."""
+"""A process that is stopped, and does not end, is lost to its peers in time, and linked again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other) 
         process = other(a.address)
         await until(lambda: "b" in a.linked and len(a.directory.workers("oak")) == 2, within_s=20.0)
         await trio.sleep(3 * QUICK.silent_s)
-        assert a.linked == {"b"}  # it is lively, and nothing was said but beats
+        assert a.linked == {"b"}  # it is alive, and nothing was sent but heartbeats
         link = a.directory.nodes["b"].link
         os.kill(process.pid, signal.SIGSTOP)
         stopped_at = trio.current_time()

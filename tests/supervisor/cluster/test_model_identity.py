@@ -1,4 +1,4 @@
-"""A worker that serves another model under a model's name is told by name, everywhere, and never asked."""
+"""A worker that has another model under the same name is never asked, and logs, status and metrics name it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_
     assert readiness.unready(directory, ["oak"]) is None, "another one serves it"
 
 
-async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_differs(directory: Directory) -> None:
+async def test_c8_readiness_names_the_worker_and_what_differs(directory: Directory) -> None:
     directory.merge_state("far", NodeState((offer("two", SMALL),)))
     assert readiness.unready(directory, ["oak"]) == readiness.never_ready(directory, ["oak"]) == f"engine two {WHY}"
     directory.merge_state("far", NodeState((offer("two", INFO),)))
@@ -76,7 +76,7 @@ async def test_c8_ready_and_refused_requests_say_by_name_which_worker_and_what_d
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/two"]
 
 
-async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(
+async def test_c8_the_log_has_it_once_and_the_status_as_long_as_it_is_so(
     directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
     controls = NodeControl(directory, "run", "1", no_loads)
@@ -97,7 +97,7 @@ async def test_c8_the_log_says_it_once_and_the_status_as_long_as_it_is_so(
 
 
 @pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
-async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(
+async def test_c8_a_worker_without_a_digest_or_with_weights_beside_is_asked(
     directory: Directory, told: tuple[tuple[str, str], ...]
 ) -> None:
     directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
@@ -109,8 +109,8 @@ async def test_c8_who_tells_no_digest_or_has_weights_beside_is_asked(
 OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b"old", b"new"))
 
 
-def tell(directory, node, *infos: EngineInfo, up=True, draining: bool = False) -> None:
-    """Let a node tell of workers that are up, or down, with these models."""
+def announce(directory, node, *infos: EngineInfo, up=True, draining: bool = False) -> None:
+    """Let a node announce workers with these models."""
     if directory.node(node).link is None:
         directory.linked(node, idle_link())
     offers = tuple(evolve(offer(f"w{at}", info), up=up) for at, info in enumerate(infos))
@@ -124,8 +124,8 @@ def asked(directory):
 async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_name(
     directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell(directory, "a", OLD)
-    tell(directory, "b", NEW)
+    announce(directory, "a", OLD)
+    announce(directory, "b", NEW)
     assert asked(directory) == ["a/w0"]
     why = "its model is another one: its weights are not those of a/w0"
     assert [(each.peer, each.engine, each.reason) for each in log_records(caplog)] == [("b", "w0", why)]
@@ -139,25 +139,25 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
 
 
 @pytest.mark.parametrize("goes", ["link", "down", "drain"])
-async def test_c8_other_weights_are_asked_once_those_that_stood_are_gone(directory: Directory, goes: str) -> None:
-    tell(directory, "a", OLD)
-    tell(directory, "b", NEW)
+async def test_c8_other_weights_are_served_once_the_served_ones_are_gone(directory: Directory, goes: str) -> None:
+    announce(directory, "a", OLD)
+    announce(directory, "b", NEW)
     if goes == "link":
         directory.unlinked("a", directory.nodes["a"].link)
     else:
-        tell(directory, "a", OLD, up=goes != "down", draining=goes == "drain")
+        announce(directory, "a", OLD, up=goes != "down", draining=goes == "drain")
     assert asked(directory) == ["b/w0"]
     assert directory.models.rejections == ({} if goes == "link" else directory.models.rejections)
-    tell(directory, "a", OLD)
-    assert asked(directory) == ["b/w0"], "of equally many those stand that stood before"
+    announce(directory, "a", OLD)
+    assert asked(directory) == ["b/w0"], "of equally many those are served that were before"
     assert list(directory.models.rejections) == ["a/w0"]
 
 
-async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory: Directory) -> None:
-    tell(directory, "a", OLD, OLD)
-    tell(directory, "b", NEW, NEW)
+async def test_c8_the_weights_that_most_have_are_served_and_loads_are_kept(directory: Directory) -> None:
+    announce(directory, "a", OLD, OLD)
+    announce(directory, "b", NEW, NEW)
     directory.merge_loads("b", LoadUpdate((OfferLoad("w0", 2, 7),)))
-    tell(directory, "c", NEW)
+    announce(directory, "c", NEW)
     assert asked(directory) == ["b/w0", "b/w1", "c/w0"]
     assert (directory.workers("oak")[0].load.busy, directory.workers("oak")[0].load.tokens) == (2, 7)
     assert list(directory.models.rejections) == ["a/w0", "a/w1"]
@@ -168,12 +168,12 @@ async def test_c8_the_weights_stand_that_most_have_and_loads_are_kept(directory:
 
 async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory: Directory) -> None:
     directory.models = ModelIdentities({"oak": OLD.digest})
-    tell(directory, "b", NEW, NEW)
-    tell(directory, "a", OLD)
+    announce(directory, "b", NEW, NEW)
+    announce(directory, "a", OLD)
     assert asked(directory) == ["a/w0"]
 
 
-def test_names_of_models_that_were_heard_once_are_not_kept() -> None:
+def test_names_of_models_that_no_node_announces_any_more_are_not_kept() -> None:
     models = ModelIdentities({"oak": OWN})
     for number in range(100):
         each = evolve(offer("w", OLD), model=f"model {number}")
@@ -188,12 +188,12 @@ words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, IN
 
 
 @given(st.lists(words, max_size=12))
-def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_up(told) -> None:
+def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have_are_served(told) -> None:
     async def scenario() -> None:
         await trio.lowlevel.checkpoint()
         directory, last = Directory("here", models=ModelIdentities({"oak": OWN})), {}
         for node, infos, up in told:
-            tell(directory, node, *infos, up=up)
+            announce(directory, node, *infos, up=up)
             last[node] = infos if up else []
             counts = Counter(info.digest for infos in last.values() for info in infos)
             served = {each.offer.engine.digest for each in directory.workers("oak")}  # type: ignore[attr-defined]
@@ -209,13 +209,13 @@ def test_c8_whatever_nodes_tell_those_are_asked_whose_weights_most_have_who_are_
     trio.run(scenario)
 
 
-async def test_c8_a_digest_without_end_is_not_believed(directory: Directory) -> None:
+async def test_c8_an_endless_digest_is_a_violation(directory: Directory) -> None:
     with pytest.raises(PeerViolation, match="longer than any"):
         directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=OWN * 100)),)))
     assert directory.workers("oak") == []
 
 
-async def test_a_front_knows_its_models_folders(tmp_path: Path) -> None:
+async def test_a_gateway_has_the_digests_of_its_models(tmp_path: Path) -> None:
     house, _ = built_assembly(cluster(tmp_path), "front")
     [(name, own)] = house.directory.models.digests.items()
     assert name == "tiny"
@@ -232,13 +232,13 @@ async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_get
         await _decode(one, None, task_status=trio.TASK_STATUS_IGNORED)
 
 
-async def test_a_simulated_engine_tells_what_it_speaks_by(tmp_path: Path) -> None:
+async def test_a_simulated_engine_announces_the_digest_of_its_model(tmp_path: Path) -> None:
     house, _ = built_assembly(cluster(tmp_path), "back")
     assert SimulatedEngine(SimulatedSpec(), None, digest=OWN).info.digest == OWN
     assert house.directory.models.digests.keys() == {"tiny"}
 
 
-async def test_c1_why_workers_are_refused_is_told_once_at_a_scrape_and_not_for_each_of_them(
+async def test_c1_a_scrape_computes_once_why_workers_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))

@@ -60,7 +60,7 @@ def fails(house, name: str, wait_s: float = 8.0, error: EngineDied = GONE) -> No
     house.on_event(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))
 
 
-async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, autojump_clock: MockClock) -> None:
+async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(houses, autojump_clock: MockClock) -> None:
     cluster, house = houses(("a", "main"))
     assert readiness.unready(house.directory, ["tiny"]) == "engine a is starting"
     fails(house, "a")
@@ -72,7 +72,7 @@ async def test_b7_ready_says_what_failed_and_when_it_is_tried_again(houses, auto
     assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
-async def test_b7_other_nodes_hear_why_an_engine_is_down(houses) -> None:
+async def test_b7_a_node_announces_why_an_engine_is_down(houses) -> None:
     _, house = houses(("a", "main"))
     fails(house, "a")
     [offer] = house.directory.state().offers
@@ -82,7 +82,7 @@ async def test_b7_other_nodes_hear_why_an_engine_is_down(houses) -> None:
     assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
 
 
-async def test_what_a_node_says_of_a_failure_has_a_limit(houses) -> None:
+async def test_an_announced_failure_is_limited_in_length(houses) -> None:
     _, house = houses(("a", "main"))
     fails(house, "a", error=EngineDied("x" * 10_000))
     state = house.directory.state()
@@ -91,7 +91,7 @@ async def test_what_a_node_says_of_a_failure_has_a_limit(houses) -> None:
         check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
-async def test_b7_a_node_all_of_whose_engines_fail_their_first_start_says_so_and_no_sooner(houses) -> None:
+async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start(houses) -> None:
     _, house = houses(("a", "main"), ("b", "main"))
     fails(house, "a")
     assert house.start_failure is None
@@ -116,7 +116,7 @@ async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(hou
     assert house.start_failure is None
 
 
-async def test_who_waits_for_a_zygote_hears_why_it_cannot_start_but_waits_for_one_that_was_killed(
+async def test_an_engine_fails_with_a_zygote_that_cannot_start_and_waits_for_one_that_was_killed(
     autojump_clock: MockClock,
 ) -> None:
     killed, broken, heard = Registration(), Registration(), []

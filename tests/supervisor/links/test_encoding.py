@@ -1,4 +1,4 @@
-"""How the nodes of a file meet, and what may cross between them."""
+"""Where the nodes of cluster.toml listen, and what may cross between them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text(*places: str) -> str:
 
 
 @pytest.mark.parametrize(("places", "wrong"), ONE_HOST.items(), ids=str)
-def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places: tuple[str, str, str], wrong: bool, written) -> None:
+def test_b16_two_nodes_may_not_listen_at_one_address(places: tuple[str, str, str], wrong: bool, written) -> None:
     path = written(text(*places))
     if not wrong:
         read_cluster(path)
@@ -52,7 +52,7 @@ def test_b16_two_nodes_listen_at_one_place_or_they_do_not(places: tuple[str, str
     assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
 
 
-def test_b16_a_node_that_listens_everywhere_is_dialed_at_its_host(written) -> None:
+def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written) -> None:
     cluster = read_cluster(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"].address == "two:7402"
@@ -73,7 +73,7 @@ def test_d5_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool
 # What may cross -----------------------------------------------------------------------------
 
 
-def test_what_has_no_row_or_no_result_is_asked_of_nobody() -> None:
+def test_a_message_without_a_row_or_a_result_is_no_request() -> None:
     class Unlisted(Message):
         pass
 
@@ -95,7 +95,7 @@ def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) ->
                 reply_rules(request).reply(answer, 1)
 
 
-def test_b18_an_answer_that_ends_as_left_though_its_asker_stayed_is_retried() -> None:
+def test_b18_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable() -> None:
     lost = request_error(Fail(1, AskerLeft.code, "x"), asker_left=False)
     assert isinstance(lost, ActorLost)
     assert lost.retryable

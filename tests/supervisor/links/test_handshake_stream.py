@@ -1,4 +1,4 @@
-"""What a real kernel tells of the other end's: whether it still acknowledges what it is sent."""
+"""The acknowledgements of the other kernel, as a real one reports them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery
         assert line.acknowledged_s() < 0.3
 
 
-async def test_d8_a_kernel_that_owes_something_counts_by_its_last_acknowledgement(
+async def test_d8_a_kernel_that_owes_an_acknowledgement_counts_by_its_last_one(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = await connected(nursery)
@@ -54,7 +54,7 @@ async def test_d8_a_kernel_that_owes_something_counts_by_its_last_acknowledgemen
         assert LimitedStream(near).acknowledged_s() is None
 
 
-async def test_d8_it_is_known_below_tls_and_not_on_what_is_no_socket(nursery: trio.Nursery) -> None:
+async def test_d8_acknowledgements_are_known_below_tls_and_not_without_a_socket(nursery: trio.Nursery) -> None:
     near, far = await connected(nursery)
     async with near, far:
         line = LimitedStream(trio.SSLStream(near, ssl.create_default_context(), server_hostname="x"))

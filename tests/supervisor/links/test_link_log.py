@@ -1,4 +1,4 @@
-"""What the log says of links that end or do not come about."""
+"""The log of links that end or cannot be made."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.rig.log_records import log_records
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture):
+def peers(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     return lambda: [each.peer for each in log_records(caplog) if each.message == "no link"]
 
 
-async def test_a_sentence_for_which_there_was_no_room_is_said_when_there_is(said, autojump_clock: MockClock) -> None:
+async def test_a_reason_for_which_there_was_no_room_is_logged_when_there_is(peers, autojump_clock: MockClock) -> None:
     refusals, nodes = LinkLog(), [f"n{number}" for number in range(LINES_MAX + 10)]
     for _ in range(int(WINDOW_S) // 5 + 1):
         for node in nodes:
             refusals.failed(node, PeerLost("nobody is there"))
         await trio.sleep(5)
-    assert said() == nodes
+    assert peers() == nodes

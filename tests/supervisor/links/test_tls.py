@@ -1,4 +1,4 @@
-"""Certificates that bind names: a node is taken for the one whose name its certificate holds, and for no other."""
+"""Certificates that bind names: a node may use no name but those in its certificate."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_d9_nodes_whose_certificates_name_them_link(shows, form: str) -> N
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
-async def test_d9_whoever_takes_another_nodes_name_is_refused_and_both_logs_say_it(
+async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
     shows, reasons, first: str, second: str
 ) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
@@ -106,7 +106,7 @@ async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(s
 
 
 @pytest.mark.realtime
-async def test_d9_a_plain_link_names_nobody(reasons) -> None:
+async def test_d9_a_link_without_tls_has_no_names(reasons) -> None:
     a, b = (Node(name, section=STRICT) for name in "ab")
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
@@ -115,7 +115,7 @@ async def test_d9_a_plain_link_names_nobody(reasons) -> None:
 
 
 @pytest.mark.realtime
-async def test_d9_an_operator_needs_no_name_and_is_told_by_a_node_that_has_one(shows) -> None:
+async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(shows) -> None:
     a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
     async with linked_nodes(a, mallory, know=False):
         assert await greeted(a, shows("DNS:x")) == "a"
@@ -163,13 +163,13 @@ def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_
         other.receive(own.final_message)
 
 
-def test_d9_only_who_dials_is_an_operator() -> None:
+def test_d9_an_end_that_listens_is_no_operator() -> None:
     own = Greeter("dials", "grove", "elm", b"s", b"1" * 32, certified=frozenset())
     with pytest.raises(PeerRefused, match="its certificate must name it"):
         own.receive(*Greeter("listens", "grove", "operator-1", b"s", b"2" * 32).start())
 
 
-def test_names_of_a_certificate_are_told_so_that_they_fit_a_refusal() -> None:
+def test_the_names_of_a_certificate_are_shortened_to_fit_a_refusal() -> None:
     names = frozenset({"URI:\n", "DNS:\u00e9", *(f"DNS:{number:03}" for number in range(200))})
     assert names_node(frozenset({"DNS:OAK.grove"}), "oak", "grove")
     assert shown_names(names).startswith("DNS:000, DNS:001, ")
@@ -210,14 +210,14 @@ def lines(files, names: str = "nodes") -> str:
     return "\n".join([f'tls_names = "{names}"', *(f'{key} = "{file}"' for key, file in zip(keys, files, strict=True))])
 
 
-def test_d9_names_mean_nothing_without_certificates_and_are_hosts_or_nodes(read) -> None:
+def test_d9_tls_names_needs_certificates_and_is_hosts_or_nodes(read) -> None:
     with pytest.raises(StartFailed, match=r"line 3: cluster.tls_names: means nothing without"):
         read('tls_names = "nodes"')
     with pytest.raises(StartFailed, match=r'line 3: cluster.tls_names: expected "hosts" or "nodes"'):
         read('tls_names = "keys"')
 
 
-def test_d9_a_node_named_as_anothers_host_is_refused(read, shows) -> None:
+def test_d9_a_node_named_like_the_host_of_others_is_refused(read, shows) -> None:
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main"):
         read(lines(shows("DNS:main")), host="main")
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main.grove"):
@@ -225,7 +225,7 @@ def test_d9_a_node_named_as_anothers_host_is_refused(read, shows) -> None:
     read(lines(shows("DNS:main"), "hosts"), host="main")
 
 
-def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_starts(read, shows) -> None:
+def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(read, shows) -> None:
     cluster = read(lines(shows("DNS:main", "URI:x")))
     tls = link_credentials.link_tls(cluster)
     assert tls.names == {"DNS:main", "URI:x", "IP Address:127.0.0.1"}
@@ -235,13 +235,13 @@ def test_d9_a_node_whose_own_certificate_does_not_name_it_is_told_before_it_star
     link_credentials.check_certificate_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
 
 
-def test_what_a_certificate_names_is_not_known_where_it_cannot_be_shown(shows, tmp_path: Path) -> None:
+def test_the_names_of_a_certificate_that_no_handshake_accepts_are_unknown(shows, tmp_path: Path) -> None:
     _, _, authority = shows("DNS:a")
     _sign(tmp_path / "a", authority, authority.with_suffix(".key"), "DNS:a\nextendedKeyUsage=clientAuth")
     assert load_link_tls(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
 
 
-def test_d9_a_check_shows_how_nodes_are_known(read, shows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d9_a_preview_shows_which_names_certificates_must_have(read, shows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "is_local_host", lambda _: True)
     files = shows("DNS:main", "DNS:far")
     told = f"links: TLS with {files[0]}; certificates must name the"
