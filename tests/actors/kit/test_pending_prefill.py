@@ -64,13 +64,13 @@ async def node(folder: Path, *legs: str) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
     text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
     (folder / "cluster.toml").write_text(CLUSTER + text)
-    house, _ = built_assembly(read_cluster(folder / "cluster.toml"), "main")
-    children = [each for each in house.tree.children if each.name != "gateway"]
+    assembly, _ = built_assembly(read_cluster(folder / "cluster.toml"), "main")
+    children = [each for each in assembly.tree.children if each.name != "gateway"]
     needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
-    tree = evolve(house.tree, children=tuple(map(lambda child, own: evolve(child, needs=own), children, needs)))
+    tree = evolve(assembly.tree, children=tuple(map(lambda child, own: evolve(child, needs=own), children, needs)))
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))
-        yield house
+        yield assembly
         nursery.cancel_scope.cancel()
 
 
@@ -79,11 +79,11 @@ def prompts(many: int, size: int):
     return tuple(tuple(rng.randrange(1, 400) for _ in range(size)) for _ in range(many))
 
 
-async def first_s(house: Assembly, owner: str, lists, tokens_max: int = 4) -> float:
+async def first_s(assembly: Assembly, owner: str, lists, tokens_max: int = 4) -> float:
     """Ask for an answer to each prompt, and return how long the first token of any of them took."""
     began_at, first_at = trio.current_time(), None
     wanted = Respond(f"{next(IDS):032x}", token_lists=lists, tokens_max=tokens_max, ignore_eos=True, owner=owner)
-    async with house.gateway.runner.served["tiny"].ask.ask(wanted, 10**6) as replies:
+    async with assembly.gateway.runner.served["tiny"].ask.ask(wanted, 10**6) as replies:
         async for reply in replies:
             if first_at is None and not isinstance(reply, Accepted):
                 first_at = trio.current_time()
@@ -101,11 +101,11 @@ LEGS = pytest.mark.parametrize(
 async def test_b13_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
     legs, tokens_max: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    async with node(tmp_path, *legs) as house, trio.open_nursery() as nursery:
+    async with node(tmp_path, *legs) as assembly, trio.open_nursery() as nursery:
         for _ in range(3):
-            nursery.start_soon(first_s, house, "greedy", prompts(100, LONG), tokens_max)
+            nursery.start_soon(first_s, assembly, "greedy", prompts(100, LONG), tokens_max)
         await trio.sleep(1)
-        waited_s = await first_s(house, "honest", prompts(1, 20))
+        waited_s = await first_s(assembly, "honest", prompts(1, 20))
         # The prompt that is being computed, those for other decodes, and one turn of the other key.
         assert waited_s < (1 + max(1, legs.count("decode"))) * ONE_S + 0.1, waited_s
         nursery.cancel_scope.cancel()
@@ -115,11 +115,11 @@ async def test_b13_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
 async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is_left(
     legs, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    async with node(tmp_path, *legs) as house:
+    async with node(tmp_path, *legs) as assembly:
         async with trio.open_nursery() as nursery:
             for number in range(24):
-                nursery.start_soon(first_s, house, f"key {number % 3}", prompts(3, 50 + 250 * number))
-        workers = house.directory.workers("tiny")
+                nursery.start_soon(first_s, assembly, f"key {number % 3}", prompts(3, 50 + 250 * number))
+        workers = assembly.directory.workers("tiny")
         assert [(each.load.busy, each.load.pending) for each in workers] == [(0, 0)] * len(legs)
 
 
@@ -129,37 +129,37 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
 ) -> None:
     answered: list[float] = []
 
-    async def ask_once(house: Assembly) -> None:
-        answered.append(await first_s(house, "a", prompts(1, size)))
+    async def ask_once(assembly: Assembly) -> None:
+        answered.append(await first_s(assembly, "a", prompts(1, size)))
 
-    async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
-        house.directory.local["decode-1"].engine.current.stall(1e6)
+    async with node(tmp_path, "prefill", "decode", "decode") as assembly, trio.open_nursery() as nursery:
+        assembly.directory.local["decode-1"].engine.current.stall(1e6)
         for _ in range(3):
             for _ in range(25):
-                nursery.start_soon(ask_once, house)
+                nursery.start_soon(ask_once, assembly)
             await trio.sleep(27 * ONE_S)
         # Half of the slots and of two chunks, and of longer prompts one.
-        held = house.directory.local["decode-1"].busy
+        held = assembly.directory.local["decode-1"].busy
         assert held == min(8, -(-2048 // size))
         assert len(answered) == 75 - held
         nursery.cancel_scope.cancel()
 
 
 async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock: MockClock, tmp_path: Path) -> None:
-    async with node(tmp_path, "prefill", "decode", "decode") as house, trio.open_nursery() as nursery:
-        house.directory.local["decode-1"].engine.current.stall(20)
+    async with node(tmp_path, "prefill", "decode", "decode") as assembly, trio.open_nursery() as nursery:
+        assembly.directory.local["decode-1"].engine.current.stall(20)
         for _ in range(50):
-            nursery.start_soon(first_s, house, "a", prompts(1, 300))
+            nursery.start_soon(first_s, assembly, "a", prompts(1, 300))
         await trio.sleep(19)
-        assert [each.load.busy for each in house.directory.workers("tiny")] == [7, 7, 0]
+        assert [each.load.busy for each in assembly.directory.workers("tiny")] == [7, 7, 0]
         await trio.sleep(2)
-        assert [each.load.busy for each in house.directory.workers("tiny")] == [0, 0, 0]
+        assert [each.load.busy for each in assembly.directory.workers("tiny")] == [0, 0, 0]
 
 
 async def test_short_prompts_are_computed_together(autojump_clock: MockClock, tmp_path: Path) -> None:
-    async with node(tmp_path, "both") as house:
+    async with node(tmp_path, "both") as assembly:
         began_at = trio.current_time()
-        await first_s(house, "a", prompts(16, 250), 1)
+        await first_s(assembly, "a", prompts(16, 250), 1)
         # The first goes ahead by itself; the others are two steps of one chunk each.
         assert trio.current_time() - began_at < 0.6
 
@@ -371,6 +371,6 @@ def test_the_bound_of_pending_prompts_is_a_key_of_engines_that_compute_them(tmp_
         read_cluster(tmp_path / "cluster.toml")
     (tmp_path / "cluster.toml").write_text(text.replace("slots", "pending_prefill_tokens_max = 9\nslots", 1))
     cluster: Cluster = read_cluster(tmp_path / "cluster.toml")
-    house, _ = built_assembly(cluster, "main")
-    told = {offer.leg: offer.pending_prefill_tokens_max for offer in house.directory.offers("tiny")}
-    assert told == {Leg.PREFILL: 9, Leg.DECODE: 0}
+    assembly, _ = built_assembly(cluster, "main")
+    bounds = {offer.leg: offer.pending_prefill_tokens_max for offer in assembly.directory.offers("tiny")}
+    assert bounds == {Leg.PREFILL: 9, Leg.DECODE: 0}

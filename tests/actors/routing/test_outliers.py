@@ -149,10 +149,10 @@ events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers",
 
 
 @given(st.lists(events, max_size=80), st.floats(0, 1))
-def test_whatever_happens_a_share_stays_and_every_ejected_worker_can_return(happened, share: float) -> None:
+def test_whatever_happens_a_share_stays_and_every_ejected_worker_can_return(steps, share: float) -> None:
     outliers, now = OutlierDetector(), 0.0
     limits = Ejection(3, 10, 0.5, 10, 60, share)
-    for name, what, after_s in happened:
+    for name, what, after_s in steps:
         now += after_s
         match what:
             case "fails":
@@ -178,15 +178,15 @@ hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled
 
 
 @given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
-def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_return(happened, share: float) -> None:
+def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_return(steps, share: float) -> None:
     outliers, now, limits = OutlierDetector(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
-    for (prefill, decode, what), after_s in happened:
+    for (prefill, decode, what), after_s in steps:
         now += after_s
         pair = f"{prefill}+{decode}"
         if what == "fails":
             both = Suspect(prefill, "prefill", 3), Suspect(decode, "decode", 3)
-            told = outliers.failed_pair(Suspect(pair, "pair", 9), both, "cut", limits, now)
-            assert told in {None, prefill, decode, pair}
+            ejected_name = outliers.failed_pair(Suspect(pair, "pair", 9), both, "cut", limits, now)
+            assert ejected_name in {None, prefill, decode, pair}
         else:
             for each in (prefill, decode, pair):
                 outliers.answered(each, limits, now)
@@ -518,14 +518,14 @@ async def test_ejected_workers_are_asked_where_there_are_no_others(autojump_cloc
 
 
 async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockClock) -> None:
-    heard: list = []
+    observed: list = []
 
     class Hears(RoutingObserver):
         def worker_ejected(self, worker: str, code: str) -> None:
-            heard.append((worker, code))
+            observed.append((worker, code))
 
         def readmitted(self, worker: str) -> None:
-            heard.append(worker)
+            observed.append(worker)
 
     async with routed(*four(InternalError("a bug"))) as world:
         world.routing.observer = Hears()
@@ -533,7 +533,7 @@ async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockC
         world.worker("bad").otherwise = Play()
         await trio.sleep(20)
         await many(world, 10)
-    assert heard == [("bad", "internal"), "bad"]
+    assert observed == [("bad", "internal"), "bad"]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -557,9 +557,9 @@ async def test_ejected_workers_are_in_the_status_and_the_metrics(autojump_clock:
     async with routed(*four(InternalError("a bug"))) as world:
         await many(world, 60)
         routings = {"tiny": world.routing}
-        (told,) = router_child.ejected(routings)
-        assert (told.model, told.worker, told.why) == ("tiny", "bad", "internal")
-        assert 0 <= told.for_s < 10
+        (entry,) = router_child.ejected(routings)
+        assert (entry.model, entry.worker, entry.why) == ("tiny", "bad", "internal")
+        assert 0 <= entry.for_s < 10
         registry = Registry()
         router_child.add_ejected_gauge(registry, routings)
         (family,) = registry.families()

@@ -52,17 +52,17 @@ async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of
 
 
 async def test_an_observer_gets_the_losses_that_could_not_be_resumed(autojump_clock: MockClock) -> None:
-    heard: list = []
+    observed: list = []
 
-    class Hears(RoutingObserver):
+    class Observer(RoutingObserver):
         def call_not_resumed(self, code: str) -> None:
-            heard.append(code)
+            observed.append(code)
 
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
-        world.routing.observer = Hears()
+        world.routing.observer = Observer()
         with pytest.raises(EngineLost):
             await ask(world, generate(grammar=Grammar(GrammarKind.REGEX, "a*")))
-    assert heard == ["engine_lost"]
+    assert observed == ["engine_lost"]
 
 
 async def test_c8_an_answer_does_not_go_on_with_other_weights(autojump_clock: MockClock) -> None:

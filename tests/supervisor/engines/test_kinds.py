@@ -153,13 +153,13 @@ def test_a_kind_reports_what_a_host_lacks(read: Callable[..., Cluster]) -> None:
 @asynccontextmanager
 async def node(cluster: Cluster) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
-    house, _ = built_assembly(cluster, "main")
-    members = [each for each in house.tree.children if each.name != "gateway"]
+    assembly, _ = built_assembly(cluster, "main")
+    members = [each for each in assembly.tree.children if each.name != "gateway"]
     members = [evolve(each, needs=tuple(name for name in each.needs or () if name != "gateway")) for each in members]
-    tree = evolve(house.tree, children=tuple(members))
+    tree = evolve(assembly.tree, children=tuple(members))
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))
-        yield house
+        yield assembly
         nursery.cancel_scope.cancel()
 
 
@@ -167,13 +167,13 @@ async def node(cluster: Cluster) -> AsyncIterator[Assembly]:
 async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(
     read: Callable[..., Cluster], autojump_clock: MockClock
 ) -> None:
-    async with node(read("voices = 2\n")) as house:
-        names = [child.name for child in house.tree.children]
+    async with node(read("voices = 2\n")) as assembly:
+        names = [child.name for child in assembly.tree.children]
         assert names.index("echo-room") < names.index("one") < names.index("router-tiny")
         wanted = Respond(f"{1:032x}", token_lists=((5, 6, 7),), tokens_max=3, ignore_eos=True)
-        async with house.gateway.runner.served["tiny"].ask.ask(wanted, 100) as replies:
+        async with assembly.gateway.runner.served["tiny"].ask.ask(wanted, 100) as replies:
             assert [reply async for reply in replies]
-        engine = await house.engines["one"].wait()
+        engine = await assembly.engines["one"].wait()
 
         @asynccontextmanager
         async def same() -> AsyncIterator[Engine]:
@@ -184,9 +184,9 @@ async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(
 
 @pytest.mark.usefixtures("echo")
 def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read: Callable[..., Cluster]) -> None:
-    house, _ = built_assembly(read('voices = 2\n[node.main]\nlisten = "127.0.0.1:7401"\n'), "main")
-    members = {child.name: child for child in house.tree.children}
+    assembly, _ = built_assembly(read('voices = 2\n[node.main]\nlisten = "127.0.0.1:7401"\n'), "main")
+    members = {child.name: child for child in assembly.tree.children}
     assert members["one"].about == "tiny in 2 voices"
     assert "echo-room" in members["one"].needs
-    assert house.published.keys() >= {"echo-room", "one"}
-    assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= house.links.services.keys()
+    assert assembly.published.keys() >= {"echo-room", "one"}
+    assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= assembly.links.services.keys()

@@ -24,16 +24,16 @@ def child(name: str, run: Callable[..., Awaitable[None]] = serves, **fields) -> 
     return Child(name=name, run=run, about=f"it is {name}", **fields)
 
 
-def states(standing: TreeStatus):
-    return {each.path: each.state for each in standing.members()}
+def states(status: TreeStatus):
+    return {each.path: each.state for each in status.members()}
 
 
 def test_before_the_first_event_every_member_is_listed_as_not_started() -> None:
     inner = Tree(name="inner", children=(child("b"),))
-    standing = TreeStatus(Tree(name="top", children=(child("a"), inner)))
-    assert states(standing) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
-    assert [each.since_s for each in standing.members()] == [0, 0, 0, 0]
-    assert standing.uptime_s == 0
+    status = TreeStatus(Tree(name="top", children=(child("a"), inner)))
+    assert states(status) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
+    assert [each.since_s for each in status.members()] == [0, 0, 0, 0]
+    assert status.uptime_s == 0
 
 
 async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clock: MockClock) -> None:
@@ -42,19 +42,19 @@ async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clo
         await serves(task_status=task_status)
 
     tree = Tree(name="top", children=(child("a"), child("b", slow)))
-    standing = TreeStatus(tree)
+    status = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
         task = trio.CancelScope()
 
         async def run() -> None:
             with task:
-                await supervise(tree, rng=random.Random(0), on_event=standing.on_event)
+                await supervise(tree, rng=random.Random(0), on_event=status.on_event)
 
         nursery.start_soon(run)
         await trio.sleep(1)
-        assert states(standing) == {"top": "starting", "top/a": "up", "top/b": "starting"}
+        assert states(status) == {"top": "starting", "top/a": "up", "top/b": "starting"}
         await trio.sleep(4)
-        children = {each.path: each for each in standing.members()}
+        children = {each.path: each for each in status.members()}
         assert {path: (each.state, each.since_s) for path, each in children.items()} == {
             "top": ("up", 5),
             "top/a": ("up", 5),
@@ -62,9 +62,9 @@ async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clo
         }
         assert [each.restarts for each in children.values()] == [0, 0, 0]
         assert children["top/b"].about == "it is b"
-        assert standing.uptime_s == 5
+        assert status.uptime_s == 5
         task.cancel()
-    assert states(standing) == {"top": "stopped", "top/a": "stopped", "top/b": "stopped"}
+    assert states(status) == {"top": "stopped", "top/a": "stopped", "top/b": "stopped"}
 
 
 async def test_the_status_counts_the_restarts_of_a_group_and_has_the_error_of_the_failed_child(
@@ -82,11 +82,11 @@ async def test_the_status_counts_the_restarts_of_a_group_and_has_the_error_of_th
         name="pair", strategy=Strategy.ONE_FOR_ALL, children=(child("a", dies), child("b")), backoff=Backoff(min_s=0.1)
     )
     tree = Tree(name="top", children=(pair, child("c")))
-    standing = TreeStatus(tree)
+    status = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=standing.on_event))
+        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=status.on_event))
         await trio.sleep(10)
-        children = {each.path: each for each in standing.members()}
+        children = {each.path: each for each in status.members()}
         assert {path: (each.state, each.restarts) for path, each in children.items()} == {
             "top": ("up", 0),
             "top/pair": ("up", 0),
@@ -110,13 +110,13 @@ async def test_the_state_of_a_tree_is_that_of_a_child_in_its_back_off(autojump_c
         await trio.sleep(1)
 
     tree = Tree(name="top", children=(child("a"), child("b", lame)), backoff=Backoff(min_s=8, jitter=0))
-    standing = TreeStatus(tree)
+    status = TreeStatus(tree)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=standing.on_event))
+        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=status.on_event))
         await trio.sleep(3)
         await wait_all_tasks_blocked()
-        assert states(standing) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
-        assert [each.last_error for each in standing.members()] == ["", "", "no"]
+        assert states(status) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
+        assert [each.last_error for each in status.members()] == ["", "", "no"]
         nursery.cancel_scope.cancel()
 
 

@@ -44,7 +44,7 @@ import espalier_sglang_cpu; espalier_sglang_cpu.prepare()
 import json, types, typing
 from sglang.srt.server_args import ServerArgs
 plain = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list"}
-told = {}
+kinds_by_name = {}
 for name, kind in typing.get_type_hints(ServerArgs).items():
     if name not in ServerArgs.__struct_fields__ or name.startswith("_"):
         continue
@@ -53,10 +53,10 @@ for name, kind in typing.get_type_hints(ServerArgs).items():
         [kind] = (each for each in some if each is not type(None))
         origin, some = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal and all(isinstance(each, str) for each in some):
-        told[name] = list(some)
+        kinds_by_name[name] = list(some)
     else:
-        told[name] = plain.get(origin or kind, "any")
-print(json.dumps(told))
+        kinds_by_name[name] = plain.get(origin or kind, "any")
+print(json.dumps(kinds_by_name))
 """
 
 
@@ -64,12 +64,12 @@ def generated() -> str:
     """Return what the file must be."""
     environment = host_environment(os.environ, "cpu")
     done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True, env=environment)
-    told = json.loads(done.stdout.splitlines()[-1])
+    kinds_by_name = json.loads(done.stdout.splitlines()[-1])
     by_type: dict[str, list[str]] = {}
-    for name, kind in sorted(told.items()):
+    for name, kind in sorted(kinds_by_name.items()):
         by_type.setdefault("choice" if isinstance(kind, list) else kind, []).append(name)
     kinds = "".join(row(kind, names) for kind, names in sorted(by_type.items()))
-    return HEAD + kinds + TAIL % "".join(row(name, told[name]) for name in sorted(by_type["choice"]))
+    return HEAD + kinds + TAIL % "".join(row(name, kinds_by_name[name]) for name in sorted(by_type["choice"]))
 
 
 def row(name: str, words: list[str]) -> str:

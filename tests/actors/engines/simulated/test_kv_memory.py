@@ -61,20 +61,20 @@ def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, m
     for move in moves:
         match move:
             case ["take", tokens, more]:
-                known, wanted = digests(tokens), len(tokens) // SIZE + more
-                before = memory.cached_prefix(known)
+                prompt_digests, wanted = digests(tokens), len(tokens) // SIZE + more
+                before = memory.cached_prefix(prompt_digests)
                 free, idle = memory.free, memory.idle
-                lease = memory.take(known, wanted)
+                lease = memory.take(prompt_digests, wanted)
                 if lease is None:
                     assert (memory.free, memory.idle) == (free, idle), "nothing changed"
                     assert wanted > free, "what fits is never refused"
                 else:
-                    assert lease.shared == known[:before]
+                    assert lease.shared == prompt_digests[:before]
                     assert set(lease.shared) <= published, "only what was computed is shared"
-                    held.append((lease, known, wanted))
+                    held.append((lease, prompt_digests, wanted))
             case ["publish", place] if held:
-                lease, known, _ = held[place % len(held)]
-                for digest in known[len(lease.shared) :]:
+                lease, prompt_digests, _ = held[place % len(held)]
+                for digest in prompt_digests[len(lease.shared) :]:
                     published.add(digest)
                     memory.publish(lease, digest)
                     check(memory, held)
@@ -98,21 +98,21 @@ def check(memory: KvMemory, held: list[tuple[Lease, list[bytes], int]]) -> None:
     assert memory.free + memory.idle + memory.referenced + own == memory.pages_max
     assert memory.referenced == len(shared), "a shared page counts once"
     assert not shared & set(memory._idle), "what is held is not idle"
-    for lease, known, wanted in held:
-        assert lease.shared == known[: len(lease.shared)], "a cached prefix is a prefix"
+    for lease, prompt_digests, wanted in held:
+        assert lease.shared == prompt_digests[: len(lease.shared)], "a cached prefix is a prefix"
         assert lease.own + len(lease.shared) == wanted, "what was leased stays leased"
         assert memory.cached_prefix(lease.shared) == len(lease.shared), "what is held is not evicted"
 
 
 def stored(memory: KvMemory, tokens: list[int]) -> list[bytes]:
     """Cache all pages of some tokens for nobody."""
-    known = digests(tokens)
-    lease = memory.take(known, len(known))
+    prompt_digests = digests(tokens)
+    lease = memory.take(prompt_digests, len(prompt_digests))
     assert lease is not None
-    for digest in known[len(lease.shared) :]:
+    for digest in prompt_digests[len(lease.shared) :]:
         memory.publish(lease, digest)
     memory.release(lease)
-    return known
+    return prompt_digests
 
 
 def test_the_least_recently_used_page_is_evicted_first() -> None:
@@ -122,32 +122,32 @@ def test_the_least_recently_used_page_is_evicted_first() -> None:
     assert again is not None
     memory.release(again)
     assert memory.take([], 3) is not None
-    assert [memory.cached_prefix(known) for known in (first, second, third)] == [2, 0, 1]
+    assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, second, third)] == [2, 0, 1]
 
 
 def test_of_one_prefix_the_end_is_evicted_first() -> None:
     memory = KvMemory(4)
-    known = stored(memory, [0] * 8)
+    prompt_digests = stored(memory, [0] * 8)
     assert memory.take([], 1) is not None
-    assert memory.cached_prefix(known) == 3
+    assert memory.cached_prefix(prompt_digests) == 3
 
 
 def test_a_page_that_is_used_again_is_not_evicted() -> None:
     memory = KvMemory(4)
-    known = stored(memory, [0] * 4)
-    lease = memory.take(known, 2)
+    prompt_digests = stored(memory, [0] * 4)
+    lease = memory.take(prompt_digests, 2)
     assert lease is not None
     assert (memory.idle, memory.free) == (0, 2)
     assert memory.take([], 3) is None
     assert memory.take([], 2) is not None
-    assert memory.cached_prefix(known) == 2
+    assert memory.cached_prefix(prompt_digests) == 2
 
 
 def test_the_pages_that_a_lease_shares_do_not_make_room_for_it() -> None:
     memory = KvMemory(4)
-    known = stored(memory, [0] * 4)
-    assert memory.take(known, 5) is None
-    assert memory.take(known, 4) is not None
+    prompt_digests = stored(memory, [0] * 4)
+    assert memory.take(prompt_digests, 5) is None
+    assert memory.take(prompt_digests, 4) is not None
 
 
 # The cache as requests see it -------------------------------------------------------------

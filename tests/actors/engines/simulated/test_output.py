@@ -173,16 +173,16 @@ def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(
     made = spec(vocabulary_size=vocabulary)
     speech, token, most = OutputGenerator.from_sentences(made, ()), token % vocabulary, min(most, vocabulary)
     sequence = speech.answer(generate("a", [1], temperature=temperature), pack_tokens([1]))
-    told = speech.logprob(sequence, place, token, most)
-    assert told == speech.logprob(sequence, place, token, most)
-    ids, values = [each for each, _ in told.top], [value for _, value in told.top]
+    scores = speech.logprob(sequence, place, token, most)
+    assert scores == speech.logprob(sequence, place, token, most)
+    ids, values = [each for each, _ in scores.top], [value for _, value in scores.top]
     assert len(ids) == len(set(ids)) == most
     assert all(0 <= each < vocabulary for each in ids)
     assert values == sorted(values, reverse=True)
-    assert told.logprob < 0
-    assert sum(map(exp, values)) + (0 if token in ids else exp(told.logprob)) < 1
+    assert scores.logprob < 0
+    assert sum(map(exp, values)) + (0 if token in ids else exp(scores.logprob)) < 1
     if token in ids:
-        assert told.top[ids.index(token)] == (token, told.logprob)
+        assert scores.top[ids.index(token)] == (token, scores.logprob)
     if temperature == 0 and most:
         assert ids[0] == token
 

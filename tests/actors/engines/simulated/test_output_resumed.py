@@ -37,13 +37,13 @@ def whole(request: Generate, lines, **changes) -> tuple[list[int], list[Logprob 
     made = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
     batch = Batch(made, OutputGenerator.from_sentences(made, lines), random.Random(0))
     batch.submit(request, 0.0)
-    ids, told, now = [], [], 0.0
+    ids, scores, now = [], [], 0.0
     while True:
         update = batch.advance(now)
         ids += update.tokens
-        told += update.logprobs
+        scores += update.logprobs
         if update.ended:
-            return ids, told, update.ended[0][1]
+            return ids, scores, update.ended[0][1]
         now = batch.next_at()
 
 
@@ -55,11 +55,11 @@ def rest(request: Generate, ids: list[int], said: int) -> Generate:
 
 
 def check_cut_everywhere(request: Generate, lines: list[list[int]] | tuple[()]) -> None:
-    ids, told, finished = whole(request, lines)
+    ids, scores, finished = whole(request, lines)
     for said in range(1, len(ids)):
-        after, told_after, end = whole(rest(request, ids, said), lines)
+        after, scores_after, end = whole(rest(request, ids, said), lines)
         assert after == ids[said:], f"cut after {said}"
-        assert told_after == told[said:], f"cut after {said}"
+        assert scores_after == scores[said:], f"cut after {said}"
         assert (end.reason, end.matched) == (finished.reason, finished.matched)
         assert end.usage.completion_tokens == len(after)
 

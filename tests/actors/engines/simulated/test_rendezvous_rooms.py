@@ -55,12 +55,12 @@ def test_the_legs_of_a_file_announce_themselves() -> None:
 async def test_a_prefill_gives_the_first_token_and_ends(sampling: Mapping[str, int], autojump_clock: MockClock) -> None:
     request = generate("a", prompt=20, tokens_max=9, logprobs=1, **sampling)
     async with running(leg_of(Leg.BOTH)) as engine:
-        whole, _, told = await read(engine.submit(request))
+        whole, _, replies = await read(engine.submit(request))
     began = trio.current_time()
     async with running(leg_of(Leg.PREFILL)) as engine:
-        ids, finished, told_first = await read(engine.submit(met(request)))
+        ids, finished, first_replies = await read(engine.submit(met(request)))
         assert ids == whole[:1]
-        assert told_first == told[:1]
+        assert first_replies == replies[:1]
         assert (finished.reason, finished.matched, finished.usage) == (FinishReason.LENGTH, None, Usage(20, 1))
         assert trio.current_time() - began == COSTS.step_s(8, 1, 0) + COSTS.step_s(8, 1, 8) + COSTS.step_s(4, 1, 16)
         assert await engine.load() == EngineLoad(0, 0, 0)
@@ -181,8 +181,8 @@ def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling,
         async def one(engine: SimulatedEngine, number: int, prompt, tokens_max, at) -> None:
             await trio.sleep(at)
             wanted = generate(f"r{number}", prompt, max(tokens_max, 4), logprobs=1, **sampling)
-            ids, finished, told = await read(engine.submit(wanted if leg is Leg.BOTH else met(wanted)))
-            answers[number] = ids, evolve(finished, usage=evolve(finished.usage, cached_tokens=0)), told
+            ids, finished, replies = await read(engine.submit(wanted if leg is Leg.BOTH else met(wanted)))
+            answers[number] = ids, evolve(finished, usage=evolve(finished.usage, cached_tokens=0)), replies
 
         made = leg_of(leg, slots=slots, eos_id=99, length_min=2, length_max=12)
         async with running(made) as engine:
@@ -241,12 +241,12 @@ async def test_a_decode_can_be_aborted_at_any_time(after_s: float, autojump_cloc
 
 async def test_an_aborted_request_gets_no_token_though_its_prompt_arrives(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=20.0))) as engine:
-        answer, heard = engine.submit(met(generate("a", prompt=8, tokens_max=9))), []
+        answer, received = engine.submit(met(generate("a", prompt=8, tokens_max=9))), []
         await trio.sleep(3)
         engine.abort("a")
         with pytest.raises(AskerLeft):
-            await answer.relay(heard.append)
-        assert (heard, trio.current_time()) == ([], 23)
+            await answer.relay(received.append)
+        assert (received, trio.current_time()) == ([], 23)
 
 
 async def test_a_decode_that_refuses_does_so_when_the_prompt_is_there_and_a_crash_ends_all(

@@ -317,11 +317,11 @@ def test_a_check_prints_the_group(read) -> None:
 
 def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read) -> None:
     cluster = read()
-    house, _ = built_assembly(cluster, "a")
-    assert readiness.unready(house.directory, ["tiny"]) == "engine big is starting"
-    house.directory.local["big"].engine.set_blocked_by("there is no link to node b")
-    assert readiness.unready(house.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
-    assert monitoring.unready(cluster, house.directory) == "engine big is starting: there is no link to node b"
+    assembly, _ = built_assembly(cluster, "a")
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine big is starting"
+    assembly.directory.local["big"].engine.set_blocked_by("there is no link to node b")
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine big is starting: there is no link to node b"
+    assert monitoring.unready(cluster, assembly.directory) == "engine big is starting: there is no link to node b"
 
 
 def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,8 +355,8 @@ def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_ha
     """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
     plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
     own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'
-    house, _ = built_assembly(read("", plain + own), "b")
-    members = {child.name: child for child in house.tree.children}
+    assembly, _ = built_assembly(read("", plain + own), "b")
+    members = {child.name: child for child in assembly.tree.children}
     assert [name for name in members if name.startswith("zygote")] == ["zygote", "zygote-r"]
     assert "zygote" in members["q"].needs
     assert "zygote-r" in members["r"].needs
