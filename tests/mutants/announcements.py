@@ -1,4 +1,4 @@
-"""Bugs to plant in what nodes tell each other, and in which process of a name is believed."""
+"""Bugs to plant in announcements, in the identity of models, and in which process of a name is linked."""
 
 from __future__ import annotations
 
@@ -6,35 +6,37 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "supervisor/cluster/announcements.py": (
-        Bug("all are told every load", "if node in directory.subscribers:", "if True:"),
-        Bug("a node tells only once how it is", "            await trio.sleep(every_s())\n", "            return\n"),
+        Bug("loads are announced to nodes that do not route", "if node in directory.subscribers:", "if True:"),
+        Bug(
+            "a node announces its state only once", "            await trio.sleep(every_s())\n", "            return\n"
+        ),
     ),
     "supervisor/cluster/workers.py": (
-        Bug("a router is told back what it asks itself", "self.busy - requests, min(", "self.busy, min("),
+        Bug("the loads that a router gets include its own requests", "self.busy - requests, min(", "self.busy, min("),
     ),
     "supervisor/cluster/directory.py": (
         Bug(
-            "every request wakes whoever waits for nodes",
+            "every request wakes the tasks that wait for nodes",
             "        self._rerank(worker)\n        if isinstance(",
             "        self.notify()\n        if isinstance(",
         ),
         Bug(
-            "who waits is not woken when a twin's claim expires",
+            "tasks are not woken when a name conflict expires",
             "with trio.move_on_at(min((until for _, until in self.name_conflicts.values() if now < until), default=inf)):",
             "with trio.move_on_at(inf + now):",
         ),
     ),
     "supervisor/cluster/model_identity.py": (
-        Bug("every name of a model that was ever heard is kept", "if not self._is_named(model):", "if False:"),
-        Bug("the weights that stood last are forgotten", "if not self._is_named(model):", "if True:"),
+        Bug("every name of a model that was ever announced is kept", "if not self._is_named(model):", "if False:"),
+        Bug("the weights that were served last are forgotten", "if not self._is_named(model):", "if True:"),
         Bug("workers of other weights are asked", "if weights is None or weights == served or", "if True or"),
         Bug(
-            "of equally many the newer weights stand",
+            "of equally many the newer weights are served",
             "(len(holders[weights]), weights == before)",
             "(len(holders[weights]), weights != before)",
         ),
-        Bug("who is down goes on counting", "if offer.up and not state.draining and mismatch", "if mismatch"),
-        Bug("who was refused once is not asked again", "            self._changed.add(model)\n", ""),
+        Bug("workers that are down go on counting", "if offer.up and not state.draining and mismatch", "if mismatch"),
+        Bug("a worker that was rejected once is never accepted again", "            self._changed.add(model)\n", ""),
     ),
     "actors/routing/failover.py": (
         Bug(

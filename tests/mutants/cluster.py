@@ -7,11 +7,11 @@ from tests.mutants.bug import Bug, Bugs
 BUGS: Bugs = {
     "supervisor/links/link.py": (
         Bug(
-            "nobody listens for heartbeats",
+            "a silent peer is never lost",
             "(why := self._liveness.lost(heartbeat, due_at, now, self.ready)) is not None",
             "False",
         ),
-        Bug("a link with nothing to say does not say that it lives", "self._writer.send(KeepAlive())", "pass"),
+        Bug("an idle link sends no heartbeat", "self._writer.send(KeepAlive())", "pass"),
     ),
     "supervisor/links/asking.py": (
         Bug("a deadline is not carried", "credit, to, remaining_ms(), sum(", "credit, to, None, sum("),
@@ -53,12 +53,12 @@ BUGS: Bugs = {
             "        if self._carried.pop(peer, None) is not None:\n",
         ),
         Bug(
-            "what an older link tells is believed",
+            "announcements of an older link are merged",
             "        if self._carried.get(peer) is not carried:\n            return\n",
             "",
         ),
         Bug(
-            "a lost link is dialed again only when its answerers have let go",
+            "a lost link is dialed again only when its calls have been released",
             "nursery.start_soon(self._unlink_when_lost, peer, carried)",
             "pass",
         ),
@@ -70,18 +70,18 @@ BUGS: Bugs = {
             "if record is not None:",
         ),
         Bug(
-            "who waits here is turned away before it is known who has come up elsewhere",
+            "queued requests are rerouted before the worker that has come up is known",
             "        self.notify()  # first: what was derived before lacks a worker that has come up\n"
             "        self.reroute_queued()\n",
             "        self.reroute_queued()\n        self.notify()\n",
         ),
-        Bug("who serves on a node that drains is not known", "if record.state.draining)", "if False)"),
+        Bug("the workers of a node that drains are not listed as draining", "if record.state.draining)", "if False)"),
         Bug(
-            "nobody is told that a node drains",
+            "a node does not announce that it drains",
             "        self.draining = True\n        self.notify()\n",
             "        self.draining = True\n",
         ),
-        Bug("a decode may take a prefill's place", "for leg in {worker.leg, Leg.BOTH})", "for leg in Leg)"),
+        Bug("a decode counts as the sibling of a prefill", "for leg in {worker.leg, Leg.BOTH})", "for leg in Leg)"),
     ),
     "supervisor/cluster/node_records.py": (
         Bug(
@@ -96,10 +96,10 @@ BUGS: Bugs = {
         Bug(
             "another node's worker stays busy for ever", "            self._count(-1, -tokens)\n", "            pass\n"
         ),
-        Bug("a worker's tokens wait for ever", "self._count(asker, -1, -tokens)", "self._count(asker, -1, 0)"),
+        Bug("a worker's tokens are counted for ever", "self._count(asker, -1, -tokens)", "self._count(asker, -1, 0)"),
         Bug("the id of a request is in use for ever", "self._ids.discard(request.id)", "pass"),
         Bug(
-            "a worker that starts keeps what another could do",
+            "a worker whose engine is down takes requests that a sibling could",
             "if self.engine.current is None and self.directory.has_sibling(self):",
             "if False:",
         ),
@@ -108,18 +108,18 @@ BUGS: Bugs = {
         Bug("a proof is not bound to who proves", "(LABEL, VERSION, prover, dials", "(LABEL, VERSION, dials"),
         Bug("a proof is not bound to the names", "listens.nonce, *names, *lives))", "listens.nonce, *lives))"),
         Bug("a nonce that is sent back is taken", "if other.nonce == self.nonce:", "if False:"),
-        Bug("whoever has refused goes on listening", "if self._over:", "if False:"),
-        Bug("any node may stand in another's place", "if self.expects not in {None, other.node}:", "if False:"),
+        Bug("an end that has refused the other goes on reading", "if self._over:", "if False:"),
+        Bug("any node may be at the address of another", "if self.expects not in {None, other.node}:", "if False:"),
     ),
     "protocol/attachments.py": (
         Bug("the window for attached bytes is never given back", "self.in_flight_bytes -= size", "pass"),
         Bug(
-            "what was attached for one who left counts for ever",
+            "attached bytes of a cancelled request count for ever",
             "self.promised_bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)",
             "pass",
         ),
         Bug(
-            "bytes that nobody waits for are not given back",
+            "attached bytes of a cancelled request are not acknowledged",
             """        self.unacknowledged_bytes += len(data)
         if self.unacknowledged_bytes > WINDOW_BYTES:""",
             """        self.unacknowledged_bytes += len(data) * (key in self._incomplete)
@@ -129,7 +129,7 @@ BUGS: Bugs = {
     ),
     "protocol/peer.py": (
         Bug(
-            "what is attached to a reply is sent on to one who left",
+            "what is attached to a reply of a cancelled request is still sent",
             "            self._outgoing.drop(key)\n            yield frame\n",
             "            yield frame\n",
         ),

@@ -7,7 +7,7 @@ from tests.mutants.bug import Bug, Bugs
 BUGS: Bugs = {
     "actors/kit/calls.py": (
         Bug(
-            "a bug beside the error of a request is nobody's",
+            "a bug beside the error of a request is not counted",
             "if not consists_of(error, RequestError):",
             "if failure is None:",
         ),
@@ -21,9 +21,9 @@ BUGS: Bugs = {
 """,
             harmless="both happen in one turn, and what is put in between is dropped either way",
         ),
-        Bug("leaving does not cancel the answerer", 'call.scope.cancel(reason="the asker left")', "pass"),
+        Bug("leaving does not cancel the call", 'call.scope.cancel(reason="the asker left")', "pass"),
         Bug(
-            "an answerer that ends leaves its asker waiting",
+            "a service that ends leaves its asker waiting",
             'self.answer.fail(ActorLost("the actor that was answering has ended"))',
             "pass",
         ),
@@ -33,9 +33,11 @@ BUGS: Bugs = {
             "self._waiting.popleft()",
         ),
         Bug("the credit of an answer is not counted", "self.credit -= units", "pass"),
-        Bug("an error in a relay's function reaches whoever put", "self._receiver_error = error\n", "raise\n"),
+        Bug(
+            "an error in a relay's function is raised where a reply is put", "self._receiver_error = error\n", "raise\n"
+        ),
         Bug("the first reply does not renew a relay's deadline", "self._first_wakes = until is not None", "pass"),
-        Bug("bugs are never too many", "if len(self._times) > self.bugs_max:", "if False:"),
+        Bug("an actor is never ended for its bugs", "if len(self._times) > self.bugs_max:", "if False:"),
         Bug(
             "an actor's error beside a request's is forgotten",
             "if first_of(error, ActorError) is not None:",
@@ -50,13 +52,13 @@ BUGS: Bugs = {
             "move_on_after(self.deadlines.release_s, shield=True)",
             "move_on_after(self.deadlines.release_s)",
         ),
-        Bug("an engine that keeps a slot is forgiven", "if waiting.cancelled_caught:", "if False:"),
+        Bug("an engine that does not release a slot is not ended", "if waiting.cancelled_caught:", "if False:"),
         Bug(
             "a slot is lost with each request that is left",
             "    slots.free.release()",
             "    if not call.scope.cancel_called:\n        slots.free.release()",
         ),
-        Bug("work is begun for an asker who left", "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
+        Bug("work is begun for an asker that has left", "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
         Bug(
             "no deadline for the first token",
             "self.started_at + self.deadlines.first_token_s)",
@@ -76,9 +78,9 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/links/link.py": (
-        Bug("Hello wakes nobody who asked before it", "        self._asking.wake()\n", ""),
+        Bug("Hello does not wake requests that came before it", "        self._asking.wake()\n", ""),
         Bug(
-            "a link ends when its answerers have let go",
+            "a link ends when the calls that it serves have been released",
             """                finally:
                     self._end(reason)  # at once: calls that are served may run on, and must not send any more
                 nursery.cancel_scope.cancel(reason="the link has ended")
@@ -91,7 +93,7 @@ BUGS: Bugs = {
     ),
     "supervisor/links/frame_writer.py": (
         Bug(
-            "nothing limits what a sleeping peer leaves unread",
+            "nothing limits what a peer leaves unread",
             "self.peer.queued_bytes > self.queued_bytes_max",
             "False",
         ),
@@ -103,18 +105,20 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/links/serving.py": (
-        Bug("a stream is closed before its answerer let go", "if call.answer is not None:\n", "if False:\n"),
+        Bug("a stream is closed before its call is released", "if call.answer is not None:\n", "if False:\n"),
         Bug("a Cancel from the other end is ignored", 'call.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
         Bug("credit that comes while the inbox is full is lost", "answer.credit += call.granted", "pass"),
     ),
     "supervisor/links/asking.py": (
         Bug("no Cancel frame on leaving", 'self.send(Cancel(stream, "the asker left"))', "pass"),
         Bug(
-            "a lost link forgets its askers", "            answer.fail(self.lost_error(detail))\n", "            pass\n"
+            "a lost link does not fail its askers",
+            "            answer.fail(self.lost_error(detail))\n",
+            "            pass\n",
         ),
-        Bug("a closed stream wakes nobody who waits for one", "self._permits.unpark()\n", "pass\n"),
+        Bug("a closed stream wakes no request that waits for one", "self._permits.unpark()\n", "pass\n"),
         Bug(
-            "an End that lies loses its asker",
+            "an End that breaks the rules does not fail its asker",
             """        result = codec.decode(end.body) if end.body else None
         self._rules[end.stream].end(result)
         self._close(end.stream).end(result)
@@ -164,6 +168,10 @@ BUGS: Bugs = {
         Bug("bytes stay behind in the buffer", "del buffer[:offset]", "del buffer[: max(offset - 1, 0)]"),
     ),
     "protocol/codec.py": (
-        Bug("deep nesting breaks the decoder", "UnicodeDecodeError, RecursionError)", "UnicodeDecodeError)"),
+        Bug(
+            "deep nesting raises an error that nobody handles",
+            "UnicodeDecodeError, RecursionError)",
+            "UnicodeDecodeError)",
+        ),
     ),
 }

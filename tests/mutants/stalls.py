@@ -1,4 +1,4 @@
-"""Planted bugs of what a link makes of a peer that stands still."""
+"""Planted bugs in how links and nodes handle a peer that stands still."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ BUGS: Bugs = {
         ),
         Bug("a host that is gone counts as one that stands still", "acknowledged_s > limits.heartbeat_s", "False"),
         Bug(
-            "who stands still is kept for ever",
+            "a process that stands still is kept for ever",
             """        if self.allowed_s >= limits.stalled_s:
             return f"the other end has stood still for {self.allowed_s:g} s"
         self.allowed_s = min(self.allowed_s + limits.heartbeat_s, limits.stalled_s)
 """,
             "        self.allowed_s += limits.heartbeat_s\n",
         ),
-        Bug("who stood still is never used again", "            self.stalled = False\n", ""),
+        Bug("a process that stood still is never used again", "            self.stalled = False\n", ""),
         Bug(
-            "an end that stood still judges others by that",
+            "an end that stood still takes that for silence of others",
             " - self.allowed_s + limits.heartbeat_s",
             " - self.allowed_s",
         ),
     ),
     "supervisor/links/asking.py": (
         Bug(
-            "what was asked of a process that stands still waits for it",
+            "requests to a process that stands still wait for it",
             "        self.fail_all(partial(self.lost_error, detail))\n",
             "",
         ),
@@ -39,14 +39,14 @@ BUGS: Bugs = {
     ),
     "supervisor/cluster/carried_links.py": (
         Bug(
-            "what waits for an engine does not go to a node that is heard again",
+            "queued requests do not go to a node that goes on again",
             "        self.directory.reroute_queued()  # it may serve",
             "        # it may serve",
         ),
     ),
     "supervisor/links/handshake_stream.py": (
         Bug(
-            "what is on its way for a moment counts as a host that is gone",
+            "bytes that are on their way for a moment count as a host that is gone",
             "return since_ms / 1000 if probes or unacknowledged else 0.0",
             "return since_ms / 1000",
         ),

@@ -53,7 +53,7 @@ async def test_a_request_before_hello_waits_for_it(nursery: trio.Nursery, autoju
         await Link(far, Peer("b", serves_max=1), {("", FlushCache): address}).run()
 
     nursery.start_soon(serve_late)
-    with any_answer():
+    with any_answer(), trio.fail_after(20):
         assert (await ask(asker))[1] == Done()
     assert trio.current_time() == 8
     nursery.cancel_scope.cancel()
