@@ -96,6 +96,7 @@ SUITES = {  # the quickest first
         "tests/supervisor/node/test_file_checks.py",
         "tests/supervisor/config/test_toml_lines.py",
         "tests/supervisor/node/test_reload.py",
+        "tests/supervisor/node/test_reload_slow_files.py",
         "tests/supervisor/node/test_gauges.py",
         "tests/supervisor/cli/test_commands.py",
         "tests/supervisor/control/test_control.py",

@@ -147,11 +147,8 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/node/credentials.py",
     ),
     "supervisor/node/test_gauges.py": ("supervisor/links/traffic.py",),
-    "supervisor/node/test_reload.py": (
-        "supervisor/node/file_changes.py",
-        "supervisor/node/text_models.py",
-        "supervisor/threads/file_threads.py",
-    ),
+    "supervisor/node/test_reload.py": ("supervisor/node/file_changes.py", "supervisor/node/text_models.py"),
+    "supervisor/node/test_reload_slow_files.py": ("supervisor/threads/file_threads.py",),
     "supervisor/processes/test_output_log.py": ("supervisor/threads/queued_writer.py",),
     "supervisor/processes/test_reaper.py": ("supervisor/processes/process.py",),
     "supervisor/processes/test_run_folder.py": ("actors/engines/sglang/shared_memory.py",),

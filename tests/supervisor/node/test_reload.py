@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeAlias
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.cluster import Reloaded
-from protocol.errors import InternalError, StartFailed
-from supervisor import deadlines
 from supervisor.cluster import link_credentials
-from supervisor.config import load
-from supervisor.engines.kinds import load_cluster, read_cluster
-from supervisor.files import reading
+from supervisor.engines.kinds import load_cluster
 from supervisor.files.reading import read_inline
 from supervisor.gateway.keys import key_file_lines
 from supervisor.gateway.origins import Origins
 from supervisor.node.credentials import read_credentials
 from supervisor.node.reload import Reloader
-from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests.rig import certificate
 from tests.rig.assembly import built_assembly
 
@@ -116,20 +110,23 @@ class Node:
                 nursery.cancel_scope.cancel()
 
 
+Front: TypeAlias = partial[Node]
+
+
 @pytest.fixture
-def front(tmp_path: Path) -> partial[Node]:
+def front(tmp_path: Path) -> Front:
     return partial(Node, tmp_path)
 
 
 # What is applied ------------------------------------------------------------------------------
 
 
-async def test_an_unchanged_file_changes_nothing(front: partial[Node], autojump_clock: MockClock) -> None:
+async def test_an_unchanged_file_changes_nothing(front: Front, autojump_clock: MockClock) -> None:
     assert await front().reload() == Reloaded()
 
 
 async def test_the_limits_of_admission_gateway_and_requests_change_at_once(
-    front: partial[Node], autojump_clock: MockClock
+    front: Front, autojump_clock: MockClock
 ) -> None:
     node = front()
     reloaded = await node.reload(
@@ -160,7 +157,7 @@ async def test_the_limits_of_admission_gateway_and_requests_change_at_once(
     assert await node.again() == Reloaded()  # the file is in force now
 
 
-async def test_a_changed_value_returns_with_the_file(front: partial[Node], autojump_clock: MockClock) -> None:
+async def test_a_changed_value_returns_with_the_file(front: Front, autojump_clock: MockClock) -> None:
     node = front()
     await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 2"))
     assert await node.reload(("requests_max = 8", "requests_max = 8\nadmit_s = 3")) == Reloaded(
@@ -171,9 +168,7 @@ async def test_a_changed_value_returns_with_the_file(front: partial[Node], autoj
     assert await node.reload() == Reloaded()
 
 
-async def test_a_requests_max_above_that_of_the_start_takes_a_restart(
-    front: partial[Node], autojump_clock: MockClock
-) -> None:
+async def test_a_requests_max_above_that_of_the_start_takes_a_restart(front: Front, autojump_clock: MockClock) -> None:
     node = front()
     reloaded = await node.reload(("requests_max = 8", "requests_max = 9"))
     assert reloaded.changed == ()
@@ -183,7 +178,7 @@ async def test_a_requests_max_above_that_of_the_start_takes_a_restart(
 
 
 async def test_a_requests_max_that_was_lowered_raised_too_far_and_lowered_again_is_in_force(
-    front: partial[Node], autojump_clock: MockClock
+    front: Front, autojump_clock: MockClock
 ) -> None:
     node, gate = front(), lambda: node.assembly.gateway.gate.requests_max
     await node.reload(("requests_max = 8", "requests_max = 2"))
@@ -193,7 +188,7 @@ async def test_a_requests_max_that_was_lowered_raised_too_far_and_lowered_again_
     assert (gate(), reloaded) == (2, Reloaded(("gateway.requests_max is 2 now, and was 8",)))
 
 
-async def test_the_limits_of_a_router_change_at_once(front: partial[Node], autojump_clock: MockClock) -> None:
+async def test_the_limits_of_a_router_change_at_once(front: Front, autojump_clock: MockClock) -> None:
     node = front()
     more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5\nejection.failures_max = 9'
     reloaded = await node.reload((f'path = "{TINY}"', more))
@@ -205,9 +200,7 @@ async def test_the_limits_of_a_router_change_at_once(front: partial[Node], autoj
     assert reloaded.not_changed == ()
 
 
-async def test_the_times_of_links_change_for_links_that_are_made_later(
-    front: partial[Node], autojump_clock: MockClock
-) -> None:
+async def test_the_times_of_links_change_for_links_that_are_made_later(front: Front, autojump_clock: MockClock) -> None:
     node = front()
     reloaded = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nretry_max_s = 1"))
     assert (node.assembly.links.section.heartbeat_s, node.assembly.links.section.retry_max_s) == (0.5, 1)
@@ -226,7 +219,7 @@ kv_tokens_max = 4096
 
 
 async def test_a_new_node_is_known_with_its_engines_and_the_task_that_dials_is_woken(
-    front: partial[Node], autojump_clock: MockClock
+    front: Front, autojump_clock: MockClock
 ) -> None:
     node = front()
     woken = []
@@ -249,7 +242,7 @@ async def test_a_new_node_is_known_with_its_engines_and_the_task_that_dials_is_w
     assert await node.reload() == Reloaded((), (gone,))
 
 
-async def test_a_node_with_another_address_is_dialed_there(front: partial[Node], autojump_clock: MockClock) -> None:
+async def test_a_node_with_another_address_is_dialed_there(front: Front, autojump_clock: MockClock) -> None:
     node = front()
     await node.reload(text=FILE + NEW)
     moved = (FILE + NEW).replace("7402", "7412").replace("7403", "7413")
@@ -269,7 +262,7 @@ async def test_a_node_with_another_address_is_dialed_there(front: partial[Node],
 
 
 async def test_each_reload_asks_the_launcher_which_starts_the_new_nodes_of_its_host(
-    front: partial[Node], autojump_clock: MockClock
+    front: Front, autojump_clock: MockClock
 ) -> None:
     asked = []
     node = front(ask_launcher=partial(asked.append, "reload"))
@@ -284,7 +277,7 @@ async def test_each_reload_asks_the_launcher_which_starts_the_new_nodes_of_its_h
 
 
 async def test_d9_certificates_must_name_nodes_from_the_next_link_on_if_links_use_tls(
-    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+    front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key", "-nodes", names="subjectAltName=DNS:front,DNS:one")
     certificate.make(tmp_path / "b.pem", tmp_path / "b.key", "-nodes", names="subjectAltName=DNS:one")
@@ -303,7 +296,7 @@ async def test_d9_certificates_must_name_nodes_from_the_next_link_on_if_links_us
 
 
 async def test_another_file_of_keys_replaces_the_client_keys(
-    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+    front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     write_keys(tmp_path / "a.toml", "alice")
     write_keys(tmp_path / "b.toml", "bob")
@@ -315,7 +308,7 @@ async def test_another_file_of_keys_replaces_the_client_keys(
 
 
 async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
-    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+    front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     write_keys(tmp_path / "a.toml", "alice")
     node = front(text=KEYED)
@@ -336,202 +329,7 @@ async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
     assert node.assembly.gateway.keys.names(admin=False) == ["carol"]
 
 
-# Slow files -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def dead_disk_after(monkeypatch: pytest.MonkeyPatch):
-    """Return a function after which the disk of the file hangs, until the test is over."""
-    reader, writer = os.pipe()
-
-    def hang(path) -> None:
-        reading.note(path)
-        os.read(reader, 1)
-        raise StartFailed("the disk answers again")
-
-    yield partial(monkeypatch.setattr, load, "_read_text", hang)
-    os.close(writer)
-
-
-async def test_c1_a_file_that_does_not_answer_blocks_no_turn_and_its_keys_can_be_revoked_all_the_same(
-    front: partial[Node], tmp_path: Path, dead_disk_after
-) -> None:
-    alices_headers = write_keys(tmp_path / "a.toml", "alice")
-    threads, turns = FileThreads(within_s=0.5), []
-
-    async def reads(function):
-        return await (threads if function == node.reloader._read else read_inline)(function)
-
-    node = front(text=KEYED, reads=reads)
-    alice = node.assembly.gateway.keys.find(alices_headers)
-    write_keys(tmp_path / "a.toml", "bob")
-    dead_disk_after()
-
-    async def serve() -> None:
-        while True:
-            await trio.sleep(0.01)
-            turns.append(trio.current_time())
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        reloaded = await node.again()
-        nursery.cancel_scope.cancel()
-    assert len(turns) >= 20
-    assert reloaded.refused == (
-        f"the file changes nothing: {node.file} does not answer: nothing was read within 0.5 s",
-    )
-    assert alice.revoked
-
-
-async def test_c1_few_threads_wait_for_a_dead_disk_and_further_reads_are_refused(
-    dead_disk_after, tmp_path: Path
-) -> None:
-    dead_disk_after()
-    threads = FileThreads(within_s=0.2)  # of real time
-    for _ in range(THREADS_MAX):
-        with pytest.raises(StartFailed, match=r"/file does not answer: nothing was read within 0.2 s"):
-            await threads(partial(read_cluster, tmp_path / "file"))
-    with pytest.raises(StartFailed, match="files that were asked for earlier do not answer"):
-        await threads(partial(read_cluster, tmp_path / "file"))
-
-
-async def test_c1_all_files_are_read_in_threads_before_any_value_is_applied(
-    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    for name in ("a", "b"):
-        certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
-        write_keys(tmp_path / f"{name}.toml", name * 4)
-    lines = 'requests_max = 8\nkeys = "{0}.toml"\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
-
-    async def reads(function):
-        with reading.recording_paths() as noted:
-            result = await read_inline(function)
-        counts.append(len(noted))
-        return result
-
-    counts = []
-    node = front(text=FILE.replace("requests_max = 8", lines.format("a")), reads=reads)
-    with reading.recording_paths() as on_the_loop:
-        reloaded = await node.reload((lines.format("a"), lines.format("b")))
-    assert (on_the_loop, len(reloaded.changed), len(counts)) == ([], 4, 3)
-    assert all(counts)
-    assert node.assembly.gateway.keys.names(admin=False) == ["bbbb"]
-
-
-@pytest.fixture
-def slow(front: partial[Node]):
-    """Return a function that makes a node whose reads take a second each; `most` is how many ran at the same time."""
-
-    async def reads(function):
-        made.read.append(function)
-        made.at_once += 1
-        made.most = max(made.most, made.at_once)
-        await trio.sleep(1)
-        made.at_once -= 1
-        return function()
-
-    def make(**given):
-        nonlocal made
-        made = front(reads=reads, **given)
-        made.read, made.at_once, made.most = [], 0, 0
-        return made
-
-    made: Any = None
-    return make
-
-
-async def test_c1_reloads_run_one_after_the_other_and_requests_that_wait_share_the_next(
-    slow, autojump_clock: MockClock
-) -> None:
-    node, began, results = slow(), trio.current_time(), []
-
-    async def ask() -> None:
-        results.append((await node.reloader.reload(), trio.current_time() - began))
-
-    async with node.running() as nursery:
-        nursery.start_soon(ask)
-        await wait_all_tasks_blocked()
-        node.file.write_text(FILE.replace("drain_s = 30", "drain_s = 3"))
-        for _ in range(3):
-            nursery.start_soon(ask)
-        await trio.sleep(10)
-    assert (node.most, len(node.read)) == (1, 4)  # each reads the file and the keys
-    assert [round(after) for _, after in results] == [2, 4, 4, 4]
-    assert len({id(result) for result, _ in results[1:]}) == 1
-
-
-async def test_c1_a_reload_that_has_begun_is_completed_although_its_caller_leaves(
-    slow, tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    for name in ("a", "b"):
-        write_keys(tmp_path / f"{name}.toml", name * 4)
-    asked = []
-    keyed = 'requests_max = 8\nkeys = "{0}.toml"'
-    node = slow(text=FILE.replace("requests_max = 8", keyed.format("a")))
-    node.reloader.ask_launcher = lambda: asked.append("start new nodes")
-    node.file.write_text(node.text.replace(keyed.format("a"), keyed.format("b").replace("8", "4")))
-    async with node.running():
-        with trio.move_on_after(0.5):
-            await node.reloader.reload()
-        await trio.sleep(2)
-    assert node.assembly.gateway.gate.requests_max == 4
-    assert (node.assembly.gateway.keys.names(admin=False), asked) == (["bbbb"], ["start new nodes"])
-
-
-async def test_o_a_reload_that_waits_for_a_disk_does_not_delay_a_shutdown(slow, autojump_clock: MockClock) -> None:
-    node, asked = slow(), []
-    node.reloader.ask_launcher = lambda: asked.append("start new nodes")
-    async with node.running() as nursery:
-        nursery.start_soon(node.reloader.reload)
-        await trio.sleep(1.5)
-        assert len(node.read) == 2  # it reads the keys
-        cancelled_at = trio.current_time()
-    assert trio.current_time() - cancelled_at < 0.1
-    assert (len(node.read), asked) == (2, [])
-
-
-async def test_a_bug_in_a_reload_is_reported_to_its_caller_and_the_next_reload_works(
-    front: partial[Node], caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
-) -> None:
-    node = front()
-    node.reloader.set_drain_s = None
-    node.file.write_text(FILE.replace("drain_s = 30", "drain_s = 3"))
-    async with node.running():
-        with pytest.raises(InternalError):
-            await node.reloader.reload()
-        assert "a bug ended a reload" in caplog.messages
-        node.file.write_text(FILE)
-        assert await node.reloader.reload() == Reloaded()
-
-
-@pytest.mark.parametrize("place", ["first", "behind another"])
-async def test_o_no_reload_takes_longer_than_its_caller_waits(
-    front: partial[Node], tmp_path: Path, place: str, autojump_clock: MockClock
-) -> None:
-    certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
-    lines = 'requests_max = 8\ntls_certificate = "a.pem"\ntls_key = "a.key"'
-
-    async def hangs(function):
-        await trio.sleep(deadlines.FILE_READ_TIMEOUT_S)
-        raise StartFailed("the disk does not answer")
-
-    node = front(text=FILE.replace("requests_max = 8", lines), reads=hangs)
-    async with node.running() as nursery:
-        if place != "first":
-            nursery.start_soon(node.reloader.reload)
-            await wait_all_tasks_blocked()
-        began = trio.current_time()
-        reloaded = await node.reloader.reload()
-    took_s = trio.current_time() - began
-    assert len(reloaded.refused) == 3  # the file, the keys, the certificate
-    most_s = deadlines.RELOAD_MAX_S if place == "first" else deadlines.RELOAD_QUEUED_MAX_S
-    assert 0.8 * most_s < took_s <= most_s
-    assert took_s + deadlines.WAY_S <= deadlines.RELOAD_ANSWER_TIMEOUT_S
-
-
-async def test_o_nodes_that_were_drained_are_not_reported_as_starting(
-    front: partial[Node], autojump_clock: MockClock
-) -> None:
+async def test_o_nodes_that_were_drained_are_not_reported_as_starting(front: Front, autojump_clock: MockClock) -> None:
     node = front(ask_launcher=lambda: None)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",), "it may be starting still"
@@ -540,7 +338,7 @@ async def test_o_nodes_that_were_drained_are_not_reported_as_starting(
 
 
 async def test_a_node_that_was_removed_from_the_file_and_added_again_is_new(
-    front: partial[Node], autojump_clock: MockClock
+    front: Front, autojump_clock: MockClock
 ) -> None:
     node = front(ask_launcher=lambda: None)
     without = FILE.replace('[node.one]\nlisten = "127.0.0.1:7402"\n', "")
@@ -553,7 +351,7 @@ async def test_a_node_that_was_removed_from_the_file_and_added_again_is_new(
 
 
 async def test_each_key_that_takes_a_restart_is_named_once_by_each_reload(
-    front: partial[Node], autojump_clock: MockClock
+    front: Front, autojump_clock: MockClock
 ) -> None:
     node = front()
     changed = (
@@ -581,7 +379,7 @@ async def test_each_key_that_takes_a_restart_is_named_once_by_each_reload(
 
 
 async def test_a_changed_engine_is_reported_by_its_node_alone_without_its_values(
-    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+    front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     change = ("kv_tokens_max = 4096", "kv_tokens_max = 8192\nslots = 2")
     assert (await front().reload(change)).not_changed == ()
@@ -592,14 +390,14 @@ async def test_a_changed_engine_is_reported_by_its_node_alone_without_its_values
 
 
 async def test_a_node_that_is_no_longer_in_the_file_reports_that(
-    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+    front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     one = Node(tmp_path, "one")
     reloaded = await one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
     assert reloaded.not_changed[0].startswith("the file changes nothing: there is no node one in ")
 
 
-async def test_another_secret_takes_a_restart(front: partial[Node], autojump_clock: MockClock) -> None:
+async def test_another_secret_takes_a_restart(front: Front, autojump_clock: MockClock) -> None:
     environment = {link_credentials.SECRET: "one-secret-of-the-cluster"}
     node = front(environment=environment)
     environment[link_credentials.SECRET] = "another-one-of-the-cluster"
@@ -609,7 +407,7 @@ async def test_another_secret_takes_a_restart(front: partial[Node], autojump_clo
 
 
 async def test_turning_tls_on_takes_a_restart_and_another_certificate_does_not(
-    front: partial[Node], tmp_path: Path, autojump_clock: MockClock
+    front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
