@@ -1,4 +1,4 @@
-"""The costs that are fitted are those that were paid."""
+"""Fitted costs are those of the timings, and of a simulated engine behind a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(fixed, running, prefill, kv, overhead, noise: Callable[[], float] = lam
 
 
 @given(*(price for _ in COSTS))
-def test_exact_times_give_the_exact_prices(fixed, running, prefill, kv, overhead) -> None:
+def test_exact_times_give_the_exact_costs(fixed, running, prefill, kv, overhead) -> None:
     measured = rows(fixed, running, prefill, kv, overhead)
     fitted = fit(measured)
     assert fitted.rms < 1e-6
@@ -47,12 +47,12 @@ def test_exact_times_give_the_exact_prices(fixed, running, prefill, kv, overhead
         assert again == pytest.approx(row.seconds, rel=1e-5)
 
 
-def test_prices_of_a_usual_size_are_told_apart() -> None:
+def test_costs_of_a_usual_size_are_separated() -> None:
     fitted = fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002))
     assert fitted.costs == pytest.approx(dict(zip(COSTS, (0.008, 5e-5, 3e-5, 4e-8, 0.002), strict=True)), rel=1e-6)
 
 
-def test_noise_makes_a_residual_and_no_price_negative() -> None:
+def test_noise_leaves_a_residual_and_no_negative_cost() -> None:
     rng = random.Random(0)
     fitted = fit(rows(0.008, 0.0, 3e-5, 0.0, 0.0, lambda: rng.uniform(0.9, 1.1)))
     assert min(fitted.costs.values()) >= 0
@@ -61,13 +61,13 @@ def test_noise_makes_a_residual_and_no_price_negative() -> None:
     assert fitted.costs["per_prefill_token_s"] == pytest.approx(3e-5, rel=0.2)
 
 
-def test_what_was_not_varied_is_not_told_apart_and_the_times_still_fit() -> None:
+def test_costs_that_were_not_varied_are_not_separated_and_the_times_still_fit() -> None:
     fitted = fit([next_token(0.01, 4, 100)])
     assert fitted.rms < 1e-9
     assert sum(value > 0 for value in fitted.costs.values()) == 1
 
 
-def test_nothing_measured_is_said() -> None:
+def test_a_fit_without_timings_raises_an_error() -> None:
     with pytest.raises(Unusable, match="nothing"):
         fit([])
 
@@ -133,7 +133,7 @@ async def with_server(spec: SimulatedSpec, use):
 
 
 @pytest.mark.realtime
-async def test_what_a_simulated_engine_costs_is_found_from_outside() -> None:
+async def test_the_costs_of_a_simulated_engine_are_measured_from_outside() -> None:
     costs = Costs(fixed_s=0.01, per_running_s=0.004, per_prefill_token_s=0.0001)
     spec = SimulatedSpec(costs=costs, prefix_cache=False, vocabulary_size=1000)
 
@@ -149,7 +149,7 @@ async def test_what_a_simulated_engine_costs_is_found_from_outside() -> None:
 
 
 @pytest.mark.realtime
-async def test_a_server_that_answers_something_else_is_named() -> None:
+async def test_an_error_of_a_server_has_its_status_and_body() -> None:
     async def handle(stream) -> None:
         async with stream:
             await stream.receive_some()
@@ -163,6 +163,6 @@ async def test_a_server_that_answers_something_else_is_named() -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_an_error_of_a_missing_server_has_its_address() -> None:
     with pytest.raises(Unusable, match=r"127\.0\.0\.1:9"):
         Server("http://127.0.0.1:9", "any").send("a", 2)

@@ -1,4 +1,4 @@
-"""What the long runs say of themselves: an attack that was none, and a failure that was none."""
+"""The long runs detect an attack that failed, and count a planned disconnect as no failure."""
 
 from threading import Event, Lock, current_thread
 
@@ -12,7 +12,7 @@ CONNECTION = {"code": "connection", "message": "reset"}
 INTERNAL = {"code": "internal", "message": "a bug"}
 
 
-def test_an_attack_that_lasts_is_fine() -> None:
+def test_an_attack_that_lasts_raises_nothing() -> None:
     with attack_during(no_attack, 1):
         pass
 
@@ -58,7 +58,7 @@ def test_an_attack_that_is_over_before_its_time_fails_the_run(
         ("response.cancel", True, Outcome(error=INTERNAL), "failed"),
     ],
 )
-def test_who_was_to_leave_has_left_only_if_nothing_else_ended_it(
+def test_an_answer_counts_as_left_only_if_the_disconnect_ended_it(
     kind: str, left: bool, outcome: Outcome, how: str
 ) -> None:
     tally = Tally({"p": "x"})

@@ -142,7 +142,7 @@ def test_no_two_panels_lie_on_each_other() -> None:
     assert max(x for x, _ in cells) < 24
 
 
-async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_these_labels(
+async def test_every_series_on_the_dashboard_is_exported_with_these_labels(
     told: dict[str, set[str]],
 ) -> None:
     for panel in PANELS:
@@ -155,13 +155,13 @@ async def test_every_series_on_the_dashboard_is_one_that_a_cluster_tells_with_th
             assert asked <= known, (panel["title"], asked - known)
 
 
-async def test_every_family_that_a_cluster_tells_is_on_the_dashboard(told: dict[str, set[str]]) -> None:
+async def test_every_exported_metric_is_on_the_dashboard(told: dict[str, set[str]]) -> None:
     shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in told}
     assert families == {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
 
 
-def test_an_engine_that_two_nodes_tell_of_is_shown_once() -> None:
+def test_an_engine_that_two_nodes_export_is_shown_once() -> None:
     engines = re.compile("espalier_engine_(up|running|waiting|kv_tokens_used)")
     shown = [target["expr"] for panel in PANELS for target in panel["targets"] if engines.search(target["expr"])]
     assert len(shown) == 4

@@ -157,7 +157,7 @@ TOLD = [ROOT / "docs" / "operating.md", *sorted(EXAMPLES.glob("*/README.md")), S
 OUR_COMMAND = re.compile(r"(?:-m|\"-m\",) \"?supervisor\"?([^\n`#|>;)]*)")
 
 
-def test_every_command_that_operators_are_told_exists() -> None:
+def test_every_command_of_the_readme_exists() -> None:
     known = {"hash-key", "status", "drain", "reload"}
     for arguments in (["--help"], ["cluster.toml", "status", "--help"]):
         command = [sys.executable, "-m", "supervisor", *arguments]

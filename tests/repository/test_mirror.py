@@ -1,4 +1,4 @@
-"""Tests mirror the rooms: whoever has a product file open knows where its tests are.
+"""Tests mirror the rooms, so that the path of a product file gives the path of its tests.
 
 `tests/<folder>/test_<file>.py` has the tests of `<folder>/<file>.py`, and `test_<file>_<topic>.py` beside it has more of
 them. A file whose promises are tested elsewhere has a row in `TESTED_BY`; a bench that is only ever run by hand has one in

@@ -105,7 +105,7 @@ answer that the row of its request does not name ends the link: `PeerViolation`.
 """
 
 
-def test_the_page_says_what_the_code_does() -> None:
+def test_the_page_of_the_protocol_matches_the_code() -> None:
     assert PAGE.read_text() == page(), "run: python tests/repository/test_protocol_page.py"
 
 

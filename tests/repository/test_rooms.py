@@ -70,7 +70,7 @@ def test_no_two_files_import_each_other() -> None:
 
 
 @pytest.mark.parametrize("name", WALLS)
-def test_a_room_with_walls_imports_what_they_let_through(name: str) -> None:
+def test_a_room_imports_only_what_its_walls_allow(name: str) -> None:
     for path in (each for each in PRODUCT if room(each) == name):
         names = {module(other) for other in imported(path) if room(other) != name}
         assert all(any(each == may or each.startswith(f"{may}.") for may in WALLS[name]) for each in names), names

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.rig.node import ROOT, Node, free_ports, start_process
+from bench.rig.node import ROOT, Node, free_ports, start_process, wait_until
 from bench.rig.processes import MARK, ProcessEntry
 
 SIMULATED = """\
@@ -69,6 +69,26 @@ def running_launcher(folder: Path, cluster: str, port: int, *arguments: str) -> 
         yield running
     finally:
         running.end()
+
+
+def simulated_launcher(
+    folder: Path, *arguments: str, change: tuple[str, str] = ("", "")
+) -> AbstractContextManager[Node]:
+    """Start a front and two simulated workers at free ports as one launcher; `change` replaces one text of the file."""
+    ports = free_ports(3)
+    text = SIMULATED.format(ports=ports, tiny=ROOT / "examples" / "tiny").replace(*change)
+    return running_launcher(folder, text, ports[0], *arguments)
+
+
+def wait_ready(target: Node, within_s: float = 30.0) -> None:
+    """Wait until a launcher has logged that all nodes are ready."""
+    assert wait_until(lambda: "Ready:" in target.output(), within_s) is not None, target.output()
+
+
+def check_exit(target: Node, code: int = 0, within_s: float = 30.0) -> None:
+    """Wait for the exit of a node or launcher; check its code, and that nothing is left."""
+    assert target.wait_exit(within_s) is not None, target.output()
+    assert (target.process.returncode, target.leftovers()) == (code, [])
 
 
 def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:

@@ -43,13 +43,13 @@ def run(pulse: Callable[[], None]) -> list[str]:
     return exceeded
 
 
-def test_a_turn_that_computes_for_too_long_is_told_by_its_function() -> None:
+def test_a_turn_that_computes_for_too_long_is_reported_with_its_function() -> None:
     exceeded = run(lambda: computes(2 * TURN_CPU_MAX_S))
     assert exceeded
     assert exceeded[0].startswith("node._send_heartbeats took 0.")
 
 
-def test_a_turn_that_computes_a_little_or_is_not_given_the_processor_is_none_of_them() -> None:
+def test_a_short_turn_and_one_that_waits_for_the_processor_are_not_reported() -> None:
     assert run(lambda: computes(TURN_CPU_MAX_S / 10)) == []
     assert run(lambda: time.sleep(2 * TURN_CPU_MAX_S)) == []
 

@@ -60,7 +60,7 @@ def openai_says(url) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way
-async def test_the_stock_openai_client_is_at_home() -> None:
+async def test_the_stock_openai_client_works() -> None:
     async with rig() as made:
         await aside(openai_says, made.url)
         await at_rest(made)
@@ -84,7 +84,7 @@ def websockets_says(port) -> None:
     assert closed.value.rcvd.code == 1009
 
 
-async def test_the_stock_websockets_client_is_at_home() -> None:
+async def test_the_stock_websockets_client_works() -> None:
     async with rig() as made:
         await aside(websockets_says, made.port)
         await at_rest(made)
@@ -99,7 +99,7 @@ def httpx_says(url) -> None:
         assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
 
 
-async def test_the_stock_http_client_is_at_home() -> None:
+async def test_the_stock_http_client_works() -> None:
     async with rig() as made:
         await aside(httpx_says, made.url)
         await at_rest(made)

@@ -64,5 +64,5 @@ async def leave_at(rng, step: int, program: Callable[[Reader], Awaitable[None]])
 
 
 @pytest.mark.parametrize("program", [streaming, with_two_choices, in_a_lane], ids=lambda each: each.__name__)
-def test_a_client_may_leave_at_every_step(program: Callable[[Reader], Awaitable[None]]) -> None:
+def test_a_client_that_disconnects_at_any_step_leaves_nothing(program: Callable[[Reader], Awaitable[None]]) -> None:
     sweep(lambda rng, step: leave_at(rng, step, program))

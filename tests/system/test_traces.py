@@ -90,7 +90,7 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
     assert [span(line) for line in lines()] == [first, second]
 
 
-async def test_every_choice_of_a_request_is_asked_for_in_its_span() -> None:
+async def test_every_choice_of_a_request_is_in_its_span() -> None:
     async with rig(worker=Keeping()) as made:
         await (await made.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
         traces = {each.trace for each in made.worker.asked}  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ async def test_every_choice_of_a_request_is_asked_for_in_its_span() -> None:
     assert len(traces) == 1
 
 
-async def test_what_asks_no_model_and_what_is_refused_names_its_trace_too(lines) -> None:
+async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(lines) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(path="/v1/models", traceparent=PARENT))).status == 200
@@ -166,7 +166,7 @@ async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock: M
     assert sorted(spans(prefill, decode)) == [(ID, f"{n:016x}", GATEWAY.span) for n in (1, 2)]
 
 
-async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock: MockClock) -> None:
+async def test_a_worker_that_resumes_is_a_span_of_its_own(autojump_clock: MockClock) -> None:
     workers = Fake("a", [Play(EngineLost("it died"), tokens=2)]), Fake("b")
     async with routed(*workers) as world:
         world.routing.new_id = counted()
@@ -177,7 +177,7 @@ async def test_whoever_carries_on_is_a_span_of_its_own(autojump_clock: MockClock
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
-async def test_for_a_trace_that_no_client_keeps_nothing_is_drawn_on_the_way(
+async def test_for_a_trace_that_the_client_does_not_record_no_random_ids_are_drawn(
     trace: Trace | None, autojump_clock: MockClock
 ) -> None:
     prefill, decode = pair()
@@ -208,7 +208,7 @@ async def asked(worker: test_decode.Worker, wanted: Generate, within_s: float = 
         (1000.0, Costs(refused=lambda _: True), EngineRefused.code, 1.0),
     ],
 )
-async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
+async def test_a_worker_logs_its_part_of_a_recorded_trace(
     within_s: float, costs: Costs, outcome: str, took_s: float, lines, autojump_clock: MockClock
 ) -> None:
     async with test_decode.working(costs) as worker:
@@ -220,15 +220,13 @@ async def test_a_worker_tells_of_its_part_of_a_trace_that_is_followed(
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
-async def test_of_any_other_request_a_worker_tells_nothing(
-    trace: Trace | None, lines, autojump_clock: MockClock
-) -> None:
+async def test_a_worker_logs_nothing_of_other_requests(trace: Trace | None, lines, autojump_clock: MockClock) -> None:
     async with test_decode.working() as worker:
         await asked(worker, evolve(generate("r"), trace=trace))
     assert lines("generation ended") == []
 
 
-async def test_a_bug_of_a_worker_names_the_trace_whoever_began_it(lines, autojump_clock: MockClock) -> None:
+async def test_the_log_of_a_bug_of_a_worker_has_the_trace(lines, autojump_clock: MockClock) -> None:
     class Buggy(FakeEngine):
         def submit(self, request: Generate) -> Generation:
             raise ZeroDivisionError
@@ -259,7 +257,7 @@ async def test_a_trace_crosses_a_link_as_it_is() -> None:
 
 
 @pytest.mark.realtime
-async def test_a_node_that_lies_about_a_trace_is_cut_off_and_asks_nobody(lines) -> None:
+async def test_a_node_that_sends_an_invalid_trace_loses_its_link(lines) -> None:
     a, b = Node("a"), Node("b")
     lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
     async with linked_nodes(a, b):

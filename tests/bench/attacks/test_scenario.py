@@ -1,4 +1,4 @@
-"""What an honest client notices beside an attack is judged by its own pace, and a lost answer is never forgiven."""
+"""The verdict on an attack: gaps are compared with the engine's own, and a lost answer always counts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def noted(during, *, lost=(), before: tuple[float, float, float] = (0.05, 0.06, 
         (noted([]), False),  # nothing came at all
     ],
 )
-def test_a_gap_or_a_loss_is_noticed(found, held: bool) -> None:
+def test_a_long_gap_or_a_lost_answer_fails_the_verdict(found, held: bool) -> None:
     verdict = Verdict()
     judge(found, 10.0, verdict)
     assert verdict.held is held
     assert (verdict.own_gap_ms, verdict.worst_first_ms, verdict.whole) == (50.0, 200.0, 3)
 
 
-def test_an_attack_that_fails_by_itself_has_not_held() -> None:
+def test_an_attack_that_raises_counts_as_not_held() -> None:
     def fails(folder: Path, verdict: Verdict):
         raise RuntimeError("no node")
 

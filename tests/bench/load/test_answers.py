@@ -1,4 +1,4 @@
-"""Servers differ. What is heard of them is the same; what is not whole never counts as whole."""
+"""Answers of different servers give the same result, and an incomplete one never counts as complete."""
 
 import json
 from collections.abc import Callable

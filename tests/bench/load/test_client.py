@@ -87,7 +87,7 @@ async def test_a_whole_answer_is_completed_and_its_connection_serves_the_next() 
     }
 
 
-async def test_a_new_connection_for_each_request_if_that_is_wanted() -> None:
+async def test_each_request_has_a_new_connection_if_that_is_asked_for() -> None:
     async with scripted(whole) as server:
         client = Client(server, reuse=False)
         assert [(await client.ask()).ending for _ in range(3)] == ["completed"] * 3
@@ -163,7 +163,7 @@ async def test_a_refused_connection_is_named_as_the_system_names_it() -> None:
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(
+async def test_a_server_behind_tls_is_used_if_its_certificate_is_trusted(
     trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificates()
@@ -189,7 +189,7 @@ async def test_a_server_behind_tls_is_asked_if_its_certificate_is_trusted(
 # Leaving ----------------------------------------------------------------------------------
 
 
-async def test_who_leaves_after_some_tokens_is_seen_to_leave() -> None:
+async def test_a_server_sees_a_client_disconnect_after_some_tokens() -> None:
     seen = []
 
     async def endless(asked: Asked) -> None:
@@ -206,13 +206,13 @@ async def test_who_leaves_after_some_tokens_is_seen_to_leave() -> None:
 
 
 @pytest.mark.realtime
-async def test_who_leaves_before_the_first_token_leaves_in_time() -> None:
+async def test_a_disconnect_before_the_first_token_happens_in_time() -> None:
     answer = await sent(nothing, leave=EarlyDisconnect(0, 0.03))
     assert (answer.ending, answer.fault, answer.stamps) == ("cancelled", None, b"")
     assert 0.03 <= answer.ended_s < 1.0
 
 
-async def test_who_was_to_leave_later_leaves_at_the_first_token() -> None:
+async def test_a_client_that_was_to_disconnect_later_disconnects_at_the_first_token() -> None:
     answer = await sent(saying(HEAD, chunk(event(delta("w"))), close=False), leave=EarlyDisconnect(0, 100.0))
     assert (answer.ending, len(measure.stamps(answer))) == ("cancelled", 1)
 
@@ -301,7 +301,7 @@ async def test_a_cancel_that_crosses_the_end_leaves_a_completed_answer_and_an_un
         assert server.connections == 2
 
 
-async def test_leaving_a_websocket_closes_it() -> None:
+async def test_a_client_that_disconnects_closes_its_websocket() -> None:
     async with scripted(says(DELTA)) as server:
         answer = await Client(server, api="responses-ws").ask(leave=EarlyDisconnect(1))
         await trio.testing.wait_all_tasks_blocked(0.001)

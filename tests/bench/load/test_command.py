@@ -65,7 +65,7 @@ async def test_a_closed_loop_sends_each_request_once_over_as_many_connections_as
     assert [m for m in said if isinstance(m, Progress)][-1] == Progress(completed=30, tokens=90)
 
 
-async def test_failures_of_the_warm_up_are_told_and_not_counted() -> None:
+async def test_failures_of_the_warm_up_are_reported_and_not_counted() -> None:
     async with scripted(saying(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")) as server:
         said = await worked(job(server, clients=2, requests=1, warmup=2))
     assert said[0] == Ready(2, (Fault("http", "500"),) * 2)
@@ -73,7 +73,7 @@ async def test_failures_of_the_warm_up_are_told_and_not_counted() -> None:
 
 
 @pytest.mark.realtime
-async def test_an_open_loop_sends_when_planned_and_says_how_late() -> None:
+async def test_an_open_loop_sends_when_planned_and_records_its_delay() -> None:
     async with scripted(whole) as server:
         said = await worked(job(server, rate=200.0, requests=40))
     found = records(said)
@@ -102,7 +102,7 @@ async def test_an_open_loop_holds_back_what_is_beyond_its_limit() -> None:
 
 
 @pytest.mark.realtime
-async def test_a_duration_ends_a_closed_loop_and_what_runs_is_waited_for() -> None:
+async def test_a_duration_ends_a_closed_loop_after_its_running_requests() -> None:
     async with scripted(whole) as server:
         said = await worked(job(server, clients=2, duration_s=0.1))
     assert all(each.sent_s < 0.15 and each.ending == "completed" for each in records(said))
@@ -126,7 +126,7 @@ async def test_processes_share_a_load_and_their_samples_are_put_together() -> No
 
 
 @pytest.mark.realtime
-async def test_a_run_that_is_stopped_tells_what_it_knows() -> None:
+async def test_a_run_that_is_stopped_has_the_results_so_far() -> None:
     async def first_alone(asked: Asked) -> None:
         await (whole(asked) if len(server.bodies) == 1 else nothing(asked))
 
@@ -201,7 +201,7 @@ def late(lag_s: float) -> Record:
     return Record(number=0, ending="completed", sent_s=0.0, ended_s=1.0, lag_s=lag_s)
 
 
-def test_a_busy_client_says_that_the_figures_are_its_own() -> None:
+def test_the_report_of_a_busy_client_warns_that_the_figures_are_its_own() -> None:
     words = "the client was saturated: figures are the client's"
     assert words in report.table(findings(cpu_s=0.81))
     assert words in report.table(findings(found=[late(0.011)]))
@@ -209,7 +209,7 @@ def test_a_busy_client_says_that_the_figures_are_its_own() -> None:
     assert report.document(findings(cpu_s=0.81))["client"]["saturated"] is True
 
 
-def test_what_the_limit_on_concurrency_held_back_is_said() -> None:
+def test_the_report_has_the_delay_by_the_limit_on_concurrency() -> None:
     held = attrs.evolve(late(0.0), held_s=0.3)
     limited = attrs.evolve(findings(found=[held]), job=Job(
         target=Target(url="http://h", api="chat", model="m"), workload=Workload(),
@@ -222,7 +222,7 @@ def test_what_the_limit_on_concurrency_held_back_is_said() -> None:
     assert "HELD BACK" not in report.table(findings())
 
 
-def test_a_client_that_was_kept_from_running_says_so() -> None:
+def test_the_report_notes_that_the_client_was_kept_from_running() -> None:
     assert "kept from running" in report.table(findings(lags=[0.02] * 10))
     assert "kept from running" not in report.table(findings())
 
@@ -266,7 +266,7 @@ def test_defaults_are_a_closed_loop_of_a_hundred_requests(monkeypatch: pytest.Mo
         ["--prompts", "/nowhere"],
     ],
 )
-def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:
+def test_contradictory_options_are_refused(words: list[str]) -> None:
     with pytest.raises(options.Mistake):
         parse(*words)
 
@@ -287,7 +287,7 @@ def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:
         ["--clients", "0"],
     ],
 )
-def test_values_that_are_none_are_refused(words: list[str]) -> None:
+def test_invalid_values_are_refused(words: list[str]) -> None:
     with pytest.raises(argparse.ArgumentError):
         parse(*words)
 
@@ -299,7 +299,7 @@ def test_a_prompts_file_is_read_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "3", "{}", '{"prompt": 3}', '{"prompt": "a", "max": 3}', '{"prompt": "a", "max_tokens": true}', ""])  # fmt: skip
-def test_a_prompts_file_with_a_line_that_is_none_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
+def test_a_prompts_file_with_an_invalid_line_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text(f"{line}\n")
     with pytest.raises(options.Mistake, match=r"p\.jsonl"):

@@ -68,7 +68,7 @@ def test_events_are_the_same_byte_by_byte() -> None:
     assert [event for byte in odd_stream for event in stream.feed(bytes([byte]))] == ODD_EVENTS
 
 
-def test_at_the_end_a_blank_line_may_lack_but_half_a_line_is_nothing() -> None:
+def test_the_last_event_may_lack_its_blank_line_but_half_a_line_is_dropped() -> None:
     stream = EventStream()
     assert stream.feed(b"data: whole\n") == []
     assert stream.end() == [(b"", b"whole")]
@@ -99,7 +99,7 @@ def test_chunks_give_their_bodies_wherever_they_are_cut(
 
 
 @pytest.mark.parametrize("data", [b"zz\r\n", b"-1\r\n", b"\r\n", b"+5\r\n", b"1_0\r\n", b"1\r\nab\r\n", b"1" * 9000])
-def test_what_is_no_chunk_is_refused(data: bytes) -> None:
+def test_an_invalid_chunk_is_refused(data: bytes) -> None:
     assert failure(Chunked().feed, data).kind == "shape"
 
 
@@ -146,7 +146,7 @@ def test_a_connection_that_the_server_will_close_is_not_used_again() -> None:
         ([b"HTTP/1.1 302 Go\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n"], "http", "302"),
     ],
 )
-def test_what_goes_wrong_has_its_name(data: list[bytes], kind: str, code: str) -> None:
+def test_each_failure_has_its_kind_and_code(data: list[bytes], kind: str, code: str) -> None:
     fault = failure(http().feed, *data)
     assert (fault.kind, fault.code) == (kind, code)
 
@@ -208,7 +208,7 @@ def test_another_library_reads_our_answer_to_a_ping() -> None:
         b"\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff",  # absurdly long
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_an_invalid_frame_is_refused(data: bytes) -> None:
     assert failure(Frames().feed, data).kind == "shape"
 
 
@@ -235,7 +235,7 @@ def test_a_close_before_the_answer_is_no_truncation_and_one_within_it_is() -> No
     assert (fault.kind, fault.code, fault.detail) == ("truncated", "ws close 1012", "soon")
 
 
-def test_what_came_with_a_close_is_heard_before_it() -> None:
+def test_events_that_come_with_a_close_are_read_before_it() -> None:
     dialogue = opened()
     assert dialogue.feed(text({"a": 1}) + CLOSED) == [(b"", b'{"a": 1}')]
     assert dialogue.closed.fault.code == failure(dialogue.feed, b"").code == "ws close 1012"
@@ -258,7 +258,7 @@ def test_a_refused_upgrade_is_an_http_fault_wherever_it_is_cut(places: list[int]
 
 
 @given(st.binary(max_size=60), cuts)
-def test_no_bytes_at_all_raise_anything_but_a_failure(data: bytes, places: list[int]) -> None:
+def test_arbitrary_bytes_raise_nothing_but_a_failure(data: bytes, places: list[int]) -> None:
     for feed in (http().feed, opened().feed, Frames().feed, Chunked().feed, EventStream().feed):
         with suppress(RequestFailed):
             for part in cut(data, places):

@@ -61,7 +61,7 @@ def test_prompts_of_a_file_come_in_turn_with_their_own_length() -> None:
     assert [(each.prompt, each.output_tokens) for each in asks] == [("a", 5), ("b", 9), ("a", 5)]
 
 
-def test_as_many_leave_as_are_asked_to_and_half_of_them_early() -> None:
+def test_the_share_of_early_disconnects_is_as_asked_and_half_come_before_the_first_token() -> None:
     workload = Workload(cancel_rate=0.3, output_tokens=Span(64, 64), cancel_within_s=0.2)
     leaves = [planned_request(workload, number).leave for number in range(4000)]
     gone = [each for each in leaves if each is not None]
@@ -73,7 +73,7 @@ def test_as_many_leave_as_are_asked_to_and_half_of_them_early() -> None:
     assert all(1 <= each.tokens < 64 and each.after_s is None for each in gone if each.tokens)
 
 
-def test_nobody_leaves_in_the_warm_up_nor_after_more_tokens_than_there_are() -> None:
+def test_no_client_disconnects_in_the_warm_up_or_after_the_last_token() -> None:
     workload = Workload(cancel_rate=1.0, output_tokens=Span(1, 1))
     assert planned_request(workload, -1).leave is None
     assert all(

@@ -1,4 +1,4 @@
-"""What the clients of chaos call whole, wrong, cut or fair, and what the proxy before a node does to its connections."""
+"""The verdicts of the checked clients, the files of a cluster, and the faults of the proxy before a node."""
 
 import json
 import socket
@@ -77,25 +77,25 @@ def test_what_came_before_an_error_must_be_the_beginning_of_the_answer(error: st
     assert judged(AnswerOutcome(begun="An elm", error=error), left=True) == "WRONG"
 
 
-def test_an_error_is_a_fair_end_and_silence_is_none() -> None:
+def test_an_answer_may_end_in_an_error_but_not_without_one() -> None:
     assert judged(AnswerOutcome(begun="An oak", error="engine_lost")) == "error engine_lost"
     assert judged(AnswerOutcome(begun="An oak", status=200)) == "CUT"
     assert judged(AnswerOutcome(error="no end")) == "NO END"
 
 
-def test_a_refusal_comes_before_the_first_word() -> None:
+def test_a_refusal_comes_before_the_first_token() -> None:
     assert judged(AnswerOutcome(error="draining", status=503)) == "refused draining"
     assert judged(AnswerOutcome(begun="An oak", error="draining", status=200)) == "error draining"
     assert judged(AnswerOutcome(error="engine_lost", status=502)) == "error engine_lost"
 
 
-def test_a_connection_may_end_without_a_word_only_when_its_door_was_killed() -> None:
+def test_a_connection_may_end_without_an_error_only_when_its_gateway_was_killed() -> None:
     cut = AnswerOutcome(begun="An oak", error="connection", status=200)
     assert judged(cut, gateway=GatewayInterruptions(kills=1)) == "connection lost with the front"
     assert judged(cut, gateway=GatewayInterruptions(terminations=1)) == "CUT"
 
 
-def test_a_door_that_was_told_to_end_may_refuse_connections() -> None:
+def test_a_gateway_that_got_sigterm_may_refuse_connections() -> None:
     assert (
         judged(AnswerOutcome(error="connection"), gateway=GatewayInterruptions(terminations=1))
         == "refused nobody is there"
@@ -106,13 +106,13 @@ def test_a_door_that_was_told_to_end_may_refuse_connections() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "kills"), [((0, 0), (0, 0), 0), ((0, 0), (1, 0), 1), ((1, 0), (1, 0), 1), ((1, 0), (2, 0), 1)]
 )
-def test_what_happened_to_a_door_since_a_request_began_includes_what_was_so_already(
+def test_interruptions_since_a_request_began_include_those_that_lasted_then(
     before: tuple[int, int], now: tuple[int, int], kills: int
 ) -> None:
     assert GatewayInterruptions(*now).since(GatewayInterruptions(*before)).kills == kills
 
 
-def test_a_stream_that_failed_tells_why() -> None:
+def test_a_stream_that_failed_has_the_code_of_its_error() -> None:
     assert outcome_of_stream(Outcome(text="An", error={"code": "draining"}, status=200)) == AnswerOutcome(
         [], "An", "draining", 200
     )
@@ -128,7 +128,7 @@ def test_the_tokens_of_several_choices_are_shared_out() -> None:
     )
 
 
-def test_a_tally_keeps_what_was_bad_with_the_request() -> None:
+def test_a_tally_keeps_wrong_answers_with_their_request() -> None:
     tally = Tally()
     tally.note(STREAM, "whole", None, 1.0)
     tally.note(STREAM, "CUT", "it ended", 2.0)
@@ -167,7 +167,7 @@ def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(
 # The file of each node -------------------------------------------------------------------
 
 
-def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path: Path) -> None:
+def test_each_node_reads_the_same_cluster_with_a_gateway_port_of_its_own(tmp_path: Path) -> None:
     pair = {"p": simulated("p", "prefill", costs={"transfer_s": 0.1}), "d": simulated("d", "decode", length_max=90)}
     target = Cluster(Plan(pair, drain_s=2.0), tmp_path)
     target.dialed_ports["p"] = 1234
@@ -182,7 +182,7 @@ def test_each_node_reads_the_same_cluster_with_a_window_of_its_own(tmp_path: Pat
         assert read.node["p"].drain_s == 2.0
 
 
-def test_ports_that_are_taken_together_differ() -> None:
+def test_free_ports_differ() -> None:
     assert len(set(free_ports(20))) == 20
 
 
@@ -209,7 +209,7 @@ def joined(stack):
 
 
 def has_ended(end):
-    """Wait for the end of a connection, by whichever word it comes."""
+    """Wait for the end of a connection, by a close or a reset."""
     end.settimeout(5)
     try:
         return end.recv(10) == b""
@@ -245,7 +245,7 @@ def hears(end, sent: bytes, within_s: float = 5):
 
 
 @pytest.mark.realtime
-def test_a_held_connection_says_nothing_until_it_flows_again(stack) -> None:
+def test_a_held_connection_delivers_nothing_until_it_flows_again(stack) -> None:
     cutter, near, far = joined(stack)
     held = cutter.hold(Random(1))
     near.sendall(b"late")
@@ -284,7 +284,7 @@ def test_a_slow_connection_passes_everything_piece_by_piece(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_what_is_healed_flows_again(stack) -> None:
+def test_a_healed_connection_flows_again(stack) -> None:
     cutter, near, far = joined(stack)
     cutter.hold(Random(1))
     near.sendall(b"late")
@@ -293,7 +293,7 @@ def test_what_is_healed_flows_again(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_who_is_refused_finds_the_connection_ended(stack) -> None:
+def test_refused_connections_are_closed(stack) -> None:
     cutter, near, _ = joined(stack)
     cutter.refuse(30.0)
     assert has_ended(near)
@@ -303,7 +303,7 @@ def test_who_is_refused_finds_the_connection_ended(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_with_no_connection_there_is_nothing_to_cut(stack) -> None:
+def test_without_a_connection_nothing_is_cut_or_held(stack) -> None:
     cutter, near, far = joined(stack)
     near.close()
     far.close()

@@ -1,4 +1,4 @@
-"""What a seed plans to do to a cluster, what counts as bad of a node that ends, and how both benches count."""
+"""The plan of faults of a seed, the ends of nodes that count as bad, and the counts of both benches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UP = f'{{"child": "{cluster_engine_name("w1")}", "child_event": "started"}}'
 # The plan --------------------------------------------------------------------------------
 
 
-def test_a_seed_always_plans_the_same_and_another_plans_otherwise() -> None:
+def test_a_seed_always_gives_the_same_plan_and_another_a_different_one() -> None:
     assert plan_faults(3, 60.0, 1.5, NODES) == plan_faults(3, 60.0, 1.5, NODES) != plan_faults(4, 60.0, 1.5, NODES)
 
 
@@ -33,14 +33,14 @@ def test_a_longer_plan_begins_with_the_shorter_one() -> None:
 
 
 @pytest.mark.parametrize("faults", [NODES, ENGINES])
-def test_in_ten_minutes_everything_comes_and_nothing_comes_too_late(faults: dict[str, int]) -> None:
+def test_a_plan_of_ten_minutes_has_every_fault_and_none_after_its_end(faults: dict[str, int]) -> None:
     plan = plan_faults(20, 600.0, 1.5, faults)
     assert {fault.kind for fault in plan} == set(faults)
     assert all(0 < fault.at_s < 600 for fault in plan)
     assert 300 < len(plan) < 500
 
 
-def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds() -> None:
+def test_a_fault_can_hit_every_target_and_lasts_within_its_bounds() -> None:
     first, last = (PlannedFault(0.0, "kill a worker", share, share, 0) for share in (0.0, 0.999_999))
     assert (first.choose(["a", "b"]), last.choose(["a", "b"]), last.choose(["a"])) == ("a", "b", "a")
     assert first.duration_s(FAULT_DURATION_S) == FAULT_DURATION_S[0]
@@ -51,7 +51,7 @@ def test_harm_meets_any_of_those_who_can_be_met_and_lasts_within_its_bounds() ->
 
 
 class Stub:
-    """A node that is told what it logged and how it ended, and keeps what it was sent."""
+    """A node with a given log and exit code, which records its signals."""
 
     def __init__(self, said="", code: int | None = None, left=()) -> None:
         self.said, self.left_behind, self.sent = said, list(left), list[signal.Signals]()
@@ -79,7 +79,7 @@ class Stub:
 
 
 class Stubs:
-    """A cluster of them."""
+    """A cluster of stub nodes."""
 
     def __init__(self, **nodes: Stub) -> None:
         self.nodes = {FRONT: Stub()} | nodes
@@ -97,7 +97,7 @@ class Stubs:
 
 
 def done_to(target: Stubs, *faults: str, number: int = GOES_ON) -> FaultInjector:
-    """Carry out a plan of these faults, one right after the other, and return what is known then."""
+    """Carry out these faults one right after the other, and return the injector."""
     chaos = FaultInjector(target, {})
     chaos.run([PlannedFault(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)
     return chaos
@@ -113,7 +113,7 @@ def test_a_node_that_ends_by_itself_is_bad_and_is_started_again() -> None:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("fault", "sent"), [("kill a worker", signal.SIGKILL), ("SIGTERM a worker", signal.SIGTERM)])
-def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault: str, sent: signal.Signals) -> None:
+def test_a_node_that_a_fault_ended_is_started_again_and_is_not_bad(fault: str, sent: signal.Signals) -> None:
     node = Stub(UP)
     target = Stubs(w1=node)
     chaos = done_to(target, fault)
@@ -122,14 +122,14 @@ def test_a_node_that_was_made_to_end_is_started_again_and_is_not_bad(fault: str,
 
 
 @pytest.mark.realtime
-def test_a_node_that_was_told_to_end_must_leave_nothing_and_exit_0() -> None:
+def test_a_node_that_got_sigterm_must_exit_with_0_and_leave_nothing() -> None:
     target = Stubs(w1=Stub(UP, left=["a folder"]))
     assert ["left" in each for each in done_to(target, "SIGTERM a worker").bad] == [True]
 
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("number", "then"), [(GOES_ON, signal.SIGCONT), (NEVER_GOES_ON, signal.SIGKILL)])
-def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number: int, then: signal.Signals) -> None:
+def test_a_stopped_node_is_continued_or_killed(number: int, then: signal.Signals) -> None:
     node = Stub(UP)
     chaos = done_to(Stubs(w1=node), "stop a worker", number=number)
     assert (chaos.bad, node.sent) == ([], [signal.SIGSTOP, then])
@@ -138,7 +138,7 @@ def test_a_stopped_node_goes_on_or_is_killed_as_it_is(number: int, then: signal.
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("said", "bad"), [("", 0), (UP, 1)])
-def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(
+def test_a_node_may_end_by_itself_only_when_a_fault_hit_its_first_start(
     said: str, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Stub(said)
@@ -155,7 +155,7 @@ def test_a_node_may_end_by_itself_only_when_its_first_start_was_harmed(
 
 
 @pytest.mark.realtime
-def test_clients_are_told_when_the_front_was_killed_and_when_it_is_back() -> None:
+def test_interruptions_count_the_kill_of_the_front_and_its_return() -> None:
     chaos = done_to(Stubs(w1=Stub(UP)), "kill the front")
     assert (chaos.bad, chaos.interruptions.kills, chaos.interruptions.terminations) == ([], 2, 0)
 
@@ -163,7 +163,7 @@ def test_clients_are_told_when_the_front_was_killed_and_when_it_is_back() -> Non
 # What is printed -------------------------------------------------------------------------
 
 
-def test_the_table_says_of_what_must_not_be_that_it_was_not() -> None:
+def test_the_table_always_has_the_rows_of_what_must_not_happen() -> None:
     tally = Load(counts=Counter({"whole": 3, "error engine_lost": 1, "CUT": 1}))
     lines = [line.strip() for line in table(tally, "no moves", Counter({"kill a worker": 2, "cut a link": 0}))]
     assert lines == [
@@ -178,7 +178,7 @@ def test_the_table_says_of_what_must_not_be_that_it_was_not() -> None:
     ]
 
 
-def test_who_is_refused_while_the_front_is_away_has_not_failed() -> None:
+def test_a_request_that_is_refused_while_the_front_is_away_has_not_failed() -> None:
     load = Load()
     for how in ("whole", "refused draining", "error engine_lost"):
         load.note(ASK, how, None, 1.0)

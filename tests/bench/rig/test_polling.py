@@ -1,4 +1,4 @@
-"""What is told of an abort is neither earlier nor later than what the engines counted."""
+"""The time of an abort is that of the engines' own counts."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ ONLY_KV = IDLE | {"kv_tokens_used": 16.0}
 
 
 class Scripted(LoadPoller):
-    """Sees at each time what a script says: both engines, and how many requests the front has."""
+    """A poller whose loads are scripted: time, both engines, and the requests of the front."""
 
     def __init__(
         self, tmp_path: Cluster | Path, *script: tuple[float, dict[str, float], dict[str, float], int]
@@ -30,12 +30,12 @@ class Scripted(LoadPoller):
         return PairLoad(prefill, decode, at, running) if front else PairLoad(prefill, decode, at)
 
 
-def test_free_is_when_neither_engine_holds_a_place_or_kv_memory_any_more(tmp_path: Path) -> None:
+def test_a_pair_is_idle_when_neither_engine_holds_a_request_or_kv_memory(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (10.0, BUSY, BUSY, 0), (10.1, IDLE, ONLY_KV, 0), (10.2, IDLE, IDLE, 0))
     assert poll.until_idle(10.0) == pytest.approx(0.2)
 
 
-def test_engines_that_have_not_heard_of_a_request_yet_are_not_free_of_it(tmp_path: Path) -> None:
+def test_engines_that_have_not_received_a_request_yet_are_not_idle(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (5.0, IDLE, IDLE, 1), (5.1, IDLE, IDLE, 1), (5.2, BUSY, IDLE, 1), (5.3, IDLE, IDLE, 0))
     assert poll.until_idle(5.0) == pytest.approx(0.3)
 
@@ -51,7 +51,7 @@ def test_the_front_is_left_alone_until_the_engines_are_free(tmp_path: Path) -> N
     assert poll.fronts[:4] == [False, False, False, True]
 
 
-def test_a_request_that_stays_is_said_to_be_there(tmp_path: Path) -> None:
+def test_a_request_that_is_not_released_raises_an_error(tmp_path: Path) -> None:
     poll = Scripted(tmp_path, (1.0, IDLE, ONLY_KV, 0), (2.0 + GIVE_UP_S, IDLE, ONLY_KV, 0))
     with pytest.raises(RequestNotReleased, match=r"'kv_tokens_used': 16\.0"):
         poll.until_idle(1.0)
@@ -69,7 +69,7 @@ def test_nine_tries_of_ten_must_be_within_the_target() -> None:
     assert report.wrong == ["streaming: p90 over 20 ms"]
 
 
-def test_what_a_stage_leaves_in_the_engines_is_a_leak_in_places_and_tokens() -> None:
+def test_what_a_stage_leaves_in_the_engines_is_a_leak_in_requests_and_tokens() -> None:
     report = Report("sglang")
     report.add("n = 3", found(5.0), PairLoad(BUSY | {"waiting": 2.0}, ONLY_KV, 0.0))
     assert report.wrong == ["n = 3: leaked 3 / 16"]

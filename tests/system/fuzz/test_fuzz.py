@@ -36,7 +36,7 @@ FIELDS = {
 }
 
 
-def test_whatever_comes_is_answered_as_it_should_be_and_nothing_is_left() -> None:
+def test_every_input_gets_a_valid_answer_and_nothing_is_left() -> None:
     report = run(range(SHARE))
     assert report.problems == []
     assert report.counts["exact"] == SHARE / 50
@@ -54,7 +54,7 @@ def test_whatever_comes_is_answered_as_it_should_be_and_nothing_is_left() -> Non
     } <= report.counts.keys()
 
 
-def test_a_gateway_that_wants_keys_answers_as_well_and_strangers_as_they_should_be() -> None:
+def test_a_gateway_with_keys_answers_as_well_and_refuses_clients_without_one() -> None:
     report = run(range(7 * FULL_SHARE, 7 * FULL_SHARE + 500))
     assert report.problems == []
     assert {"status 200", "status 401", "event response.completed"} <= report.counts.keys()
@@ -66,7 +66,7 @@ def test_an_input_is_made_from_its_number_alone() -> None:
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_a_body_is_read_or_refused_whatever_stands_in_it(path: str) -> None:
+def test_every_body_is_parsed_or_refused(path: str) -> None:
     @settings(max_examples=60)
     @given(st.dictionaries(st.sampled_from(FIELDS[path]), JSON, max_size=3), st.integers(0, 999))
     def attack(fields, seed: int) -> None:
@@ -83,7 +83,7 @@ def test_a_body_is_read_or_refused_whatever_stands_in_it(path: str) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_bytes_are_read_or_refused_too(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused(data: bytes) -> None:
     for parse in PARSERS.values():
         with pytest.raises(RequestError):
             parse(data)
@@ -114,12 +114,12 @@ HEAD = b"x-request-id: r\r\ndate: today\r\ncontent-type: application/json\r\n"
         b"half an answer",
     ],
 )
-def test_the_judge_knows_a_wrong_answer(said: bytes) -> None:
+def test_the_judge_detects_a_wrong_answer(said: bytes) -> None:
     with pytest.raises(Wrong):
         answers.take(said, ended=True)
 
 
-def test_the_judge_knows_a_right_answer_and_waits_for_the_rest_of_it() -> None:
+def test_the_judge_accepts_a_right_answer_and_waits_for_the_rest_of_it() -> None:
     said = b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}"
     answer, rest = answers.take(said + b"HTTP", ended=False)
     assert (answer.status, answer.json, rest) == (200, {}, b"HTTP")
@@ -140,7 +140,7 @@ def test_the_judge_knows_a_right_answer_and_waits_for_the_rest_of_it() -> None:
         b"\x81",
     ],
 )
-def test_the_judge_knows_a_wrong_frame(said: bytes) -> None:
+def test_the_judge_detects_a_wrong_frame(said: bytes) -> None:
     with pytest.raises(Wrong):
         answers.frames(said, ended=True)
 

@@ -1,4 +1,4 @@
-"""What `bench.chaos` and `bench.rolling` prove at length, once each and short: real processes, links and signals."""
+"""`bench.chaos` and `bench.rolling`, each once and short, with real processes, links and signals."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bench import chaos, rolling
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import FRONT, Cluster, cluster
 from bench.rig.faults import NODES
-from bench.rig.node import ROOT, Node, free_ports, wait_until
+from bench.rig.node import ROOT, Node, wait_until
 from bench.rig.proxy import FaultProxy
-from tests.rig.launched import SIMULATED, running_launcher
+from tests.rig.launched import simulated_launcher, wait_ready
 
 pytestmark = pytest.mark.realtime
 
@@ -28,7 +28,7 @@ WITHIN_S = 20.0
 AT_ONCE_S = 2.0
 
 
-def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder: Path) -> None:
+def test_a_worker_is_restarted_under_load_and_every_answer_is_whole(folder: Path) -> None:
     with cluster(folder, rolling.plan(drain_s=0.5)) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
             took = rolling.restart(target, "w1")
@@ -39,7 +39,7 @@ def test_a_worker_drains_and_comes_back_under_load_and_nobody_notices(folder: Pa
         assert not target.stop(10.0)
 
 
-def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folder: Path) -> None:
+def test_answers_continue_on_another_worker_when_one_is_killed_and_a_link_is_cut(folder: Path) -> None:
     cutters = []
 
     def behind_cutter(target: Cluster) -> None:
@@ -61,7 +61,7 @@ def test_answers_go_on_elsewhere_when_a_worker_is_killed_and_a_link_is_cut(folde
         cutters[0].close()
 
 
-def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder: Path) -> None:
+def test_random_faults_for_a_while_leave_no_answer_wrong_and_nothing_behind(folder: Path) -> None:
     cutters = {}
 
     def behind_cutters(target: Cluster) -> None:
@@ -81,7 +81,7 @@ def test_a_short_storm_leaves_no_answer_wrong_and_nothing_behind(folder: Path) -
 
 @contextmanager
 def drained(target: Cluster, name: str) -> Iterator[None]:
-    """Have an operator drain a node while the body runs; he sees it go."""
+    """Drain a node by the command while the body runs; the command reports its end."""
     command = [sys.executable, "-m", "supervisor", str(target.folder / name / "cluster.toml"), "drain", name]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as operator:
         try:
@@ -103,13 +103,13 @@ def signalled_once_it_says(node: Node, text: str):
 
 
 @pytest.mark.parametrize("event", ["draining", "stopped"])
-def test_a_signal_to_a_node_that_is_drained_finds_it_ending_well_and_at_once(folder: Path, event: str) -> None:
+def test_a_signal_to_a_drained_node_ends_it_with_0_and_at_once(folder: Path, event: str) -> None:
     with cluster(folder, rolling.plan(drain_s=10.0)) as target, drained(target, "w1"):
         took_s, code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
         assert (code, took_s < AT_ONCE_S, target.nodes["w1"].leftovers()) == (0, True, [])
 
 
-def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder: Path) -> None:
+def test_a_signal_to_a_draining_node_truncates_no_answer(folder: Path) -> None:
     with cluster(folder, rolling.plan(drain_s=10.0)) as target:
         chat = Chat(target.front.port, chat_body("Tell me a long story", 60, stream_options={"include_usage": True}))
         answer = BackgroundReader(chat.read)
@@ -120,11 +120,9 @@ def test_a_signal_to_a_node_that_drains_cuts_nothing_short(folder: Path) -> None
         assert (code, outcome.whole, outcome.usage["completion_tokens"]) == (0, True, 60)
 
 
-def test_a_signal_to_a_launcher_that_has_ended_its_nodes_finds_it_ending_well_and_at_once(folder: Path) -> None:
-    ports = free_ports(3)
-    tiny = ROOT / "examples" / "tiny"
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=tiny), ports[0]) as target:
-        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+def test_a_signal_to_a_launcher_that_has_ended_its_nodes_ends_it_with_0_and_at_once(folder: Path) -> None:
+    with simulated_launcher(folder) as target:
+        wait_ready(target)
         target.signal(SIGTERM)
         took_s, code = signalled_once_it_says(target, '"level": "info", "event": "stopped"')  # its own: no node's
         assert (code, took_s < AT_ONCE_S, target.leftovers()) == (0, True, [])

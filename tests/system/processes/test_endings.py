@@ -1,4 +1,4 @@
-"""Every ending once, with real processes, signals and an engine; `make endings` has each ten times, with times."""
+"""Each scene of `bench.endings` once, with real processes, signals and an engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.rig.node import node
 pytestmark = pytest.mark.engine
 
 
-def test_a_node_survives_its_parts(folder: Path) -> None:
+def test_a_node_survives_the_death_of_each_of_its_processes(folder: Path) -> None:
     """Scheduler, host, a loading host and zygote die one after the other under running streams; then SIGTERM."""
     with node(folder) as target:
         texts = references(target)
@@ -27,7 +27,7 @@ def test_a_node_survives_its_parts(folder: Path) -> None:
         node_ends.exited(target, 0, time.perf_counter(), within_s=20.0)
 
 
-# What `test_a_node_survives_its_parts` leaves of `make endings`, without the scenes that only vary another one.
+# What `test_a_node_survives_the_death_of_each_of_its_processes` leaves of `make endings`, without the scenes that only vary another one.
 SCENES = [
     "host kill -9 at the first start",
     "node kill -9",
@@ -41,5 +41,5 @@ SCENES = [
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_node_ends(scene: str, folder: Path) -> None:
+def test_a_node_ends_and_leaves_nothing(scene: str, folder: Path) -> None:
     node_ends.SCENES[scene](folder)

@@ -1,4 +1,4 @@
-"""The nodes of one host, run by one command: they come up in any order, end together, and one that dies is remade."""
+"""The nodes of one machine, run by one command: they start in any order, end together, and are restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,19 @@ from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, Node, free_ports, wait_until
 from bench.rig.processes import ProcessEntry
 from supervisor.gateway.keys import key_file_lines
-from tests.rig.launched import SIMULATED, THIRD, events_logged, lines, nodes, run_cli, running_launcher, seen
+from tests.rig.launched import (
+    SIMULATED,
+    THIRD,
+    check_exit,
+    events_logged,
+    lines,
+    nodes,
+    run_cli,
+    running_launcher,
+    seen,
+    simulated_launcher,
+    wait_ready,
+)
 
 pytestmark = pytest.mark.realtime
 
@@ -53,15 +65,14 @@ kv_tokens_max = 65536
 @pytest.fixture
 def running(folder: Path) -> Iterator[Node]:
     """A launcher with a front and two workers, all ready."""
-    ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
-        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+    with simulated_launcher(folder) as target:
+        wait_ready(target)
         target.living()
         yield target
 
 
 def asked(target):
-    """Ask for four tokens over a connection of its own, and return the answer's status."""
+    """Request four tokens over a connection of its own; return status and number of tokens."""
     connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
         body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 4, "ignore_eos": True})
@@ -74,7 +85,7 @@ def asked(target):
 
 
 def stream(target, tokens: int) -> BackgroundReader:
-    """Begin a stream of so many tokens, and return it once its first token has come."""
+    """Start a stream of so many tokens; return its reader after its first token."""
     chat = Chat(target.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
     running = BackgroundReader(chat.read)
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
@@ -86,7 +97,7 @@ def pids(target: dict[str, ProcessEntry]):
     return {name: each.pid for name, each in target.items()}
 
 
-def test_all_nodes_come_up_and_one_line_says_so(running) -> None:
+def test_all_nodes_start_and_one_line_reports_it(running) -> None:
     assert list(nodes(running)) == NAMES
     assert asked(running) == (200, 4)
     assert all(text.startswith("{") for text in running.output().splitlines())
@@ -105,8 +116,7 @@ def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running) -> None:
     outcome = answer.wait(WITHIN_S)
     assert outcome.whole
     assert outcome.usage["completion_tokens"] == 40
-    assert running.wait_exit(WITHIN_S) is not None, running.output()
-    assert (running.process.returncode, running.leftovers()) == (0, [])
+    check_exit(running)
     stopped = [each["node"] for each in events_logged(running, "stopped", exit_code=0) if "node" in each]
     assert (stopped[0], sorted(stopped)) == ("front", NAMES)
 
@@ -125,7 +135,7 @@ def test_a_second_signal_ends_all_within_two_seconds(running) -> None:
     assert outcome.error["code"] == "draining"
 
 
-def test_a_second_signal_ends_a_node_that_hears_nothing_as_soon_as_the_others(running) -> None:
+def test_a_second_signal_ends_a_stopped_node_as_soon_as_the_others(running) -> None:
     os.kill(nodes(running)["one"].pid, signal.SIGSTOP)
     running.signal(signal.SIGTERM)
     assert wait_until(lambda: events_logged(running, "stopped", node="front"), WITHIN_S) is not None
@@ -144,29 +154,25 @@ def test_kill_9_of_the_launcher_leaves_no_process(running) -> None:
 
 
 def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder: Path) -> None:
-    ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
+    with simulated_launcher(folder) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
         target.signal(signal.SIGKILL)
         assert target.wait_gone(EXIT_MAX_S) is not None, target.leftovers()
 
 
 def test_ctrl_c_while_nodes_load_ends_all_of_them(folder: Path) -> None:
-    ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0]) as target:
+    with simulated_launcher(folder) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
         target.signal(signal.SIGINT)
-        assert target.wait_exit(WITHIN_S) is not None, target.output()
-        assert (target.process.returncode, target.leftovers()) == (0, [])
+        check_exit(target)
         assert not [each for each in lines(target) if each.get("child_event") == "restarting"]
 
 
-def test_a_hang_up_is_for_the_nodes_to_hear_and_ends_none(folder: Path) -> None:
-    keys, ports = folder / "keys.toml", free_ports(3)
+def test_sighup_is_passed_on_to_the_nodes_and_ends_none(folder: Path) -> None:
+    keys = folder / "keys.toml"
     keys.write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
-    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[gateway]", f'[gateway]\nkeys = "{keys}"')
-    with running_launcher(folder, text, ports[0]) as target:
-        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+    with simulated_launcher(folder, change=("[gateway]", f'[gateway]\nkeys = "{keys}"')) as target:
+        wait_ready(target)
         before = {seen.pid for seen in nodes(target).values()}
         target.signal(signal.SIGHUP)
         assert wait_until(lambda: events_logged(target, "read the keys", node="front"), WITHIN_S) is not None, (
@@ -212,11 +218,10 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     assert run_cli(running, "drain", "one")[0] == run_cli(running, "drain", "two")[0] == 0
     assert asked(running) == (200, 4)  # three alone is left
     running.signal(signal.SIGTERM)
-    assert running.wait_exit(WITHIN_S) is not None, running.output()
-    assert (running.process.returncode, running.leftovers()) == (0, [])
+    check_exit(running)
 
 
-def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running) -> None:
+def test_a_new_node_that_cannot_start_affects_no_other_and_is_tried_again(running) -> None:
     before, text = nodes(running), file_of(running)
     third = THIRD.format(port=free_ports(1)[0])
     rewrite(running, text + third.replace("[node.three]", '[node.three]\nlogs = "/dev/null/logs"'))
@@ -244,7 +249,7 @@ def test_a_new_node_that_cannot_start_disturbs_nobody_and_is_tried_again(running
     assert len(nodes(running)) == 4
 
 
-def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade(running) -> None:
+def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_restarted(running) -> None:
     text = file_of(running)
     head, _, rest = text.partition("[node.two]")
     without = head + rest.partition("\n")[2].partition("\n")[2]  # its table, and below the engine's
@@ -266,7 +271,7 @@ def test_a_node_that_is_in_the_file_no_more_runs_until_it_ends_and_is_not_remade
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
-def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_stay(running, folder: Path) -> None:
+def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running, folder: Path) -> None:
     before, ports = nodes(running), free_ports(2)
     at = LISTENS.search(file_of(running))[1]
     text = JOINING.format(ports=ports, tiny=TINY)
@@ -293,15 +298,14 @@ def test_nodes_of_a_second_file_join_serve_leave_and_come_back_and_the_others_st
                 for name in ("one", "two"):
                     os.kill(before[name].pid, signal.SIGCONT)
             second.signal(signal.SIGTERM)
-            assert second.wait_exit(WITHIN_S) is not None, second.output()
-            assert (second.process.returncode, second.leftovers()) == (0, [])
+            check_exit(second)
         assert asked(running) == (200, 4)
     assert pids(nodes(running)) == pids(before)
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
 @pytest.mark.parametrize("name", ["one", "front"])
-def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name: str, running) -> None:
+def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, running) -> None:
     before = nodes(running)
     os.kill(before[name].pid, signal.SIGKILL)
     if name != "front":  # there is another worker
@@ -326,27 +330,23 @@ def test_kill_9_of_a_node_remakes_it_and_requests_go_on(name: str, running) -> N
     assert running.process.returncode == 0
 
 
-def test_a_node_that_is_told_to_end_stays_ended_and_the_launcher_ends_with_the_last(running) -> None:
+def test_a_node_that_gets_sigterm_is_not_restarted_and_the_launcher_ends_with_the_last(running) -> None:
     for count, name in enumerate(["one", "front", "two"], start=1):
         os.kill(nodes(running)[name].pid, signal.SIGTERM)
         assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023
-    assert running.wait_exit(WITHIN_S) is not None
-    assert (running.process.returncode, running.leftovers()) == (0, [])
+    check_exit(running)
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
-def test_a_node_that_cannot_start_ends_all_with_its_sentence(folder: Path) -> None:
-    ports = free_ports(3)
-    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')
-    with running_launcher(folder, text, ports[0]) as target:
-        assert target.wait_exit(WITHIN_S) is not None
-        assert (target.process.returncode, target.leftovers()) == (1, [])
+def test_a_node_that_cannot_start_ends_all_with_its_reason(folder: Path) -> None:
+    with simulated_launcher(folder, change=("[node.two]", '[node.two]\nlogs = "/dev/null/logs"')) as target:
+        check_exit(target, 1)
         assert lines(target)[-1]["event"].startswith(
             "espalier: node two did not start: the folder for logs cannot be made: "
         )
 
 
-def test_a_port_that_is_taken_is_said_before_any_node_starts(folder: Path) -> None:
+def test_a_port_in_use_is_reported_before_any_node_starts(folder: Path) -> None:
     import socket
 
     with socket.socket() as taken:
@@ -361,8 +361,7 @@ def test_a_port_that_is_taken_is_said_before_any_node_starts(folder: Path) -> No
 
 
 def test_one_node_of_several_can_be_run_alone(folder: Path) -> None:
-    ports = free_ports(3)
-    with running_launcher(folder, SIMULATED.format(ports=ports, tiny=TINY), ports[0], "--node", "one") as target:
+    with simulated_launcher(folder, "--node", "one") as target:
         assert wait_until(lambda: "Ready: node one with tiny-1" in target.output(), WITHIN_S) is not None, (
             target.output()
         )
@@ -410,11 +409,9 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
     assert '"event"' not in text
 
 
-def test_d8_a_node_that_is_stopped_is_ended_and_made_anew_and_says_why(folder: Path) -> None:
-    ports = free_ports(3)
-    text = SIMULATED.format(ports=ports, tiny=TINY).replace("[node.one]", "[node.one]\nwatchdog_s = 2.0")
-    with running_launcher(folder, text, ports[0]) as target:
-        assert wait_until(lambda: "Ready: " in target.output(), WITHIN_S) is not None, target.output()
+def test_d8_a_stopped_node_is_killed_and_restarted_and_its_status_has_the_reason(folder: Path) -> None:
+    with simulated_launcher(folder, change=("[node.one]", "[node.one]\nwatchdog_s = 2.0")) as target:
+        wait_ready(target)
         before = pids(nodes(target))
         os.kill(before["one"], signal.SIGSTOP)
         assert wait_until(lambda: events_logged(target, "node one hangs, and is ended"), WITHIN_S) is not None

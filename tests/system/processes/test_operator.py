@@ -1,4 +1,4 @@
-"""An operator looks at two nodes that run, has their file read anew, and drains one, and the other through it."""
+"""The commands `status`, `reload` and `drain` on two running nodes, directly and through each other."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def cluster() -> Iterator[Running]:
         yield Running(folder, stack)
 
 
-def test_an_operator_sees_reloads_and_drains_a_cluster_that_runs(running) -> None:
+def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it(running) -> None:
     front, back = running.start("front"), running.start("back")
     running.wait_whole()
 
@@ -211,7 +211,7 @@ def running_on(running, name: str) -> bool:
     return any(offer["running"] for offer in running.seen()[1][name]["state"]["offers"])
 
 
-def test_an_operator_with_another_secret_is_told_so_and_changes_nothing(running) -> None:
+def test_an_operator_with_another_secret_is_refused_with_the_reason(running) -> None:
     back = running.start("back")
     assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
     (running.folder / "secret").write_text("another-secret-that-is-wrong")

@@ -147,7 +147,7 @@ def is_ready(ports: dict[str, int]) -> bool:
         return False
 
 
-def test_o3_a_job_drains_when_its_script_is_told_to_end_and_leaves_nothing() -> None:
+def test_o3_a_job_drains_when_its_script_gets_sigterm_and_leaves_nothing() -> None:
     with slurm() as made:
         ports = example(made.folder)
         job = made.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()

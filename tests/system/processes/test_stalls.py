@@ -35,7 +35,7 @@ def stopped(node: Node) -> None:
     node.signal(SIGCONT)
 
 
-def test_d8_streams_go_on_when_the_gateways_process_stood_still(folder: Path) -> None:
+def test_d8_streams_continue_after_the_gateways_process_was_stopped(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = {name: len(target.nodes[name].output()) for name in target.workers}
         with rolling.steady(target, CLIENTS, seed=1) as tally:
@@ -53,7 +53,7 @@ def test_d8_streams_go_on_when_the_gateways_process_stood_still(folder: Path) ->
         assert not target.stop(10.0)
 
 
-def test_d8_streams_move_from_a_worker_whose_process_stands_still_and_it_is_used_again_after(folder: Path) -> None:
+def test_d8_streams_move_from_a_stopped_worker_which_is_used_again_afterwards(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = len(target.front.output())
         with rolling.steady(target, CLIENTS, seed=1) as tally:

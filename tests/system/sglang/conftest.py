@@ -27,7 +27,7 @@ from supervisor.supervision.registration import Registration
 
 STARTED_WITHIN_S = 120.0
 
-MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with what the spec says otherwise
+MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with changes to its spec
 
 
 @pytest.fixture(scope="session")
@@ -47,27 +47,31 @@ def make_engine() -> MakeEngine:
     return real_engine
 
 
-Keep = Callable[..., Awaitable[None]]  # an engine, given where it is offered and what its spec says otherwise
+Keep = Callable[..., Awaitable[None]]  # an engine, with its registration and changes to its spec
 
 
 @asynccontextmanager
 async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
-    """Run a zygote without a node around it, and say how an engine forked from it is kept."""
+    """Run a zygote without a node around it; yield a function that keeps an engine forked from it."""
     with short_folder() as base, run_folder.run_folder(base, shared_memory.remove) as folder:
         spec = SglangSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
         zygotes: Registration[spawn.Zygote] = Registration()
         grace = GracePeriods()
 
-        def chatter(name: str) -> OutputLog:
+        def output_log(name: str) -> OutputLog:
             return OutputLog(Path(base) / f"{name}.log")
 
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(base)
-        zygote = partial(spawn.zygote, zygotes, chatter("zygote"), grace, Ladder(0.5, 0.5, 1.0), environment)
-        house = HostRuntime(folder, chatter, grace, Ladder(), time.time, silent_s)
+        zygote = partial(spawn.zygote, zygotes, output_log("zygote"), grace, Ladder(0.5, 0.5, 1.0), environment)
+        runtime = HostRuntime(folder, output_log, grace, Ladder(), time.time, silent_s)
 
-        async def keep(plug: Registration[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object) -> None:
-            await run_engine(evolve(spec, **changes), spawn.fork_starter(zygotes), plug, house, task_status=task_status)
+        async def keep(
+            registration: Registration[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object
+        ) -> None:
+            await run_engine(
+                evolve(spec, **changes), spawn.fork_starter(zygotes), registration, runtime, task_status=task_status
+            )
 
         async with trio.open_nursery() as nursery:
             await nursery.start(zygote)

@@ -1,4 +1,4 @@
-"""Many prompts at once, answered by their likeliest tokens: what engines that are put together must agree about."""
+"""Many prompts at once, answered by their likeliest tokens, on which differently placed engines must agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real engine at the edges of a request's life and of its own: aborts in every state, a scheduler that is stopped."""
+"""The real engine: aborts in every state of a request, a stopped scheduler, its first requests."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_temperature_draws_and_top_k_one_does_not(client: OpenAI) -> None:
 # Where an answer ends --------------------------------------------------------------------
 
 
-def test_min_tokens_keeps_an_answer_going(client: OpenAI) -> None:
+def test_min_tokens_lengthens_an_answer(client: OpenAI) -> None:
     usual = chat(client, max_tokens=300)
     assert usual.choices[0].finish_reason == "stop"
     least = usual.usage.completion_tokens + 20
@@ -118,7 +118,7 @@ def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client: OpenAI) 
     assert all(abs(a - b) < 0.02 for (_, a), (_, b) in zip(got, expected, strict=True))
 
 
-def test_completions_tell_log_probabilities_in_their_own_shape(client: OpenAI) -> None:
+def test_completions_have_log_probabilities_in_their_own_shape(client: OpenAI) -> None:
     choice = complete(client, logprobs=2).choices[0]
     told = choice.logprobs
     assert "".join(told.tokens) == choice.text
@@ -127,7 +127,7 @@ def test_completions_tell_log_probabilities_in_their_own_shape(client: OpenAI) -
     assert all(logprob <= 0 for logprob in told.token_logprobs)
 
 
-def test_responses_tell_log_probabilities_in_their_deltas(served: Node) -> None:
+def test_responses_have_log_probabilities_in_their_deltas(served: Node) -> None:
     socket = ResponsesSocket(served.port)
     socket.send(response_body(OAK_PROMPT, 8, top_logprobs=2, include=["message.output_text.logprobs"]))
     told = text = b""

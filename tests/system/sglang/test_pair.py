@@ -1,4 +1,4 @@
-"""A prefill and a decode apart, on nodes of their own, say what one engine that computes both says."""
+"""A prefill and a decode on nodes of their own answer with the tokens of one engine of both legs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, Node, short_folder, wait_until
-from tests.rig.launched import at_free_ports, nodes, running_launcher
+from tests.rig.launched import at_free_ports, check_exit, nodes, running_launcher, wait_ready
 from tests.system.sglang.greedy import all_completed, prompts
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library wants Debian's libibverbs1"),
+    pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library needs Debian's libibverbs1"),
 ]
 
 READY_WITHIN_S = 120.0
@@ -32,7 +32,7 @@ def pair() -> Iterator[Node]:
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
     with short_folder() as folder, running_launcher(folder, text, ports[0]) as target:
-        assert wait_until(lambda: "Ready: " in target.output(), READY_WITHIN_S) is not None, target.output()
+        wait_ready(target, READY_WITHIN_S)
         target.observe()
         yield target
 
@@ -44,12 +44,11 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     assert {len(tokens) for tokens, _, _ in got} != {0}
     assert [count for _, _, count in got] == [len(prompt) for prompt in PROMPTS]
     assert list(nodes(pair)) == ["decode", "front", "prefill"]
-    # No answer needed a second try: whoever resumes, restarts or loses a link says so.
+    # No answer needed a second try: a resume, a restart or a lost link would be logged.
     loud = [line for line in pair.output().splitlines() if '"level": "warning"' in line]
-    assert not [line for line in loud if "a turn took too long" not in line]  # which is the machine's affair here
+    assert not [line for line in loud if "a turn took too long" not in line]  # which depends on the machine
     pair.signal(signal.SIGINT)
-    assert pair.wait_exit(WITHIN_S) is not None, pair.output()
-    assert (pair.process.returncode, pair.leftovers()) == (0, [])
+    check_exit(pair)
 
 
 def test_kill_9_of_the_launcher_leaves_no_engine(pair) -> None:

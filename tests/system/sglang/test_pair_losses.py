@@ -1,7 +1,7 @@
-"""Whatever ends one leg of a pair of real engines, the other leg is let go of within a second, and the pair goes on.
+"""When one leg of a pair of real engines ends, the other is released within a second, and the pair continues.
 
-One thing is SGLang's to decide: a decode keeps the KV memory into which a prefill may still write until that says that
-it does not, 30 s at most. Here it is 3 s.
+SGLang decides one thing: a decode keeps the KV memory into which a prefill may still write until the prefill reports
+that it does not, 30 s at most. Here it is 3 s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from supervisor.config.schema import ClusterSection
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library wants Debian's libibverbs1"),
+    pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library needs Debian's libibverbs1"),
 ]
 
 HELD_S = 60.0  # the transfer: SGLang's decode waits all that time, and would for longer
@@ -45,7 +45,7 @@ def pair() -> Iterator[Cluster]:
 
 
 def in_transfer(pair) -> tuple[Chat, BackgroundReader]:
-    """Ask, and return the client once the prefill has computed and the decode waits for it."""
+    """Send a request; return its client once the prefill has computed and the decode waits for the transfer."""
     pair.wait_ready()
     assert pair.wait_idle(ENDED_S) == []
     chat = Chat(pair.front.port, chat_body("Tell me", 16))
@@ -70,9 +70,7 @@ def free_after_s(pair, leg: str, since: float):
 
 @pytest.mark.parametrize("what", ["scheduler", "host"])
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_an_engine_is_killed_the_other_is_free_and_the_client_hears_that_it_is_lost(
-    lost: str, what: str, pair
-) -> None:
+def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_lost(lost: str, what: str, pair) -> None:
     _, answer = in_transfer(pair)
     lost_at = time.perf_counter()
     pair.nodes[lost].kill(what)

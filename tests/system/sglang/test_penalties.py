@@ -25,7 +25,7 @@ EXACT = {"dtype": "float32"}  # in bfloat16 the shape of a batch decides between
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_d10_an_answer_with_penalties_goes_on_as_if_it_had_not_been_cut(
+async def test_d10_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
     make_engine: MakeEngine, *, together: bool
 ) -> None:
     # A scheduler that runs ahead counts by the steps of its batch: a prompt between two of them counts one token twice.

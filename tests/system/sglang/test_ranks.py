@@ -1,4 +1,4 @@
-"""One engine over two nodes says what an engine on one says, and all of its ranks run or none."""
+"""An engine over two nodes answers with the tokens of an engine on one, and all of its ranks run or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, Node, node, short_folder, wait_until
-from tests.rig.launched import at_free_ports, nodes, running_launcher
+from tests.rig.launched import at_free_ports, nodes, running_launcher, wait_ready
 from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
 pytestmark = pytest.mark.engine
@@ -31,7 +31,7 @@ def spanning() -> Iterator[Node]:
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
     with short_folder() as folder, running_launcher(folder, text + EXACT, ports[0]) as target:
-        assert wait_until(lambda: "Ready: " in target.output(), READY_WITHIN_S) is not None, target.output()
+        wait_ready(target, READY_WITHIN_S)
         target.observe()
         yield target
 
@@ -59,7 +59,7 @@ def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning) -> None:
 
 
 @pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
-def test_whatever_ends_all_ranks_end_and_come_back_together(what: str, spanning) -> None:
+def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what: str, spanning) -> None:
     ready = spanning.output().count("first/tiny-0/engine is ready")
     assert completed(spanning.port, [5, 6, 7])[0]
     kind, _, which = what.partition(" ")

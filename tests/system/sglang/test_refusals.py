@@ -1,4 +1,4 @@
-"""What would crash an engine, or be changed by it in silence, is refused at every door by the field's name."""
+"""Fields that would crash an engine, or that it would silently change, are refused by name on every endpoint."""
 
 from __future__ import annotations
 
