@@ -41,7 +41,7 @@ def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("supervisor.supervision.supervise"), "disabled", True)
 
 
-def pytest_collection_modifyitems(items) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Refuse a test whose fixture asks for a virtual clock that it does not ask for itself: its time would be real."""
     for item in items:
         named, asked = CLOCKS & set(item._fixtureinfo.argnames), CLOCKS & set(item._fixtureinfo.names_closure)
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item) -> Iterator[None]:
+def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
     """Fail a test in which a task of the product kept the event loop for too long."""
     if item.get_closest_marker("turns_exempt") is not None:
         return (yield)

@@ -58,7 +58,7 @@ async def working(
         engines.cancel_scope.cancel()
 
 
-async def ask(worker, wanted: Generate):
+async def ask(worker: Worker, wanted: Generate) -> tuple[list[int], Any | None]:
     async with worker.address.ask(wanted, wanted.sampling.tokens_max) as replies:
         got = [reply async for reply in replies]
         return [token for reply in got if isinstance(reply, Tokens) for token in reply.ids], await replies.result()

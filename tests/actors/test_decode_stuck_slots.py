@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import trio
@@ -191,7 +193,7 @@ class Hung:
                 self.killed += 1
 
     @asynccontextmanager
-    async def ask(self, request, credit):
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Any, Any]]:
         self.busy += 1
         self.asked.append(request.id)
         try:
@@ -228,7 +230,7 @@ async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhe
         world.pool.all.extend(workers)
         got: list = []
 
-        async def honest(name) -> None:
+        async def honest(name: str) -> None:
             async with world.address.ask(wanted_of(name, tokens_max=100), 100) as answer:
                 got.append(await answer.result())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -29,7 +30,7 @@ class Checker:
     fails: Exception | None = None
 
     @asynccontextmanager
-    async def ask(self, request, credit):
+    async def ask(self, request: CheckGrammar, credit: int) -> AsyncIterator[Answer[Any, Any]]:
         name, _, seconds = request.grammar.text.partition(" ")
         self.running.append(name)
         self.begun.append(name)
@@ -56,7 +57,7 @@ class World:
     address: object
     outcomes: list[tuple[str, float]]
 
-    async def check(self, text, owner: str = "alice"):
+    async def check(self, text: str, owner: str = "alice") -> GrammarChecked:
         async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:  # type: ignore[attr-defined]
             return await answer.result()
 
@@ -96,7 +97,7 @@ async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: 
 async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: MockClock) -> None:
     took = {}
 
-    async def timed(world, text: str, owner: str) -> None:
+    async def timed(world: World, text: str, owner: str) -> None:
         began_at = trio.current_time()
         await world.check(text, owner)
         took[text] = trio.current_time() - began_at

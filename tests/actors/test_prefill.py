@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -68,7 +69,7 @@ async def ask(address: Address, request: Generate) -> tuple[list[Started | Token
 async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojump_clock: MockClock) -> None:
     answers = {}
 
-    async def ask_leg(leg: str, address) -> None:
+    async def ask_leg(leg: str, address: Address[Any, Any, Any]) -> None:
         answers[leg] = await ask(address, met("a", 1))
 
     async with pair() as made, trio.open_nursery() as legs:

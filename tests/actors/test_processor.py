@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from actors.kit.calls import Answer, mailbox
+from actors.kit.calls import Address, Answer, mailbox
 from actors.kit.offload import OFFLOAD_SIZE_MIN
 from actors.processor import processor
 from actors.text.model import Defaults, TextModel
@@ -21,7 +21,7 @@ from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.model_folder import FILES
-from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Role, Text, Turn
+from protocol.text_messages import Accepted, Answered, ChoiceEnded, Detokenize, Respond, Role, Text, Tokenize, Turn
 from tests.rig.gateway import FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 
 MOST = 100
@@ -29,7 +29,13 @@ KNOWN = PromptLimits(INFO, MOST, MOST)
 CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
 
 
-def respond(said: str = "n=5", *, turns=None, params=None, **fields) -> Respond:
+def respond(
+    said: str = "n=5",
+    *,
+    turns: Sequence[Any] | tuple[Any, ...] | None = None,
+    params: dict[Any, Any] | None = None,
+    **fields: object,
+) -> Respond:
     turns = turns or (Turn(Role.USER, said),)
     return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
 
@@ -57,8 +63,8 @@ async def running(
     aside: Any = None,
     requests_max: int = 4,
     tokenize_max: int = 10**6,
-):
-    async def at_once(function, **_):
+) -> AsyncIterator[Address[Any, Any, Any]]:
+    async def at_once(function, **_: Any) -> int | list[int] | str:
         await trio.lowlevel.checkpoint()
         return function()
 
@@ -72,13 +78,13 @@ async def running(
         nursery.cancel_scope.cancel()
 
 
-async def ask(address, request):
+async def ask(address: Address, request: Respond | Tokenize | Detokenize) -> tuple[list[Any], Any]:
     async with address.ask(request, 10_000) as answer:
         replies = [reply async for reply in answer]
         return replies, await answer.result()
 
 
-def text(replies) -> str:
+def text(replies: list[Started | Accepted | ChoiceEnded | Text]) -> str:
     return "".join(reply.text for reply in replies if isinstance(reply, Text))
 
 
@@ -342,7 +348,7 @@ async def test_leaving_ends_the_workers_call_at_once(autojump_clock: MockClock) 
 async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockClock) -> None:
     made = []
 
-    async def aside(function, *, owner, size):
+    async def aside(function, *, owner: str, size: int) -> list[int] | str:
         await trio.sleep(1)
         assert (owner, size >= OFFLOAD_SIZE_MIN) == ("alice", True)
         made.append(type(function()))
@@ -358,7 +364,7 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockC
 
 
 async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: MockClock) -> None:
-    async def aside(function, **_) -> None:
+    async def aside(function, **_: Any) -> None:
         await trio.sleep_forever()
 
     worker = Worker()

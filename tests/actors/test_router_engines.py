@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.slots import Deadlines
 from actors.kit.calls import Address, Answer
-from actors.kit.priority_inbox import priority_inbox
+from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
@@ -68,7 +69,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
     async with routed(limits=FailoverLimits(resume_s=60)) as world, trio.open_nursery() as engines:
 
-        async def act(inbox, engine: SimulatedEngine, name) -> None:
+        async def act(inbox: PriorityInbox[Any, Any, Any], engine: SimulatedEngine, name) -> None:
             try:
                 await decode(inbox, engine, engine.info.running_max, Deadlines())
             except* EngineDied:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -116,7 +117,7 @@ async def answer(engine: SimulatedEngine, stream: trio.SocketStream) -> None:
     await stream.send_all(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
 
 
-async def with_server(spec: SimulatedSpec, use):
+async def with_server(spec: SimulatedSpec, use: Callable[[Any], Any]):
     """Call `use(port)` in a thread while an engine is served."""
     engine = SimulatedEngine(spec, random.Random(0))
     async with trio.open_nursery() as nursery:
@@ -137,7 +138,7 @@ async def test_the_costs_of_a_simulated_engine_are_measured_from_outside() -> No
     costs = Costs(fixed_s=0.01, per_running_s=0.004, per_prefill_token_s=0.0001)
     spec = SimulatedSpec(costs=costs, prefix_cache=False, vocabulary_size=1000)
 
-    def use(port):
+    def use(port) -> list[Any]:
         bench = Bench(Server(f"http://127.0.0.1:{port}/v1", "any"), random.Random(0), repeats=2)
         return list(measure(bench, [50, 300], [1, 4], 12))
 

@@ -1,6 +1,8 @@
 """The long runs detect an attack that failed, and count a planned disconnect as no failure."""
 
+from collections.abc import Callable
 from threading import Event, Lock, current_thread
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,7 @@ def leaves(port, over) -> None:
 
 @pytest.mark.parametrize(("attack", "why"), [(dies, AssertionError), (leaves, RuntimeError)])
 def test_an_attack_that_is_over_before_its_time_fails_the_run(
-    attack, why: type[AssertionError] | type[RuntimeError]
+    attack: Callable[[Any, Any], Any], why: type[AssertionError] | type[RuntimeError]
 ) -> None:
     threads = []
 

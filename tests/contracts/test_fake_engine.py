@@ -40,7 +40,10 @@ def behind_a_link(
 
 
 @pytest.mark.parametrize("make_engine", [at_hand, behind_a_link()], ids=["at hand", "behind a link"])
-async def test_the_fake_engine_keeps_the_contract(make_engine, autojump_clock: MockClock) -> None:
+async def test_the_fake_engine_keeps_the_contract(
+    make_engine: Callable[[], AbstractAsyncContextManager[FakeEngine] | AbstractAsyncContextManager[SglangEngine]],
+    autojump_clock: MockClock,
+) -> None:
     await check_engine(make_engine)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol import attachments
@@ -32,11 +34,11 @@ from protocol.peer import Peer, PeerStatistics
 LEFT = Fail(1, "left", "the asker left")
 
 
-def bytes_of(size: int, seed: int = 0):
+def bytes_of(size: int, seed: int = 0) -> bytes:
     return (bytes(range(seed, 256)) * (size // (256 - seed) + 1))[:size]
 
 
-def views(*data):
+def views(*data) -> tuple[Any, ...]:
     return tuple(map(memoryview, data))
 
 
@@ -54,7 +56,7 @@ class Pair:
     def to_near(self):
         return receive(self.near, self.far.data_to_send())
 
-    def settle(self):
+    def settle(self) -> tuple[list[Any], list[Any]]:
         """Carry all messages; return the frames that either end yields."""
         received = [], []
         while self.near.ready or self.far.ready:
@@ -67,7 +69,7 @@ class Pair:
         self.near.send(Open(stream, b"ask", credit, attached=len(data)), views(data) if data else ())
         return stream
 
-    def open(self, **fields) -> None:
+    def open(self, **fields: int) -> None:
         """Open a stream whose request has arrived."""
         self.ask(**fields)
         self.settle()
@@ -87,15 +89,15 @@ def pair() -> Pair:
     return Pair()
 
 
-def receive(peer, data):
+def receive(peer, data: bytes) -> list[Any]:
     return [(frame, bytes(peer.attached)) for frame in peer.receive_data(data)]
 
 
-def frames(data):
+def frames(data) -> list[Any]:
     return list(FrameReader().feed(data))
 
 
-def facing(*sent: object, streams: int = 4, **fields):
+def facing(*sent: object, streams: int = 4, **fields: Any) -> tuple[Peer, Any]:
     """Return an end that serves, and the frames that it yields of those that an asker has sent."""
     peer = Peer("here", serves_max=streams, **fields)
     yielded = receive(peer, b"".join(map(encode, (Hello(VERSION, "there", streams), *sent))))[1:]
@@ -103,7 +105,7 @@ def facing(*sent: object, streams: int = 4, **fields):
     return peer, yielded
 
 
-def asking(*sent: object, **fields):
+def asking(*sent: object, **fields: Any) -> tuple[Any, Any]:
     """Return an end that asks, and the frames that it yields of those that an answerer has sent."""
     peer, _ = facing(**fields)
     peer.send(Open(1, b"", 9))

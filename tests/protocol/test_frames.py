@@ -6,7 +6,7 @@ import builtins
 import struct
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import get_args, get_origin, get_type_hints
 
@@ -80,11 +80,11 @@ frames = st.one_of(
 )
 
 
-def head(kind, length: int) -> bytes:
+def head(kind: int, length: int) -> bytes:
     return struct.pack("<BI", kind, length)
 
 
-def raw(kind, body) -> bytes:
+def raw(kind: int, body: Mapping[typing.Any, typing.Any] | None) -> bytes:
     data = msgspec.msgpack.encode(body)
     return head(kind, len(data)) + data
 
@@ -101,14 +101,14 @@ def pieces(data: bytes, cuts) -> Iterator[bytes]:
 
 @fast
 @given(st.lists(frames, max_size=6), st.lists(st.integers(0, 10**6), max_size=8))
-def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent, cuts) -> None:
+def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent: list[typing.Any], cuts: list[typing.Any]) -> None:
     reader, data = FrameReader(), b"".join(map(encode, sent))
     assert [frame for piece in pieces(data, cuts) for frame in reader.feed(piece)] == sent
 
 
 @fast
 @given(st.lists(frames, max_size=4))
-def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent) -> None:
+def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent: list[typing.Any]) -> None:
     data = b"".join(map(encode, sent))
     trickle = FrameReader()
     assert [frame for byte in data for frame in trickle.feed(bytes((byte,)))] == list(FrameReader().feed(data)) == sent
@@ -121,7 +121,7 @@ tensors = st.builds(
 )
 
 
-def hexadecimal(digits: int):
+def hexadecimal(digits: int) -> st.SearchStrategy[typing.Any]:
     return st.integers(1, 16**digits - 1).map(lambda number: f"{number:0{digits}x}")
 
 
@@ -130,7 +130,7 @@ traces = st.builds(Trace, hexadecimal(32), spans, st.none() | spans, st.booleans
 MADE = {Tensor: tensors, Trace: traces}
 
 
-def values_of(hint):  # noqa: PLR0911  # one kind of hint each
+def values_of(hint) -> object:  # noqa: PLR0911  # one kind of hint each
     """Return a strategy for the values of a field of a message."""
     if hint in MADE:
         return MADE[hint]
@@ -196,7 +196,7 @@ def test_complete_frames_are_yielded_before_a_later_one_is_found_invalid() -> No
 # Invalid bytes ---------------------------------------------------------------------------
 
 
-def check_violation_at_most(data, *, greeted: bool = True) -> None:
+def check_violation_at_most(data: bytes, *, greeted: bool = True) -> None:
     """Let one end of a link receive any bytes: it raises `PeerViolation` or nothing."""
     peer = Peer("here", serves_max=2, frame_bytes_max=4096)
     if greeted:
@@ -233,13 +233,13 @@ names = st.sampled_from(sorted({field.name for kind in KINDS.values() for field 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(names, things, max_size=7))
-def test_well_formed_nonsense_raises_a_violation_and_nothing_else(kind, body) -> None:
+def test_well_formed_nonsense_raises_a_violation_and_nothing_else(kind, body: dict[typing.Any, typing.Any]) -> None:
     check_violation_at_most(raw(kind, body))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(frames, max_size=4))
-def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent) -> None:
+def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent: list[typing.Any]) -> None:
     check_violation_at_most(b"".join(map(encode, sent)))
 
 
@@ -252,7 +252,7 @@ def test_random_messages_raise_a_violation_and_nothing_else(kind, body) -> None:
 
 @fast
 @given(st.lists(frames, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 255))
-def test_one_wrong_byte_raises_a_violation_at_most(sent, place: int, value: int) -> None:
+def test_one_wrong_byte_raises_a_violation_at_most(sent: list[typing.Any], place: int, value: int) -> None:
     data = bytearray(b"".join(map(encode, sent)))
     data[place % len(data)] = value
     check_violation_at_most(bytes(data))
@@ -320,7 +320,7 @@ def greeted_peer() -> Peer:
         (encode(Step([1], [3], [1, 2, 3], [], [])), "credit for 2"),
     ],
 )
-def test_each_violation_has_its_own_sentence(data, sentence: str) -> None:
+def test_each_violation_has_its_own_sentence(data: bytes, sentence: str) -> None:
     with pytest.raises(PeerViolation, match=sentence):
         list(greeted_peer().receive_data(data))
 
@@ -364,7 +364,7 @@ def test_a_message_of_no_kind_is_a_violation(data: bytes) -> None:
 
 @fast
 @given(st.sampled_from(Dtype), st.lists(st.integers(0, 4), max_size=3))
-def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape) -> None:
+def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype, shape: list[typing.Any]) -> None:
     size = BYTES[dtype]
     for length in shape:
         size *= length

@@ -14,11 +14,11 @@ from protocol.messages import Grammar, GrammarKind
 from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
 
 
-def regex(text) -> str | None:
+def regex(text: str) -> str | None:
     return find_mistake(Grammar(GrammarKind.REGEX, text))
 
 
-def ebnf(text) -> str | None:
+def ebnf(text: str) -> str | None:
     return find_mistake(Grammar(GrammarKind.EBNF, text))
 
 

@@ -38,11 +38,19 @@ from protocol.greeting import (
 SECRET = b"quetzalcoatl-0123456789"
 
 
-def dialer(node="front", cluster: str = "demo", secret=SECRET, nonce: bytes = b"d" * 32, expects="back") -> Greeter:
+def dialer(
+    node: str = "front",
+    cluster: str = "demo",
+    secret: bytes = SECRET,
+    nonce: bytes = b"d" * 32,
+    expects: str | None = "back",
+) -> Greeter:
     return Greeter("dials", cluster, node, secret, nonce, expects)
 
 
-def listener(node="back", cluster: str = "demo", secret=SECRET, nonce: bytes = b"l" * 32, expects=None) -> Greeter:
+def listener(
+    node: str = "back", cluster: str = "demo", secret: bytes = SECRET, nonce: bytes = b"l" * 32, expects=None
+) -> Greeter:
     return Greeter("listens", cluster, node, secret, nonce, expects)
 
 
@@ -137,7 +145,7 @@ pairs = st.lists(nonces, min_size=2, max_size=2, unique=True)
 @given(names, st.lists(names, min_size=2, max_size=2, unique=True), secrets, pairs, choices)
 @example("demo", ["front", "back"], b"", [b"d" * 32, b"l" * 32], [])
 def test_two_ends_with_the_same_secret_accept_each_other_in_any_order_of_messages(
-    cluster: str, nodes, secret: bytes, pair: list[bytes], order: list[int]
+    cluster: str, nodes: list[Any], secret: bytes, pair: list[bytes], order: list[int]
 ) -> None:
     ends = dialer(nodes[0], cluster, secret, pair[0], nodes[1]), listener(nodes[1], cluster, secret, pair[1])
     exchange = Exchange(*ends).play(order)
@@ -152,7 +160,7 @@ def test_two_ends_with_the_same_secret_accept_each_other_in_any_order_of_message
 @example([b"", SECRET], [1, 1, 0, 0])
 @example([b"", b"\0"], [])  # the same key for HMAC alone
 @example([SECRET * 3, hashlib.sha256(SECRET * 3).digest()], [])  # so are these
-def test_two_ends_with_different_secrets_never_accept_each_other(two, order: list[int]) -> None:
+def test_two_ends_with_different_secrets_never_accept_each_other(two: list[Any], order: list[int]) -> None:
     exchange = Exchange(dialer(secret=two[0]), listener(secret=two[1]))
     while turns := exchange.turns():
         exchange.turn(turns[order.pop() % len(turns) if order else 0])
@@ -427,7 +435,7 @@ messages = st.one_of(
 
 @settings(max_examples=600)
 @given(st.lists(messages, max_size=5), st.booleans())
-def test_hostile_messages_are_refused_and_prove_nothing(received, dials: bool) -> None:
+def test_hostile_messages_are_refused_and_prove_nothing(received: list[Any], dials: bool) -> None:
     here = (dialer if dials else listener)(nonce=b"9" * 32, expects=None)
     for message in received:
         with suppress(PeerRefused, PeerViolation):

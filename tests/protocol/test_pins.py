@@ -9,7 +9,7 @@ name stands here that a rename could change along with the wire. To renew the pi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from hashlib import sha256
 from itertools import count
@@ -59,7 +59,7 @@ def example(hint, numbers, *, full):
     return list(hint)[-1] if issubclass(hint, StrEnum) else SCALARS[hint](numbers)
 
 
-def container(origin, arguments, numbers, *, full):
+def container(origin, arguments: tuple[Any, ...], numbers, *, full):
     """Return a dictionary with one entry, or an array with two: for an enumeration, with all of its values."""
     if origin is dict or (origin is tuple and arguments[1:] != (...,)):
         values = [example(each, numbers, full=full) for each in arguments]
@@ -79,7 +79,7 @@ def instance(cls, numbers, *, full):
     return cls(**{name: fixed.get(name) or example(hint, numbers, full=full) for name, hint in fields.items()})
 
 
-def examples(kinds):
+def examples(kinds) -> Iterator[tuple[Any, list[Any]]]:
     """Yield every kind's number with two messages of it."""
     for number, cls in sorted(kinds.items()):
         yield number, [instance(cls, count(1), full=full) for full in (False, True)]
@@ -98,11 +98,11 @@ def enumerations(cls, found) -> None:
             found.add(tuple(hint))
 
 
-def wire(module: ModuleType):
+def wire(module: ModuleType) -> dict[Any, Any]:
     return {str(number): [module.encode(each).hex() for each in both] for number, both in examples(module.KINDS)}
 
 
-def greeted():
+def greeted() -> list[Any]:
     """Return what two nodes say in a greeting, in the order in which they say it."""
     dials = greeting.Greeter("dials", "c", "a", b"s" * 32, b"1" * 32)
     listens = greeting.Greeter("listens", "c", "b", b"s" * 32, b"2" * 32)
@@ -112,13 +112,13 @@ def greeted():
     return [each.hex() for each in [*hello, *answer, *proof, *listens.receive(proof[0])]]
 
 
-def errors():
+def errors() -> dict[Any, Any]:
     return {
         code: [cls.fault, cls.http_status, cls.close_code, cls.retry_after_s] for code, cls in ERRORS_BY_CODE.items()
     }
 
 
-def values():
+def values() -> list[Any]:
     found = set()
     for module in SETS.values():
         for cls in module.KINDS.values():
@@ -145,7 +145,7 @@ def is_sentence(key) -> bool:
     return key in {"description", "summary"}
 
 
-def current():
+def current() -> dict[Any, Any]:
     documents = [served(keys_wanted=wanted) for wanted in (False, True)]
     return {
         **{name: wire(module) for name, module in SETS.items()},

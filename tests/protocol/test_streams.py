@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -94,7 +95,7 @@ class TwoEnds(RuleBasedStateMachine):
         half = memoryview(self.attached[body])
         return body, (half[: size // 2], half[size // 2 :]) if size else ()
 
-    def live(self, streams: Streams, state: tuple[str, ...] = ("open", "leaving")):
+    def live(self, streams: Streams, state: tuple[str, ...] = ("open", "leaving")) -> list[Any]:
         return [stream for stream in range(1, streams.last + 1) if streams.state(stream) in state]
 
     @rule(end=which, credit=st.integers(0, 5), size=sizes)
@@ -185,7 +186,7 @@ class TwoEnds(RuleBasedStateMachine):
                 assert not data
                 assert not isinstance(frame, RequestData | ReplyData | WindowUpdate)
 
-    def cancelled(self, end, frame: Item) -> bool:
+    def cancelled(self, end: int, frame: Item) -> bool:
         return self.ends[end].asked.state(frame.stream) == "leaving"
 
     @invariant()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from attrs import asdict, evolve
@@ -18,7 +20,7 @@ PARENT = f"00-{ID}-{SPAN}-01"
 ASKER = Trace(ID, SPAN)
 
 
-def headers(parent: str, *states: str):
+def headers(parent: str, *states: str) -> list[Any]:
     return [(b"traceparent", parent.encode("latin-1")), *((b"tracestate", state.encode("latin-1")) for state in states)]
 
 

@@ -1,7 +1,7 @@
 """What the tests of several dialects share: hostile requests, checks of their errors, and strict readers of answers."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -124,7 +124,7 @@ def ended(choice: int = 0, reason: FinishReason = FinishReason.STOP) -> ChoiceEn
     return ChoiceEnded(reason, choice)
 
 
-def streamed(chunks, replies, answered: Answered):
+def streamed(chunks, replies: tuple[Text | ChoiceEnded, ...] | Sequence[Any], answered: Answered):
     """Return the bytes that a gateway sends for these replies and their end."""
     sent = [chunks.text(reply) if isinstance(reply, Text) else chunks.choice_ended(reply) for reply in replies]
     return b"".join(sent) + chunks.finish(answered)

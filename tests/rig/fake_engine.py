@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import trio
@@ -33,7 +33,7 @@ FORCED = 100.0
 RequestKey = tuple[tuple[int, ...], int | None]  # a prompt and a seed
 
 
-def generate(request_id: str = "r", prompt: int = 4, tokens_max: int = 3, **sampling) -> Generate:
+def generate(request_id: str = "r", prompt: int = 4, tokens_max: int = 3, **sampling: Any) -> Generate:
     """Return a request whose prompt has `prompt` tokens, which depend on its id."""
     start = crc32(request_id.encode()) % 50
     tokens = [(start + place * 7) % 97 for place in range(prompt)]

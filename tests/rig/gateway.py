@@ -215,7 +215,7 @@ class Reply:
         return json.loads(self.body)
 
     @property
-    def error(self):
+    def error(self) -> dict[str, Any]:
         return self.json["error"]
 
     @property
@@ -228,7 +228,7 @@ class Reply:
         return [part.removeprefix("data: ") for part in parts]
 
     @property
-    def chunks(self):
+    def chunks(self) -> list[Any]:
         return [json.loads(event) for event in self.events if event != "[DONE]"]
 
     @property
@@ -238,25 +238,25 @@ class Reply:
         )
 
 
-def head(method: str = "GET", path: str = "/health", *, host: str = "127.0.0.1", **headers) -> bytes:
+def head(method: str = "GET", path: str = "/health", *, host: str = "127.0.0.1", **headers: object) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def handshake(path: str = "/v1/responses", **headers) -> bytes:
+def handshake(path: str = "/v1/responses", **headers: str) -> bytes:
     """Return a WebSocket handshake; a header that is None is left out."""
     given = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
     given |= {"sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ=="} | headers
     return head("GET", path, **{name: value for name, value in given.items() if value is not None})
 
 
-def post(body: object, path: str = "/v1/chat/completions", **headers) -> bytes:
+def post(body: object, path: str = "/v1/chat/completions", **headers: str) -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return head("POST", path, content_length=len(data), **headers) + data
 
 
-def chat(prompt: str = "n=5", **fields) -> dict[str, object]:
+def chat(prompt: str = "n=5", **fields: Any) -> dict[str, object]:
     return {"model": "tiny", "messages": [{"role": "user", "content": prompt}], **fields}
 
 
@@ -331,7 +331,7 @@ class Client:
             nothing = False
         return nothing
 
-    async def upgrade(self, path: str = "/v1/responses", **headers) -> Reply:
+    async def upgrade(self, path: str = "/v1/responses", **headers: Any) -> Reply:
         return await self.ask(handshake(path, **headers))
 
     async def frame(self) -> tuple[int, bytes]:
@@ -352,7 +352,7 @@ class Client:
         assert kind == 0x81, (kind, payload)
         return json.loads(payload)
 
-    async def events(self, *last: str):
+    async def events(self, *last: str) -> list[Any]:
         """Read events up to one whose type is in `last`, or to the end of a response."""
         events = []
         while True:
@@ -387,7 +387,7 @@ def frame(payload: bytes, first: int = 0x81) -> bytes:
     return bytes([first]) + length + bytes(4) + payload
 
 
-def create(prompt: str = "n=5", **fields) -> dict[str, object]:
+def create(prompt: str = "n=5", **fields: Any) -> dict[str, object]:
     return {"type": "response.create", "model": "tiny", "input": prompt, **fields}
 
 

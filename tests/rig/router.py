@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
 import trio
@@ -200,7 +201,9 @@ async def routed(
         stage.cancel_scope.cancel()
 
 
-def generate(name="a", tokens_max: int = 6, prompt=PROMPT, logprobs: int | None = None, **sampling) -> Generate:
+def generate(
+    name="a", tokens_max: int = 6, prompt: range | Sequence[Any] = PROMPT, logprobs: int | None = None, **sampling: Any
+) -> Generate:
     return Generate(name, list(prompt), Sampling(tokens_max, **sampling), logprobs)
 
 
@@ -246,7 +249,7 @@ async def check_ends(world: World, failure: Exception | None) -> None:
     assert caught.value is failure
 
 
-def pair(**decode_or_prefill) -> tuple[Fake, Fake]:
+def pair(**decode_or_prefill: Sequence[Any]) -> tuple[Fake, Fake]:
     """Return a prefill and a decode, each with its script."""
     prefill = Fake("p", leg=Leg.PREFILL, bootstrap=("host", 7), plays=decode_or_prefill.get("prefill", []))
     return prefill, Fake("d", leg=Leg.DECODE, plays=decode_or_prefill.get("decode", []))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
@@ -19,7 +20,7 @@ from protocol.messages import Finished, Generate, Sampling, Started, Tokens
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
 
 
-def spec(**changes) -> SimulatedSpec:
+def spec(**changes: Any) -> SimulatedSpec:
     """Return the spec of a small engine whose steps take one second."""
     few = {"slots": 4, "waiting_max": 16, "kv_tokens_max": 4096, "context_max": 1024, "page_size": 4}
     return SimulatedSpec(**(few | {"vocabulary_size": 100, "costs": COSTS} | changes))
@@ -27,7 +28,10 @@ def spec(**changes) -> SimulatedSpec:
 
 @asynccontextmanager
 async def running(
-    made: SimulatedSpec | None = None, lines=(), seed: int = 0, meetings: RendezvousRooms | None = None
+    made: SimulatedSpec | None = None,
+    lines: tuple[()] | list[list[int]] = (),
+    seed: int = 0,
+    meetings: RendezvousRooms | None = None,
 ) -> AsyncIterator[SimulatedEngine]:
     """Run an engine for the body."""
     engine = SimulatedEngine(made or spec(), random.Random(seed), lines, rendezvous_rooms=meetings or RendezvousRooms())
@@ -44,7 +48,7 @@ def generate(
     *,
     logprobs: int | None = None,
     salt: str | None = None,
-    **sampling,
+    **sampling: Any,
 ) -> Generate:
     """Return a greedy request; a prompt that is given as a length depends on the name."""
     rng = random.Random(name)

@@ -8,7 +8,7 @@ from protocol.dialects.responses import FINAL_EVENTS
 from tests.rig.gateway import Client, Rig
 
 
-def types(events):
+def types(events) -> list[Any]:
     return [event["type"] for event in events]
 
 
@@ -16,7 +16,7 @@ def output_text(events) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
-async def websocket_client(made: Rig, **headers: str):
+async def websocket_client(made: Rig, **headers: str) -> Client:
     client = await made.client()
     assert (await client.upgrade(**headers)).status == 101
     return client
@@ -29,7 +29,7 @@ async def error_code(client: Client, event: object) -> str:
     return code
 
 
-async def collected(client, responses: int):
+async def collected(client: Client, responses: int) -> dict[Any, Any]:
     """Read until so many responses have ended, and return their events by lane."""
     lanes = {}
     while responses:
@@ -39,7 +39,7 @@ async def collected(client, responses: int):
     return lanes
 
 
-async def whole(client, *requests: dict[str, Any]):
+async def whole(client: Client, *requests: dict[str, Any]) -> dict[str, Any]:
     """Send requests one after the other, and return the last response."""
     for request in requests:
         await client.say(request)

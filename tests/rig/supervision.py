@@ -43,7 +43,7 @@ class Life:
 FAILS_TO_START = Life(starts=False)
 
 
-def child(name: str, *lives: Life, **fields) -> Child:
+def child(name: str, *lives: Life, **fields: Any) -> Child:
     """Return a child that lives the given lives, then for ever."""
     left = list(lives)
 
@@ -65,11 +65,11 @@ def child(name: str, *lives: Life, **fields) -> Child:
     return Child(name=name, run=run, **fields)
 
 
-def tree(*children, name: str = "t", **fields: object) -> Tree:
+def tree(*children: Child | Tree | None, name: str = "t", **fields: object) -> Tree:
     return Tree(name=name, children=children, **fields)
 
 
-def fails_every(seconds: int, name: str = "a", **fields) -> Child:
+def fails_every(seconds: int, name: str = "a", **fields: Any) -> Child:
     return child(name, *[Life(lasts_s=seconds)] * 99, **fields)
 
 

@@ -10,6 +10,7 @@ import socket
 import struct
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -167,7 +168,7 @@ class Crowd:
             if not await self.hear(client, wanted, heard, known):
                 return
 
-    async def hear(self, client, wanted, heard, known: list[None]):
+    async def hear(self, client, wanted: dict[Any, Any], heard: dict[Any, Any], known: list[None]):
         """Read one frame; return whether more can come."""
         first, payload = await client.frame()
         if first == 0x88:

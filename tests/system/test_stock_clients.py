@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import httpx2
 import pytest
@@ -15,7 +17,7 @@ from tests.rig.gateway import at_rest, chat, create, rig
 from tests.rig.sockets import output_text
 
 
-async def aside(function, *arguments: str | int) -> None:
+async def aside(function: Callable[[Any], None], *arguments: str | int) -> None:
     with trio.fail_after(20):
         await trio.to_thread.run_sync(function, *arguments)
 

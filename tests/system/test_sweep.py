@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 
 import pytest
 import trio
@@ -31,7 +32,9 @@ def crash_the_host(world: SmallSystem, _: trio.CancelScope) -> None:
     world.hosts[0].crash()
 
 
-async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope], None], tokens_max: int) -> bool:
+async def sweep_one(
+    rng: Random, step: int, act: Callable[[SmallSystem, trio.CancelScope], None], tokens_max: int
+) -> bool:
     """Do `act` just before the step; return whether that came before the victim had ended."""
     costs = Costs(slots=1, step_s=0.05, prefill_s=0.01, release_s=0.03)
     async with living(SmallSystem(costs=costs, inbox_size=1, streams=3)) as world:
@@ -68,7 +71,7 @@ async def sweep_one(rng, step: int, act: Callable[[SmallSystem, trio.CancelScope
     return steps.taken < step
 
 
-async def stop_one(rng, step: int) -> bool:
+async def stop_one(rng: Random, step: int) -> bool:
     """End the whole tree just before the step; return whether that came before its clients had ended."""
     async with living(SmallSystem(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
         ended = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from random import Random
 
 import pytest
 import trio
@@ -40,7 +41,7 @@ async def in_a_lane(reader: Reader) -> None:
     await reader.events()
 
 
-async def leave_at(rng, step: int, program: Callable[[Reader], Awaitable[None]]) -> bool:
+async def leave_at(rng: Random, step: int, program: Callable[[Reader], Awaitable[None]]) -> bool:
     """Close the victim's socket just before the step; return whether that came before its program had ended."""
     costs = Costs(slots=1, step_s=0.05, prefill_s=0.001, release_s=0.03, vocabulary_size=VOCABULARY)
     async with living(System(costs=costs, inbox_size=1, requests_max=2)) as system:

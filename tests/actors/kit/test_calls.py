@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
 from attrs import frozen
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Address, Answer, BugCounter, CreditExceeded, mailbox
+from actors.kit.calls import Address, Answer, BugCounter, Call, CreditExceeded, mailbox
 from protocol.errors import (
     ActorLost,
     BadRequest,
@@ -30,11 +31,13 @@ class Ask:
     id: str = "r"
 
 
-def answer(credit: int = 100):
+def answer(credit: int = 100) -> Answer[Any, Any]:
     return Answer(credit)
 
 
-async def relaying(source, into, got=None, until: Callable[[], int] | None = None) -> None:
+async def relaying(
+    source: Answer, into: Callable[[Any], Any], got: list[Any] | None = None, until: Callable[[], int] | None = None
+) -> None:
     result = await source.relay(into, until)
     if got is not None:
         got.append(result)
@@ -176,7 +179,7 @@ async def test_an_error_in_a_relays_function_ends_the_relay_and_reaches_no_one_e
 ) -> None:
     source, neighbour, got, broken = answer(), answer(), [], []
 
-    def trips(reply) -> None:
+    def trips(reply: int) -> None:
         got.append(reply)
         if reply == 2:
             raise ZeroDivisionError
@@ -249,11 +252,15 @@ async def test_a_result_that_is_there_is_returned_though_the_deadline_has_passed
 
 
 async def serve(
-    inbox, serve_one, bugs: BugCounter | None = None, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    inbox: trio.MemoryReceiveChannel[Call[Any, Any, Any]],
+    serve_one,
+    bugs: BugCounter | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     bugs = bugs or BugCounter()
 
-    async def one(call) -> None:
+    async def one(call: Call) -> None:
         with call.answering(bugs) as replies:
             await serve_one(call, replies)
 
@@ -263,14 +270,18 @@ async def serve(
             nursery.start_soon(one, call)
 
 
-async def served(nursery: trio.Nursery, serve_one, bugs: BugCounter | None = None) -> Address:
+async def served(
+    nursery: trio.Nursery,
+    serve_one: Callable[[Any, Any], Awaitable[Any] | Awaitable[None]],
+    bugs: BugCounter | None = None,
+) -> Address:
     """Return the address of an actor that answers each call by a function."""
     address, inbox = mailbox(1)
     await nursery.start(serve, inbox, serve_one, bugs)
     return address
 
 
-async def ask(address, request: Ask | None = None, credit: int = 9):
+async def ask(address: Address[Any, Any, Any], request: Ask | None = None, credit: int = 9) -> int | str:
     async with address.ask(request or Ask(), credit) as replies:
         return await replies.result()
 
@@ -293,7 +304,7 @@ async def test_leaving_before_the_call_was_taken_leaves_it_cancelled_in_the_inbo
 async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def both(call, replies):
+    async def both(call: Call, replies: Answer):
         raise ExceptionGroup("two at once", [Overloaded("no room"), KeyError("a bug")])
 
     counted = BugCounter(bugs_max=9)
@@ -307,7 +318,7 @@ async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(
 async def test_several_errors_of_one_request_are_no_bug(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def both(call, replies):
+    async def both(call: Call, replies: Answer):
         raise ExceptionGroup("two at once", [Overloaded("no room"), Overloaded("nowhere")])
 
     address = await served(nursery, both)
@@ -330,7 +341,7 @@ async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(
 ) -> None:
     left = []
 
-    async def forever(call, replies) -> None:
+    async def forever(call: Call, replies: Answer) -> None:
         try:
             await trio.sleep_forever()
         finally:
@@ -363,7 +374,7 @@ async def test_an_answerer_is_cancelled_before_its_replies_are_dropped(
 
 
 async def test_leaving_after_the_end_changes_nothing(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    async def at_once(call, replies) -> None:
+    async def at_once(call: Call, replies: Answer) -> None:
         replies.end("done")
 
     address = await served(nursery, at_once)
@@ -376,7 +387,7 @@ async def test_leaving_after_the_end_changes_nothing(nursery: trio.Nursery, auto
 async def test_an_asker_that_leaves_does_not_disturb_its_neighbour(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    async def slowly(call, replies) -> None:
+    async def slowly(call: Call, replies: Answer) -> None:
         await trio.sleep(3)
         replies.end(call.request.id)
 
@@ -423,7 +434,7 @@ async def test_a_body_that_ends_without_a_result_fails_the_call_with_actor_lost(
 
 
 async def test_a_request_error_fails_its_call_alone(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    async def picky(call, replies) -> None:
+    async def picky(call: Call, replies: Answer) -> None:
         if call.request.id == "bad":
             raise BadRequest("not this one", param="id")
         replies.end("fine")
@@ -438,7 +449,7 @@ async def test_a_request_error_fails_its_call_alone(nursery: trio.Nursery, autoj
 async def test_a_request_error_inside_groups_still_fails_its_call(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    async def nested(call, replies) -> None:
+    async def nested(call: Call, replies: Answer) -> None:
         async with trio.open_nursery() as legs, trio.open_nursery() as leg:
             legs.start_soon(trio.sleep_forever)
             leg.cancel_scope.deadline = 5
@@ -455,7 +466,7 @@ async def test_a_request_error_inside_groups_still_fails_its_call(
 async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(
     error: EngineStuck | ExceptionGroup[EspalierError], autojump_clock: MockClock
 ) -> None:
-    async def stuck(call, replies):
+    async def stuck(call: Call, replies: Answer):
         raise error
 
     with pytest.RaisesGroup(
@@ -470,7 +481,7 @@ async def test_an_actor_error_ends_the_actor_whatever_rose_beside_it(
 async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(
     nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def buggy(call, replies) -> None:
+    async def buggy(call: Call, replies: Answer) -> None:
         replies.end(10 // (call.request.id != "unlucky"))
 
     address = await served(nursery, buggy)
@@ -484,7 +495,7 @@ async def test_a_bug_fails_one_request_as_internal_and_is_logged_with_its_id(
 
 
 async def test_a_rate_of_bugs_ends_the_actor(autojump_clock: MockClock) -> None:
-    async def buggy(call, replies):
+    async def buggy(call: Call, replies: Answer):
         raise KeyError
 
     with pytest.RaisesGroup(pytest.RaisesGroup(TooManyInternalErrors), flatten_subgroups=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.kit.calls import Answer, Call
-from actors.kit.fair_queue import FairQueue
+from actors.kit.fair_queue import Entry, FairQueue
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.messages import Finished, Generate, Sampling, Started, Tokens
 from supervisor.engines.work import request_inbox
@@ -24,20 +25,20 @@ class Model:
     def __init__(self) -> None:
         self.waiting, self.accounts, self.turns, self.now = [], Counter(), {}, 0
 
-    def add(self, entry) -> None:
+    def add(self, entry: Entry[Any]) -> None:
         self.now += 1
         if all(each.owner != entry.owner for each in self.waiting):
             self.turns[entry.owner] = self.now
         self.waiting.append(entry)
 
-    def charge(self, owner, amount: object) -> None:
+    def charge(self, owner: str, amount: object) -> None:
         self.now += 1
         self.accounts[owner] += amount
         if amount > 0:
             self.turns[owner] = self.now
 
-    def first(self):
-        def place(each):
+    def first(self) -> Entry | None:
+        def place(each: Entry) -> tuple[Any, int, Any, Any]:
             return -each.priority, self.accounts[each.owner], self.turns[each.owner], each.number
 
         return min(self.waiting, key=place, default=None)
@@ -87,7 +88,7 @@ def test_the_queue_equals_a_simple_model_after_every_operation(
 
 
 @given(st.lists(st.tuples(OWNERS, st.integers(-1, 1)), min_size=1, max_size=30))
-def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added) -> None:
+def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added: list[Any]) -> None:
     line = FairQueue()
     entries = [line.add(None, owner, priority) for owner, priority in added]
     lowest = [each for each in entries if each.priority == min(each.priority for each in entries)]
@@ -97,7 +98,7 @@ def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priorit
     assert found is [each for each in lowest if each.owner == found.owner][-1]
 
 
-def test_owners_take_turns_though_each_account_is_empty_again_before_the_next_turn():
+def test_owners_take_turns_though_each_account_is_empty_again_before_the_next_turn() -> None:
     line, taken = FairQueue(), []
     for owner in "aaabbb":
         line.add(None, owner, 0)
@@ -109,15 +110,15 @@ def test_owners_take_turns_though_each_account_is_empty_again_before_the_next_tu
     assert taken == list("ababab")
 
 
-def call(owner, weight=1, name=None):
+def call(owner: str, weight: int = 1, name=None) -> Call[Any, Any, Any]:
     return Call((owner, weight, name), Answer(0))
 
 
-def made(size: int = 1000):
+def made(size: int = 1000) -> PriorityInbox[Any, Any, Any]:
     return PriorityInbox(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
 
 
-async def taken(of, times: int):
+async def taken(of: PriorityInbox[Any, Any, Any], times: int) -> list[Any]:
     return [(await of.receive()).request[0] for _ in range(times)]
 
 
@@ -175,7 +176,7 @@ async def test_a_call_whose_asker_has_left_takes_no_turn() -> None:
 
 
 @given(st.lists(st.tuples(OWNERS, st.integers(1, 9)), min_size=1, max_size=60))
-def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_turn(sent) -> None:
+def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_turn(sent: list[Any]) -> None:
     async def main() -> None:
         of = made()
         for owner, weight in sent:

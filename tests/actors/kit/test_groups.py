@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,18 +16,18 @@ nested = st.recursive(
 )
 
 
-def flat(error):
+def flat(error: ExceptionGroup | KeyError | EngineLost | LinkLost) -> list[Any]:
     return [leaf for part in error.exceptions for leaf in flat(part)] if isinstance(error, ExceptionGroup) else [error]
 
 
 @given(nested)
-def test_the_leaves_come_in_order_from_any_depth(error) -> None:
+def test_the_leaves_come_in_order_from_any_depth(error: ExceptionGroup | KeyError | EngineLost | LinkLost) -> None:
     assert list(leaves(error)) == flat(error)
     assert first_leaf(error) is flat(error)[0]
 
 
 @given(nested)
-def test_the_first_of_a_kind_is_found_and_one_of_another_kind_is_noticed(error) -> None:
+def test_the_first_of_a_kind_is_found_and_one_of_another_kind_is_noticed(error: ExceptionGroup | KeyError) -> None:
     kinds = [leaf for leaf in flat(error) if isinstance(leaf, RequestError)]
     assert first_of(error, RequestError) is (kinds[0] if kinds else None)
     assert consists_of(error, RequestError) == (len(kinds) == len(flat(error)))

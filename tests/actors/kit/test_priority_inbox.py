@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -16,11 +17,11 @@ from actors.kit.calls import Answer, Call
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 
 
-def call(urgency, name=""):
+def call(urgency: int, name: str | int = "") -> Call[Any, Any, Any]:
     return Call((urgency, name), Answer(0))
 
 
-def made(size: int = 10):
+def made(size: int = 10) -> PriorityInbox[Any, Any, Any]:
     return PriorityInbox(size, lambda request: request[0])
 
 
@@ -78,7 +79,7 @@ async def test_an_asker_that_gives_up_is_removed_at_once(autojump_clock: MockClo
 async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nursery) -> None:
     of, done = made(2), []
 
-    async def send(urgency: int, name) -> None:
+    async def send(urgency: int, name: str) -> None:
         await of.send(call(urgency, name))
         done.append(name)
 
@@ -145,7 +146,7 @@ async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 @given(urgencies=st.lists(st.integers(-3, 3), max_size=12))
-def test_any_calls_come_out_in_order_once_each(size: int, urgencies) -> None:
+def test_any_calls_come_out_in_order_once_each(size: int, urgencies: list[Any]) -> None:
     async def main() -> None:
         of = made(size)
         async with trio.open_nursery() as nursery:

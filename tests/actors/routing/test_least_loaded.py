@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from attrs import evolve
 from hypothesis import given
@@ -61,7 +62,7 @@ memories = st.builds(
 
 
 @given(st.lists(memories, min_size=1, max_size=6), st.integers(0, 9))
-def test_one_whose_memory_has_room_is_chosen(every, tokens: int) -> None:
+def test_one_whose_memory_has_room_is_chosen(every: list[Any], tokens: int) -> None:
     request = generate(prompt=[], tokens_max=tokens)
     chosen = every[least_loaded(request, every)]
     assert chosen.fits(request) == any(load.fits(request) for load in every)

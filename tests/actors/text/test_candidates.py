@@ -28,6 +28,7 @@ from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
+from protocol.dialects.responses.requests import Create
 from protocol.messages import FinishReason, Tokens, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 from tests.actors.test_processor import running
@@ -54,7 +55,7 @@ class Turns(trio.abc.Instrument):
             self.longest, self.task = took, task.name
 
 
-def chat_body(messages):
+def chat_body(messages: list[Any]) -> dict[Any, Any]:
     return {"model": "tiny", "max_tokens": 1, "messages": messages}
 
 
@@ -131,7 +132,7 @@ def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect: ModuleType, m
 
 
 @given(parts=st.lists(st.binary(max_size=250_000), max_size=5))
-def test_a_body_in_pieces_is_the_whole_of_it(parts) -> None:
+def test_a_body_in_pieces_is_the_whole_of_it(parts: list[Any]) -> None:
     body = AnswerBody.from_parts(parts)
     pieces = list(body.pieces())
     assert b"".join(pieces) == b"".join(parts)
@@ -307,7 +308,7 @@ alphabet = st.text(st.sampled_from("ab "), min_size=1, max_size=6)
 
 
 @given(stops=st.lists(alphabet, min_size=1, max_size=6), pieces=st.lists(st.text(st.sampled_from("abc "), max_size=8)))
-def test_a_stop_string_is_found_as_by_comparing(stops, pieces) -> None:
+def test_a_stop_string_is_found_as_by_comparing(stops: list[Any], pieces: list[Any]) -> None:
     scanner, out, text = StopScanner(StopStrings(stops)), "", ""
     for piece in pieces:
         text += piece
@@ -339,11 +340,11 @@ LONG_BODIES = {
 
 
 @pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
-async def test_b10_a_long_body_is_read_aside(body, rather_slow: MockClock) -> None:
+async def test_b10_a_long_body_is_read_aside(body: dict[Any, Any], rather_slow: MockClock) -> None:
     """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
     sizes = []
 
-    async def aside(function, *, owner, size):
+    async def aside(function, *, owner: str, size: int) -> chat.ChatRequest | Create:
         sizes.append(size)
         return await run_inline(function, owner=owner, size=size)
 

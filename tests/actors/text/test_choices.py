@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -35,11 +36,11 @@ from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 ROOMY = PromptLimits(INFO, 2048, 1024)
 
 
-def said(replies, choice: int = 0) -> str:
+def said(replies: Sequence[Started | Accepted | ChoiceEnded | Text], choice: int = 0) -> str:
     return "".join(each.text for each in replies if isinstance(each, Text) and each.choice == choice)
 
 
-def texts(*prompts: str, **fields) -> Respond:
+def texts(*prompts: str, **fields: Any) -> Respond:
     return Respond("b" * 32, texts=prompts, **fields)
 
 
@@ -128,7 +129,7 @@ async def test_an_echo_begins_with_the_prompt_and_costs_nothing(autojump_clock: 
 async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock: MockClock) -> None:
     read = []
 
-    async def aside(function, **_):
+    async def aside(function, **_: object) -> list[int] | str:
         await trio.sleep(1)
         if isinstance(said := function(), str):  # the ids are looked at aside, too
             read.append(said)
@@ -263,7 +264,7 @@ ALTERNATING = """
 {%- endfor %}"""  # as Mistral's and Llama 2's do
 
 
-def talk(count: int):
+def talk(count: int) -> tuple[Any, ...]:
     turns = [Turn(Role.SYSTEM, "Be kind.")]
     turns += [
         Turn((Role.USER, Role.ASSISTANT)[place % 2], f"n=1 {place} and some more words") for place in range(count)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -30,7 +32,7 @@ def ids(text: str) -> list[int]:
     return TINY.encode(text, add_special_tokens=False).ids
 
 
-def cut(sequence, sizes):
+def cut(sequence: Sequence[Any], sizes: list[Any]) -> Iterator[list[int]]:
     """Split a list into pieces of these sizes, over and over."""
     at, turn = 0, 0
     while at < len(sequence):
@@ -50,7 +52,13 @@ def sound(text: str) -> str:
     return text.rstrip(BROKEN) if text.endswith(BROKEN) else text
 
 
-def naively(sequence: list[int], stops: tuple[()] | list[str] = (), stop_ids=(), silent=(), tokens_min=0):
+def naively(
+    sequence: list[int],
+    stops: tuple[()] | list[str] = (),
+    stop_ids: tuple[()] | list[Any] = (),
+    silent: tuple[()] | set[Any] = (),
+    tokens_min: int = 0,
+) -> tuple[str, Any, int]:
     """The slow way: decode everything up to each token anew, and look for every stop in all of it."""
     heard = []
     for count, token in enumerate(sequence, start=1):
@@ -68,7 +76,7 @@ def naively(sequence: list[int], stops: tuple[()] | list[str] = (), stop_ids=(),
     return (text, None, len(sequence)) if hit is None else (text[: hit[0]], hit[1], len(sequence))
 
 
-def first_stop(text: str, stops, start: int):
+def first_stop(text: str, stops: tuple[()] | list[str], start: int) -> tuple[int, str] | None:
     for end in range(start + 1, len(text) + 1):
         ended = [stop for stop in stops if text[start:end].endswith(stop)]
         if ended:
@@ -81,7 +89,7 @@ def first_stop(text: str, stops, start: int):
 
 
 @given(answers, st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_any_split_of_the_ids_reads_as_in_one_piece(sequence: list[int], sizes) -> None:
+def test_any_split_of_the_ids_reads_as_in_one_piece(sequence: list[int], sizes: list[Any]) -> None:
     text, said = read(IncrementalDetokenizer(TINY), cut(sequence, sizes))
     assert text == TINY.decode(sequence)
     assert sum(each.tokens for each in said) <= len(sequence)
@@ -126,7 +134,7 @@ def test_bytes_that_are_no_text_are_not_held_for_ever() -> None:
 
 
 @given(st.lists(st.sampled_from([*[BYTES[letter] for letter in "ðŁĻĤæĹ¥Ã©"], *ids("a")]), max_size=120))
-def test_long_runs_of_broken_bytes_read_as_in_one_piece(sequence) -> None:
+def test_long_runs_of_broken_bytes_read_as_in_one_piece(sequence: list[Any]) -> None:
     assert read(IncrementalDetokenizer(TINY), cut(sequence, [1]))[0] == TINY.decode(sequence)
 
 
@@ -163,7 +171,7 @@ def spelled(text: str) -> list[int]:
 @given(
     st.lists(st.one_of(st.sampled_from(WORDS).map(lambda word: [word]), texts.map(spelled), st.just([1])), max_size=9)
 )
-def test_words_and_spelled_characters_read_as_in_one_piece(pieces) -> None:
+def test_words_and_spelled_characters_read_as_in_one_piece(pieces: list[Any]) -> None:
     sequence = [token for piece in pieces for token in piece]
     assert read(IncrementalDetokenizer(SENTENCEPIECE), cut(sequence, [1]))[0] == SENTENCEPIECE.decode(sequence)
 
@@ -171,7 +179,7 @@ def test_words_and_spelled_characters_read_as_in_one_piece(pieces) -> None:
 @given(st.lists(st.integers(0, SENTENCEPIECE.get_vocab_size() - 1), max_size=40))
 @example([4, 195, 110, 216, 14, 270, 113])
 @example([118, 207, 262, 176])
-def test_no_sequence_of_ids_raises(sequence) -> None:
+def test_no_sequence_of_ids_raises(sequence: list[Any]) -> None:
     text, _ = read(IncrementalDetokenizer(SENTENCEPIECE), cut(sequence, [1]))
     assert len(text) <= 4 * len(SENTENCEPIECE.decode(sequence)) + 4
 
@@ -195,7 +203,7 @@ def test_a_word_keeps_its_space_after_broken_bytes() -> None:
 )
 @settings(max_examples=300)
 def test_reading_is_what_the_naive_way_gives(
-    sequence: list[int], stops: list[str], stop_ids, silent, tokens_min, sizes
+    sequence: list[int], stops: list[str], stop_ids: list[Any], silent: set[Any], tokens_min: int, sizes: list[Any]
 ) -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
     text, said = read(reading, cut(sequence, sizes))

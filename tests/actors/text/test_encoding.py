@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Any
 
 import pytest
 import trio
@@ -33,7 +34,7 @@ class Counting:
     def __init__(self) -> None:
         self.sizes = []
 
-    async def __call__(self, function, *, owner, size):
+    async def __call__(self, function, *, owner: str, size: int) -> int | list[int] | str:
         self.sizes.append(size)
         return await run_inline(function, owner=owner, size=size)
 
@@ -42,7 +43,7 @@ def tokenizer(
     model: models.BPE | models.Unigram | models.WordPiece,
     normalizer: normalizers.NFKC | normalizers.Replace | normalizers.Strip | normalizers.Sequence | None = None,
     pre: pre_tokenizers.Metaspace | pre_tokenizers.Whitespace | pre_tokenizers.Split | None = None,
-    added=(),
+    added: tuple[()] | list[Any] = (),
 ) -> Tokenizer:
     made = Tokenizer(model)
     if normalizer is not None:
@@ -54,7 +55,7 @@ def tokenizer(
     return made
 
 
-def bpe(**options) -> models.BPE:
+def bpe(**options: Any) -> models.BPE:
     return models.BPE(vocab={**BYTES, "a": 256, "aa": 257}, merges=[("a", "a")], byte_fallback=True, **options)
 
 
@@ -83,7 +84,7 @@ UNBOUNDED = {
 }
 
 
-def bound(made) -> int | None:
+def bound(made: Tokenizer) -> int | None:
     return characters_a_token(json.loads(made.to_str()))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,14 +22,14 @@ DATA = token_data(TINY.tokenizer)
 TEXTS = st.text(st.sampled_from("aé日🙂 .END"), min_size=1, max_size=20)
 
 
-def reading(stops=(), **fields) -> IncrementalDetokenizer:
+def reading(stops: tuple[()] | list[Any] = (), **fields: Any) -> IncrementalDetokenizer:
     scores = PendingLogprobs(TINY.tokenizer.id_to_token, DATA)
     return IncrementalDetokenizer(
         TINY.tokenizer, StopStrings(stops) if stops else None, pending_logprobs=scores, **fields
     )
 
 
-def fed(made: IncrementalDetokenizer, sequence, size: int = 1):
+def fed(made: IncrementalDetokenizer, sequence: Sequence[Any], size: int = 1) -> list[Any]:
     """Feed so many ids at a time, and return every piece."""
     pieces = []
     for at in range(0, len(sequence), size):
@@ -108,7 +110,7 @@ def test_bytes_are_found_for_any_other_vocabulary() -> None:
 
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
-def test_every_id_is_sent_in_order_whatever_became_of_its_text(sequence, size: int) -> None:
+def test_every_id_is_sent_in_order_whatever_became_of_its_text(sequence: list[Any], size: int) -> None:
     made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), eos_ids=[1], with_ids=True)
     pieces = fed(made, sequence, size)
     told = [token for piece in pieces for token in piece.ids]

@@ -1,7 +1,7 @@
 """Answers of different servers give the same result, and an incomplete one never counts as complete."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,13 +16,15 @@ from bench.load.messages import Fault
 from tests.rig.scripted_server import delta, response_end, usage
 
 
-def hear(read: Callable[[Answer, bytes, bytes], int], *events):
+def hear(read: Callable[[Answer, bytes, bytes], int], *events) -> tuple[Answer, list[int]]:
     answer = Answer()
     brought = [read(answer, b"", e if isinstance(e, bytes) else json.dumps(e).encode()) for e in events]
     return answer, [tokens for tokens in brought if tokens]
 
 
-def fault(read: Callable[[Answer, bytes, bytes], int], *events) -> Fault:
+def fault(
+    read: Callable[[Answer, bytes, bytes], int], *events: bytes | Mapping[Any, object] | Mapping[Any, Any]
+) -> Fault:
     with pytest.raises(RequestFailed) as caught:
         hear(read, *events)
     return caught.value.fault
@@ -156,7 +158,7 @@ def test_an_incomplete_response_says_why(reason: str, finish: str) -> None:
         ({"type": "error", "code": "rate_limit", "message": "x"}, "rate_limit"),
     ],
 )
-def test_a_response_that_did_not_finish_has_failed(event, code: str) -> None:
+def test_a_response_that_did_not_finish_has_failed(event: Mapping[Any, object], code: str) -> None:
     found = fault(read_response, TEXT, event)
     assert (found.kind, found.code) == ("error_event", code)
 
@@ -179,7 +181,9 @@ objects = st.recursive(
 
 
 @given(objects, st.sampled_from([read_chunk, read_response]), st.sampled_from([b"", b"error", b"\xff"]))
-def test_whatever_a_server_says_is_read_or_fails_as_a_request(said, read, name) -> None:
+def test_whatever_a_server_says_is_read_or_fails_as_a_request(
+    said: dict[str, Any] | list[Any] | int | str | None, read, name
+) -> None:
     answer = Answer()
     with suppress(RequestFailed):
         assert read(answer, name, json.dumps(said).encode()) == answer.tokens

@@ -3,9 +3,9 @@
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -38,7 +38,7 @@ class Client:
 
     made: ClassVar[list["Client"]] = []
 
-    def __init__(self, server: Scripted, **options) -> None:
+    def __init__(self, server: Scripted, **options: str | bool | float) -> None:
         self.target = Target(**{"url": server.url, "api": "chat", "model": "m", "timeout_s": 20.0} | options)
         self.pool = Pool(self.target, parse_url(self.target.url, self.target.api))
         self.came = []
@@ -234,8 +234,8 @@ async def test_an_answer_that_takes_too_long_is_a_timeout_with_its_place() -> No
 # WebSocket --------------------------------------------------------------------------------
 
 
-def says(*events, close: int | None = None):
-    def script(body):
+def says(*events: Mapping[Any, Any], close: int | None = None) -> Callable[[Any], Any]:
+    def script(body) -> list[Any]:
         found = [TextMessage(json.dumps(each)) for each in events] if body["type"] == "response.create" else []
         return [Ping(payload=b"there?"), *found, *([CloseConnection(close)] if close else [])]
 
@@ -273,10 +273,10 @@ async def test_a_websocket_that_closes_after_an_answer_is_not_used_again() -> No
         assert (first.ending, second.ending, server.connections) == ("completed", "completed", 2)
 
 
-def cancelling(end):
+def cancelling(end: dict[Any, Any]) -> Callable[[Any], Any]:
     """Answer a request by one token, and its cancel by an end."""
 
-    def script(body):
+    def script(body) -> list[Any]:
         event = DELTA if body["type"] == "response.create" else end
         return [TextMessage(json.dumps(event))]
 

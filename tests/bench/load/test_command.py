@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -46,7 +47,7 @@ async def worked(job: Job) -> list:
     return said
 
 
-def records(said) -> list[Record]:
+def records(said: list[Any]) -> list[Record]:
     return sorted((r for m in said if isinstance(m, Records) for r in m.records), key=lambda r: r.number)
 
 
@@ -183,7 +184,9 @@ def test_frames_are_the_same_wherever_they_are_cut() -> None:
 # The report -------------------------------------------------------------------------------
 
 
-def findings(*, cpu_s: float = 0.1, lags=(0.0,), found=()) -> report.Findings:
+def findings(
+    *, cpu_s: float = 0.1, lags: tuple[float] | list[Any] = (0.0,), found: tuple[()] | list[Any] = ()
+) -> report.Findings:
     pace, target = Pace(clients=1, requests=1), Target(url="http://h", api="chat", model="m", key="hush")
     return report.Findings(
         job=Job(target=target, workload=Workload(), pace=pace),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -163,7 +164,9 @@ messages = st.lists(
 
 
 @given(messages, cuts)
-def test_frames_of_another_library_are_read_wherever_they_are_cut(said, places: list[int]) -> None:
+def test_frames_of_another_library_are_read_wherever_they_are_cut(
+    said: list[tuple[int, str, list[int]] | tuple[int, bytes, list[Any]]], places: list[int]
+) -> None:
     server, data, wanted = Connection(ConnectionType.SERVER), b"", []
     for opcode, payload, splits in said:
         if opcode == PING:

@@ -2,6 +2,7 @@
 
 import statistics
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,8 @@ floats = st.floats(0, 1e6, allow_nan=False)
 
 def record(
     number: int = 0,
-    stamps=(),
-    weights=(),
+    stamps: tuple[()] | list[Any] = (),
+    weights: tuple[()] | list[Any] = (),
     sent_s: float = 0.0,
     ended_s: float = 1.0,
     ending: str = "completed",
@@ -34,7 +35,7 @@ def record(
 
 
 @given(st.lists(floats, min_size=2, max_size=200))
-def test_percentiles_are_those_of_the_standard_library(samples) -> None:
+def test_percentiles_are_those_of_the_standard_library(samples: list[Any]) -> None:
     ordered, cuts = sorted(samples), statistics.quantiles(samples, n=100, method="inclusive")
     for percent in (50, 90, 99):
         assert measure.percentile(ordered, percent) == pytest.approx(cuts[percent - 1], rel=1e-9, abs=1e-9)
@@ -61,7 +62,7 @@ def test_a_gap_is_spread_over_the_tokens_of_its_event() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, max_size=30))
-def test_gaps_add_up_to_the_time_between_the_first_and_the_last_token(events) -> None:
+def test_gaps_add_up_to_the_time_between_the_first_and_the_last_token(events: list[Any]) -> None:
     times = sorted(at for at, _ in events)
     one = record(stamps=times, weights=[count for _, count in events], ended_s=20.0)
     assert sum(measure.gaps(one)) == pytest.approx(times[-1] - times[0], abs=1e-6)

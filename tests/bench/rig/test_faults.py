@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -53,20 +54,20 @@ def test_a_fault_can_hit_every_target_and_lasts_within_its_bounds() -> None:
 class Stub:
     """A node with a given log and exit code, which records its signals."""
 
-    def __init__(self, said="", code: int | None = None, left=()) -> None:
+    def __init__(self, said="", code: int | None = None, left: tuple[()] | list[Any] = ()) -> None:
         self.said, self.left_behind, self.sent = said, list(left), list[signal.Signals]()
         self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)
 
     def output(self):
         return self.said
 
-    def observe(self):
+    def observe(self) -> dict[Any, Any]:
         return {}
 
-    def living(self):
+    def living(self) -> list[Any]:
         return []
 
-    def leftovers(self):
+    def leftovers(self) -> list[Any]:
         return self.left_behind
 
     def signal(self, number) -> None:
@@ -145,7 +146,7 @@ def test_a_node_may_end_by_itself_only_when_a_fault_hit_its_first_start(
     host = ProcessEntry(1, 0, 1, "0", "S", "a host")
     node.observe = lambda: {"host": host}
 
-    def killed(pid, number) -> None:
+    def killed(pid: int, number) -> None:
         assert (pid, number) == (host.pid, signal.SIGKILL)
         node.process.returncode = 1
 

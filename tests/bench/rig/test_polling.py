@@ -1,6 +1,7 @@
 """The time of an abort is that of the engines' own counts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_request_that_is_not_released_raises_an_error(tmp_path: Path) -> None:
         poll.until_idle(1.0)
 
 
-def found(*taken_ms: float):
+def found(*taken_ms: float) -> list[Any]:
     return [(each / 1000, True) for each in taken_ms]
 
 

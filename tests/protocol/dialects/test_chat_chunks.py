@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -18,7 +19,7 @@ USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3)
 WHOLE = Answered(USAGE)
 
 
-def request(**fields) -> ChatRequest:
+def request(**fields: Any) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
@@ -29,7 +30,7 @@ def check(cls, text: bytes):
     return model
 
 
-def chunks_of(**fields) -> Chunks:
+def chunks_of(**fields: dict[Any, Any] | int) -> Chunks:
     return Chunks(request(**fields), request_id=ID, created=1694268190)
 
 

@@ -33,15 +33,15 @@ PARAMS = {"turns": "prompt", "tokens_max": "max_tokens", "tokens_min": "min_toke
 WHOLE = Answered(Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3))
 
 
-def request(**fields) -> CompletionRequest:
+def request(**fields: Any) -> CompletionRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def asked(**fields) -> Respond:
+def asked(**fields: Any) -> Respond:
     return to_respond(request(**fields), request_id=ID)
 
 
-def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, **fields) -> None:
+def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, **fields: Any) -> None:
     check_refused(parse, BASE | fields, kind, param, sentence)
 
 
@@ -201,7 +201,7 @@ def test_any_json_is_answered_or_refused(value) -> None:
 @given(
     st.lists(st.integers(-2, 5) | st.sampled_from([2**31, True, "x", None]) | st.lists(st.integers(-1, 3)), max_size=5)
 )
-def test_any_list_is_a_prompt_or_refused_by_its_path(prompt) -> None:
+def test_any_list_is_a_prompt_or_refused_by_its_path(prompt: list[Any]) -> None:
     got = outcome(prompt)
     if isinstance(got, Respond):
         flat = prompt if isinstance(prompt[0], list | str) else [prompt]
@@ -221,7 +221,7 @@ def outcome(prompt) -> Respond | BadRequest:
 # Answers ----------------------------------------------------------------------------------
 
 
-def check(text: bytes, *, streamed: bool = False, unknown=()):
+def check(text: bytes, *, streamed: bool = False, unknown: tuple[()] | list[Any] = ()):
     """Parse with the class of the `openai` package, which requires a finish reason that chunks do not have."""
     data = json.loads(text)
     for choice in data["choices"]:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from protocol.errors import BadRequest, Unsupported
 from protocol.strict.mistakes import Mistake
 
 
-def deep(levels: int):
+def deep(levels: int) -> dict[str, Any]:
     value = {}
     for _ in range(levels - 1):
         value = {'a"]}\\': value}
@@ -24,7 +25,7 @@ def deep(levels: int):
 
 
 def refused(
-    data,
+    data: str | Mapping[Any, Any],
     cls: type[JsonObject] | type[ResponseFormat],
     param: str | None,
     kind: type[BadRequest] = BadRequest,
@@ -77,7 +78,7 @@ def test_a_structural_tag_may_be_sent_as_a_string() -> None:
     refused('{"a":1}', JsonObject, None)
 
 
-def mistakes(cls: type[ResponseFormat] | type[TextFormat], **fields: str):
+def mistakes(cls: type[ResponseFormat] | type[TextFormat], **fields: str) -> list[Any]:
     return list(read(fields, cls).mistakes("f"))
 
 

@@ -45,12 +45,12 @@ DIALECTS = {
 ALL = ["chat", "completions", "posted", "socket"]
 
 
-def respond(dialect, **fields) -> Respond:
+def respond(dialect: str, **fields: Any) -> Respond:
     parse, to_respond, base, _ = DIALECTS[dialect]
     return to_respond(parse(json.dumps(base | fields)), request_id=ID)
 
 
-def refused(dialect: str, param: str, kind: type[BadRequest] = BadRequest, **fields) -> str:
+def refused(dialect: str, param: str, kind: type[BadRequest] = BadRequest, **fields: Any) -> str:
     parse, _, base, _ = DIALECTS[dialect]
     return check_refused(parse, base | fields, kind, param)
 
@@ -221,7 +221,9 @@ def outcome(parse, data):
 
 @settings(deadline=None, max_examples=500)
 @given(st.sampled_from(FIELDS), json_values)
-def test_any_value_in_any_field_is_accepted_or_refused_by_its_field(where, value) -> None:
+def test_any_value_in_any_field_is_accepted_or_refused_by_its_field(
+    where, value: list[Any] | dict[str, Any] | float | str | None
+) -> None:
     dialect, name = where
     parse, to_respond, base, (cls, *_) = DIALECTS[dialect]
     result = outcome(parse, base | {name: value})

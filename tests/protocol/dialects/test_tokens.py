@@ -20,11 +20,11 @@ from tests.rig.dialects import check_refused
 USER = {"role": "user", "content": "Hi"}
 
 
-def tokenize(**fields) -> Tokenize:
+def tokenize(**fields: Any) -> Tokenize:
     return to_tokenize(parse_tokenize(json.dumps(fields).encode()))
 
 
-def detokenize(**fields) -> Detokenize:
+def detokenize(**fields: Any) -> Detokenize:
     return to_detokenize(parse_detokenize(json.dumps(fields).encode()))
 
 
@@ -91,7 +91,9 @@ def test_an_invalid_tokenize_request_is_refused_by_its_field(
         (Unsupported, "skip_special_tokens", {"tokens": [1], "skip_special_tokens": True}),
     ],
 )
-def test_an_invalid_detokenize_request_is_refused_by_its_field(kind, param, fields) -> None:
+def test_an_invalid_detokenize_request_is_refused_by_its_field(
+    kind: type[BadRequest] | type[Unsupported], param: str, fields: dict[str, Any]
+) -> None:
     check_refused(parse_detokenize, fields, kind, param)
 
 

@@ -1,7 +1,8 @@
 import math
 import tomllib
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import attrs
 import pytest
@@ -44,13 +45,13 @@ class Cluster:
     tls: Literal["auto"] | Gateway | None = None
 
 
-def mistakes(data, cls=Cluster):
+def mistakes(data, cls=Cluster) -> list[Any]:
     with pytest.raises(Mistakes) as raised:
         structure(data, cls)
     return [(each.path, each.message) for each in raised.value.mistakes]
 
 
-def only(path: str, message: str, data, cls=Cluster) -> None:
+def only(path: str, message: str, data: list[Any] | Mapping[Any, Any], cls=Cluster) -> None:
     assert mistakes(data, cls) == [(path, message)]
 
 

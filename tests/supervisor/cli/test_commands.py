@@ -24,7 +24,7 @@ from supervisor.cluster import link_credentials
 
 
 def status(
-    name,
+    name: str,
     *,
     run: str = "r",
     up_s: float = 1.0,
@@ -39,15 +39,15 @@ def status(
 class Cluster:
     """A client in which each node answers from its time in `at` on."""
 
-    def __init__(self, at, answers=None) -> None:
+    def __init__(self, at: Mapping[Any, Any], answers: dict[Any, Any] | None = None) -> None:
         self.at, self.answers, self.asked = at, answers or {}, []
 
-    async def poll(self):
+    async def poll(self) -> dict[Any, Any]:
         await trio.lowlevel.checkpoint()
         now = trio.current_time()
         return {name: status(name) if since <= now else "nobody listens" for name, since in self.at.items()}
 
-    async def ask(self, name, request):
+    async def ask(self, name: str, request: Reload) -> Reloaded:
         await trio.lowlevel.checkpoint()
         self.asked.append(request)
         answer = self.answers.get(name, Reloaded())
@@ -75,7 +75,7 @@ kv_tokens_max = 4096
 """
 
 
-def by_secret(cluster, folders: Mapping[str, Path]):
+def by_secret(cluster, folders: Mapping[str, Path]) -> tuple[list[Any], list[str]]:
     """Return the names of the nodes to ask, and of those that run here; raises `StartFailed` without a secret."""
     if cluster.model:
         link_credentials.cluster_secret(cluster, {})
@@ -112,7 +112,8 @@ def console() -> Console:
     return Console(file=StringIO(), width=80, color_system=None)
 
 
-def printed(console):
+def printed(console: Console) -> list[str]:
+    assert isinstance(console.file, StringIO)
     return console.file.getvalue().splitlines()
 
 
@@ -149,7 +150,7 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
 
 async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_escaped(console: Console) -> None:
     class Away(Cluster):
-        async def poll(self):
+        async def poll(self) -> dict[Any, Any]:
             await trio.lowlevel.checkpoint()
             return {"one": "[bold]\x1b]0;title\x07[/]"}
 
@@ -211,7 +212,7 @@ class Polled(Cluster):
         return self.at
 
 
-async def printed_status(statuses, width: int):
+async def printed_status(statuses: Mapping[Any, object], width: int) -> list[Any]:
     """Return the lines that `status` prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
     code = await commands._status(Polled(statuses), console, as_json=False, watch=False)
@@ -220,7 +221,7 @@ async def printed_status(statuses, width: int):
     return [line.rstrip() for line in printed(console)]
 
 
-def heads(lines):
+def heads(lines: list[str]) -> dict[Any, Any]:
     """Return the heads of the columns of each table, by the first of them."""
     return {line.split()[0]: tuple(line.split()) for before, line in pairwise(lines) if not before}
 
@@ -276,7 +277,7 @@ async def test_problems_come_first_and_are_indented_where_they_are_folded() -> N
 def test_an_error_of_a_command_is_printed_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def away(*_):
+    def away(*_: object):
         raise NotReady("node b is away")
 
     monkeypatch.setattr(commands, "main", away)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -28,7 +29,7 @@ ONE = Status("one", "r", "1", 7300.0, NodeState((OFFER,)), TREE, LINKS, GateStat
 SEEN = {"one": ONE, "two": "10.0.0.2:7401 cannot be reached"}
 
 
-def shown(what: ConsoleRenderable | RichCast | str, width: int = 110):
+def shown(what: ConsoleRenderable | RichCast | str, width: int = 110) -> list[Any]:
     console = Console(width=width, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as captured:
         console.print(what)

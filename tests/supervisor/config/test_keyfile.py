@@ -58,7 +58,7 @@ def test_a_name_of_other_characters_or_too_long_is_a_mistake(name: str) -> None:
 
 
 def test_a_file_has_at_most_1024_keys() -> None:
-    def some(count: int):
+    def some(count: int) -> dict[Any, Any]:
         return {"key": {f"k{n}": {"sha256": sha(str(n))} for n in range(count)}}
 
     assert len(keyfile.read(some(keyfile.KEYS_MAX))) == keyfile.KEYS_MAX

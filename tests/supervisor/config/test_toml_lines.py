@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,7 +95,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=6, unique_by=lambda each: tomllib.loads(f"{each[0]}=1").popitem()[0]))
-def test_each_key_of_a_table_has_the_line_on_which_it_was_written(pairs) -> None:
+def test_each_key_of_a_table_has_the_line_on_which_it_was_written(pairs: list[Any]) -> None:
     text, expected = "[t]\n", {"t": 1}
     for key, value in pairs:
         (plain,) = tomllib.loads(f"{key} = 1")
@@ -104,7 +106,7 @@ def test_each_key_of_a_table_has_the_line_on_which_it_was_written(pairs) -> None
     assert {path: line for path, line in lines.items() if path in expected} == expected
 
 
-def paths(value, path: str = ""):
+def paths(value, path: str = "") -> Iterator[str]:
     if path:
         yield path
     if isinstance(value, dict):
@@ -125,7 +127,7 @@ LINES = st.one_of(
 
 
 @given(st.lists(LINES, max_size=8))
-def test_every_path_of_a_valid_text_has_a_line(lines) -> None:
+def test_every_path_of_a_valid_text_has_a_line(lines: list[Any]) -> None:
     text = "\n".join(lines)
     try:
         data = tomllib.loads(text)

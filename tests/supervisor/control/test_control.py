@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -24,6 +25,7 @@ from protocol.cluster import (
     Offer,
     Reload,
     Reloaded,
+    Status,
     check_state,
 )
 from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
@@ -67,7 +69,7 @@ class Node:
         self.controls.drain = lambda: self.done.append("drain")
         self.controls.reload = self._reload
 
-    async def _loads(self):
+    async def _loads(self) -> dict[Any, Any]:
         await trio.lowlevel.checkpoint()
         return self.loads
 
@@ -100,7 +102,7 @@ async def joined(one: Node, other: Node) -> AsyncIterator[SimTransport]:
         nursery.cancel_scope.cancel()
 
 
-async def ask(node, request):
+async def ask(node: Node, request: GetStatus | Drain | Reload) -> Reloaded | Status | Done:
     """Return the answer of a node's control service."""
     server = node.controls.services["", type(request)]
     async with server.ask(request, 0) as answer:
@@ -197,7 +199,7 @@ async def test_an_error_names_a_node_without_a_link_and_a_lost_link_fails_the_re
     async with joined(one, front) as wire:
         release = trio.Event()
 
-        async def hangs():
+        async def hangs() -> dict[Any, Any]:
             wire.cut()
             await release.wait()
             return {}
@@ -256,7 +258,7 @@ async def test_a_request_without_a_deadline_fails_as_soon_as_the_link_is_lost(au
         assert trio.current_time() - began == pytest.approx(3, abs=0.5)
 
 
-async def after(seconds: int, then) -> None:
+async def after(seconds: int, then: Callable[[], None]) -> None:
     await trio.sleep(seconds)
     then()
 
@@ -280,7 +282,7 @@ def links_of(node: Node) -> Mesh:
 
 
 @asynccontextmanager
-async def operator(links) -> AsyncIterator[tuple[Link, list[PeerRefused]]]:
+async def operator(links: Mesh) -> AsyncIterator[tuple[Link, list[PeerRefused]]]:
     """Yield the link of an operator whom a node has greeted, and the errors that refused it."""
     near, far = sim_pair()
     link = Link(near, Peer("operator-0", serves_max=0), heartbeat=Heartbeat())

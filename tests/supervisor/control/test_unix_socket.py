@@ -9,6 +9,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -42,11 +43,11 @@ def base(tmp_path: Path) -> Path:
 class Served:
     """A node that has only a run folder, and answers every request."""
 
-    def __init__(self, base, folder: run_folder.RunFolder) -> None:
+    def __init__(self, base: Path, folder: run_folder.RunFolder) -> None:
         self.base, self.folder, self.file = base, folder, base / "cluster.toml"
         self.held, self.holds = trio.Event(), False
 
-    async def answer(self, request) -> Done | Status:
+    async def answer(self, request: Drain | GetStatus) -> Done | Status:
         if isinstance(request, Drain):
             self.holds = True
             await self.held.wait()
@@ -74,7 +75,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(base) -> AsyncIterator[Served]:
+async def served(base: Path) -> AsyncIterator[Served]:
     with run_folder.run_folder(base, shared_memory.remove) as folder:
         async with trio.open_nursery() as nursery:
             node = Served(base, folder)
@@ -192,7 +193,7 @@ async def test_a_check_that_fails_does_not_count_as_a_missing_socket(
 ) -> None:
     failed = []
 
-    async def run_sync(function, **_):
+    async def run_sync(function, **_: object):
         await trio.lowlevel.checkpoint()
         if function.__name__ == "is_intact":
             failed.append(function)
@@ -211,7 +212,7 @@ async def test_a_missing_thread_for_the_socket_is_logged_and_does_not_end_the_no
 ) -> None:
     run_sync, failed = trio.to_thread.run_sync, []
 
-    async def once(function, **given):
+    async def once(function, **given: Any):
         if not failed:
             failed.append(function)
             raise RuntimeError("can't start new thread")

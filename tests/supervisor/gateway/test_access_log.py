@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import trio
@@ -25,11 +26,11 @@ INTERNAL = [("request ended", 500, "internal")]
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture):
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
     """The lines of the access log so far: message, status and outcome."""
     caplog.set_level(logging.INFO)
 
-    def lines():
+    def lines() -> list[Any]:
         ours = [each for each in log_records(caplog) if each.name == "espalier.requests"]
         return [(each.message, each.status, each.outcome) for each in ours]
 
@@ -37,7 +38,7 @@ def logged(caplog: pytest.LogCaptureFixture):
 
 
 @pytest.fixture
-def bugs(caplog: pytest.LogCaptureFixture):
+def bugs(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
     """The number of bugs that were logged with their tracebacks."""
     return lambda: sum(each.message == "a bug failed a request" and bool(each.exc_info) for each in log_records(caplog))
 
@@ -48,7 +49,7 @@ def number(made: Rig, sample: str) -> float:
     return sum(float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} "))
 
 
-def breaks(*_, **__):
+def breaks(*_: object, **__):
     raise KeyError("a bug")
 
 

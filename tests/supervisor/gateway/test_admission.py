@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -26,7 +27,7 @@ def gate(requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2) -> A
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
-async def hold(gate, for_s: int, log, name: str, priority=0) -> None:
+async def hold(gate: AdmissionGate, for_s: int, log: Log | Sequence[Any], name: str, priority: int = 0) -> None:
     try:
         async with gate.admitted(priority):
             log.append((trio.current_time(), name, "in"))
@@ -297,7 +298,7 @@ async def test_a_displaced_request_gets_the_reason_and_a_retry_after(autojump_cl
 class Around(trio.abc.Instrument):
     """Acts just before, or just after, the second step of the task called `b`, in which it comes to the gate."""
 
-    def __init__(self, act, *, before=False) -> None:
+    def __init__(self, act, *, before: bool = False) -> None:
         self.act, self.before, self.steps = act, before, 0
 
     def before_task_step(self, task: Task) -> None:
@@ -311,14 +312,16 @@ class Around(trio.abc.Instrument):
 
 
 @contextmanager
-def around(act, *, before: bool = False) -> Iterator[None]:
+def around(act: Callable[..., None], *, before: bool = False) -> Iterator[None]:
     instrument = Around(act, before=before)
     trio.lowlevel.add_instrument(instrument)
     yield
     trio.lowlevel.remove_instrument(instrument)  # raises if it has failed
 
 
-async def come(nursery: trio.Nursery, gate, log, name: str, priority: int, for_s: int = 1) -> None:
+async def come(
+    nursery: trio.Nursery, gate: AdmissionGate, log: list[Any], name: str, priority: int, for_s: int = 1
+) -> None:
     nursery.start_soon(hold, gate, for_s, log, name, priority, name=name)
     await trio.testing.wait_all_tasks_blocked()
 
@@ -425,7 +428,7 @@ class Crowd:
         if alive:
             self.scopes[alive[at % len(alive)]].cancel()
 
-    async def _stay(self, number: int, priority) -> None:
+    async def _stay(self, number: int, priority: int) -> None:
         try:
             with self.scopes[number]:
                 async with self.gate.admitted(priority):
@@ -436,11 +439,11 @@ class Crowd:
         self.over.append(number)
 
     @property
-    def living(self):
+    def living(self) -> list[Any]:
         return [number for number in range(len(self.scopes)) if number not in self.over]
 
     @property
-    def line(self):
+    def line(self) -> list[Any]:
         return [number for number in self.living if number not in self.inside]
 
 
@@ -461,7 +464,7 @@ class Model:
             self.line.sort()
             self.refused.append(self.line.pop()[1])
 
-    def give_up(self, number) -> None:
+    def give_up(self, number: int) -> None:
         self.line = [each for each in self.line if each[1] != number]
         if number in self.inside:
             self.inside.remove(number)

@@ -23,7 +23,7 @@ from tests.rig.gateway import at_rest, post, rig
 # The gate ------------------------------------------------------------------------------------------
 
 
-async def hold(gate, log, name, for_s=1.0, **asked: str | int) -> None:
+async def hold(gate: AdmissionGate, log, name, for_s=1.0, **asked: str | int) -> None:
     try:
         async with gate.admitted(**asked):
             log.append((trio.current_time(), name))
@@ -32,7 +32,7 @@ async def hold(gate, log, name, for_s=1.0, **asked: str | int) -> None:
         log.append((trio.current_time(), name, error.code))
 
 
-async def run_requests(gate: AdmissionGate, log, *waiters: tuple[str, int, object]) -> None:
+async def run_requests(gate: AdmissionGate, log: list[Any], *waiters: tuple[str, int, object]) -> None:
     """Start requests, each as `(name, for_s, fields)`, in this order and at the same time."""
     async with trio.open_nursery() as nursery:
         for name, for_s, asked in waiters:
@@ -338,7 +338,7 @@ def test_b13_the_concurrency_of_a_key_counts_generations() -> None:
     assert caught.value.param == "n"
 
 
-def texts(**fields: int):
+def texts(**fields: int) -> dict[Any, Any]:
     return {"model": "tiny", "prompt": "n=3", **fields}
 
 

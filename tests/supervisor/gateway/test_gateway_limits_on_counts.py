@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.rig.gateway import Client, Worker, chat, create, head, leave_all, post, rig
+from tests.rig.gateway import Client, Reply, Worker, chat, create, head, leave_all, post, rig
 from tests.rig.keys import as_, require_keys
 from tests.rig.sockets import collected, types, websocket_client, whole
 
 
-def refused(reply, status: int, code: str, message: str) -> None:
+def refused(reply: Reply, status: int, code: str, message: str) -> None:
     """Check the status, the error and the retry headers of a refusal."""
     assert (reply.status, reply.error["code"]) == (status, code)
     assert (reply.headers["retry-after"], reply.headers["x-should-retry"]) == ("1", "true")
     assert reply.error["message"] == message
 
 
-def overloaded(event, message: str, lane: str | int | None = None) -> None:
+def overloaded(event: dict[str, Any], message: str, lane: str | int | None = None) -> None:
     """Check the error and the retry header of a refusal, as an event."""
     assert (event["type"], event["status"], event["error"]["code"]) == ("error", 503, "overloaded")
     assert event["headers"] == {"retry-after": "1"}

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
@@ -184,7 +185,7 @@ APIS = {  # the field of the prompt, and a request
 }
 
 
-async def asked(made: Rig, client, api, **more: int):
+async def asked(made: Rig, client: Client, api: object, **more: int) -> tuple[Any, Any]:
     """Return the answer of an API, or None, and its error, or None."""
     body = APIS[api][1](**more)
     if api != "socket":

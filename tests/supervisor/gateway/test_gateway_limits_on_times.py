@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from tests.rig.sockets import websocket_client, whole
 JUST = 0.01
 
 
-def at(when_s: float):
+def at(when_s: float) -> pytest.Approx[Any]:
     """A time, within the error of floating point."""
     return pytest.approx(when_s, abs=1e-6)
 
@@ -119,7 +120,7 @@ async def test_a_body_must_come_within_body_s(chunked: bool, rather_slow: MockCl
 # Until it is answered ------------------------------------------------------------------------------
 
 
-async def answer(made: Rig, api: str, prompt: str):
+async def answer(made: Rig, api: str, prompt: str) -> tuple[float, Any, Any]:
     """Send a request, and return when its response ended, whether it is complete, and its error."""
     if api == "socket":
         client = await websocket_client(made)
@@ -141,7 +142,7 @@ async def answer(made: Rig, api: str, prompt: str):
     return now, reply.status == 200, reply.json.get("error")
 
 
-def code_of(error):
+def code_of(error: dict[str, Any]) -> str:
     return error.get("cause", error["code"])  # of a response that has begun, OpenAI's codes say less
 
 

@@ -6,9 +6,10 @@ import hmac
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -36,12 +37,12 @@ ROOT = Path(__file__).parents[3]
 SECRET = "sk-quetzalcoatl-0123456789"
 
 
-def bearer(secret: str = SECRET):
+def bearer(secret: str = SECRET) -> list[Any]:
     return [(b"host", b"localhost"), (b"authorization", f"Bearer {secret}".encode())]
 
 
 @pytest.fixture
-def file(tmp_path: Path):
+def file(tmp_path: Path) -> Callable[..., Path]:
     def write(*sections: tuple[str, ...]) -> Path:
         """Write a section for each name, secret and further lines."""
         path = tmp_path / "keys.toml"
@@ -52,7 +53,7 @@ def file(tmp_path: Path):
     return write
 
 
-def loaded(path=None, **environment: str) -> Keys:
+def loaded(path: Path | None = None, **environment: str) -> Keys:
     keys = Keys(KeySources(path, environment))
     keys.load()
     return keys
@@ -407,7 +408,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
 
     class Model:
         @asynccontextmanager
-        async def ask(self, request, _) -> AsyncIterator[None]:
+        async def ask(self, request: Respond, _: int) -> AsyncIterator[None]:
             seen.append((request.id, request.priority))
             await trio.lowlevel.checkpoint()
             raise EngineLost("it is none")
@@ -420,7 +421,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
         "plain": Key("plain", KeySection(sha256="")),
     }
 
-    async def ask(name, priority: int = 0) -> None:
+    async def ask(name: str, priority: int = 0) -> None:
         counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
             await made.answer(evolve(Respond("r"), id=name, priority=priority), served, counted, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type":
 SCHEMAS = 'grammars = ["json_schema", "structural_tag"]'
 
 
-def tag(content):
+def tag(content: Mapping[Any, Any]) -> dict[Any, Any]:
     return {"type": "structural_tag", "format": content}
 
 
@@ -69,7 +70,7 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
         plain, run_in_thread, within = grammar_kinds, made.gateway.run_in_thread, list[bool]()
         now = False
 
-        async def noted(function, **given):
+        async def noted(function, **given: Any):
             def run():
                 nonlocal now
                 now = True

@@ -103,7 +103,7 @@ def test_a_budget_is_the_sum_of_its_reservations(steps: list[tuple[int, str, int
 # Bodies --------------------------------------------------------------------------------------------
 
 
-def large(size: int, **headers) -> bytes:
+def large(size: int, **headers: str) -> bytes:
     body = json.dumps(chat("n=1")).encode()
     return post(body[:-1] + b" " * (size - len(body)) + b"}", **headers)
 

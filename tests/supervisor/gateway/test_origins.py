@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.errors import Forbidden
@@ -10,16 +12,16 @@ from supervisor.gateway.origins import Origins
 APP = b"https://app.example"
 
 
-def origins(allowed=(), hosts=("localhost",)) -> Origins:
+def origins(allowed: tuple[()] | list[Any] = (), hosts: tuple[str] | list[Any] = ("localhost",)) -> Origins:
     return Origins(frozenset(hosts), frozenset(allowed))
 
 
-def page(origin: bytes = APP, host: bytes = b"localhost:8000", **more: bytes):
+def page(origin: bytes = APP, host: bytes = b"localhost:8000", **more: bytes) -> list[tuple[bytes, bytes]]:
     given = [(b"host", host), (b"origin", origin)]
     return given + [(name.replace("_", "-").encode(), value) for name, value in more.items()]
 
 
-def preflight(**more: bytes):
+def preflight(**more: bytes) -> list[tuple[bytes, bytes]]:
     return page(access_control_request_method=b"POST", **more)
 
 

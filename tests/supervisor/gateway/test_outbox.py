@@ -6,8 +6,9 @@ import os
 import random
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ from supervisor.gateway.websocket.frames import close_frame, text_frame
 from tests.rig import certificate
 
 
-def ends():
+def ends() -> list[Any]:
     """Return both ends of a connection with a small send buffer: the server's and the client's."""
     near, far = socket.socketpair()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -31,7 +32,7 @@ def ends():
 
 
 @asynccontextmanager
-async def pair(backlog: int = 1 << 20, stall_s: float = 30.0):
+async def pair(backlog: int = 1 << 20, stall_s: float = 30.0) -> AsyncIterator[tuple[Outbox, Any]]:
     """An outbox that is being drained, and the client's end of its socket."""
     server, client = ends()
     box = Outbox(server, backlog, stall_s)
@@ -43,14 +44,14 @@ async def pair(backlog: int = 1 << 20, stall_s: float = 30.0):
         nursery.cancel_scope.cancel()
 
 
-async def read_all(client, size) -> bytes:
+async def read_all(client: trio.SSLStream | trio.SocketStream, size: int) -> bytes:
     data = bytearray()
     while len(data) < size and (piece := await client.receive_some(65536)):
         data += piece
     return bytes(data)
 
 
-async def fill(box, size: int = 1000) -> list[bytes]:
+async def fill(box: Outbox, size: int = 1000) -> list[bytes]:
     """Put frames until some wait."""
     frames = []
     while not box.backlog_bytes:
@@ -59,7 +60,9 @@ async def fill(box, size: int = 1000) -> list[bytes]:
     return frames
 
 
-async def carried(box, client, frames: list[bytes], rng: random.Random) -> bytes:
+async def carried(
+    box: Outbox, client: trio.SSLStream | trio.SocketStream, frames: list[bytes], rng: random.Random
+) -> bytes:
     """Put all frames, with turns of other tasks between them, and return what the client has read at the end."""
     got = bytearray()
 
@@ -86,16 +89,16 @@ async def test_a_writable_socket_is_written_in_the_same_turn() -> None:
         assert os.read(client.socket.fileno(), 10) == b"now"
 
 
-def reluctant(rng: random.Random):
+def reluctant(rng: random.Random) -> tuple[Callable[[Any, bytes], int], Callable[[Any, Any], int]]:
     """Return `write` and `writev` of a socket that takes a little, or nothing."""
     write, writev = os.write, os.writev
 
-    def some(fd, data: bytes) -> int:
+    def some(fd: int, data: bytes) -> int:
         if rng.random() < 0.2:
             raise BlockingIOError
         return write(fd, data[: rng.randint(1, 2000)])
 
-    def some_of_many(fd, parts) -> int:
+    def some_of_many(fd: int, parts: list[bytes]) -> int:
         return some(fd, b"".join(parts)) if rng.random() < 0.9 else writev(fd, parts[:1])
 
     return some, some_of_many
@@ -215,7 +218,7 @@ async def test_closing_ends_all_waits_and_the_draining_task() -> None:
 
 
 @asynccontextmanager
-async def hearing_out(box, client) -> AsyncIterator[None]:
+async def hearing_out(box: Outbox, client: trio.SSLStream | trio.SocketStream) -> AsyncIterator[None]:
     """Let an outbox linger on a client that has read its last bytes; wait for the end of that on leaving."""
     box.put(b"no")
     async with trio.open_nursery() as nursery:
@@ -257,7 +260,9 @@ def test_a_close_frame_has_its_code_and_a_reason_of_at_most_123_bytes() -> None:
 
 
 @asynccontextmanager
-async def secure_pair(backlog: int = 1 << 20, stall_s: float = 30.0, *, run: bool = True):
+async def secure_pair(
+    backlog: int = 1 << 20, stall_s: float = 30.0, *, run: bool = True
+) -> AsyncIterator[tuple[Outbox, trio.SSLStream[Any]]]:
     near, far = ends()
     context = Certificate(*certificate.files()).context()
     server = trio.SSLStream(near, context, server_side=True, https_compatible=True)

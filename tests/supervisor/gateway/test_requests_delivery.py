@@ -36,10 +36,10 @@ class Slow(trio.abc.ReceiveStream):
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream, self.read_bytes = stream, 0
 
-    async def send_all(self, data) -> None:
+    async def send_all(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
-    async def receive_some(self, _: int | None = None):
+    async def receive_some(self, _: int | None = None) -> bytes | bytearray:
         await trio.sleep(1)
         data = await self.stream.receive_some(4096)
         self.read_bytes += len(data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from attrs import define, evolve, field
 
@@ -46,7 +48,7 @@ class Offers:
         self.made.limits[0] = models.request_limits(self.directory, "tiny", PROMPT_MAX)
 
 
-async def answered(made: Rig, **fields) -> Reply:
+async def answered(made: Rig, **fields: Any) -> Reply:
     client = await made.client()
     reply = await client.ask(post(chat("n=400", **fields)))
     assert reply.status == 200, reply.body

@@ -9,13 +9,16 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from protocol.errors import StartFailed
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster, read_cluster
 from supervisor.launcher import launcher, node_process, preflight
 from supervisor.launcher.launcher import Launcher
@@ -49,12 +52,12 @@ def one(file: Path) -> Launcher:
     return Launcher(load_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
 
 
-def kept(cluster, name) -> KeptNode:
+def kept(cluster: Cluster, name: str) -> KeptNode:
     return KeptNode(name, node_process.time_limits(cluster, name)[1], 30.0)
 
 
 @pytest.fixture
-def following(one: Launcher, monkeypatch: pytest.MonkeyPatch):
+def following(one: Launcher, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     """A launcher whose nodes run, as far as it knows; which others it starts is only noted."""
     started = []
     for name in one.names:
@@ -62,13 +65,13 @@ def following(one: Launcher, monkeypatch: pytest.MonkeyPatch):
     one._placed = set(one.names)
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
 
-    def start(self, name, cluster, nursery: trio.Nursery) -> None:
+    def start(self: Launcher, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
         self.nodes[name] = kept(cluster, name)
         started.append(name)
 
     monkeypatch.setattr(Launcher, "_start", start)
 
-    def follow(text):
+    def follow(text: str) -> list[Any]:
         one.loaded.file.write_text(text)
         started.clear()
         one._apply(*one._read(one._placed | one._running), None)
@@ -77,7 +80,7 @@ def following(one: Launcher, monkeypatch: pytest.MonkeyPatch):
     return follow
 
 
-def descriptors():
+def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
@@ -87,7 +90,7 @@ def descriptors():
 async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(
     one: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_):
+    def fails(*_: object):
         raise OSError(errno.EAGAIN, "no process can be had")
 
     monkeypatch.setattr(node_process, "start", fails)
@@ -116,11 +119,11 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest
     made = []
 
     class Popen(subprocess.Popen):
-        def __init__(self, *arguments, **options) -> None:
+        def __init__(self, *arguments: list[str], **options: Any) -> None:
             super().__init__(*arguments, **options)
             made.append(self)
 
-    def fails(_):
+    def fails(_: object):
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
@@ -136,7 +139,7 @@ async def test_b7_a_node_that_dies_again_and_again_ends_no_other(
 ) -> None:
     lives = []
 
-    async def run(*_, task_status: trio.TaskStatus[None]) -> None:
+    async def run(*_: object, task_status: trio.TaskStatus[None]) -> None:
         lives.append(trio.current_time())
         await trio.sleep(0.5)
         task_status.started()
@@ -160,7 +163,7 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
 ) -> None:
     cleaned = []
 
-    def exits(code):
+    def exits(code: int):
         raise Exited(code)
 
     monkeypatch.setattr(launcher, "_clean_up", lambda: cleaned.append(trio.current_time()))
@@ -178,14 +181,14 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
 # The file -------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_is_new_in_the_file_is_started_once(following) -> None:
+async def test_a_node_that_is_new_in_the_file_is_started_once(following: Callable[[Any], Any]) -> None:
     assert following(FILE) == []
     assert following(FILE + THREE) == ["three"]
     assert following(FILE + THREE) == []
 
 
 async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(
-    one: Launcher, following
+    one: Launcher, following: Callable[[Any], Any]
 ) -> None:
     following(FILE + THREE)
     for name in ("front", "one", "two", "three"):
@@ -196,7 +199,9 @@ async def test_the_address_is_announced_again_when_the_gateway_has_returned_besi
     assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2  # type: ignore[attr-defined]
 
 
-async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(one: Launcher, following) -> None:
+async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(
+    one: Launcher, following: Callable[[Any], Any]
+) -> None:
     one.names = ("one", "two")
     del one.nodes["front"]
     following(FILE + THREE)
@@ -210,11 +215,13 @@ async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others
     ]
 
 
-async def test_a_node_of_another_host_is_not_started(following) -> None:
+async def test_a_node_of_another_host_is_not_started(following: Callable[[Any], Any]) -> None:
     assert following(FILE + THREE.replace("[node.three]", '[node.three]\nhost = "192.0.2.1"')) == []
 
 
-async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(one: Launcher, following) -> None:
+async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(
+    one: Launcher, following: Callable[[Any], Any]
+) -> None:
     following(FILE + THREE)
     one.nodes["three"].ended.set()
     assert following(FILE + THREE) == []
@@ -223,7 +230,7 @@ async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_ag
 
 
 async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_restarted(
-    one: Launcher, following, caplog: pytest.LogCaptureFixture
+    one: Launcher, following: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     following(FILE + THREE)
     one.nodes["three"].serving = True
@@ -237,7 +244,9 @@ async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_rest
     assert not one.nodes["three"].removed
 
 
-async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(one: Launcher, following) -> None:
+async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(
+    one: Launcher, following: Callable[[Any], Any]
+) -> None:
     following(FILE + THREE)
     following(FILE)
     assert one.nodes["three"].scope.cancel_called
@@ -252,9 +261,9 @@ def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks() -> None
 
 
 async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(
-    following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    following: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def taken(*_):
+    def taken(*_: object):
         raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
 
     monkeypatch.setattr(preflight, "check_can_start", taken)
@@ -266,7 +275,9 @@ async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reloa
     assert following(FILE + THREE) == ["three"]
 
 
-async def test_a_node_that_may_drain_for_longer_is_given_the_time(one: Launcher, following) -> None:
+async def test_a_node_that_may_drain_for_longer_is_given_the_time(
+    one: Launcher, following: Callable[[Any], Any]
+) -> None:
     before = one.nodes["one"].ladder.term_s
     following(FILE.replace("[node.one]", "[node.one]\ndrain_s = 300"))
     assert one.nodes["one"].ladder.term_s == before + 270
@@ -276,7 +287,7 @@ async def test_a_node_that_may_drain_for_longer_is_given_the_time(one: Launcher,
 
 async def test_a_file_that_cannot_be_read_changes_nothing(
     one: Launcher,
-    following,
+    following: Callable[[Any], Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     autojump_clock: MockClock,
@@ -295,6 +306,6 @@ async def test_a_file_that_cannot_be_read_changes_nothing(
         nursery.cancel_scope.cancel()
 
 
-async def _here(function, **_):
+async def _here(function, **_: object):
     await trio.lowlevel.checkpoint()
     return function()

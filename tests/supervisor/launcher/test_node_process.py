@@ -47,10 +47,10 @@ class Process:
     def __init__(self) -> None:
         self.signals = []
 
-    def send_signal(self, number) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         self.signals.append((number, "it", trio.current_time()))
 
-    def signal_group(self, number) -> None:
+    def signal_group(self, number: signal.Signals) -> None:
         self.signals.append((number, "its group", trio.current_time()))
 
 
@@ -146,7 +146,7 @@ def _node(watchdog_s: float) -> KeptNode:
     return KeptNode("two", process.Ladder(), watchdog_s)
 
 
-async def _run_alone(node: KeptNode, keeper) -> None:
+async def _run_alone(node: KeptNode, keeper: Launcher) -> None:
     """Run a node until it ends, and raise the only exception of the group that this raises."""
     try:
         await node_process.run(node, keeper)

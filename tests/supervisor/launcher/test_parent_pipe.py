@@ -20,10 +20,10 @@ from supervisor.telemetry.logs import readable_line
 class Pieces(trio.abc.ReceiveStream):
     """A stream of the pieces that it was given."""
 
-    def __init__(self, *pieces) -> None:
+    def __init__(self, *pieces: bytes) -> None:
         self.pieces = list(pieces)
 
-    async def receive_some(self, max_bytes: int | None = None):
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         await trio.lowlevel.checkpoint()
         return self.pieces.pop(0) if self.pieces else b""
 
@@ -42,7 +42,7 @@ def read_all(*pieces: bytes) -> list[str]:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40), cuts=st.sets(st.integers(1, 200)))
-def test_lines_are_the_same_however_they_are_cut(text: str, cuts) -> None:
+def test_lines_are_the_same_however_they_are_cut(text: str, cuts: set[Any]) -> None:
     data = text.encode()
     edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
     pieces = [data[start:end] for start, end in pairwise(edges) if start < end]

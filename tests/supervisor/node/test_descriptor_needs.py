@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,11 +37,11 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 @pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch):
+def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, Any], None]:
     """Return a function that sets the soft and the hard limit of this process."""
     limits = [0, 0]
 
-    def limit(soft, hard) -> None:
+    def limit(soft: int, hard: int) -> None:
         limits[:] = soft, hard
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))

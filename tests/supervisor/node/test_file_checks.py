@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -194,7 +195,7 @@ PIECES = st.sampled_from(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.lists(PIECES, max_size=12))
-def test_o8_a_file_of_any_lines_is_read_or_refused_in_printable_text(tmp_path: Path, pieces) -> None:
+def test_o8_a_file_of_any_lines_is_read_or_refused_in_printable_text(tmp_path: Path, pieces: list[Any]) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text("\n".join(pieces))
     try:

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -28,7 +29,7 @@ from tests.supervisor.telemetry.test_metrics import cluster
 
 
 @asynccontextmanager
-async def monitored(folder: Path, environment) -> AsyncIterator[Assembly]:
+async def monitored(folder: Path, environment: dict[Any, Any]) -> AsyncIterator[Assembly]:
     """Run the monitoring endpoint of node back on loopback, and nothing else of the node."""
     made = cluster(folder)
     assembly, _ = built_assembly(made, "back", read_credentials(made, "back", environment))

@@ -76,7 +76,7 @@ def test_a_preview_names_who_may_connect_and_no_secret(written) -> None:
 async def test_processes_that_a_node_starts_do_not_see_its_secrets(written, monkeypatch: pytest.MonkeyPatch) -> None:
     environment_of_processes = {}
 
-    def assemble(_, __, runtime, ___):
+    def assemble(_: object, __, runtime, ___):
         environment_of_processes.update(runtime.environment)
         raise StartFailed("that is enough")
 

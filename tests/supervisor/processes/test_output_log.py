@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -37,7 +38,7 @@ async def said(output_log: OutputLog, *pieces: bytes) -> OutputLog:
     return output_log
 
 
-def events(caplog: pytest.LogCaptureFixture):
+def events(caplog: pytest.LogCaptureFixture) -> list[Any]:
     return [each.message for each in log_records(caplog)]
 
 
@@ -61,7 +62,7 @@ async def test_the_last_lines_are_those_of_the_end_however_long_the_output(path:
 async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: Path) -> None:
     goes_on, written = threading.Event(), []
 
-    def hangs(data) -> None:
+    def hangs(data: bytes) -> None:
         goes_on.wait(20.0)
         written.append(data)
 

@@ -41,7 +41,7 @@ zygote.main()
 """
 
 
-def state(pid) -> str | None:
+def state(pid: int) -> str | None:
     """Z for a process that has ended and is not reaped, None for one that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -60,7 +60,7 @@ def no_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def gone(pid) -> None:
+async def gone(pid: int) -> None:
     while state(pid) is not None:  # noqa: ASYNC110
         await trio.sleep(0.01)  # nobody tells when somebody else reaps it
 

@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> Path:
     return made
 
 
-def left(base, name: str = "espalier-left", mode: int = 0o700):
+def left(base: Path, name: str = "espalier-left", mode: int = 0o700) -> Path:
     """What a node that was killed has left: its folder, a host's in it."""
     folder = base / name
     (folder / "e1" / "deep").mkdir(parents=True)
@@ -46,7 +46,7 @@ def left(base, name: str = "espalier-left", mode: int = 0o700):
 
 
 @contextmanager
-def held(folder) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -133,7 +133,7 @@ def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(ba
 
 
 def test_b6_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_):
+    def full(**_: object):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
@@ -145,7 +145,7 @@ def test_b6_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("gone", ["all", "the base", "the lock"])
-def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base, gone: str) -> None:
+def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base: Path, gone: str) -> None:
     with run_folder.run_folder(base, shared_memory.remove) as folder:
         if gone == "the lock":
             (folder.path / "lock").unlink()

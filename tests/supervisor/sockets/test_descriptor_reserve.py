@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
 import trio
@@ -36,7 +37,7 @@ class Stream:
         self.machine, self.number, self.said, self.open = machine, number, b"", True
         self.socket = self
 
-    async def recv(self, _) -> bytes:
+    async def recv(self, _: object) -> bytes:
         return b"GET / HTTP/1.1"
 
     async def send(self, data) -> None:
@@ -66,13 +67,13 @@ class Listener:
 
 @pytest.fixture
 def always_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def readable(_) -> None:
+    async def readable(_: object) -> None:
         await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", readable)
 
 
-async def accepted(guarded, seconds):
+async def accepted(guarded, seconds) -> list[Any]:
     """Accept for some seconds, and return the connections that the listener has accepted."""
     let_in = []
     with trio.move_on_after(seconds):

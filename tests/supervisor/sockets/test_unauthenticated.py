@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from hypothesis import given
@@ -108,7 +110,7 @@ class Named:
         self.socket = self
         self.address = address
 
-    def getpeername(self):
+    def getpeername(self) -> str | tuple[str | int, ...]:
         if self.address is None:
             raise OSError
         return self.address
@@ -138,7 +140,7 @@ def test_addresses_of_this_host_are_empty_and_ipv6_counts_by_its_first_half(
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "remove", "end", "end of"]), st.sampled_from("ab"), st.integers(0, 9)))
 )
-def test_unauthenticated_connections_are_closed_oldest_first(steps) -> None:
+def test_unauthenticated_connections_are_closed_oldest_first(steps: list[Any]) -> None:
     made, all_, scopes = UnauthenticatedConnections(), [], {}
     for number, (what, address, at) in enumerate(steps):
         if what == "add":
@@ -161,7 +163,7 @@ def test_unauthenticated_connections_are_closed_oldest_first(steps) -> None:
 
 
 @given(st.lists(st.sampled_from("abc")))
-def test_d9_the_busiest_address_loses_its_oldest_connection(addresses) -> None:
+def test_d9_the_busiest_address_loses_its_oldest_connection(addresses: list[Any]) -> None:
     made, left = UnauthenticatedConnections(), list(enumerate(addresses))
     for number, address in left:
         made.add(number, address, trio.CancelScope())

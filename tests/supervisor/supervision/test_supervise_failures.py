@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from attrs import evolve
@@ -49,7 +51,7 @@ async def test_one_failure_too_many_ends_the_tree(autojump_clock: MockClock) -> 
     ],
 )
 async def test_a_tree_gives_up_at_the_first_failure_beyond_its_limit(
-    lasts_s, restarts_max, ends_at, autojump_clock: MockClock
+    lasts_s: dict[str, Any], restarts_max: int, ends_at: int, autojump_clock: MockClock
 ) -> None:
     children = [child(name, *(Life(lasts_s=life_s) for life_s in lives)) for name, lives in lasts_s.items()]
     with pytest.raises(RestartsExceeded):
@@ -58,7 +60,9 @@ async def test_a_tree_gives_up_at_the_first_failure_beyond_its_limit(
 
 
 @pytest.mark.parametrize(("every_s", "window_s"), [(10, 29.9), (20, 30)])
-async def test_failures_before_the_window_are_forgiven(every_s, window_s, autojump_clock: MockClock) -> None:
+async def test_failures_before_the_window_are_forgiven(
+    every_s: int, window_s: float, autojump_clock: MockClock
+) -> None:
     events = await supervised(tree(fails_every(every_s), restarts_max=3, restarts_window_s=window_s), 900)
     assert len(events.starts()) == 900 / every_s
 

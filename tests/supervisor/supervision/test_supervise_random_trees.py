@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import Any
 
 import pytest
 import trio
@@ -134,10 +135,10 @@ class World:
                 assert spec.restarts_max is None or len(recent) <= spec.restarts_max
                 assert self.members[path].restart is not TEMPORARY
 
-    def needed(self, path, parent):
+    def needed(self, path: str, parent: str) -> set[Any]:
         return {f"{parent}/{name}" for name in self.members[parent].transitive_needs()[path.rpartition("/")[2]]}
 
-    def check_start(self, path, parent) -> None:
+    def check_start(self, path: str, parent: str) -> None:
         assert self.state[parent] in ("starting", "ready")  # a tree inside lives on until it is its turn
         assert self.state.get(path, "over") == "over"
         if self.members[parent].strategy is ONE and path in self.begun.get(parent, ()):
@@ -148,7 +149,7 @@ class World:
             if member.restart is PERMANENT and not tries_again:
                 assert self.state[other] == "ready"
 
-    def check_stop(self, path, parent) -> None:
+    def check_stop(self, path: str, parent: str) -> None:
         if self.members[parent].strategy is ONE and self.state[path] == "starting":
             return  # it is too slow; or the tree stops, and then nothing that needs it was started
         for child in self.members[parent].children:
@@ -196,7 +197,7 @@ async def any_tree(rng: random.Random) -> tuple[str, bool, int, float]:
     return outcome, lives_long, restarts, round(trio.current_time(), 3)
 
 
-def simulate(seed: int):
+def simulate(seed: int) -> tuple[str, bool, int, float]:
     """Run a random tree so that the seed decides everything."""
     from trio._core import _run  # the one private import; see python-trio/trio#3089
 

@@ -100,7 +100,7 @@ async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump
 # Never giving up -------------------------------------------------------------------------
 
 
-def never(*children, name: str = "bad", **fields: Backoff) -> Tree:
+def never(*children: Child, name: str = "bad", **fields: Backoff) -> Tree:
     fields = {"strategy": Strategy.ONE_FOR_ALL, "restarts_max": None, "backoff": NEVER, "needs": (), **fields}
     return tree(*children, name=name, **fields)
 

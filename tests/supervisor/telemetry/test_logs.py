@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -66,7 +67,7 @@ def child_event(path: str, kind: ChildEventKind = ChildEventKind.STARTING) -> Ch
     return ChildEvent(path, kind, trio.current_time())
 
 
-def shown(text: str):
+def shown(text: str) -> list[Any]:
     """Return the lines that a terminal of endless width would show; the cursor is in the last."""
     return [line.rpartition(CLEAR)[2] for line in text.split("\n")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -39,7 +40,7 @@ async def works(clock, seconds, times: int = 1) -> None:
     await trio.lowlevel.checkpoint()
 
 
-async def beside(turns, *tasks) -> None:
+async def beside(turns: LoopMonitor, *tasks: tuple[Clock | float | Callable[..., Awaitable[None]], ...]) -> None:
     with turns.watching():
         async with trio.open_nursery() as nursery:
             for function, *arguments in tasks:
@@ -123,7 +124,7 @@ async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(
     looks, stops = [], iter((7.0,))
     turns = LoopMonitor(0.02, clock, start_thread=looks.append)
 
-    def wait(_) -> bool:
+    def wait(_: object) -> bool:
         stop_s = next(stops, None)
         clock.now += stop_s or 0.0
         return stop_s is None

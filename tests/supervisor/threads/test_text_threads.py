@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -17,7 +18,7 @@ LIGHT = HEAVY_CHARACTERS_MIN - 1
 
 
 async def hold(
-    threads: TextThreads, owner: str, size: int, order, name: str | None = None, *, task_s: float = 1.0
+    threads: TextThreads, owner: str, size: int, order: list[Any], name: str | None = None, *, task_s: float = 1.0
 ) -> None:
     """Hold a thread for a second of virtual time, and record the order of acquisition."""
     await threads.acquire(owner, heavy=size >= HEAVY_CHARACTERS_MIN)

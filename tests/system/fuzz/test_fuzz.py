@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -69,7 +70,7 @@ def test_an_input_is_made_from_its_number_alone() -> None:
 def test_every_body_is_parsed_or_refused(path: str) -> None:
     @settings(max_examples=60)
     @given(st.dictionaries(st.sampled_from(FIELDS[path]), JSON, max_size=3), st.integers(0, 999))
-    def attack(fields, seed: int) -> None:
+    def attack(fields: dict[Any, Any], seed: int) -> None:
         body = bodies.MAKERS[path](Random(seed)) | fields
         try:
             PARSERS[path](json.dumps(body).encode())

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection
 from random import Random
+from typing import Any
 
 from bench.rig.node import MODEL
 
@@ -15,13 +16,13 @@ TOKENS = 24
 VOCABULARY = 512
 
 
-def prompts(count: int, longest: int, seed: int):
+def prompts(count: int, longest: int, seed: int) -> list[Any]:
     """Return prompts of 5 to `longest` tokens."""
     chance = Random(seed)
     return [[chance.randrange(3, VOCABULARY) for _ in range(chance.randint(5, longest))] for _ in range(count)]
 
 
-def completed(port, prompt):
+def completed(port, prompt: list[Any]) -> tuple[Any, Any, Any]:
     """Return the tokens that greedily follow a prompt, why they ended, and how many of the prompt were counted."""
     connection = HTTPConnection("127.0.0.1", port, timeout=WITHIN_S)
     try:
@@ -36,7 +37,7 @@ def completed(port, prompt):
         connection.close()
 
 
-def all_completed(port, asked, at_once: int):
+def all_completed(port: int, asked: list[Any], at_once: int) -> list[Any]:
     """Return what `completed` returns of each prompt, so many at a time."""
     with ThreadPoolExecutor(at_once) as clients:
         return list(clients.map(partial(completed, port), asked))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from typing import Any
 
 import openai
 import pytest
@@ -23,11 +24,11 @@ OPENAI_CONNECTS = pytest.mark.filterwarnings("ignore:connect.. must be used as a
 MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
-def ask(client: openai.OpenAI, **options):
+def ask(client: openai.OpenAI, **options: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, **options)
 
 
-def text_of(stream) -> str:
+def text_of(stream: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
 

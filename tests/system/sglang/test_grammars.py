@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPConnection, HTTPException
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ AT_A_TIME = 4
 GAP_S = 0.25 if "ESPALIER_ALONE" in os.environ else 5.0
 
 
-def body(sample: Sample, **more) -> dict:
+def body(sample: Sample, **more: Any) -> dict:
     asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "temperature": 0} | more
     if sample.kind == "json_schema":
         named = {"name": "x", "schema": json.loads(sample.text)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from http.client import HTTPConnection
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -20,13 +22,13 @@ pytestmark = pytest.mark.engine
 MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
-def chat(client: OpenAI, **options):
+def chat(client: OpenAI, **options: Any):
     return client.chat.completions.create(
         **({"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 24} | options)
     )
 
 
-def complete(client: OpenAI, prompt="The oak", **options):
+def complete(client: OpenAI, prompt: str | Sequence[Any] = "The oak", **options: Any) -> Any:
     return client.completions.create(
         **({"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 8} | options)
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -12,7 +14,7 @@ from trio.testing import MockClock
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
 from actors.kit.calls import Answer
 from protocol.errors import EngineLost
-from protocol.messages import Done, EngineLoad, Ping
+from protocol.messages import Done, EngineLoad, GetLoad, Ping
 
 
 @define(eq=False)
@@ -23,7 +25,7 @@ class Slow:
     most: int = 0
 
     @asynccontextmanager
-    async def ask(self, request, credit):
+    async def ask(self, request: GetLoad, credit: int) -> AsyncIterator[Answer[Any, Any]]:
         self.open += 1
         self.most = max(self.most, self.open)
         answer = Answer(credit)
@@ -62,7 +64,7 @@ class Living:
     asked: int = 0
 
     @asynccontextmanager
-    async def ask(self, request, credit):
+    async def ask(self, request: Ping, credit: int) -> AsyncIterator[Answer[Any, Any]]:
         assert request == Ping()
         self.asked += 1
         answer = Answer(credit)
@@ -71,7 +73,7 @@ class Living:
             yield answer
             nursery.cancel_scope.cancel()
 
-    async def _answer(self, answer) -> None:
+    async def _answer(self, answer: Answer[Any, Any]) -> None:
         await trio.sleep(self.answers_in_s)
         if not self.stopped:
             answer.end(Done())
@@ -120,7 +122,7 @@ async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_
 async def test_c8_waiting_for_silence_ends_with_the_link() -> None:
     class Lost:
         @asynccontextmanager
-        async def ask(self, request, credit):
+        async def ask(self, request: Ping, credit: int) -> AsyncIterator[Answer[Any, Any]]:
             answer = Answer(credit)
             answer.fail(EngineLost("the link to the host is lost"))
             yield answer

@@ -16,6 +16,7 @@ from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
+from supervisor.engines.sglang.section import SglangSection
 
 FILE = """\
 [model.tiny]
@@ -67,20 +68,24 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
     ],
 )
-def test_a_setting_that_would_lie_is_a_mistake_with_its_line(line: str, said: str, read) -> None:
+def test_a_setting_that_would_lie_is_a_mistake_with_its_line(
+    line: str, said: str, read: Callable[..., Cluster]
+) -> None:
     with pytest.raises(StartFailed, match=re.escape(f"line 8: engine.tiny-0.{said}")):
         read(line)
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "none"])
-def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend: str, read) -> None:
-    assert read(f'grammar_backend = "{backend}"').engine["tiny-0"].settings == {"grammar_backend": backend}
+def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend: str, read: Callable[..., Cluster]) -> None:
+    assert read(f'grammar_backend = "{backend}"').engines_of(SglangSection)["tiny-0"].settings == {
+        "grammar_backend": backend
+    }
 
 
-def test_settings_that_change_how_sglang_computes_are_taken(read) -> None:
+def test_settings_that_change_how_sglang_computes_are_taken(read: Callable[..., Cluster]) -> None:
     lines = ('attention_backend = "fa3"', 'dtype = "float32"', "schedule_conservativeness = 1", "enable_trace = true")
     lines += ("cuda_graph_bs_decode = [1, 2]", 'deepep_mode = "auto"', "load_snapshot_publish_interval = 1")
-    assert len(read(*lines).engine["tiny-0"].settings) == len(lines)
+    assert len(read(*lines).engines_of(SglangSection)["tiny-0"].settings) == len(lines)
 
 
 def test_every_rule_is_about_an_argument_that_there_is() -> None:

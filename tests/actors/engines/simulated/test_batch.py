@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ from tests.system.simulator import Steps, counting, simulate
 PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
 
 
-def batch(seed: int = 0, **changes) -> Batch:
+def batch(seed: int = 0, **changes: Any) -> Batch:
     made = spec(**changes)
     return Batch(made, OutputGenerator.from_sentences(made, ()), random.Random(seed))
 
@@ -168,7 +169,9 @@ requests = st.tuples(
 
 
 @given(st.lists(requests, min_size=1, max_size=12), st.sampled_from([1, 4, 16]), st.integers(1, 20), st.booleans())
-def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(asked, page_size, chunk: int, cache: bool) -> None:
+def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(
+    asked: list[Any], page_size: int, chunk: int, cache: bool
+) -> None:
     engine = batch(kv_tokens_max=64, page_size=page_size, prefill_chunk=chunk, prefix_cache=cache, slots=3)
     moves = [(at, number, "submit") for number, (*_, at) in enumerate(asked)]
     moves += [(at + after, number, "abort") for number, (*_, after, at) in enumerate(asked) if after is not None]

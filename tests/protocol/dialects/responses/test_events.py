@@ -24,7 +24,7 @@ SERVER_EVENTS = {
 }
 
 
-def check(frame, *, unknown=()):
+def check(frame, *, unknown: tuple[()] | list[Any] = ()):
     """Parse an event with its class of the `openai` package, which must declare every key."""
     event = json.loads(frame)
     model = SERVER_EVENTS[event["type"]].model_validate(event, strict=True)
@@ -38,11 +38,11 @@ def check_error(frame: bytes) -> bytes:
     return frame
 
 
-def events_of(*, sse: bool = False, **fields):
+def events_of(*, sse: bool = False, **fields: Any):
     return Events(parse(json.dumps(BASE | fields)), request_id=ID, created_at=1741290958, sse=sse)
 
 
-def begun(**fields):
+def begun(**fields: Any):
     """Return the events of a response whose text may follow."""
     events = events_of(**fields)
     events.begin()
@@ -50,7 +50,7 @@ def begun(**fields):
     return events
 
 
-def deltas(events, *texts: str):
+def deltas(events, *texts: str) -> list[Any]:
     return [events.delta(Text(text, 1)) for text in texts]
 
 
@@ -58,7 +58,7 @@ def finish(events, reason: FinishReason = FinishReason.STOP):
     return events.finish(ChoiceEnded(reason), USAGE)
 
 
-def whole_stream(events, *texts, reason=FinishReason.STOP):
+def whole_stream(events, *texts: str, reason: FinishReason = FinishReason.STOP) -> list[Any]:
     return [*events.begin(), *events.open(), *deltas(events, *texts), *finish(events, reason)]
 
 
@@ -327,7 +327,7 @@ def test_the_largest_request_keeps_every_event_small() -> None:
 # In one piece -----------------------------------------------------------------------------
 
 
-def posted(*replies: Text | ChoiceEnded, **fields) -> bytes:
+def posted(*replies: Text | ChoiceEnded, **fields: Any) -> bytes:
     create = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
     return whole_body(Completion(create, request_id=ID, created_at=1741290958), replies, Answered(USAGE))
 

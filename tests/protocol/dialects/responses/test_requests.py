@@ -25,17 +25,17 @@ BASE = {"type": "response.create", "model": "m", "input": "Hi"}
 HTTP = {"model": "m", "input": "Hi"}
 
 
-def create(**fields) -> Create:
+def create(**fields: object) -> Create:
     result = parse(json.dumps(BASE | fields))
     assert isinstance(result, Create)
     return result
 
 
-def post(**fields) -> CreateHttp:
+def post(**fields: object) -> CreateHttp:
     return parse_http(json.dumps(HTTP | fields).encode())
 
 
-def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, **fields) -> None:
+def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, **fields: Any) -> None:
     check_refused(parse, BASE | fields, kind, param, sentence)
 
 

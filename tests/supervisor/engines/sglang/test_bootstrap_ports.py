@@ -24,7 +24,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The ports at which somebody listens; here nobody does in truth."""
     taken: set[int] = set()
 
-    def create_server(at, **_) -> nullcontext[None]:
+    def create_server(at: tuple[str, int], **_: object) -> nullcontext[None]:
         if at[1] in taken:
             raise OSError("it is taken")
         return nullcontext()

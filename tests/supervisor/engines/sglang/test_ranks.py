@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,7 +53,9 @@ class Hosts:
     registration: Registration = Factory(Registration)
     changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
 
-    async def keep(self, rank: int, port, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def keep(
+        self, rank: int, port: int | None, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Do what keeps one rank's host in a node."""
         await trio.lowlevel.checkpoint()
         assert rank not in self.alive, "two hosts of one rank"
@@ -86,7 +89,7 @@ class Hosts:
     def record(self, what: str) -> None:
         self.log.append((trio.current_time(), what))
 
-    def kill(self, rank) -> None:
+    def kill(self, rank: int) -> None:
         if rank in self.ends:
             self.ends[rank].set()
 
@@ -130,7 +133,7 @@ class Group:
             run = partial(run_follower_rank, inbox, own, partial(self.hosts.keep, rank))
             self.nursery.start_soon(run, name=f"rank {rank}")
 
-    def link(self, node, serves=None) -> None:
+    def link(self, node: str, serves: dict[Any, Any] | None = None) -> None:
         """Join a and another node."""
         near, far = sim_pair()
         self.wires[node] = near
@@ -139,7 +142,7 @@ class Group:
         self.nursery.start_soon(self._carry, node, asker, True, name="link")
         self.nursery.start_soon(self._carry, node, server, False, name="link")
 
-    async def _carry(self, node, link: Link, ours: bool) -> None:
+    async def _carry(self, node: str, link: Link, ours: bool) -> None:
         async with trio.open_nursery() as nursery:
             if ours:
                 nursery.start_soon(self._note, node, link)
@@ -150,11 +153,11 @@ class Group:
         if ours:
             self.directory.unlinked(node, link)
 
-    async def _note(self, node, link) -> None:
+    async def _note(self, node: str, link: Link) -> None:
         await link.wait_ready()
         self.directory.linked(node, link)
 
-    def cut(self, node) -> None:
+    def cut(self, node: str) -> None:
         self.wires[node].cut()
 
     async def supervise(self) -> None:
@@ -177,11 +180,11 @@ class Group:
         await self.others.run_all(partial(self.hosts.keep, 0), self.another, task_status=task_status)
 
     @property
-    def ready(self):
+    def ready(self) -> list[Any]:
         return [each.at for each in self.events if each.path == "a/engine" and each.kind is ChildEventKind.STARTED]
 
     @property
-    def why(self):
+    def why(self) -> list[Any]:
         return [
             str(each.error) for each in self.events if each.path == "a/engine" and each.kind is ChildEventKind.FAILED
         ]
@@ -193,7 +196,7 @@ class Group:
 
 
 @asynccontextmanager
-async def group(*linked: str, **fields) -> AsyncIterator[Group]:
+async def group(*linked: str, **fields: Any) -> AsyncIterator[Group]:
     """Run node a of a group, with links to some of the others."""
     async with trio.open_nursery() as nursery:
         made = Group(nursery, **fields)
@@ -513,19 +516,19 @@ async def test_a_rank_that_is_asked_for_twice_runs_once_at_a_time(autojump_clock
 # At every step ---------------------------------------------------------------------------
 
 
-def cut(made) -> None:
+def cut(made: Group) -> None:
     made.cut("b")
 
 
-def kill_the_first(made) -> None:
+def kill_the_first(made: Group) -> None:
     made.hosts.kill(0)
 
 
-def kill_another(made) -> None:
+def kill_another(made: Group) -> None:
     made.hosts.kill(2)
 
 
-async def one_fault(rng, step: int, act):
+async def one_fault(rng: random.Random, step: int, act) -> bool:
     """Do `act` just before a step of a life from its start on; return whether the life had been over by then."""
     async with group("b", "c") as made:
         with counting(step, lambda: act(made)) as steps:
@@ -548,12 +551,12 @@ async def one_fault(rng, step: int, act):
 
 
 @pytest.mark.parametrize("act", [cut, kill_the_first, kill_another], ids=lambda act: act.__name__)
-def test_at_every_step_all_ranks_come_back_or_none_is_left(act) -> None:
+def test_at_every_step_all_ranks_come_back_or_none_is_left(act: Callable[[Any], None]) -> None:
     sweep(partial(one_fault, act=act))
 
 
 def test_the_node_of_rank_0_can_be_stopped_at_every_step() -> None:
-    async def stop(rng, step: int):
+    async def stop(rng: random.Random, step: int) -> bool:
         async with group("b", "c") as made:
             with counting(step, made.scope.cancel) as steps:
                 await trio.sleep(20)

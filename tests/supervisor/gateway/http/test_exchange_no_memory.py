@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import h11
 import msgspec
 import pytest
 import trio
 import wsproto
+from h11 import Connection
 from trio.testing import MockClock
 
 from tests.rig.gateway import chat, create, head, leave_all, post, rig
@@ -23,7 +25,7 @@ def starve(
     """Make a function raise `MemoryError` if its argument at a place contains `FAMINE`."""
     plain = getattr(where, name)
 
-    def starved(*given):
+    def starved(*given: bytes | Connection | wsproto.WSConnection) -> dict[str, Any] | None:
         if FAMINE in (given[at] or b""):
             raise MemoryError
         return plain(*given)

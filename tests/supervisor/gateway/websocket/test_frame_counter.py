@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import h11
 import pytest
 import trio
+from h11 import Connection
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -28,7 +30,7 @@ class Pass(trio.abc.Instrument):
     def __init__(self) -> None:
         self.count = self.most = self.all = 0
 
-    def add(self, count) -> None:
+    def add(self, count: int) -> None:
         self.count += count
         self.all += count
         self.most = max(self.most, self.count)
@@ -43,11 +45,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
     made = Pass()
     receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
 
-    def frames(self, data) -> None:
+    def frames(self: WSConnection, data: bytes) -> None:
         made.add((data or b"").count(EMPTY))
         receive_data(self, data)
 
-    def chunks(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+    def chunks(self: Connection) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         event = next_event(self)
         made.add(isinstance(event, h11.Data))
         return event
@@ -104,7 +106,7 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> Pass:
     made = Pass()
     next_event = h11.Connection.next_event
 
-    def requests(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+    def requests(self: Connection) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         event = next_event(self)
         made.add(isinstance(event, h11.Request))
         return event
@@ -173,7 +175,7 @@ SIZES = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 65_535, 65_536
 
 
 @given(st.lists(SIZES, max_size=20), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5))
-def test_frames_are_counted_in_pieces_of_any_size(sizes, cuts, most: int) -> None:
+def test_frames_are_counted_in_pieces_of_any_size(sizes: list[Any], cuts: list[Any], most: int) -> None:
     data = b"".join(frame(bytes(size), 0x00) for size in sizes)
     heads, counted, read = FrameCounter(), 0, 0
     ends = [sum(cuts[:each]) for each in range(1, len(cuts) + 1)] + [len(data)]
@@ -191,7 +193,7 @@ MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=8)
 
 @given(MESSAGES, st.lists(st.integers(1, 400), max_size=60), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_messages_are_counted_until_they_are_taken_in_pieces_of_any_size(
-    messages: list[list[int]], cuts, most: int, rng: Random
+    messages: list[list[int]], cuts: list[Any], most: int, rng: Random
 ) -> None:
     data, whole = b"", []
     for parts in messages:

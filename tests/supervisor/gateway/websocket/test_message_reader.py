@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 from trio.testing import MockClock
 
-from tests.rig.gateway import Worker, create, frame, leave_all, rig
+from tests.rig.gateway import Rig, Worker, create, frame, leave_all, rig
 from tests.rig.sockets import websocket_client
 
 
 @asynccontextmanager
-async def reading(**limits: int):
+async def reading(**limits: int) -> AsyncIterator[tuple[Rig, Any, trio.Event]]:
     """Run a gateway whose threads parse nothing before an event, and a client with a response that runs."""
     async with rig(worker=Worker(mute=True), **limits) as made:
         parsing = trio.Event()
 
-        async def run_late(function, **_):
+        async def run_late(function, **_: object):
             await parsing.wait()
             return function()
 

@@ -324,7 +324,7 @@ async def test_a_client_that_leaves_is_noticed_while_a_long_message_waits_to_be_
     async with rig(worker=Worker(mute=True)) as made:
         busy = trio.Event()
 
-        async def run_late(function, **_):
+        async def run_late(function, **_: object):
             await busy.wait()
             return function()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -25,7 +26,7 @@ from tests.system.fuzz import bodies
 from tests.system.fuzz.http import attacked
 
 
-def server_sent(reply: Reply):
+def server_sent(reply: Reply) -> list[Any]:
     """Return the events of a stream of named server-sent events."""
     parts = reply.body.decode().split("\n\n")
     assert parts.pop() == ""
