@@ -9,16 +9,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Call, mailbox
+from actors.kit.calls import Answer, Call
 from protocol.errors import ActorLost, InternalError, LinkLost, LocalViolation, Overloaded, TooLarge
 from protocol.frames import Fail, Open
 from protocol.messages import Done, FlushCache, Tokens
-from protocol.peer import Peer
 from supervisor.links.encoding import BODY_BYTES_MAX
-from supervisor.links.link import Link
 from tests.rig.fake_engine import generate
 from tests.rig.links import (
-    any_answer,
     ask,
     bugs_logged,
     count_to_three,
@@ -26,9 +23,7 @@ from tests.rig.links import (
     held_for,
     linked,
     never_answer,
-    serve,
 )
-from tests.rig.network import sim_pair
 from tests.system.simulator import simulate
 
 
@@ -39,24 +34,6 @@ async def test_one_stream_serves_many_requests_one_after_another(autojump_clock:
                 nursery.start_soon(ask, ends.asker)
         assert trio.current_time() == 12
         ends.check_at_rest()
-
-
-async def test_a_request_before_hello_waits_for_it(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    near, far = sim_pair()
-    address, inbox = mailbox(1)
-    asker = Link(near, Peer("a", serves_max=0))
-    nursery.start_soon(serve, inbox, count_to_three)
-    nursery.start_soon(asker.run)
-
-    async def serve_late() -> None:
-        await trio.sleep(5)
-        await Link(far, Peer("b", serves_max=1), {("", FlushCache): address}).run()
-
-    nursery.start_soon(serve_late)
-    with any_answer(), trio.fail_after(20):
-        assert (await ask(asker))[1] == Done()
-    assert trio.current_time() == 8
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_request_that_may_not_wait_is_refused_where_no_stream_is_free(autojump_clock: MockClock) -> None:

@@ -26,14 +26,26 @@ from protocol.errors import (
 from protocol.frames import VERSION, Announce, Bye, Credit, End, Hello, Item, Open, Step
 from protocol.kind import Message
 from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Tokens
+from protocol.peer import Peer
 from protocol.tensors import Tensor
 from protocol.text_messages import Text
 from supervisor.links.encoding import FREE_REPLIES_MAX
 from supervisor.links.heartbeat import Heartbeat
-from supervisor.links.link import FRAMES_A_TURN
+from supervisor.links.link import FRAMES_A_TURN, Link
 from tests.rig.fake_engine import Costs, generate, whole
 from tests.rig.fake_host import far_engine
-from tests.rig.links import ask, bugs_logged, count_to_three, hand_written, held_for, linked, never_answer
+from tests.rig.links import (
+    any_answer,
+    ask,
+    bugs_logged,
+    count_to_three,
+    hand_written,
+    held_for,
+    linked,
+    never_answer,
+    serve,
+)
+from tests.rig.network import sim_pair
 from tests.system.simulator import counting, simulate
 
 # Answers ----------------------------------------------------------------------------------
@@ -44,6 +56,24 @@ async def test_a_request_over_a_link_is_answered_as_by_an_actor_of_this_process(
         assert await ask(ends.asker) == ([Tokens([0]), Tokens([1]), Tokens([2])], Done())
         assert trio.current_time() == 3
         ends.check_at_rest()
+
+
+async def test_a_request_before_hello_waits_for_it(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    near, far = sim_pair()
+    address, inbox = mailbox(1)
+    asker = Link(near, Peer("a", serves_max=0))
+    nursery.start_soon(serve, inbox, count_to_three)
+    nursery.start_soon(asker.run)
+
+    async def serve_late() -> None:
+        await trio.sleep(5)
+        await Link(far, Peer("b", serves_max=1), {("", FlushCache): address}).run()
+
+    nursery.start_soon(serve_late)
+    with any_answer(), trio.fail_after(20):
+        assert (await ask(asker))[1] == Done()
+    assert trio.current_time() == 8
+    nursery.cancel_scope.cancel()
 
 
 async def test_an_answer_without_a_result_is_complete(autojump_clock: MockClock) -> None:
