@@ -38,7 +38,7 @@ def bytes_of(size: int, seed: int = 0) -> bytes:
     return (bytes(range(seed, 256)) * (size // (256 - seed) + 1))[:size]
 
 
-def views(*data) -> tuple[Any, ...]:
+def views(*data: bytes) -> tuple[Any, ...]:
     return tuple(map(memoryview, data))
 
 
@@ -49,11 +49,11 @@ class Pair:
         self.near, self.far = Peer("near", serves_max=0, **fields), Peer("far", serves_max=streams, **fields)
         self.to_near(), self.to_far()
 
-    def to_far(self):
+    def to_far(self) -> list[Any]:
         """Carry one message to the far end; return the frames that it yields, with their attachments."""
         return receive(self.far, self.near.data_to_send())
 
-    def to_near(self):
+    def to_near(self) -> list[Any]:
         return receive(self.near, self.far.data_to_send())
 
     def settle(self) -> tuple[list[Any], list[Any]]:

@@ -89,7 +89,7 @@ def raw(kind: int, body: Mapping[typing.Any, typing.Any] | None) -> bytes:
     return head(kind, len(data)) + data
 
 
-def pieces(data: bytes, cuts) -> Iterator[bytes]:
+def pieces(data: bytes, cuts: list[typing.Any]) -> Iterator[bytes]:
     start = 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
         yield data[start:cut]
@@ -170,7 +170,7 @@ PLAIN = {
 @pytest.mark.parametrize("kind", codec.KINDS.values(), ids=lambda kind: kind.__name__)
 def test_every_message_is_decoded_as_it_was_encoded(kind: type[Message]) -> None:
     @settings(max_examples=15, deadline=None)
-    @given(values_of(kind))
+    @given(values_of(kind))  # type: ignore[untyped-decorator]
     def check(message) -> None:
         attachment = memoryview(b"".join(codec.attached(message)))
         assert codec.decode(codec.encode(message), attachment) == message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from attrs import define, evolve, field, frozen
 from trio.testing import MockClock
 
 from actors.engines.port import Generation
-from actors.kit.calls import Address
+from actors.kit.calls import Address, Answer
 from protocol import codec, frames
 from protocol.errors import EngineLost, EngineRefused, InternalError
 from protocol.frames import Open
@@ -46,11 +46,11 @@ class Keeping(Worker):
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture):
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
     """What was logged of requests, as a span or nothing."""
     caplog.set_level(logging.INFO)
 
-    def said(message: str = "request ended"):
+    def said(message: str = "request ended") -> list[Any]:
         return [each for each in caplog.records if each.message == message]
 
     return said
@@ -154,7 +154,7 @@ async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines) 
 # Each leg ---------------------------------------------------------------------------------
 
 
-def spans(*workers: Fake):
+def spans(*workers: Fake) -> list[Any]:
     return [(each.trace.id, each.trace.span, each.trace.parent) for worker in workers for each in worker.asked]
 
 
@@ -195,9 +195,9 @@ def counted() -> Callable[[], str]:
 # At a worker ------------------------------------------------------------------------------
 
 
-async def asked(worker: test_decode.Worker, wanted: Generate, within_s: float = 1000.0):
+async def asked(worker: test_decode.Worker, wanted: Generate, within_s: float = 1000.0) -> None:
     with trio.move_on_after(within_s):
-        return await test_decode.ask(worker, wanted)
+        await test_decode.ask(worker, wanted)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,6 @@ class Noting:
     address: Address
     asked: list
 
-    def ask(self, request, credit):
+    def ask(self, request, credit) -> AbstractAsyncContextManager[Answer[Any, Any]]:
         self.asked.append(request)
         return self.address.ask(request, credit)

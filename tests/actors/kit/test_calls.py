@@ -253,7 +253,7 @@ async def test_a_result_that_is_there_is_returned_though_the_deadline_has_passed
 
 async def serve(
     inbox: trio.MemoryReceiveChannel[Call[Any, Any, Any]],
-    serve_one,
+    serve_one: Callable[[Any, Any], Awaitable[Any] | Awaitable[None]],
     bugs: BugCounter | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,

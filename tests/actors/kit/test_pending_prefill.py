@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -74,12 +75,12 @@ async def node(folder: Path, *legs: str) -> AsyncIterator[Assembly]:
         nursery.cancel_scope.cancel()
 
 
-def prompts(many: int, size: int):
+def prompts(many: int, size: int) -> tuple[Any, ...]:
     rng = random.Random(next(IDS))
     return tuple(tuple(rng.randrange(1, 400) for _ in range(size)) for _ in range(many))
 
 
-async def first_s(assembly: Assembly, owner: str, lists, tokens_max: int = 4) -> float:
+async def first_s(assembly: Assembly, owner: str, lists: tuple[tuple[int, ...], ...], tokens_max: int = 4) -> float:
     """Ask for an answer to each prompt, and return how long the first token of any of them took."""
     began_at, first_at = trio.current_time(), None
     wanted = Respond(f"{next(IDS):032x}", token_lists=lists, tokens_max=tokens_max, ignore_eos=True, owner=owner)
@@ -113,7 +114,7 @@ async def test_b13_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
 
 @LEGS
 async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is_left(
-    legs, autojump_clock: MockClock, tmp_path: Path
+    legs: tuple[str, ...], autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with node(tmp_path, *legs) as assembly:
         async with trio.open_nursery() as nursery:
@@ -183,7 +184,7 @@ async def working(
         nursery.cancel_scope.cancel()
 
 
-async def ask(address, request: Generate, leave_s: float = 1e3) -> None:
+async def ask(address: Address[Any, Any, Any], request: Generate, leave_s: float = 1e3) -> None:
     with trio.move_on_after(leave_s), suppress(RequestError):
         async with address.ask(request, request.sampling.tokens_max) as replies:
             await replies.result()
@@ -258,7 +259,7 @@ async def test_b13_the_call_behind_one_that_leaves_enters_at_once(room: int, aut
         nursery.cancel_scope.cancel()
 
 
-def call(name: str, size: int):
+def call(name: str, size: int) -> Call[Any, Any, Any]:
     return Call((name, size), Answer(0))
 
 

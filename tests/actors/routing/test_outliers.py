@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -149,7 +151,7 @@ events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["fails", "answers",
 
 
 @given(st.lists(events, max_size=80), st.floats(0, 1))
-def test_whatever_happens_a_share_stays_and_every_ejected_worker_can_return(steps, share: float) -> None:
+def test_whatever_happens_a_share_stays_and_every_ejected_worker_can_return(steps: list[Any], share: float) -> None:
     outliers, now = OutlierDetector(), 0.0
     limits = Ejection(3, 10, 0.5, 10, 60, share)
     for name, what, after_s in steps:
@@ -178,7 +180,9 @@ hand_offs = st.tuples(st.sampled_from("pqr"), st.sampled_from("def"), st.sampled
 
 
 @given(st.lists(st.tuples(hand_offs, st.floats(0, 30)), max_size=80), st.floats(0, 1))
-def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_return(steps, share: float) -> None:
+def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_return(
+    steps: list[Any], share: float
+) -> None:
     outliers, now, limits = OutlierDetector(), 0.0, Ejection(3, 10, 0.5, 10, 60, share)
     for (prefill, decode, what), after_s in steps:
         now += after_s
@@ -207,7 +211,7 @@ async def many(world: World, number: int, **options: range) -> list[str]:
     """Ask ten times a second; return what each request that failed has failed with."""
     failed: list[str] = []
 
-    async def one(name) -> None:
+    async def one(name: str) -> None:
         try:
             wanted = generate(name, **options)
             check_whole(await ask(world, wanted), wanted)
@@ -239,7 +243,7 @@ class Cut(Fake):
         await super()._play(request, play, answer, scope)
 
 
-def pairs(prefills: int, decodes: int, **fields) -> list[Fake]:
+def pairs(prefills: int, decodes: int, **fields: Any) -> list[Fake]:
     """Return prefills p0, p1, ... and decodes d0, d1, ..., which have these fields."""
     return [
         *(Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(prefills)),
@@ -369,7 +373,7 @@ async def test_b11_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_i
     class Waits(Fake):
         """A leg that waits for the other one, for 60 seconds at the longest."""
 
-        async def _play(self, request: Generate, play: Play, answer, scope: trio.CancelScope) -> None:
+        async def _play(self, request: Generate, play: Play, answer: Answer[Any, Any], scope: trio.CancelScope) -> None:
             if self.name in bad_ones or request.rendezvous.host in bad_ones or request.rendezvous.room in rooms:
                 rooms.add(request.rendezvous.room)
                 play = Play(DeadlineExceeded("late"), 0) if self.leg is told_by else Play(tokens=0)
@@ -417,7 +421,7 @@ class Ordered:
     leg: Leg = Leg.BOTH
     looks: Counter = Factory(Counter)
 
-    def of(self, leg) -> Ordered:
+    def of(self, leg: Leg) -> Ordered:
         return Ordered([each for each in self.workers if each.leg is leg], leg, self.looks)
 
     def __len__(self) -> int:
@@ -429,7 +433,7 @@ class Ordered:
             yield each
 
 
-async def chooses(workers, ejected_names=()) -> tuple[Routing, Ordered]:
+async def chooses(workers: Sequence[Any], ejected_names: tuple[()] | list[Any] = ()) -> tuple[Routing, Ordered]:
     """Return a routing that ranks these workers, of which some are ejected, and the ranks."""
     routing = Routing(FakePool(workers, None), least_loaded, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
     for name in ejected_names:

@@ -41,7 +41,7 @@ def cut(sequence: Sequence[Any], sizes: list[Any]) -> Iterator[list[int]]:
         at, turn = at + size, turn + 1
 
 
-def read(reading: IncrementalDetokenizer, pieces) -> tuple[str, list[Text]]:
+def read(reading: IncrementalDetokenizer, pieces: Iterator[list[int]] | Sequence[Any]) -> tuple[str, list[Text]]:
     heard = [*[reading.feed(piece) for piece in pieces], reading.finish()]
     said = [text for text in heard if text is not None]
     return "".join(text.text for text in said), said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from bench.attacks import __main__
 from bench.attacks.scenario import Verdict, judge
 
 
-def noted(during, *, lost=(), before: tuple[float, float, float] = (0.05, 0.06, 0.05)):
+def noted(
+    during: list[Any], *, lost: tuple[()] | list[Any] = (), before: tuple[float, float, float] = (0.05, 0.06, 0.05)
+) -> dict[Any, Any]:
     gaps = [(float(at), gap) for at, gap in enumerate(before)] + [(10.0 + at, gap) for at, gap in enumerate(during)]
     return {"gaps": gaps, "firsts": [(1.0, 9.0), (11.0, 0.2)], "lost": list(lost), "whole": 3}
 

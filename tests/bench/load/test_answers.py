@@ -16,7 +16,9 @@ from bench.load.messages import Fault
 from tests.rig.scripted_server import delta, response_end, usage
 
 
-def hear(read: Callable[[Answer, bytes, bytes], int], *events) -> tuple[Answer, list[int]]:
+def hear(
+    read: Callable[[Answer, bytes, bytes], int], *events: bytes | Mapping[Any, object] | Mapping[Any, Any]
+) -> tuple[Answer, list[int]]:
     answer = Answer()
     brought = [read(answer, b"", e if isinstance(e, bytes) else json.dumps(e).encode()) for e in events]
     return answer, [tokens for tokens in brought if tokens]

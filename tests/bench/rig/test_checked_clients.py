@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from threading import Thread
+from typing import Any
 
 import pytest
 from websockets.sync.server import ServerConnection, serve
@@ -145,7 +146,7 @@ def test_a_tally_keeps_wrong_answers_with_their_request() -> None:
     [([], 1012, "refused draining"), ([], 1000, "CUT"), ([{"type": "response.created"}], 1012, "CUT")],
 )
 def test_a_socket_that_closes_to_restart_refuses_only_what_it_has_not_begun(
-    events: list[dict[str, str]], code: int, verdict: str, stack
+    events: list[dict[str, str]], code: int, verdict: str, stack: ExitStack[bool | None]
 ) -> None:
     def handler(connection: ServerConnection) -> None:
         connection.recv()
@@ -195,7 +196,7 @@ def stack() -> Iterator[ExitStack[bool | None]]:
         yield made
 
 
-def joined(stack):
+def joined(stack) -> tuple[FaultProxy, Any, Any]:
     """Return the proxy, and both ends of a connection through it."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     cutter = FaultProxy(listener.getsockname()[1])
@@ -218,7 +219,7 @@ def has_ended(end):
 
 
 @pytest.mark.realtime
-def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack) -> None:
+def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack: ExitStack[bool | None]) -> None:
     _, near, far = joined(stack)
     near.shutdown(socket.SHUT_WR)
     assert far.recv(10) == b""
@@ -228,7 +229,7 @@ def test_the_proxy_passes_bytes_both_ways_and_each_end_by_itself(stack) -> None:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_cut_connection_ends_at_both_ends(reset: bool, stack) -> None:
+def test_a_cut_connection_ends_at_both_ends(reset: bool, stack: ExitStack[bool | None]) -> None:
     cutter, near, far = joined(stack)
     assert cutter.cut(Random(1), reset=reset)
     for end in (near, far):
@@ -245,7 +246,7 @@ def hears(end, sent: bytes, within_s: float = 5):
 
 
 @pytest.mark.realtime
-def test_a_held_connection_delivers_nothing_until_it_flows_again(stack) -> None:
+def test_a_held_connection_delivers_nothing_until_it_flows_again(stack: ExitStack[bool | None]) -> None:
     cutter, near, far = joined(stack)
     held = cutter.hold(Random(1))
     near.sendall(b"late")
@@ -258,7 +259,7 @@ def test_a_held_connection_delivers_nothing_until_it_flows_again(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_a_half_open_connection_passes_bytes_one_way_only(stack) -> None:
+def test_a_half_open_connection_passes_bytes_one_way_only(stack: ExitStack[bool | None]) -> None:
     cutter, near, far = joined(stack)
     held = cutter.hold(Random(1), one_way=True)
     near.sendall(b"there")
@@ -269,7 +270,7 @@ def test_a_half_open_connection_passes_bytes_one_way_only(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_a_slow_connection_passes_everything_piece_by_piece(stack) -> None:
+def test_a_slow_connection_passes_everything_piece_by_piece(stack: ExitStack[bool | None]) -> None:
     cutter, near, far = joined(stack)
     slowed = cutter.slow(Random(1), 0.05)
     near.sendall(b"first")  # what is read after it is read in small pieces
@@ -284,7 +285,7 @@ def test_a_slow_connection_passes_everything_piece_by_piece(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_a_healed_connection_flows_again(stack) -> None:
+def test_a_healed_connection_flows_again(stack: ExitStack[bool | None]) -> None:
     cutter, near, far = joined(stack)
     cutter.hold(Random(1))
     near.sendall(b"late")
@@ -293,7 +294,7 @@ def test_a_healed_connection_flows_again(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_refused_connections_are_closed(stack) -> None:
+def test_refused_connections_are_closed(stack: ExitStack[bool | None]) -> None:
     cutter, near, _ = joined(stack)
     cutter.refuse(30.0)
     assert has_ended(near)
@@ -303,7 +304,7 @@ def test_refused_connections_are_closed(stack) -> None:
 
 
 @pytest.mark.realtime
-def test_without_a_connection_nothing_is_cut_or_held(stack) -> None:
+def test_without_a_connection_nothing_is_cut_or_held(stack: ExitStack[bool | None]) -> None:
     cutter, near, far = joined(stack)
     near.close()
     far.close()

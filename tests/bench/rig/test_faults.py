@@ -56,7 +56,7 @@ class Stub:
 
     def __init__(self, said="", code: int | None = None, left: tuple[()] | list[Any] = ()) -> None:
         self.said, self.left_behind, self.sent = said, list(left), list[signal.Signals]()
-        self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)
+        self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)  # type: ignore[has-type]
 
     def output(self):
         return self.said

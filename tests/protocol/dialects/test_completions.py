@@ -210,7 +210,7 @@ def test_any_list_is_a_prompt_or_refused_by_its_path(prompt: list[Any]) -> None:
         assert got.param.startswith("prompt")
 
 
-def outcome(prompt) -> Respond | BadRequest:
+def outcome(prompt: list[Any]) -> Respond | BadRequest:
     """Return the request with this prompt, or the error."""
     try:
         return asked(prompt=prompt)

@@ -45,7 +45,7 @@ class Cluster:
     tls: Literal["auto"] | Gateway | None = None
 
 
-def mistakes(data, cls=Cluster) -> list[Any]:
+def mistakes(data: list[Any] | Mapping[Any, Any] | Mapping[Any, object], cls=Cluster) -> list[Any]:
     with pytest.raises(Mistakes) as raised:
         structure(data, cls)
     return [(each.path, each.message) for each in raised.value.mistakes]

@@ -207,7 +207,7 @@ class Polled(Cluster):
 
     cluster = SimpleNamespace(cluster=SimpleNamespace(name="oak"))
 
-    async def poll(self):
+    async def poll(self) -> dict[Any, Any]:
         await trio.lowlevel.checkpoint()
         return self.at
 

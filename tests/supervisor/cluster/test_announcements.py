@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -92,7 +93,7 @@ def request(number: int) -> Generate:
     return generate(f"{number:032x}", tokens_max=1)
 
 
-async def asking(front, clients: int, until: float) -> int:
+async def asking(front: Directory, clients: int, until: float) -> int:
     """Let clients ask one request after the other while a worker has room; return how many were answered."""
     done = 0
     numbers = iter(range(10**6))
@@ -201,7 +202,7 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockC
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=3)
     async with joined(front, back):
 
-        def order():
+        def order() -> list[Any]:
             return [each.offer.name for each in front.ranked("oak", Leg.BOTH)]  # type: ignore[attr-defined]
 
         assert order() == ["w0", "w1", "w2"]

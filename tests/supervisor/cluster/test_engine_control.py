@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -178,7 +179,7 @@ async def test_impossible_loads_are_left_out(load: EngineLoad, autojump_clock: M
 # Calls ----------------------------------------------------------------------------------------
 
 
-async def counted(directory: Directory, metrics: Metrics):
+async def counted(directory: Directory, metrics: Metrics) -> dict[Any, Any]:
     """Return the ended calls of each worker, as the metrics have them."""
     metric_lines = (await monitoring.cluster_metrics_text(directory, metrics)).decode().splitlines()
     calls = (

@@ -15,13 +15,14 @@ from protocol.greeting import Incarnation
 from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.mesh import FORGETS_S, Mesh
 from supervisor.cluster.node_records import FORGET_S
+from supervisor.links.endpoint import Endpoint
 from tests.rig.nodes import QUICK, Node
 
 
 async def test_waits_between_dials_grow_and_differ(autojump_clock: MockClock) -> None:
     tries = []
 
-    async def refuse(at, tls, within_s, talk):
+    async def refuse(at, tls, within_s: float, talk):
         tries.append(trio.current_time())
         raise PeerLost("nobody there")
 
@@ -43,16 +44,16 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
 ) -> None:
     begun, ended = [], []
 
-    async def greeted(*_) -> tuple[str, Incarnation]:
+    async def greeted(*_: str | Mesh | None) -> tuple[str, Incarnation]:
         return "b", Incarnation()
 
-    async def carry(*_) -> None:
+    async def carry(*_: Incarnation | str | CarriedLinks | None) -> None:
         begun.append(trio.current_time())
         await trio.sleep(lasts_s)
         ended.append(trio.current_time())
         raise PeerLost("draining: it restarts")
 
-    async def dial(at, tls, within_s, talk) -> None:
+    async def dial(at: Endpoint, tls, within_s: float, talk) -> None:
         await talk(None)
 
     monkeypatch.setattr(Mesh, "_greet", greeted)
@@ -73,7 +74,7 @@ async def test_a_node_that_is_a_rumour_is_dialed_for_a_while_and_again_when_it_i
 ) -> None:
     tries = []
 
-    async def refuse(at, tls, within_s, talk):
+    async def refuse(at, tls, within_s: float, talk):
         tries.append(trio.current_time())
         raise PeerLost("nobody there")
 

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -29,7 +31,7 @@ trio.run(main)
 
 
 @pytest.fixture
-def other():
+def other() -> Iterator[Callable[[Any], subprocess.Popen[bytes]]]:
     started = []
 
     def start(at) -> subprocess.Popen[bytes]:

@@ -7,6 +7,7 @@ from collections import Counter
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -54,7 +55,7 @@ async def directory() -> Directory:
     return directory
 
 
-async def no_loads():
+async def no_loads() -> dict[Any, Any]:
     return {}
 
 
@@ -109,7 +110,7 @@ async def test_c8_a_worker_without_a_digest_or_with_weights_beside_is_asked(
 OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b"old", b"new"))
 
 
-def announce(directory, node, *infos: EngineInfo, up=True, draining: bool = False) -> None:
+def announce(directory: Directory, node, *infos: EngineInfo, up=True, draining: bool = False) -> None:
     """Let a node announce workers with these models."""
     if directory.node(node).link is None:
         directory.linked(node, idle_link())
@@ -117,7 +118,7 @@ def announce(directory, node, *infos: EngineInfo, up=True, draining: bool = Fals
     directory.merge_state(node, NodeState(offers, draining=draining))
 
 
-def asked(directory):
+def asked(directory: Directory) -> list[Any]:
     return [worker.load.name for worker in directory.workers("oak")]
 
 
@@ -188,7 +189,7 @@ words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, IN
 
 
 @given(st.lists(words, max_size=12))
-def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have_are_served(told) -> None:
+def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have_are_served(told: list[Any]) -> None:
     async def scenario() -> None:
         await trio.lowlevel.checkpoint()
         directory, last = Directory("here", models=ModelIdentities({"oak": OWN})), {}
@@ -247,7 +248,7 @@ async def test_c1_a_scrape_computes_once_why_workers_are_rejected(
         directory.merge_state(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
     gauges.add_node_gauges(metrics.registry, directory)
     whys = ModelIdentities.rejections.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))
+    monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))  # type: ignore[func-returns-value]
     told = [line for line in metrics.render({}).decode().splitlines() if "_mismatch{" in line]
     assert sum(line.endswith(" 1.0") for line in told) == 5
     assert len(looks) == 1

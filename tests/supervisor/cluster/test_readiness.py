@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -44,7 +45,7 @@ GONE = EngineDied("the GPU is gone")
 
 @pytest.fixture
 def houses(tmp_path: Path) -> Callable[..., tuple[Cluster, Assembly]]:
-    def make(*engines, node: str = "main", listen: str = "") -> tuple[Cluster, Assembly]:
+    def make(*engines: tuple[str, str], node: str = "main", listen: str = "") -> tuple[Cluster, Assembly]:
         text = ONE.format(listen=listen)
         text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
         (tmp_path / "cluster.toml").write_text(text)
@@ -54,13 +55,15 @@ def houses(tmp_path: Path) -> Callable[..., tuple[Cluster, Assembly]]:
     return make
 
 
-def fails(house, name: str, wait_s: float = 8.0, error: EngineDied = GONE) -> None:
+def fails(house: Assembly, name: str, wait_s: float = 8.0, error: EngineDied = GONE) -> None:
     path, at = f"main/{name}/engine", trio.current_time()
     house.on_event(ChildEvent(path, ChildEventKind.FAILED, at, error))
     house.on_event(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))
 
 
-async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(houses, autojump_clock: MockClock) -> None:
+async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(
+    houses: Callable[..., tuple[Cluster, Assembly]], autojump_clock: MockClock
+) -> None:
     cluster, house = houses(("a", "main"))
     assert readiness.unready(house.directory, ["tiny"]) == "engine a is starting"
     fails(house, "a")
@@ -72,7 +75,7 @@ async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(hou
     assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
-async def test_b7_a_node_announces_why_an_engine_is_down(houses) -> None:
+async def test_b7_a_node_announces_why_an_engine_is_down(houses: Callable[..., tuple[Cluster, Assembly]]) -> None:
     _, house = houses(("a", "main"))
     fails(house, "a")
     [offer] = house.directory.state().offers
@@ -82,7 +85,7 @@ async def test_b7_a_node_announces_why_an_engine_is_down(houses) -> None:
     assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
 
 
-async def test_an_announced_failure_is_limited_in_length(houses) -> None:
+async def test_an_announced_failure_is_limited_in_length(houses: Callable[..., tuple[Cluster, Assembly]]) -> None:
     _, house = houses(("a", "main"))
     fails(house, "a", error=EngineDied("x" * 10_000))
     state = house.directory.state()
@@ -91,7 +94,9 @@ async def test_an_announced_failure_is_limited_in_length(houses) -> None:
         check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
-async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start(houses) -> None:
+async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start(
+    houses: Callable[..., tuple[Cluster, Assembly]],
+) -> None:
     _, house = houses(("a", "main"), ("b", "main"))
     fails(house, "a")
     assert house.start_failure is None
@@ -101,7 +106,9 @@ async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start
     assert house.start_failure == "the GPU is gone"
 
 
-async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(houses) -> None:
+async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(
+    houses: Callable[..., tuple[Cluster, Assembly]],
+) -> None:
     _, house = houses(("a", "main"), ("b", "main"))
     with house.engines["a"].publish(object()):
         pass
@@ -110,7 +117,9 @@ async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(houses) -> Non
     assert house.start_failure is None
 
 
-async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(houses) -> None:
+async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(
+    houses: Callable[..., tuple[Cluster, Assembly]],
+) -> None:
     _, house = houses(("a", "main"), listen='listen = "127.0.0.1:7401"')
     fails(house, "a")
     assert house.start_failure is None
@@ -125,7 +134,7 @@ async def test_an_engine_fails_with_a_zygote_that_cannot_start_and_waits_for_one
     killed.note_failure("the zygote died", 0.5)
     broken.note_failure("the zygote could not import SGLang: no torch", 0.5)
 
-    async def wait(plug) -> None:
+    async def wait(plug: Registration[Any]) -> None:
         try:
             heard.append(await plug.wait_started())
         except StartFailed as error:

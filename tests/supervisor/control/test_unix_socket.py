@@ -180,7 +180,9 @@ async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.
         looks, is_intact = [], unix_socket._ControlSocket.is_intact
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                unix_socket._ControlSocket, "is_intact", lambda place: looks.append(place) or is_intact(place)
+                unix_socket._ControlSocket,
+                "is_intact",
+                lambda place: looks.append(place) or is_intact(place),  # type: ignore[func-returns-value]
             )
             await until(lambda: len(looks) > 3)
         assert {each.name: each.stat().st_ino for each in node.folder.path.iterdir()} == made

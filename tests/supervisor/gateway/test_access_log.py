@@ -92,7 +92,13 @@ async def test_cached_tokens_of_several_prompts_are_counted_as_in_the_usage(rath
     ],
 )
 async def test_a_bug_in_a_response_is_logged_as_a_bug_and_not_as_a_refusal(
-    cls: object, name: str, ask: bytes, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, logged, bugs
+    cls: object,
+    name: str,
+    ask: bytes,
+    rather_slow: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: Callable[[], Any],
+    bugs: Callable[[], Any],
 ) -> None:
     monkeypatch.setattr(cls, name, breaks)
     async with rig() as made:
@@ -107,7 +113,11 @@ async def test_a_bug_in_a_response_is_logged_as_a_bug_and_not_as_a_refusal(
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
 async def test_a_bug_in_a_lane_is_logged_as_a_bug_and_not_as_a_refusal(
-    name: str, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, logged, bugs
+    name: str,
+    rather_slow: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: Callable[[], Any],
+    bugs: Callable[[], Any],
 ) -> None:
     async with rig() as made:
         client = await websocket_client(made)
@@ -127,7 +137,7 @@ async def test_a_bug_in_a_lane_is_logged_as_a_bug_and_not_as_a_refusal(
 
 @pytest.mark.parametrize("limit", ["requests_max", "websocket_running_max"])
 async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
-    limit: str, rather_slow: MockClock, logged
+    limit: str, rather_slow: MockClock, logged: Callable[[], Any]
 ) -> None:
     """It waits for admission, or on its connection for an earlier response."""
     async with rig(**{limit: 1}) as made:
@@ -146,7 +156,7 @@ async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
 
 
 async def test_o12_refused_probes_are_logged_at_debug_level_and_counted(
-    logged, caplog: pytest.LogCaptureFixture, rather_slow: MockClock
+    logged: Callable[[], Any], caplog: pytest.LogCaptureFixture, rather_slow: MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with rig() as made:

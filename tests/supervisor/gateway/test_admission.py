@@ -298,7 +298,7 @@ async def test_a_displaced_request_gets_the_reason_and_a_retry_after(autojump_cl
 class Around(trio.abc.Instrument):
     """Acts just before, or just after, the second step of the task called `b`, in which it comes to the gate."""
 
-    def __init__(self, act, *, before: bool = False) -> None:
+    def __init__(self, act: Callable[..., None], *, before: bool = False) -> None:
         self.act, self.before, self.steps = act, before, 0
 
     def before_task_step(self, task: Task) -> None:

@@ -23,7 +23,7 @@ from tests.rig.gateway import at_rest, post, rig
 # The gate ------------------------------------------------------------------------------------------
 
 
-async def hold(gate: AdmissionGate, log, name, for_s=1.0, **asked: str | int) -> None:
+async def hold(gate: AdmissionGate, log: list[Any], name, for_s=1.0, **asked: str | int) -> None:
     try:
         async with gate.admitted(**asked):
             log.append((trio.current_time(), name))

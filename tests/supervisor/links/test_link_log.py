@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -12,7 +15,7 @@ from tests.rig.log_records import log_records
 
 
 @pytest.fixture
-def peers(caplog: pytest.LogCaptureFixture):
+def peers(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     caplog.set_level("INFO")
     return lambda: [each.peer for each in log_records(caplog) if each.message == "no link"]
 

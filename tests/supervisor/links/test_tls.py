@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -40,7 +41,7 @@ def shows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
     certificate.make(authority, key)
     made = {}
 
-    def files(*names) -> tuple[Path, Path, Path]:
+    def files(*names: str) -> tuple[Path, Path, Path]:
         if names not in made:
             at = folder / str(len(made))
             made[names] = at.with_suffix(".pem"), at.with_suffix(".key"), authority
@@ -50,7 +51,7 @@ def shows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
     return files
 
 
-def _sign(at: Path, authority, key, names: str) -> None:
+def _sign(at: Path, authority: Path, key: Path, names: str) -> None:
     run = partial(subprocess.run, check=True, capture_output=True, timeout=30)
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", at.with_suffix(".key"))
     run(["openssl", "req", *new, "-subj", "/CN=x", "-out", at.with_suffix(".csr")])
@@ -60,7 +61,7 @@ def _sign(at: Path, authority, key, names: str) -> None:
 
 
 @pytest.fixture
-def reasons(caplog: pytest.LogCaptureFixture):
+def reasons(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     """Why nodes refused each other, as both of their logs say it."""
     caplog.set_level(logging.INFO)
     return lambda: [each.reason for each in log_records(caplog) if each.message == "no link"]
@@ -75,7 +76,9 @@ def node(name: str, files, section: ClusterSection = STRICT) -> Node:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
-async def test_d9_nodes_whose_certificates_name_them_link(shows, form: str) -> None:
+async def test_d9_nodes_whose_certificates_name_them_link(
+    shows: Callable[..., tuple[Path, Path, Path]], form: str
+) -> None:
     a, b = (node(name, shows(form.format(name))) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -85,7 +88,7 @@ async def test_d9_nodes_whose_certificates_name_them_link(shows, form: str) -> N
 @pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
 async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
-    shows, reasons, first: str, second: str
+    shows: Callable[..., tuple[Path, Path, Path]], reasons, first: str, second: str
 ) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
     async with linked_nodes(honest, liar):
@@ -99,7 +102,9 @@ async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it
 
 
 @pytest.mark.realtime
-async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows) -> None:
+async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(
+    shows: Callable[..., tuple[Path, Path, Path]],
+) -> None:
     a, b = (node(name, shows("DNS:mallory"), QUICK) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -115,7 +120,9 @@ async def test_d9_a_link_without_tls_has_no_names(reasons) -> None:
 
 
 @pytest.mark.realtime
-async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(shows) -> None:
+async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(
+    shows: Callable[..., tuple[Path, Path, Path]],
+) -> None:
     a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
     async with linked_nodes(a, mallory, know=False):
         assert await greeted(a, shows("DNS:x")) == "a"
@@ -198,26 +205,28 @@ node = "far"
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Cluster]:
-    def reads(lines, host: str = "localhost") -> Cluster:
+    def reads(lines: str, host: str = "localhost") -> Cluster:
         (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
         return read_cluster(tmp_path / "cluster.toml")
 
     return reads
 
 
-def lines(files, names: str = "nodes") -> str:
+def lines(files: tuple[Path, Path, Path], names: str = "nodes") -> str:
     keys = ("tls_certificate", "tls_key", "tls_authority")
     return "\n".join([f'tls_names = "{names}"', *(f'{key} = "{file}"' for key, file in zip(keys, files, strict=True))])
 
 
-def test_d9_tls_names_needs_certificates_and_is_hosts_or_nodes(read) -> None:
+def test_d9_tls_names_needs_certificates_and_is_hosts_or_nodes(read: Callable[..., Cluster]) -> None:
     with pytest.raises(StartFailed, match=r"line 3: cluster.tls_names: means nothing without"):
         read('tls_names = "nodes"')
     with pytest.raises(StartFailed, match=r'line 3: cluster.tls_names: expected "hosts" or "nodes"'):
         read('tls_names = "keys"')
 
 
-def test_d9_a_node_named_like_the_host_of_others_is_refused(read, shows) -> None:
+def test_d9_a_node_named_like_the_host_of_others_is_refused(
+    read: Callable[..., Cluster], shows: Callable[..., tuple[Path, Path, Path]]
+) -> None:
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main"):
         read(lines(shows("DNS:main")), host="main")
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main.grove"):
@@ -225,7 +234,9 @@ def test_d9_a_node_named_like_the_host_of_others_is_refused(read, shows) -> None
     read(lines(shows("DNS:main"), "hosts"), host="main")
 
 
-def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(read, shows) -> None:
+def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(
+    read: Callable[..., Cluster], shows: Callable[..., tuple[Path, Path, Path]]
+) -> None:
     cluster = read(lines(shows("DNS:main", "URI:x")))
     tls = link_credentials.link_tls(cluster)
     assert tls.names == {"DNS:main", "URI:x", "IP Address:127.0.0.1"}
@@ -235,13 +246,17 @@ def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(read, s
     link_credentials.check_certificate_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
 
 
-def test_the_names_of_a_certificate_that_no_handshake_accepts_are_unknown(shows, tmp_path: Path) -> None:
+def test_the_names_of_a_certificate_that_no_handshake_accepts_are_unknown(
+    shows: Callable[..., tuple[Path, Path, Path]], tmp_path: Path
+) -> None:
     _, _, authority = shows("DNS:a")
     _sign(tmp_path / "a", authority, authority.with_suffix(".key"), "DNS:a\nextendedKeyUsage=clientAuth")
     assert load_link_tls(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
 
 
-def test_d9_a_preview_shows_which_names_certificates_must_have(read, shows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d9_a_preview_shows_which_names_certificates_must_have(
+    read: Callable[..., Cluster], shows: Callable[..., tuple[Path, Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(placement, "is_local_host", lambda _: True)
     files = shows("DNS:main", "DNS:far")
     told = f"links: TLS with {files[0]}; certificates must name the"

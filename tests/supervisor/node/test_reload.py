@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import trio
@@ -68,9 +68,9 @@ class Node:
         tmp_path: Path,
         name: str = "front",
         text: str = FILE,
-        environment=None,
+        environment: dict[str, str] | None = None,
         ask_launcher=None,
-        reads=read_inline,
+        reads: Callable[[Callable[[], Any]], Awaitable[Any]] = read_inline,
     ) -> None:
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
@@ -85,7 +85,7 @@ class Node:
     def set_drain_s(self, drain_s: float) -> None:
         self.drain_s = drain_s
 
-    async def reload(self, *replacements: tuple[str, str], text=None) -> Reloaded:
+    async def reload(self, *replacements: tuple[str, str], text: str | None = None) -> Reloaded:
         """Replace parts of the first version of the file, or all of it, and reload."""
         text = text or self.text
         for old, new in replacements:

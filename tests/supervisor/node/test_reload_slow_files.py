@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ __all__ = ["front"]
 
 
 @pytest.fixture
-def dead_disk_after(monkeypatch: pytest.MonkeyPatch):
+def dead_disk_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[partial[Any]]:
     """Return a function after which the disk of the file hangs, until the test is over."""
     reader, writer = os.pipe()
 
@@ -105,7 +106,7 @@ async def test_c1_all_files_are_read_in_threads_before_any_value_is_applied(
 
 
 @pytest.fixture
-def slow(front: Front):
+def slow(front: Front) -> Callable[..., Any]:
     """Return a function that makes a node whose reads take a second each; `most` is how many ran at the same time."""
 
     async def reads(function):
@@ -116,7 +117,7 @@ def slow(front: Front):
         made.at_once -= 1
         return function()
 
-    def make(**given):
+    def make(**given: Any):
         nonlocal made
         made = front(reads=reads, **given)
         made.read, made.at_once, made.most = [], 0, 0

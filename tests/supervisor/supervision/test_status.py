@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -20,11 +21,11 @@ async def serves(*, task_status: trio.TaskStatus[None]) -> None:
     await trio.sleep_forever()
 
 
-def child(name: str, run: Callable[..., Awaitable[None]] = serves, **fields) -> Child:
+def child(name: str, run: Callable[..., Awaitable[None]] = serves, **fields: Any) -> Child:
     return Child(name=name, run=run, about=f"it is {name}", **fields)
 
 
-def states(status: TreeStatus):
+def states(status: TreeStatus) -> dict[Any, Any]:
     return {each.path: each.state for each in status.members()}
 
 

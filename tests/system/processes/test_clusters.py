@@ -92,7 +92,7 @@ def drained(target: Cluster, name: str) -> Iterator[None]:
             operator.kill()
 
 
-def signalled_once_it_says(node: Node, text: str):
+def signalled_once_it_says(node: Node, text: str) -> tuple[float, int | None]:
     """Send SIGTERM as soon as a node has logged this; return how long it then took to end, in seconds, and its code."""
     node.observe()
     assert wait_until(lambda: text in node.output(), WITHIN_S, every_s=0.001) is not None

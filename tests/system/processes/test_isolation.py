@@ -50,7 +50,7 @@ kv_tokens_max = 65536
 class Honest:
     """One client that streams and records when its tokens come."""
 
-    def __init__(self, port, tokens: int) -> None:
+    def __init__(self, port: int, tokens: int) -> None:
         self.at, self.outcome = [], None
         self.chat = Chat(port, chat_body("Tell me about the oak", tokens, model="good"))
         self.thread = threading.Thread(target=self._read)
@@ -82,7 +82,7 @@ def served(folder: Path, bad: str = "", gateway: str = "") -> AbstractContextMan
     )
 
 
-def get(target, path: str) -> tuple[int, str]:
+def get(target: Node, path: str) -> tuple[int, str]:
     connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
         connection.request("GET", path)
@@ -100,7 +100,7 @@ def test_b7_an_engine_that_crashes_again_and_again_affects_no_other_client(folde
             lambda: target.metric("espalier_child_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S
         )
         told = []
-        wait_until(lambda: told.append(get(target, "/ready")) or "failed" in told[-1][1], WITHIN_S, every_s=0.05)
+        wait_until(lambda: told.append(get(target, "/ready")) or "failed" in told[-1][1], WITHIN_S, every_s=0.05)  # type: ignore[func-returns-value]
         status, why = told[-1]
         assert status == 503
         assert "engine bad-0 failed: " in why, why

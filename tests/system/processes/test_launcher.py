@@ -15,6 +15,7 @@ from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def running(folder: Path) -> Iterator[Node]:
         yield target
 
 
-def asked(target):
+def asked(target) -> tuple[int, Any]:
     """Request four tokens over a connection of its own; return status and number of tokens."""
     connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
@@ -92,12 +93,12 @@ def stream(target, tokens: int) -> BackgroundReader:
     return running
 
 
-def pids(target: dict[str, ProcessEntry]):
+def pids(target: dict[str, ProcessEntry]) -> dict[Any, Any]:
     """Return the process ids of nodes by their names."""
     return {name: each.pid for name, each in target.items()}
 
 
-def test_all_nodes_start_and_one_line_reports_it(running) -> None:
+def test_all_nodes_start_and_one_line_reports_it(running: Node) -> None:
     assert list(nodes(running)) == NAMES
     assert asked(running) == (200, 4)
     assert all(text.startswith("{") for text in running.output().splitlines())
@@ -110,7 +111,7 @@ def test_all_nodes_start_and_one_line_reports_it(running) -> None:
     )  # a terminal's Ctrl-C reaches the launcher alone
 
 
-def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running) -> None:
+def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running: Node) -> None:
     answer = stream(running, 40)
     running.signal(signal.SIGINT)
     outcome = answer.wait(WITHIN_S)
@@ -121,7 +122,7 @@ def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running) -> None:
     assert (stopped[0], sorted(stopped)) == ("front", NAMES)
 
 
-def test_a_second_signal_ends_all_within_two_seconds(running) -> None:
+def test_a_second_signal_ends_all_within_two_seconds(running: Node) -> None:
     answer = stream(running, 4000)
     running.signal(signal.SIGTERM)
     assert wait_until(lambda: events_logged(running, "draining", node="front"), WITHIN_S) is not None
@@ -135,7 +136,7 @@ def test_a_second_signal_ends_all_within_two_seconds(running) -> None:
     assert outcome.error["code"] == "draining"
 
 
-def test_a_second_signal_ends_a_stopped_node_as_soon_as_the_others(running) -> None:
+def test_a_second_signal_ends_a_stopped_node_as_soon_as_the_others(running: Node) -> None:
     os.kill(nodes(running)["one"].pid, signal.SIGSTOP)
     running.signal(signal.SIGTERM)
     assert wait_until(lambda: events_logged(running, "stopped", node="front"), WITHIN_S) is not None
@@ -146,7 +147,7 @@ def test_a_second_signal_ends_a_stopped_node_as_soon_as_the_others(running) -> N
     assert (running.process.returncode, running.leftovers()) == (128 + signal.SIGTERM, [])
 
 
-def test_kill_9_of_the_launcher_leaves_no_process(running) -> None:
+def test_kill_9_of_the_launcher_leaves_no_process(running: Node) -> None:
     answer = stream(running, 4000)
     running.signal(signal.SIGKILL)
     assert running.wait_gone(EXIT_MAX_S) is not None, running.leftovers()
@@ -194,7 +195,7 @@ def file_of(target):
 
 
 @pytest.mark.parametrize("how", ["reload", "SIGHUP"])
-def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how: str, running) -> None:
+def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how: str, running: Node) -> None:
     before, text = nodes(running), file_of(running)
     rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
     if how == "reload":
@@ -221,7 +222,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     check_exit(running)
 
 
-def test_a_new_node_that_cannot_start_affects_no_other_and_is_tried_again(running) -> None:
+def test_a_new_node_that_cannot_start_affects_no_other_and_is_tried_again(running: Node) -> None:
     before, text = nodes(running), file_of(running)
     third = THIRD.format(port=free_ports(1)[0])
     rewrite(running, text + third.replace("[node.three]", '[node.three]\nlogs = "/dev/null/logs"'))
@@ -249,7 +250,7 @@ def test_a_new_node_that_cannot_start_affects_no_other_and_is_tried_again(runnin
     assert len(nodes(running)) == 4
 
 
-def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_restarted(running) -> None:
+def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_restarted(running: Node) -> None:
     text = file_of(running)
     head, _, rest = text.partition("[node.two]")
     without = head + rest.partition("\n")[2].partition("\n")[2]  # its table, and below the engine's
@@ -271,7 +272,7 @@ def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_res
     assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
 
 
-def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running, folder: Path) -> None:
+def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, folder: Path) -> None:
     before, ports = nodes(running), free_ports(2)
     at = LISTENS.search(file_of(running))[1]
     text = JOINING.format(ports=ports, tiny=TINY)
@@ -305,7 +306,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running, folder:
 
 
 @pytest.mark.parametrize("name", ["one", "front"])
-def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, running) -> None:
+def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, running: Node) -> None:
     before = nodes(running)
     os.kill(before[name].pid, signal.SIGKILL)
     if name != "front":  # there is another worker
@@ -320,7 +321,7 @@ def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, run
     after = nodes(running)
     assert {each for each in NAMES if before[each].pid != after[each].pid} == {name}
 
-    def restarting():
+    def restarting() -> list[Any]:
         return [each["child"] for each in lines(running) if each.get("child_event") == "restarting"]
 
     assert wait_until(restarting, WITHIN_S) is not None
@@ -330,7 +331,7 @@ def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, run
     assert running.process.returncode == 0
 
 
-def test_a_node_that_gets_sigterm_is_not_restarted_and_the_launcher_ends_with_the_last(running) -> None:
+def test_a_node_that_gets_sigterm_is_not_restarted_and_the_launcher_ends_with_the_last(running: Node) -> None:
     for count, name in enumerate(["one", "front", "two"], start=1):
         os.kill(nodes(running)[name].pid, signal.SIGTERM)
         assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ class Running:
         self.stack.callback(end, process)
         return process
 
-    def seen(self):
+    def seen(self) -> tuple[int, Any]:
         code, said = self.from_elsewhere("status", "--json")
         told = json.loads(said)
         assert told["cluster"] == "proving"
@@ -86,7 +87,7 @@ class Running:
     def logs(self) -> str:
         return "".join(path.read_text() for path in self.folder.glob("*.log"))
 
-    def ask(self, tokens):
+    def ask(self, tokens) -> tuple[Any, Any]:
         """Return how many tokens one answer has and how it ended."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
         try:
@@ -105,7 +106,7 @@ def end(process) -> None:
 
 
 @pytest.fixture
-def running():
+def running() -> Iterator[Running]:
     with cluster() as made:
         yield made
 

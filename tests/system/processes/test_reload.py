@@ -6,6 +6,7 @@ import json
 import signal
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def asked(target: Node, secret: str) -> int:
         connection.close()
 
 
-def hang_up(target: Node, event: str):
+def hang_up(target: Node, event: str) -> dict[str, Any]:
     """Send SIGHUP, and return the one line more that tells of `event`."""
     before = len(events_logged(target, event))
     target.signal(signal.SIGHUP)
@@ -43,7 +44,7 @@ def hang_up(target: Node, event: str):
     return events_logged(target, event)[before]
 
 
-def processes(target: Node):
+def processes(target: Node) -> set[Any]:
     return {(seen.pid, seen.started) for seen in target.living()}
 
 

@@ -37,7 +37,7 @@ def pair() -> Iterator[Node]:
         yield target
 
 
-def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served: Node, pair) -> None:
+def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_nothing(served: Node, pair: Node) -> None:
     wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (served.port, pair.port))
     different = [index for index, pairs in enumerate(zip(wanted, got, strict=True)) if pairs[0] != pairs[1]]
     assert different == []
@@ -51,7 +51,7 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     check_exit(pair)
 
 
-def test_kill_9_of_the_launcher_leaves_no_engine(pair) -> None:
+def test_kill_9_of_the_launcher_leaves_no_engine(pair: Node) -> None:
     chat = Chat(pair.port, chat_body("Tell me a long story", 400))
     answer = BackgroundReader(chat.read)
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None, pair.output()

@@ -58,7 +58,7 @@ def in_transfer(pair) -> tuple[Chat, BackgroundReader]:
     return chat, answer
 
 
-def free_after_s(pair, leg: str, since: float):
+def free_after_s(pair, leg: str, since: float) -> float:
     """Return how long after `since` the engine of a leg had no request, and a prefill no KV memory in use either."""
     target = ("running", "waiting") if leg == DECODE else ("running", "waiting", "kv_tokens_used")
     free = wait_until(
@@ -70,7 +70,9 @@ def free_after_s(pair, leg: str, since: float):
 
 @pytest.mark.parametrize("what", ["scheduler", "host"])
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_lost(lost: str, what: str, pair) -> None:
+def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_lost(
+    lost: str, what: str, pair: Cluster
+) -> None:
     _, answer = in_transfer(pair)
     lost_at = time.perf_counter()
     pair.nodes[lost].kill(what)
@@ -80,7 +82,9 @@ def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_l
 
 
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(lost: str, pair) -> None:
+def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(
+    lost: str, pair: Cluster
+) -> None:
     chat, _ = in_transfer(pair)
     lost_at = time.perf_counter()
     pair.nodes[lost].signal(signal.SIGKILL)
@@ -93,7 +97,7 @@ def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it
 
 
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
-def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost: str, pair) -> None:
+def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost: str, pair: Cluster) -> None:
     chat, _ = in_transfer(pair)
     stopped_at = time.perf_counter()
     pair.nodes[lost].signal(signal.SIGSTOP)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -36,19 +37,19 @@ def spanning() -> Iterator[Node]:
         yield target
 
 
-def schedulers(target):
+def schedulers(target) -> dict[Any, Any]:
     """Return the processes that compute, by their rank."""
     found = [seen for seen in target.living() if seen.command.startswith("sglang::scheduler_TP")]
     return {int(seen.command.removeprefix("sglang::scheduler_TP")): seen for seen in found}
 
 
-def hosts(target):
+def hosts(target) -> dict[Any, Any]:
     """Return the parents of the processes that compute, by their rank."""
     alive = {seen.pid: seen for seen in target.living()}
     return {rank: alive[seen.parent] for rank, seen in schedulers(target).items() if seen.parent in alive}
 
 
-def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning) -> None:
+def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning: Node) -> None:
     assert sorted(schedulers(spanning)) == [0, 1]
     info = json.loads(spanning.get("/server_info")[1])
     assert [engine["ranks"] for engine in info["engines"].values()] == [2]
@@ -59,7 +60,7 @@ def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning) -> None:
 
 
 @pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
-def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what: str, spanning) -> None:
+def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what: str, spanning: Node) -> None:
     ready = spanning.output().count("first/tiny-0/engine is ready")
     assert completed(spanning.port, [5, 6, 7])[0]
     kind, _, which = what.partition(" ")
@@ -76,7 +77,7 @@ def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what
     assert sorted(schedulers(spanning)) == [0, 1]
 
 
-def test_an_engine_over_two_nodes_leaves_nothing(spanning) -> None:
+def test_an_engine_over_two_nodes_leaves_nothing(spanning: Node) -> None:
     spanning.signal(signal.SIGINT)
     assert spanning.wait_exit(WITHIN_S) is not None, spanning.output()
     assert spanning.wait_gone(EXIT_MAX_S) is not None

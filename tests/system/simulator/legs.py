@@ -177,7 +177,7 @@ class LegScheduler(Scheduler):
 class LegEngine(FakeEngine):
     """An engine that computes one leg."""
 
-    scheduler_of = LegScheduler
+    scheduler_of = LegScheduler  # type: ignore[mutable-override]
 
 
 @define(eq=False)

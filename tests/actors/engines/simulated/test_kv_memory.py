@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # so short of var
 salts = st.sampled_from([None, "", "one", "other"])
 
 
-def digests(tokens, salt: str | None = None) -> list[bytes]:
+def digests(tokens: list[int], salt: str | None = None) -> list[bytes]:
     return page_digests(root_digest(salt), pack_tokens(tokens), SIZE)
 
 
@@ -54,7 +55,7 @@ other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "
 
 @settings(max_examples=300)
 @given(st.integers(4, 12), st.lists(st.one_of(ask, other, other), min_size=5, max_size=60))
-def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, moves) -> None:
+def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, moves: list[Any]) -> None:
     memory = KvMemory(pages_max)
     held: list[tuple[Lease, list[bytes], int]] = []
     published: set[bytes] = set()
@@ -230,7 +231,7 @@ async def test_a_page_that_several_hold_counts_once(autojump_clock: MockClock) -
         assert (load.running, load.kv_tokens_used) == (2, 8 + 1 + 1)
 
 
-def batch(**changes) -> Batch:
+def batch(**changes: Any) -> Batch:
     made = spec(**changes)
     return Batch(made, OutputGenerator.from_sentences(made, ()), random.Random(0))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from math import exp
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,13 +23,15 @@ LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 EOS = 99
 
 
-async def said(request: Generate, lines=LINES, **changes: int) -> tuple[list[int], Finished]:
+async def said(
+    request: Generate, lines: tuple[()] | Sequence[Any] = LINES, **changes: int
+) -> tuple[list[int], Finished]:
     async with running(spec(eos_id=EOS, **changes), lines) as engine:
         ids, finished, _ = await read(engine.submit(request))
     return ids, finished
 
 
-def many(**sampling) -> Generate:
+def many(**sampling: Any) -> Generate:
     return generate("a", tokens_max=200, **sampling)
 
 
@@ -126,7 +130,7 @@ async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock)
 # What it depends on -----------------------------------------------------------------------
 
 
-def first(request: Generate, *, seed: int = 0, lines: tuple[()] | list[list[int]] = (), many: int = 30):
+def first(request: Generate, *, seed: int = 0, lines: tuple[()] | list[list[int]] = (), many: int = 30) -> list[Any]:
     speech = OutputGenerator.from_sentences(spec(seed=seed), lines)
     sequence = speech.answer(request, pack_tokens(request.tokens))
     return [next(sequence.ids) for _ in range(many)]
@@ -144,7 +148,7 @@ def test_the_same_prompt_has_the_same_greedy_answer(lines: list[list[int]] | tup
 
 @pytest.mark.parametrize("lines", [LINES, ()])
 def test_with_temperature_the_seed_decides_or_else_the_id(lines: list[list[int]] | tuple[()]) -> None:
-    def warm(name: str, seed: int | None = None):
+    def warm(name: str, seed: int | None = None) -> tuple[Any, ...]:
         return tuple(first(generate(name, PROMPT, temperature=1.0, seed=seed), lines=lines))
 
     assert warm("a", 1) == warm("b", 1)
@@ -168,7 +172,7 @@ def test_lines_must_be_in_the_vocabulary() -> None:
 
 @given(st.integers(0, 1000), st.integers(0, 5), st.integers(0, 30), st.integers(2, 50), st.sampled_from([0.0, 1.0]))
 def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(
-    place: int, token: int, most: int, vocabulary: int, temperature
+    place: int, token: int, most: int, vocabulary: int, temperature: float
 ) -> None:
     made = spec(vocabulary_size=vocabulary)
     speech, token, most = OutputGenerator.from_sentences(made, ()), token % vocabulary, min(most, vocabulary)

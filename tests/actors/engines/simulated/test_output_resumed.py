@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -32,7 +33,9 @@ SAMPLINGS = {
 }
 
 
-def whole(request: Generate, lines, **changes) -> tuple[list[int], list[Logprob | None], Finished]:
+def whole(
+    request: Generate, lines: list[list[int]] | tuple[()], **changes: Any
+) -> tuple[list[int], list[Logprob | None], Finished]:
     """Return the ids, log probabilities and end of an answer."""
     made = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
     batch = Batch(made, OutputGenerator.from_sentences(made, lines), random.Random(0))
@@ -81,7 +84,7 @@ def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling: object, lines
     st.integers(0, 9),
 )
 def test_it_does_so_for_whatever_was_asked(
-    tokens_min: int, more: int, stops, never, ignore_eos: bool, sentences: bool, seed: int
+    tokens_min: int, more: int, stops: set[Any], never: set[Any], ignore_eos: bool, sentences: bool, seed: int
 ) -> None:
     request = generate(
         "a",

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -174,7 +175,7 @@ async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock: MockCl
     st.sampled_from([{}, {"temperature": 1.0, "seed": 5}, {"tokens_min": 4}]),
     st.integers(1, 3),
 )
-def test_the_text_is_that_of_one_engine_whatever_comes_together(asked, sampling, slots: int) -> None:
+def test_the_text_is_that_of_one_engine_whatever_comes_together(asked: list[Any], sampling, slots: int) -> None:
     async def every(leg: Leg) -> list:
         answers: list = [None] * len(asked)
 

@@ -118,7 +118,7 @@ def test_a_response_without_text_has_all_events() -> None:
 def test_a_response_can_be_cancelled_before_and_after_its_first_token() -> None:
     events = events_of()
     (_, _, last) = [*events.begin(), *events.cancelled()]
-    response = json.loads(last)["response"]
+    response = json.loads(last)["response"]  # type: ignore[has-type]
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "cancelled"})
     assert (response["output"], response["usage"]) == ([], None)
 

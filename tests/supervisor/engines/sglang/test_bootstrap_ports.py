@@ -37,7 +37,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s: float) -> None:
     lives = BootstrapPorts(PREFILL, count(1000.7, life_s).__next__)
     met = [lives.next_port() for _ in range(BOOTSTRAP_PORTS)]
-    assert sorted(met) == list(ports(PREFILL)) == list(range(20_400, 20_400 + BOOTSTRAP_PORTS))
+    assert sorted(met) == list(ports(PREFILL)) == list(range(20_400, 20_400 + BOOTSTRAP_PORTS))  # type: ignore[type-var]
     assert lives.next_port() == met[0]
 
 

@@ -528,7 +528,7 @@ def kill_another(made: Group) -> None:
     made.hosts.kill(2)
 
 
-async def one_fault(rng: random.Random, step: int, act) -> bool:
+async def one_fault(rng: random.Random, step: int, act: Callable[[Any], None]) -> bool:
     """Do `act` just before a step of a life from its start on; return whether the life had been over by then."""
     async with group("b", "c") as made:
         with counting(step, lambda: act(made)) as steps:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -161,7 +162,7 @@ def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old: str,
         ("", PREFILL.replace('node = "a"', 'node = "c"')),  # the same port, of another host
     ],
 )
-def test_ranks_that_can_be_one_engine(old: str, new: str, read) -> None:
+def test_ranks_that_can_be_one_engine(old: str, new: str, read: Callable[..., Cluster]) -> None:
     assert read(old, new).engine["big"].nodes == ("a", "b", "c")
 
 
@@ -169,7 +170,7 @@ def test_ranks_that_can_be_one_engine(old: str, new: str, read) -> None:
     ("host", "meet"),
     [("10.0.0.1", "10.0.0.1:7500"), ("gpu-1.example", "gpu-1.example:7500"), ("fd00::7", "[fd00::7]:7500")],
 )
-def test_the_ranks_meet_on_the_host_of_rank_0(host: str, meet: str, read) -> None:
+def test_the_ranks_meet_on_the_host_of_rank_0(host: str, meet: str, read: Callable[..., Cluster]) -> None:
     cluster = read('host = "10.0.0.1"', f'host = "{host}"')
     for rank, node in enumerate("abc"):
         spec = spec_of(cluster, "big", rank)
@@ -193,7 +194,7 @@ def test_an_engine_on_one_node_gets_no_arguments_of_ranks() -> None:
     assert ranks.rank0_address(cluster, "tiny-0") is None
 
 
-def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read) -> None:
+def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read: Callable[..., Cluster]) -> None:
     said = ranks.shared_keys(read(), "big")
     assert said["node.a.host"] == '"10.0.0.1"'
     same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
@@ -220,7 +221,7 @@ def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
     (tmp_path / "cluster.toml").write_text(OVER_TWO.replace("20400", str(free_ports(1)[0])))
     boots = []
 
-    async def starts(boot, _) -> None:
+    async def starts(boot: boot_message.BootMessage, _: hosts_module.Descriptors) -> None:
         await trio.lowlevel.checkpoint()
         boots.append(boot)
         raise StartFailed("nothing starts here")
@@ -230,7 +231,7 @@ def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
         own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
         runtime = SimpleNamespace(now=lambda: 5.0, environment={}, **own)
 
-        def node(name) -> SglangNode:
+        def node(name: str) -> SglangNode:
             node = SglangNode(NodeContext(cluster, name, runtime, Directory(name)))
             node.starters |= dict.fromkeys(cluster.engine, starts)
             return node
@@ -282,14 +283,14 @@ async def test_a_follower_rank_of_a_prefill_starts_with_the_port_of_the_request(
 # In the trees ----------------------------------------------------------------------------
 
 
-def children(cluster, node: str):
+def children(cluster: Cluster, node: str) -> list[Any]:
     return [child.name for child in built_assembly(cluster, node)[0].tree.children]
 
 
 SERVED = ("router-tiny", "processor-tiny")
 
 
-def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read) -> None:
+def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read: Callable[..., Cluster]) -> None:
     cluster = read()
     assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "grammars-big", *SERVED]
     assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
@@ -299,7 +300,9 @@ def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read) -> Non
         assert ("", RunRank) not in serves  # what has no name can be asked by operators
 
 
-def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(read) -> None:
+def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(
+    read: Callable[..., Cluster],
+) -> None:
     second = SPAN[SPAN.index("[engine.big]") :].replace("big", "bog").replace("7500", "7600")
     second = second.replace('"a"', '"b"').replace('["b", "c"]', '["a", "c"]')
     cluster = read("", second)
@@ -307,7 +310,7 @@ def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_fo
     assert children(cluster, "b") == ["links", "zygote", "big", "bog", "grammars-bog"]
 
 
-def test_a_check_prints_the_group(read) -> None:
+def test_a_check_prints_the_group(read: Callable[..., Cluster]) -> None:
     cluster = read()
     first, other = (" ".join(preview.describe_node(cluster, node, {}).split()) for node in "ab")
     assert "tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in first
@@ -315,7 +318,7 @@ def test_a_check_prints_the_group(read) -> None:
     assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
 
 
-def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read) -> None:
+def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read: Callable[..., Cluster]) -> None:
     cluster = read()
     assembly, _ = built_assembly(cluster, "a")
     assert readiness.unready(assembly.directory, ["tiny"]) == "engine big is starting"
@@ -324,7 +327,9 @@ def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read) -> None:
     assert monitoring.unready(cluster, assembly.directory) == "engine big is starting: there is no link to node b"
 
 
-def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(
+    read: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
@@ -333,7 +338,9 @@ def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read, monkeypatch: p
         preflight.check_can_start(cluster, "a", "b", "c")
 
 
-def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(
+    read: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     monkeypatch.setattr(preflight, "_check_port", lambda host, port, key: asked.append((port, key)))
     monkeypatch.setattr(preflight, "_available", lambda: None)
@@ -351,7 +358,9 @@ def test_the_example_is_two_nodes_of_this_host() -> None:
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 
 
-def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read) -> None:
+def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(
+    read: Callable[..., Cluster],
+) -> None:
     """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
     plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
     own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'
