@@ -1,8 +1,8 @@
 """Messages between nodes: the state that they announce to each other, and what operators ask of them.
 
-An announcement replaces the one before it, so that a lost one costs nothing but time. Every number and name in it was
-chosen by the sender, which may be faulty or hostile: a receiver calls `check_state` or `check_loads` before it uses
-anything of an announcement.
+A `NodeState` replaces the one before it; a `LoadUpdate` holds only what has changed since, so that none may be left
+out. Every number and name in an announcement was chosen by the sender, which may be faulty or hostile: a receiver calls
+`check_state` or `check_loads` before it uses anything of it.
 """
 
 from __future__ import annotations

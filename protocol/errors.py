@@ -270,7 +270,7 @@ class Preempted(DeadlineExceeded):
 
 
 class AskerLeft(RequestError):
-    """The client left, so the answer was ended; nobody reads this error."""
+    """The asker left, so the answer was ended; nobody reads this error."""
 
     code = "left"
     fault = "client"

@@ -101,7 +101,7 @@ class KeepAlive:
 
 @frozen
 class Announce:
-    """An encoded message about the sender, sent unasked; the latest of its kind replaces those before it."""
+    """An encoded message about the sender, sent unasked; each is handled, in the order in which they were sent."""
 
     body: bytes
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from attrs import Factory, frozen
 
 from protocol.kind import Kind, Message
-from protocol.messages import FinishReason, Grammar, Started, Usage
+from protocol.messages import FinishReason, Grammar, Usage
 from protocol.trace import Trace
 
 
@@ -160,14 +160,14 @@ class Detokenized(Message):
     text: str
 
 
-KINDS = (
-    Kind(11, Respond, replies=(Accepted, Started, Text, ChoiceEnded), result=Answered),
+KINDS = (  # without results: processors are asked within their node alone, and no link checks such numbers as theirs
+    Kind(11, Respond),
     Kind(12, Text),
     Kind(13, Accepted),
     Kind(14, ChoiceEnded),
     Kind(15, Answered),
-    Kind(16, Tokenize, result=Tokenized),
+    Kind(16, Tokenize),
     Kind(17, Tokenized),
-    Kind(18, Detokenize, result=Detokenized),
+    Kind(18, Detokenize),
     Kind(19, Detokenized),
 )

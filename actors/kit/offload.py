@@ -1,9 +1,9 @@
 """Work whose size a client chooses, kept out of the event loop.
 
 All tasks of a node share one thread: a text that takes a second to tokenise would stop every stream for that second.
-So all work for a request passes through `Work.run` with its size, under one rule. Long work runs in threads, which the
-supervisor owns and which take turns between the owners of requests. Short work runs in place, after a checkpoint, so
-that many short pieces of work are as many turns of the event loop.
+So all work for a request passes through `Offload.run` with its size, under one rule. Long work runs in threads, which
+the supervisor owns and which take turns between the owners of requests. Short work runs in place, after a checkpoint,
+so that many short pieces of work are as many turns of the event loop.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import trio
 from actors.engines.port import Engine
 from actors.kit.calls import Function
 from protocol.cluster import COUNT_MAX
-from protocol.errors import DeadlineExceeded, NotReady, Overloaded, RequestError
+from protocol.errors import DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
 from protocol.kind import Message
 from protocol.messages import Done, EngineLoad, FlushCache, GetLoad
 from supervisor.cluster.directory import Directory
@@ -54,8 +54,8 @@ async def cluster_loads(directory: Directory) -> dict[str, EngineLoad]:
 async def flush_caches(directory: Directory) -> None:
     """Flush the prefix cache of every engine of the cluster.
 
-    Raises `Overloaded` if one is busy or does not answer in time, else `NotReady` if one cannot be asked; the detail
-    names the engines that were flushed and those that were not.
+    Raises `InternalError` if one fails, else `Overloaded` if one is busy or does not answer in time, else `NotReady`.
+    The detail names the engines that were flushed and those that were not.
     """
     answers = await _ask_all(directory, FlushCache(), FLUSHED_WITHIN_S)
     failed = {name: answer for name, answer in answers.items() if not isinstance(answer, Done)}
@@ -64,6 +64,8 @@ async def flush_caches(directory: Directory) -> None:
     flushed = sorted(answers.keys() - failed.keys())
     sentences = [f"engine {name} was not flushed: {_detail(answer)}" for name, answer in sorted(failed.items())]
     detail = "; ".join(sentences + [f"flushed: {', '.join(flushed)}"] * bool(flushed))
+    if any(isinstance(answer, InternalError) for answer in failed.values()):
+        raise InternalError(detail)
     is_busy = any(isinstance(answer, Overloaded | DeadlineExceeded) for answer in failed.values())
     raise Overloaded(detail) if is_busy else NotReady(detail)
 

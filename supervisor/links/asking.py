@@ -45,7 +45,7 @@ class AskingHalf:
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
 
     def __len__(self) -> int:
-        """The number of answers that have not ended."""
+        """The number of requests whose streams the other end has not ended."""
         return len(self._answers)
 
     # What askers do ----------------------------------------------------------------------

@@ -190,7 +190,7 @@ class Link:
             raise self._ended
 
     def _handlers(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> Handlers:
-        """Return the handler of each frame that `Peer.receive` yields; none of them waits."""
+        """Return the handler of each frame that `Peer.receive_data` yields; none of them waits."""
         asking, serving = self._asking, self._serving
         handlers = {
             Hello: partial(self._on_hello, task_status),
@@ -208,7 +208,7 @@ class Link:
 
     async def _read(self, handlers: Handlers) -> None:
         """Handle frames until the transport ends; other tasks run after each message, and within a long one."""
-        while data := await self._receive():
+        while (data := await self._receive()) and not self.lost:
             self._liveness.received()
             self.traffic.received(len(data))
             handled = 0

@@ -39,7 +39,7 @@ class Traffic:
 class LinkStatistics:
     """What one end of a link holds at this moment."""
 
-    answers: int  # that this end waits for
+    answers: int  # of requests whose streams the other end has not ended
     calls: int  # that this end serves
     streams_asked: int  # as the protocol counts them: also those that were cancelled and have not ended yet
     streams_served: int

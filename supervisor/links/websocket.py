@@ -17,7 +17,7 @@ import trio_websocket
 from attrs import define, field
 
 from actors.kit.groups import first_leaf
-from protocol.errors import ActorError, PeerLost, PeerRefused, PeerViolation
+from protocol.errors import ActorError, LocalViolation, PeerLost, PeerRefused, PeerViolation
 from protocol.greeting import Greeter
 from protocol.peer import MESSAGE_BYTES_MAX
 from supervisor.links.endpoint import Endpoint
@@ -101,7 +101,7 @@ class _Connection:
             library_error = first_leaf(group)
         finally:
             await trio.aclose_forcefully(self.stream)
-        if isinstance(self.failure, PeerRefused | PeerViolation) or (
+        if isinstance(self.failure, PeerRefused | PeerViolation | LocalViolation) or (
             self.failure is not None and library_error is None
         ):
             raise self.failure

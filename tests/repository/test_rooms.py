@@ -9,7 +9,7 @@ import pytest
 from tests.repository.test_rules import FILES, imports, module
 
 FLOORS = (  # from the ground up: the rooms of a floor import those of lower floors alone; a file may be a room
-    ("protocol", "supervisor/files", "supervisor/sockets"),
+    ("protocol", "supervisor/__init__.py", "supervisor/files", "supervisor/sockets"),
     ("supervisor/printable.py", "supervisor/version.py", "supervisor/deadlines.py"),
     ("protocol/strict", "actors/kit", "supervisor/supervision"),
     ("protocol/dialects", "actors/engines", "supervisor/links"),
@@ -50,14 +50,11 @@ def room(path: Path) -> str:
 
 def imported(path: Path) -> set[Path]:
     """Return the files of ours that a file imports, wherever in it."""
-    found = {MODULES[name] for name in imports(path) if name in MODULES}
-    return {each for each in found if each.name != "__init__.py"} - {path}
+    return {MODULES[name] for name in imports(path) if name in MODULES} - {path}
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=str)
 def test_no_import_leads_to_the_same_floor_or_up(path: Path) -> None:
-    if path.name == "__init__.py" and str(path.parent) not in FLOOR_OF:
-        return
     own = room(path)
     assert own, "this file lies in no room of the table"
     for other in imported(path):

@@ -29,7 +29,7 @@ TEXTS = st.text(st.sampled_from("a e\u0301\u1100\u1161\u11a8ᾂ\n\t日🙂A<|im_
 
 
 class Counting:
-    """An `Aside` that notes how much it was asked to do."""
+    """A `RunInThread` that notes how much it was asked to do."""
 
     def __init__(self) -> None:
         self.sizes = []

@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.priority_inbox import priority_inbox
 from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
-from protocol.errors import EngineLost, NotReady, Overloaded, PeerLost
+from protocol.errors import EngineLost, InternalError, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
 from protocol.peer import Peer
 from supervisor.cluster import engine_control, models, readiness
@@ -44,6 +44,7 @@ class Engine:
 
     reports: EngineLoad | Exception = LOAD
     busy: bool = False
+    broken: bool = False
     takes_s: float = 0.0
     flushed: int = 0
     info = INFO
@@ -56,6 +57,8 @@ class Engine:
 
     async def flush_cache(self) -> None:
         await trio.sleep(self.takes_s)
+        if self.broken:
+            raise ZeroDivisionError
         if self.busy:
             raise Overloaded("requests run")
         self.flushed += 1
@@ -246,4 +249,12 @@ async def test_the_error_of_a_flush_names_every_engine_with_its_outcome(autojump
 async def test_a_flush_that_failed_where_no_engine_is_busy_is_not_ready(autojump_clock: MockClock) -> None:
     async with front(None) as (directory, _):
         with pytest.raises(NotReady, match=r"^engine main/tiny-0 was not flushed: it is starting$"):
+            await engine_control.flush_caches(directory)
+
+
+@pytest.mark.parametrize("broken", ["here", "there"])
+async def test_a_bug_in_an_engine_that_is_flushed_is_an_internal_error(broken: str, autojump_clock: MockClock) -> None:
+    engines = {name: Engine(broken=name == broken, busy=name != broken) for name in ("here", "there")}
+    async with front(engines["here"], there=engines["there"]) as (directory, _):
+        with pytest.raises(InternalError, match="tiny-0 was not flushed"):
             await engine_control.flush_caches(directory)

@@ -40,7 +40,7 @@ from actors.engines.sglang.host.grammar_walk import TokenIds, Walk
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.spec import GrammarLimits, Setting
 from protocol import codec
-from protocol.errors import AskerLeft, EngineRefused, Overloaded, PeerViolation
+from protocol.errors import AskerLeft, EngineRefused, LocalViolation, Overloaded, PeerViolation
 from protocol.frames import Bye, Cancel, End, Fail, Frame, Open
 from protocol.grammars import WORDS
 from protocol.messages import CheckGrammar, GrammarChecked, GrammarKind
@@ -127,8 +127,8 @@ class CheckServer:
                         if isinstance(frame, Bye):
                             return frame.detail
                         self._received(frame)
-                except PeerViolation as error:
-                    self._send(Bye("peer_violation", str(error)))
+                except (PeerViolation, LocalViolation) as error:
+                    self._send(Bye("peer_violation" if isinstance(error, PeerViolation) else "internal", str(error)))
                     raise
                 self._flush()
 

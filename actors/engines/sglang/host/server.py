@@ -36,7 +36,15 @@ from actors.engines.sglang.host.liveness import LivenessProbe
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol import codec
-from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, PeerViolation, RequestError
+from protocol.errors import (
+    AskerLeft,
+    EngineRefused,
+    InternalError,
+    LocalViolation,
+    Overloaded,
+    PeerViolation,
+    RequestError,
+)
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.kind import Message
 from protocol.messages import (
@@ -142,8 +150,8 @@ class Host:
                         return frame.detail
                     self._received(frame)
                 self._flush()  # what the state machine of the link sends by itself
-            except PeerViolation as error:
-                self._send(Bye("peer_violation", str(error)))
+            except (PeerViolation, LocalViolation) as error:
+                self._send(Bye("peer_violation" if isinstance(error, PeerViolation) else "internal", str(error)))
                 raise
         return self.watchdog.end("the link to the node is closed")
 
