@@ -13,9 +13,10 @@ import trio
 from attrs import define, evolve
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
+from protocol import codec
 from protocol.cluster import GetStatus, Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkReplaced, PeerLost, PeerRefused
-from protocol.frames import VERSION, Bye, FrameReader, Hello, KeepAlive, encode
+from protocol.frames import VERSION, Bye, Cancel, FrameReader, Hello, KeepAlive, Open, encode
 from protocol.greeting import Incarnation
 from supervisor.cluster import readiness
 from supervisor.cluster.carried_links import NAME_CONFLICT
@@ -23,8 +24,10 @@ from supervisor.cluster.mesh import Mesh
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.node.node import _Node
+from tests.rig.fake_engine import generate
 from tests.rig.gateway import INFO
-from tests.rig.nodes import QUICK, Node, queued_requests
+from tests.rig.links import held_for, serve
+from tests.rig.nodes import QUICK, Engine, Node, queued_requests
 
 STARTED_AT = 1_700_000_000
 CONFLICT = "two processes call themselves a"
@@ -125,6 +128,24 @@ async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(
     with pytest.raises(LinkReplaced):
         await answer.result()
     assert "a link was replaced" in caplog.messages
+
+
+async def test_a_lost_link_is_gone_at_once_though_a_call_over_it_still_releases_what_it_holds(
+    meet: Meet, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    node, released = Node("a"), list[float]()
+    nursery.start_soon(serve, node.worker.inbox, held_for(8, released))
+    with node.worker.engine.publish(Engine()):
+        far = await meet(node, "b", "b")
+        await far.send_all(encode(Open(1, codec.encode(generate(tokens_max=9)), 9, "a-0")))
+        await wait_all_tasks_blocked()
+        await far.send_all(encode(Cancel(1, "left")))
+        await wait_all_tasks_blocked()
+        await far.aclose()
+        await wait_all_tasks_blocked()
+        assert (node.linked, released) == (set(), [])
+        await trio.sleep(10)
+        assert released == [8]
 
 
 # Two processes of one name ------------------------------------------------------------------
