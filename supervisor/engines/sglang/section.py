@@ -20,6 +20,7 @@ PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
 """The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
 ZYGOTE_S = 120.0
 SHARED_ZYGOTE = "zygote"  # the child that forks the hosts of engines without variables of their own
+OWN_ZYGOTE_PREFIX = f"{SHARED_ZYGOTE}-"  # before the name of an engine with variables of its own
 CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that checks its grammars
 
 Port = Annotated[int, Within(at_least=1, at_most=65535)]
@@ -44,7 +45,7 @@ class SglangSection(EngineSection):
     @classmethod
     def reserves(cls, name: str) -> bool:
         """Whether a name is that of a zygote or of a grammar checker, which are children beside the engines."""
-        return name == SHARED_ZYGOTE or name.startswith(CHECKER_PREFIX)
+        return name == SHARED_ZYGOTE or name.startswith((OWN_ZYGOTE_PREFIX, CHECKER_PREFIX))
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from attrs import define, evolve, frozen
 import actors
 from actors.engines.sglang import boot_message
 from protocol.errors import EngineDied, StartFailed
-from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
+from supervisor.engines.sglang.section import OWN_ZYGOTE_PREFIX, SHARED_ZYGOTE, SglangSection
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process, start
 from supervisor.processes.run_folder import RunFolder
@@ -156,7 +156,7 @@ def zygote_name(name: str, section: SglangSection) -> str | None:
     """Return the name of the zygote that forks an engine's host, None if none does."""
     if section.device != "cpu":
         return None
-    return f"{SHARED_ZYGOTE}-{name}" if section.environment else SHARED_ZYGOTE
+    return f"{OWN_ZYGOTE_PREFIX}{name}" if section.environment else SHARED_ZYGOTE
 
 
 def fork_starter(registration: Registration[Zygote]) -> HostStarter:

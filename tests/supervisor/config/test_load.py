@@ -104,6 +104,7 @@ REPLACED = [  # a text of the good file, and what stands in its place
     (f'"{TINY}"', f'"{TINY}"\ntemplate = "no.jinja"', "model.tiny.template", "there is no file"),
     ("tiny-0]", "zygote]", "engine.zygote", "is the name of another part of the tree"),
     ("tiny-0]", "grammars-a]", "engine.grammars-a", "is the name of another part of the tree"),
+    ("tiny-0]", "zygote-a]", "engine.zygote-a", "is the name of another part of the tree"),
     ("tiny-0]", "router-tiny]", "engine.router-tiny", "is the name of another part of the tree"),
     ("tiny-0]", '"a/b"]', "engine", "must be letters, digits"),
 ]

@@ -17,6 +17,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.rig.node import free_port
 from protocol.errors import StartFailed
 from supervisor import __main__
 from supervisor.cluster import link_credentials
@@ -334,6 +335,6 @@ main._run_function = lambda *_: run
 sys.argv[1:] = [sys.argv[1], "--node", "main"]
 sys.exit(main.main())
 """
-    command = [sys.executable, "-c", script, written(GOOD)]
+    command = [sys.executable, "-c", script, written(f"{GOOD}[gateway]\nport = {free_port()}\n")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "True" in done.stdout) == (0, True), done.stdout + done.stderr
