@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
 import trio
 from attrs import define, field, frozen
@@ -15,7 +16,7 @@ from protocol import codec
 from protocol.errors import EngineLost, Overloaded, PeerLost, PeerViolation
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.kind import Message
-from protocol.messages import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Ping
+from protocol.messages import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Logprob, Ping
 from protocol.peer import Peer
 from supervisor.links.link import Link
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
@@ -39,7 +40,7 @@ class FakeHost:
 
     def __attrs_post_init__(self) -> None:
         self.engine = self._engine()
-        self.engine._deliver = self._told
+        self.engine._deliver = self._told  # type: ignore[method-assign]
         self.peer = Peer("fake", serves_max=self.costs.slots + self.costs.waiting_max + CONTROL_STREAMS)
 
     def _engine(self) -> FakeEngine:
@@ -103,7 +104,8 @@ class FakeHost:
     def _told(self, update: BatchUpdate) -> None:
         begun = [Begun(self.numbers[request_id], cached) for request_id, cached in update.begun]
         streams = [self.numbers[request_id] for request_id in update.emitted]
-        logprobs = {stream: (each,) for stream, each in zip(streams, update.logprobs, strict=True) if each is not None}
+        pairs = zip(streams, update.logprobs, strict=True)
+        logprobs: dict[int, tuple[Logprob, ...]] = {stream: (each,) for stream, each in pairs if each is not None}
         ended = [
             Ended(
                 self._forget(request_id),
@@ -151,7 +153,7 @@ class Far:
 
 @asynccontextmanager
 async def far_engine(
-    costs: Costs | None = None, rng: Random | None = None, delay_s: float = 0.0, **network: float
+    costs: Costs | None = None, rng: Random | None = None, delay_s: float = 0.0, **network: Any
 ) -> AsyncIterator[Far]:
     """Run an engine at the other end of a link, behind the real adapter, until the link ends."""
     near, far = sim_pair(rng, delay_s=delay_s, **network)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 from attrs import frozen
 
@@ -25,17 +26,17 @@ def schema(value: object) -> str:
     return json.dumps(value)
 
 
-def properties(count: int, schema: dict) -> dict:
+def properties(count: int, schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{i}": schema for i in range(count)}}
 
 
-def nested(depth: int, leaf: dict) -> dict:
+def nested(depth: int, leaf: dict[str, Any]) -> dict[str, Any]:
     for _ in range(depth):
         leaf = {"type": "object", "properties": {"x": leaf, "y": leaf}, "required": ["x"]}
     return leaf
 
 
-def tag(content: dict) -> str:
+def tag(content: dict[str, Any]) -> str:
     return json.dumps(
         {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}
     )

@@ -6,15 +6,14 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import trio
 from attrs import Factory, define
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, BugCounter, Call, mailbox
-from actors.kit.priority_inbox import PriorityInbox
+from actors.kit.calls import BugCounter
 from protocol import codec
 from protocol.errors import LocalViolation, PeerLost, PeerViolation
 from protocol.frames import VERSION, Frame, FrameReader, Hello, encode
@@ -23,28 +22,29 @@ from protocol.messages import Done, FlushCache, Tokens
 from protocol.peer import Peer
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import EndReason, Link
+from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox, mailbox
 from tests.rig.log_records import log_records
 from tests.rig.network import SimTransport, sim_pair
 
-Service: TypeAlias = Callable[[Call, Answer], Awaitable[None]]
+Service: TypeAlias = Callable[[AnyCall, AnyAnswer], Awaitable[None]]
 
 
 @contextmanager
 def any_answer() -> Iterator[None]:
     """Let any message answer a FlushCache: few tests of links are about what may answer which request."""
     row = codec.ROWS[FlushCache]
-    codec.ROWS[FlushCache] = Kind(row.number, FlushCache, (object,), object)
+    codec.ROWS[FlushCache] = Kind(row.number, FlushCache, (object,), object)  # type: ignore[arg-type]  # None, too
     try:
         yield
     finally:
         codec.ROWS[FlushCache] = row
 
 
-async def serve(inbox: trio.MemoryReceiveChannel[Call] | PriorityInbox, service: Service) -> None:
+async def serve(inbox: trio.MemoryReceiveChannel[AnyCall] | AnyPriorityInbox, service: Service) -> None:
     """Answer each call of an inbox in a task of its own, as an actor does."""
     bugs = BugCounter()
 
-    async def answer(call: Call) -> None:
+    async def answer(call: AnyCall) -> None:
         with call.answering(bugs) as replies:
             await service(call, replies)
 
@@ -53,7 +53,7 @@ async def serve(inbox: trio.MemoryReceiveChannel[Call] | PriorityInbox, service:
             nursery.start_soon(answer, await inbox.receive())
 
 
-async def count_to_three(call: Call, replies: Answer) -> None:
+async def count_to_three(call: AnyCall, replies: AnyAnswer) -> None:
     """Reply with a token each second, three in all."""
     for number in range(3):
         await trio.sleep(1)
@@ -61,7 +61,7 @@ async def count_to_three(call: Call, replies: Answer) -> None:
     replies.end(Done())
 
 
-async def never_answer(call: Call, replies: Answer) -> None:
+async def never_answer(call: AnyCall, replies: AnyAnswer) -> None:
     """Hold the call until it is cancelled."""
     await trio.sleep_forever()
 
@@ -69,7 +69,7 @@ async def never_answer(call: Call, replies: Answer) -> None:
 def held_for(release_s: float, released: list[float] | None = None) -> Service:
     """Return a service that replies once and takes `release_s` to release a cancelled call; it records when it has."""
 
-    async def service(call: Call, replies: Answer) -> None:
+    async def service(call: AnyCall, replies: AnyAnswer) -> None:
         try:
             replies.put(Tokens([1]))
             await trio.sleep_forever()
@@ -133,7 +133,7 @@ async def linked(
     room: int = 65536,
     heartbeat: Heartbeat | None = None,
     acknowledges: bool = False,
-    **fields: object,
+    **fields: Any,
 ) -> AsyncIterator[Ends]:
     """Two ends of a link that both answer a FlushCache by `service`, or never if it is None; `fields` of the first."""
     near, far = sim_pair(rng, delay_s=0.01 if rng else 0, piece_max=9 if rng else 65536, room=room)
@@ -185,7 +185,7 @@ class HandWritten:
 
 
 @asynccontextmanager
-async def hand_written(*, room: int = 4096, acknowledges: bool = False, **fields: object) -> AsyncIterator[HandWritten]:
+async def hand_written(*, room: int = 4096, acknowledges: bool = False, **fields: Any) -> AsyncIterator[HandWritten]:
     """A link whose other end is written by hand; both have sent their Hello."""
     near, far = sim_pair(room=room)
     fields |= {"acknowledged_s": near.acknowledged_s} if acknowledges else {}

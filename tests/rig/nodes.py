@@ -6,17 +6,19 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from typing import Any, cast
 
 import trio
 from attrs import Factory, define, field
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Call
-from actors.kit.priority_inbox import priority_inbox
+from actors.engines import port
+from actors.kit.calls import Askable
 from protocol.cluster import Leg, Offer
 from protocol.errors import RequestError
 from protocol.frames import VERSION, Hello, encode
 from protocol.greeting import Greeter
+from protocol.kind import Message
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
@@ -27,6 +29,7 @@ from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.links.tls import LinkTls
 from supervisor.supervision.registration import Registration
+from tests.rig.calls import AnyAnswer, AnyCall, priority_inbox
 from tests.rig.fake_engine import generate
 from tests.rig.links import idle_link, serve
 
@@ -54,7 +57,7 @@ def add_worker(
 ) -> LocalWorker:
     """Give a node one more worker, whose engine is down."""
     address, inbox = priority_inbox(inbox_size, lambda request: request.priority)
-    offer, engine = Offer(name, "oak", leg, slots, up=False), Registration(directory.notify)
+    offer, engine = Offer(name, "oak", leg, slots, up=False), Registration[port.Engine](directory.notify)
     worker = directory.local[name] = LocalWorker(directory.name, offer, address, engine, inbox, directory)
     return worker
 
@@ -79,7 +82,7 @@ async def queued_requests(worker: LocalWorker, count: int) -> AsyncIterator[list
         nursery.cancel_scope.cancel()
 
 
-async def count_tokens(call: Call, answer: Answer, step_s: float) -> None:
+async def count_tokens(call: AnyCall, answer: AnyAnswer, step_s: float) -> None:
     """Answer a Generate with as many tokens as it may have, 0, 1, 2 and so on, one each step."""
     tokens_max = call.request.sampling.tokens_max
     answer.put(Started(), 0)
@@ -92,7 +95,7 @@ async def count_tokens(call: Call, answer: Answer, step_s: float) -> None:
 class Engine:
     """An engine that is nothing but its limits."""
 
-    info = None
+    info = submit = abort = wait_released = wait_lost = load = flush_cache = cast("Any", None)
 
 
 @define(eq=False)
@@ -122,7 +125,7 @@ class Node:
             name=self.name,
             section=self.section,
             directory=self.directory,
-            services={(self.worker.name, Generate): self.worker},
+            services={(self.worker.name, Generate): cast("Askable[Message, Message, Message]", self.worker)},
             listen=None if self.port is None else Endpoint(self.host, self.port),
             secret=self.secret,
             tls=self.tls,
@@ -163,7 +166,7 @@ class Node:
                 with self.worker.engine.publish(Engine()):
                     await self.links.run(task_status=task_status)
 
-    async def _answer(self, call: Call, answer: Answer) -> None:
+    async def _answer(self, call: AnyCall, answer: AnyAnswer) -> None:
         self.asked.append(call.request.id)
         try:
             await count_tokens(call, answer, self.step_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -13,15 +13,25 @@ import trio
 from attrs import Factory, define, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.calls import Address, Answer, mailbox
 from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
-from protocol.errors import ActorLost, AskerLeft, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded
+from protocol.errors import (
+    ActorLost,
+    AskerLeft,
+    Draining,
+    EngineLost,
+    HandOffFailed,
+    LinkLost,
+    NotReady,
+    Overloaded,
+    RequestError,
+)
 from protocol.messages import Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
+from tests.rig.calls import AnyAddress, AnyAnswer, mailbox
 
 EOS = 0
 PROMPT = [5, 6, 7, 8]
@@ -37,7 +47,7 @@ def text(prompt: list[int], length: int = 1000) -> list[int]:
 class Play:
     """What a fake worker answers: so many tokens, a second each, and then an error, if any."""
 
-    error: Exception | None = None
+    error: RequestError | None = None
     tokens: int = 10**6
     started: bool = True
     cached: int = 0
@@ -72,13 +82,13 @@ class Fake:
         self.has_begun.append(request_id)
 
     @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer]:
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[AnyAnswer]:
         self.busy += 1
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             self.asked.append(request)
             self.times.append(trio.current_time())
-            answer: Answer = Answer(credit)
+            answer = AnyAnswer(credit)
             scope = trio.CancelScope()
             self.pool.stage.start_soon(
                 self._play, request, self.plays.pop(0) if self.plays else self.otherwise, answer, scope
@@ -94,7 +104,7 @@ class Fake:
             self.busy -= 1
             self.pool.change()
 
-    async def _play(self, request: Generate, play: Play, answer: Answer, scope: trio.CancelScope) -> None:
+    async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
         prefill = self.leg is Leg.PREFILL
         wanted, said = request.sampling, request.said
         whole = text(request.tokens[: len(request.tokens) - said], play.length)[said:]
@@ -127,16 +137,16 @@ class Fake:
 class FakePool:
     """The workers of a test; `gone` are those that cannot be asked."""
 
-    all: list
+    all: list[Any]  # of `Fake`, or what stands in for one
     stage: trio.Nursery
     gone: set[str] = Factory(set)
     has: str | None = None  # which weights
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
-    def workers(self) -> list:
+    def workers(self) -> list[Any]:
         return [worker for worker in self.all if worker.name not in self.gone]
 
-    def expected(self) -> dict:
+    def expected(self) -> dict[str, Leg]:
         return {worker.name: worker.leg for worker in self.all}
 
     def weights(self) -> str | None:
@@ -161,11 +171,11 @@ class FakePool:
 class World:
     """A router over workers."""
 
-    address: Address
+    address: AnyAddress
     pool: FakePool
     routing: Routing
 
-    def worker(self, name: str):
+    def worker(self, name: str) -> Any:
         return next(worker for worker in self.pool.all if worker.name == name)
 
     def check_at_rest(self) -> None:
@@ -176,7 +186,7 @@ class World:
 
 @asynccontextmanager
 async def routed(
-    *workers, inbox_size: int = 64, limits: FailoverLimits | None = None, prefill_tokens_min: int = 0
+    *workers: Fake, inbox_size: int = 64, limits: FailoverLimits | None = None, prefill_tokens_min: int = 0
 ) -> AsyncIterator[World]:
     ids, rng = count(1), random.Random(0)
     address, inbox = mailbox(inbox_size)
@@ -202,7 +212,7 @@ async def routed(
 
 
 def generate(
-    name="a", tokens_max: int = 6, prompt: range | Sequence[Any] = PROMPT, logprobs: int | None = None, **sampling: Any
+    name: str = "a", tokens_max: int = 6, prompt: Iterable[int] = PROMPT, logprobs: int | None = None, **sampling: Any
 ) -> Generate:
     return Generate(name, list(prompt), Sampling(tokens_max, **sampling), logprobs)
 
@@ -211,7 +221,7 @@ def generate(
 class Received:
     """What an asker has received."""
 
-    replies: list
+    replies: list[Any]
     finished: Finished
 
     @property
@@ -219,7 +229,7 @@ class Received:
         return [token for reply in self.replies if isinstance(reply, Tokens) for token in reply.ids]
 
 
-async def ask(world: World, request: Generate, into: list | None = None) -> Received:
+async def ask(world: World, request: Generate, into: list[Any] | None = None) -> Received:
     replies = [] if into is None else into
     async with world.address.ask(request, request.sampling.tokens_max) as answer:
         finished = await answer.relay(replies.append)
@@ -249,7 +259,7 @@ async def check_ends(world: World, failure: Exception | None) -> None:
     assert caught.value is failure
 
 
-def pair(**decode_or_prefill: Sequence[Any]) -> tuple[Fake, Fake]:
+def pair(**decode_or_prefill: list[Play]) -> tuple[Fake, Fake]:
     """Return a prefill and a decode, each with its script."""
     prefill = Fake("p", leg=Leg.PREFILL, bootstrap=("host", 7), plays=decode_or_prefill.get("prefill", []))
     return prefill, Fake("d", leg=Leg.DECODE, plays=decode_or_prefill.get("decode", []))

@@ -30,7 +30,7 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
 
     rng, before, allowed = random.Random(seed), _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
     _run._r.seed(seed)
-    _run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     warm()
     costs = Costs()
     counted = [costs] if seed % COUNTED_EVERY == 0 else []
@@ -44,7 +44,7 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
         return result
     finally:
         _run._r.setstate(before)
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed  # type: ignore[misc]
 
 
 class Steps(trio.abc.Instrument):
@@ -92,10 +92,14 @@ STEPS_MAX = 5_000
 def sweep(at_step: Callable[[random.Random, int], Awaitable[bool]], steps_min: int = 60) -> None:
     """Run `at_step` with one step number after the other, until it returns that its scenario was over by then."""
     logging.disable(logging.CRITICAL)  # thousands of restarts, all of them wanted
+
+    async def scenario(rng: random.Random) -> bool:
+        return await at_step(rng, step)
+
     try:
         for step in range(1, STEPS_MAX):
             try:
-                if simulate(lambda rng, step=step: at_step(rng, step), seed=1):
+                if simulate(scenario, seed=1):
                     break
             except BaseException as error:
                 error.add_note(f"at step {step}")

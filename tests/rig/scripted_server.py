@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any, TypeAlias, cast
 
 import trio
 from attrs import define, field
@@ -14,6 +15,8 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Ping, Request, TextMessage
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+Json: TypeAlias = dict[str, Any]
+Stream: TypeAlias = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
 def chunk(data: bytes) -> bytes:
@@ -25,11 +28,11 @@ def event(body: object, name: str | None = None) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {data}\n\n".encode()
 
 
-def delta(text: str | None = None, finish: str | None = None, **more: object) -> dict:
+def delta(text: str | None = None, finish: str | None = None, **more: object) -> Json:
     return {"choices": [{"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish}], **more}
 
 
-def usage(prompt: int, output: int) -> dict:
+def usage(prompt: int, output: int) -> Json:
     return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}
 
 
@@ -40,7 +43,7 @@ def chat_events(tokens: int, *, role: bool = True, finish: str = "length") -> li
     return [*first, *words, event(delta(finish=finish)), event(usage(7, tokens)), event("[DONE]")]
 
 
-def response_end(kind: str, tokens: int = 0, **more: object) -> dict:
+def response_end(kind: str, tokens: int = 0, **more: object) -> Json:
     usage = {"input_tokens": 7, "output_tokens": tokens, "input_tokens_details": {"cached_tokens": 3}}
     return {"type": f"response.{kind}", "response": {"status": kind, "usage": usage, **more}}
 
@@ -49,10 +52,10 @@ def response_end(kind: str, tokens: int = 0, **more: object) -> dict:
 class Asked:
     """One request, and the stream to answer it on."""
 
-    body: dict
+    body: Json
     headers: dict[str, str]
     path: str
-    stream: trio.SocketStream
+    stream: Stream
 
     async def send(self, *parts: bytes) -> None:
         await self.stream.send_all(b"".join(parts))
@@ -64,7 +67,9 @@ class Asked:
         return True
 
 
-Script = Callable[[Asked], Awaitable[None]]
+Script: TypeAlias = Callable[[Asked], Awaitable[None]]
+Said: TypeAlias = TextMessage | CloseConnection | Ping
+SocketScript: TypeAlias = Callable[[Json], list[Said]]  # what to say
 
 
 async def whole(asked: Asked) -> None:
@@ -92,9 +97,9 @@ def saying(*parts: bytes, close: bool = True) -> Script:
 class Scripted:
     """What the server has recorded so far."""
 
-    script: Script
+    script: Script | SocketScript
     port: int = 0
-    bodies: list[dict] = field(factory=list)
+    bodies: list[Json] = field(factory=list)
     headers: list[dict[str, str]] = field(factory=list)
     connections: int = 0
     left: int = 0
@@ -104,7 +109,7 @@ class Scripted:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream: Stream) -> None:
         self.connections += 1
         buffer = b""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -127,12 +132,12 @@ class Scripted:
                     body, buffer = json.loads(buffer[:size]), buffer[size:]
                     self.bodies.append(body)
                     try:
-                        await self.script(Asked(body, headers, first.split()[1], stream))
+                        await cast("Script", self.script)(Asked(body, headers, first.split()[1], stream))
                     except trio.BrokenResourceError:
                         self.left += 1
                         raise
 
-    async def socket(self, stream: trio.SocketStream, head: bytes) -> None:
+    async def socket(self, stream: Stream, head: bytes) -> None:
         """Serve a WebSocket with a library that is not the one under test."""
         protocol = WSConnection(ConnectionType.SERVER)
         protocol.receive_data(head)
@@ -144,7 +149,7 @@ class Scripted:
                     case TextMessage():
                         body = json.loads(each.data)
                         self.bodies.append(body)
-                        said = self.script_events(body)
+                        said = cast("SocketScript", self.script)(body)
                         for part in [b"".join(map(protocol.send, said))] if self.at_once else map(protocol.send, said):
                             await stream.send_all(part)
                         if isinstance(said[-1], CloseConnection):
@@ -155,21 +160,18 @@ class Scripted:
             if not data:
                 self.left += 1
                 return
-            protocol.receive_data(data)
-
-    def script_events(self, body: dict) -> list[TextMessage | CloseConnection | Ping]:
-        return self.script(body)  # a WebSocket's script returns what to say
+            protocol.receive_data(bytes(data))
 
 
 @asynccontextmanager
 async def scripted(
-    script: Script, *, at_once: bool = False, tls: ssl.SSLContext | None = None
+    script: Script | SocketScript, *, at_once: bool = False, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Scripted]:
     """Run a server on a free port."""
     server = Scripted(script, at_once=at_once)
     async with trio.open_nursery() as nursery:
         if tls is None:
-            serve = partial(trio.serve_tcp, server.serve, 0, host="127.0.0.1")
+            serve: partial[Any] = partial(trio.serve_tcp, server.serve, 0, host="127.0.0.1")
             server.port = (await nursery.start(serve))[0].socket.getsockname()[1]
         else:
             serve = partial(trio.serve_ssl_over_tcp, server.serve, 0, tls, host="127.0.0.1")

@@ -22,7 +22,7 @@ COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
 
 def spec(**changes: Any) -> SimulatedSpec:
     """Return the spec of a small engine whose steps take one second."""
-    few = {"slots": 4, "waiting_max": 16, "kv_tokens_max": 4096, "context_max": 1024, "page_size": 4}
+    few: dict[str, Any] = {"slots": 4, "waiting_max": 16, "kv_tokens_max": 4096, "context_max": 1024, "page_size": 4}
     return SimulatedSpec(**(few | {"vocabulary_size": 100, "costs": COSTS} | changes))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -15,9 +15,7 @@ from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.slots import Deadlines
-from actors.kit.calls import Address
 from actors.kit.groups import first_leaf
-from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer
@@ -26,6 +24,7 @@ from supervisor.supervision.events import ChildEvent
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
+from tests.rig.calls import AnyAddress, AnyPriorityInbox, priority_inbox
 from tests.rig.fake_engine import Costs, generate, whole
 from tests.rig.fake_host import FakeHost
 from tests.system.simulator import SimTransport, sim_pair, tasks
@@ -44,14 +43,14 @@ class SmallSystem:
     costs: Costs = field(factory=lambda: Costs(slots=2, step_s=0.05, release_s=0.05))
     inbox_size: int = 2
     streams: int = 8
-    network: dict = field(factory=dict)
-    faults: tuple = (EngineDied, PeerLost)  # what may end an actor here
+    network: dict[str, Any] = field(factory=dict)
+    faults: tuple[type[Exception], ...] = (EngineDied, PeerLost)  # what may end an actor here
     deadlines: Deadlines = DEADLINES
     host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
     starts_fail: bool = False
     never_up: dict[int, str] = Factory(dict)  # by number, how an engine does not start: it fails, or hangs
-    address: Address = field(init=False)
-    inbox: PriorityInbox = field(init=False)
+    address: AnyAddress = field(init=False)
+    inbox: AnyPriorityInbox = field(init=False)
     front: Registration[Link] = field(factory=Registration)
     engines: list[Registration[Engine]] = Factory(list)
     hosts: dict[int, Any] = Factory(dict)  # a `FakeHost` or a `LocalEngine`
@@ -147,7 +146,7 @@ class SmallSystem:
 
     # Requests and checks ----------------------------------------------------------------
 
-    async def ask(self, request: Generate, pause=None) -> list[int]:
+    async def ask(self, request: Generate, pause: Callable[[], Awaitable[object]] | None = None) -> list[int]:
         """Send one request over the front link; check each token and the end."""
         expected, finished = whole(request, self.costs.vocabulary_size)
         link = await self.front.wait()

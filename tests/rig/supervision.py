@@ -65,7 +65,7 @@ def child(name: str, *lives: Life, **fields: Any) -> Child:
     return Child(name=name, run=run, **fields)
 
 
-def tree(*children: Child | Tree | None, name: str = "t", **fields: object) -> Tree:
+def tree(*children: Child | Tree, name: str = "t", **fields: Any) -> Tree:
     return Tree(name=name, children=children, **fields)
 
 

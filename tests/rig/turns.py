@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -58,7 +59,7 @@ def cpu_watched(max_s: float = TURN_CPU_MAX_S) -> Iterator[list[str]]:
     exceeded: list[str] = []
     plain = trio.run
 
-    def run(*args: object, instruments: object = (), **options: object) -> object:
+    def run(*args: Any, instruments: Iterable[trio.abc.Instrument] = (), **options: Any) -> Any:
         turns = CpuTurns(max_s)
         gc.callbacks.append(turns.collected)
         try:
@@ -67,7 +68,7 @@ def cpu_watched(max_s: float = TURN_CPU_MAX_S) -> Iterator[list[str]]:
             gc.callbacks.remove(turns.collected)
             exceeded.extend(turns.exceeded)
 
-    trio.run = trio._core.run = run  # type: ignore[attr-defined]
+    trio.run = trio._core.run = run  # type: ignore[assignment,attr-defined]
     try:
         yield exceeded
     finally:
