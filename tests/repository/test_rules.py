@@ -107,30 +107,30 @@ def in_room(room: str) -> pytest.MarkDecorator:
 
 
 @in_room("protocol")
-def test_the_protocol_is_pure_data(path) -> None:
+def test_the_protocol_is_pure_data(path: Path) -> None:
     assert foreign(path) <= {"protocol", "attr", "attrs", "cattrs", "msgspec"}
     assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE | {"logging"})
 
 
 @in_room("actors")
-def test_an_actor_imports_only_the_libraries_of_its_row(path) -> None:
+def test_an_actor_imports_only_the_libraries_of_its_row(path: Path) -> None:
     assert foreign(path) <= {"protocol", "actors", "trio", "attrs"} | TRADES.get(path, set())
     assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE)
 
 
 @in_room("actors")
-def test_an_actor_imports_no_other_actor(path) -> None:
+def test_an_actor_imports_no_other_actor(path: Path) -> None:
     assert not theirs(path, ACTORS)
 
 
 @in_room("actors")
-def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone(path) -> None:
+def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone(path: Path) -> None:
     own = module(path).split(".")[1:2] or [""]
     assert not theirs(path, FOLDERS - {f"actors.{name}" for name in ("kit", *own, *TRADE_OF.get(own[0], ()))})
 
 
 @in_room("actors")
-def test_an_engine_is_imported_by_its_own_folder_alone(path) -> None:
+def test_an_engine_is_imported_by_its_own_folder_alone(path: Path) -> None:
     assert not theirs(path, {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir()})
 
 
@@ -158,13 +158,13 @@ def test_the_configuration_imports_nothing_that_reads_it(path: object) -> None:
 
 
 @in_room("supervisor")
-def test_the_supervisor_imports_clocks_and_randomness_in_few_files(path) -> None:
+def test_the_supervisor_imports_clocks_and_randomness_in_few_files(path: Path) -> None:
     assert not roots(path) & (UNTAMED | CLOCKS_AND_CHANCE) - HANDS.get(path, set())
     assert not roots(path) & {"bench", "tests"}
 
 
 @each_node_file
-def test_a_node_imports_nothing_of_the_engine_host(path) -> None:
+def test_a_node_imports_nothing_of_the_engine_host(path: Path) -> None:
     assert not theirs(path, {module(HOST)})
 
 
@@ -176,13 +176,13 @@ def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path: Pat
 
 
 @each_node_file
-def test_the_environment_is_read_where_the_process_begins(path) -> None:
+def test_the_environment_is_read_where_the_process_begins(path: Path) -> None:
     names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     assert path == Path("supervisor/__main__.py") or not names & {"environ", "getenv"}
 
 
 @in_room("actors")
-def test_no_actor_starts_a_thread(path) -> None:
+def test_no_actor_starts_a_thread(path: Path) -> None:
     names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     assert not names & {"to_thread", "from_thread"}
 
@@ -218,7 +218,7 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "s
 
 
 @each_file
-def test_files_and_functions_are_below_their_limits_of_lines(path) -> None:
+def test_files_and_functions_are_below_their_limits_of_lines(path: Path) -> None:
     assert len((ROOT / path).read_text().splitlines()) < LINES_MAX
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -235,7 +235,7 @@ def shields(node: ast.AST) -> list[ast.Call]:
 
 
 @each_node_file
-def test_a_function_has_at_most_one_shield_and_it_has_a_deadline(path) -> None:
+def test_a_function_has_at_most_one_shield_and_it_has_a_deadline(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             fields = [each for each in getattr(node, "body", []) if isinstance(each, ast.AnnAssign)]
@@ -247,7 +247,7 @@ def test_a_function_has_at_most_one_shield_and_it_has_a_deadline(path) -> None:
 
 
 @each_node_file
-def test_no_handler_catches_a_cancellation(path) -> None:
+def test_no_handler_catches_a_cancellation(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ExceptHandler):
             caught = ast.unparse(node.type) if node.type else "BaseException"
@@ -257,7 +257,7 @@ def test_no_handler_catches_a_cancellation(path) -> None:
 
 
 @each_file
-def test_no_file_has_an_open_task(path) -> None:
+def test_no_file_has_an_open_task(path: Path) -> None:
     words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     assert not any(word in (ROOT / path).read_text() for word in words)
 

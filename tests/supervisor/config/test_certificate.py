@@ -14,7 +14,7 @@ from tests.rig import certificate
 @pytest.mark.parametrize("wrong", ["missing", "swapped", "locked", "empty"])
 def test_an_unusable_certificate_is_reported_in_one_sentence(wrong: str, tmp_path: Path) -> None:
     good = certificate.files()
-    files = [tmp_path / "a.pem", tmp_path / "b.pem"]
+    files = (tmp_path / "a.pem", tmp_path / "b.pem")
     if wrong == "locked":
         certificate.make(*files, "-passout", "pass:secret")
     elif wrong != "missing":

@@ -15,7 +15,7 @@ SECRET = "sk-quetzalcoatl-0123456789"
 
 
 def test_a_file_sets_the_limits_of_each_key() -> None:
-    text = {
+    text: dict[str, Any] = {
         "sha256": sha("a"),
         "rate_per_s": 0.5,
         "burst": 4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,14 @@ def mistakes(path: Path) -> list[tuple[int, str]]:
     return [(int(number), message) for number, _, message in numbered]
 
 
-def test_a_file_with_one_model_and_one_engine_is_a_cluster(written) -> None:
+def test_a_file_with_one_model_and_one_engine_is_a_cluster(written: Callable[[str], Path]) -> None:
     cluster = read_cluster(written(GOOD))
     assert cluster.model_path("tiny") == TINY
     assert list(cluster.engines_on("main")) == ["tiny-0"]
     assert (cluster.gateway.port, cluster.gateway.host, cluster.node["main"].drain_s) == (8000, "127.0.0.1", 30.0)
 
 
-def test_all_mistakes_are_reported_at_once_with_their_lines(written) -> None:
+def test_all_mistakes_are_reported_at_once_with_their_lines(written: Callable[[str], Path]) -> None:
     found = mistakes(
         written(
             f"""# port = "not here"
@@ -129,7 +130,7 @@ ADDED = [  # a section, and a line in it
     ids=[path for *_, path, _ in (*REPLACED, *ADDED)],
 )
 def test_a_contradiction_between_keys_is_a_mistake_at_the_line_of_its_key(
-    written, old: str, new: str, path: str, message: str
+    written: Callable[[str], Path], old: str, new: str, path: str, message: str
 ) -> None:
     assert old in GOOD
     text = GOOD.replace(old, new)
@@ -151,7 +152,9 @@ def test_a_contradiction_between_keys_is_a_mistake_at_the_line_of_its_key(
         (GOOD + f'[model."a/b"]\npath = "{TINY}"\n[model."a:b"]\npath = "{TINY}"\n', "by nothing but / and :"),
     ],
 )
-def test_a_table_or_value_that_is_invalid_by_itself_is_a_mistake(written, text: str, message: str) -> None:
+def test_a_table_or_value_that_is_invalid_by_itself_is_a_mistake(
+    written: Callable[[str], Path], text: str, message: str
+) -> None:
     assert any(message in each for _, each in mistakes(written(text)))
 
 
@@ -168,7 +171,7 @@ def test_a_file_that_is_missing_or_not_toml_is_refused_in_one_sentence(
         read_cluster(path)
 
 
-def test_allowed_hosts_and_origins_replace_the_defaults_and_ignore_case(written) -> None:
+def test_allowed_hosts_and_origins_replace_the_defaults_and_ignore_case(written: Callable[[str], Path]) -> None:
     names = 'allowed_hosts = ["Llm.Example"]\nallowed_origins = ["https://App.example"]'
     cluster = read_cluster(written(f'{GOOD}[gateway]\nhost = "::"\n{names}\n'))
     assert cluster.gateway.allowed_hosts == ("llm.example",)
@@ -176,7 +179,9 @@ def test_allowed_hosts_and_origins_replace_the_defaults_and_ignore_case(written)
     assert cluster.model_path("tiny") == TINY
 
 
-def test_the_file_of_a_node_that_joins_need_not_describe_the_rest_of_the_cluster(written) -> None:
+def test_the_file_of_a_node_that_joins_need_not_describe_the_rest_of_the_cluster(
+    written: Callable[[str], Path],
+) -> None:
     path = written(
         GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "extra"') + '\n[node.extra]\nlisten = "[::1]:7413"\n'
     )
@@ -194,20 +199,20 @@ def test_the_file_of_a_node_that_joins_need_not_describe_the_rest_of_the_cluster
     ("lines", "message"), [("cluster = 5\n", "cluster: "), ("[cluster]\njoin = 5\n", r"cluster\.join: ")]
 )
 def test_an_invalid_join_is_a_mistake_although_the_command_line_has_a_valid_one(
-    lines: str, message: str, written
+    lines: str, message: str, written: Callable[[str], Path]
 ) -> None:
     with pytest.raises(StartFailed, match=message):
         read_cluster(written(lines + GOOD), ["10.0.0.1:7411"])
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
-def test_an_allowed_origin_may_have_any_scheme_host_and_port(written, origin: str) -> None:
+def test_an_allowed_origin_may_have_any_scheme_host_and_port(written: Callable[[str], Path], origin: str) -> None:
     cluster = read_cluster(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))
     assert cluster.gateway.allowed_origins == (origin,)
 
 
 @pytest.mark.parametrize("origin", ["http://a.example/path", "a.example", "http://a b", "http://u@a.example"])
-def test_an_allowed_origin_that_is_invalid_is_a_mistake(written, origin: str) -> None:
+def test_an_allowed_origin_that_is_invalid_is_a_mistake(written: Callable[[str], Path], origin: str) -> None:
     assert mistakes(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))[0][1].startswith(
         "gateway.allowed_origins[0]: must be like"
     )

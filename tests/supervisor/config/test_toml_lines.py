@@ -106,7 +106,7 @@ def test_each_key_of_a_table_has_the_line_on_which_it_was_written(pairs: list[An
     assert {path: line for path, line in lines.items() if path in expected} == expected
 
 
-def paths(value, path: str = "") -> Iterator[str]:
+def paths(value: object, path: str = "") -> Iterator[str]:
     if path:
         yield path
     if isinstance(value, dict):

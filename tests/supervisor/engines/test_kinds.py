@@ -82,7 +82,9 @@ async def _room(room: Registration[str], *, task_status: trio.TaskStatus[None]) 
         await trio.sleep_forever()
 
 
-async def _run(context: NodeContext, room: Registration[str], local: LocalEngine, *, task_status) -> None:
+async def _run(
+    context: NodeContext, room: Registration[str], local: LocalEngine, *, task_status: trio.TaskStatus[None]
+) -> None:
     assert room.current is not None, "it needs its room"
     section = local.section
     spec = SimulatedSpec(slots=section.slots, kv_tokens_max=section.kv_tokens_max, context_max=2048)
@@ -171,6 +173,7 @@ async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(
         names = [child.name for child in assembly.tree.children]
         assert names.index("echo-room") < names.index("one") < names.index("router-tiny")
         wanted = Respond(f"{1:032x}", token_lists=((5, 6, 7),), tokens_max=3, ignore_eos=True)
+        assert assembly.gateway is not None
         async with assembly.gateway.runner.served["tiny"].ask.ask(wanted, 100) as replies:
             assert [reply async for reply in replies]
         engine = await assembly.engines["one"].wait()
@@ -187,6 +190,7 @@ def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read: Callabl
     assembly, _ = built_assembly(read('voices = 2\n[node.main]\nlisten = "127.0.0.1:7401"\n'), "main")
     members = {child.name: child for child in assembly.tree.children}
     assert members["one"].about == "tiny in 2 voices"
-    assert "echo-room" in members["one"].needs
+    assert "echo-room" in (members["one"].needs or ())
     assert assembly.published.keys() >= {"echo-room", "one"}
+    assert assembly.links is not None
     assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= assembly.links.services.keys()

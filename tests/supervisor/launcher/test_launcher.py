@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar, cast
 
 import pytest
 import trio
@@ -29,6 +29,7 @@ from supervisor.telemetry.logs import Terminal
 from tests.rig.launched import SIMULATED, THIRD
 from tests.rig.log_records import log_records
 
+T = TypeVar("T")
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY)
 THREE = THIRD.format(port=7403)
@@ -74,7 +75,7 @@ def following(one: Launcher, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any],
     def follow(text: str) -> list[Any]:
         one.loaded.file.write_text(text)
         started.clear()
-        one._apply(*one._read(one._placed | one._running), None)
+        one._apply(*one._read(one._placed | one._running), cast("trio.Nursery", None))
         return list(started)
 
     return follow
@@ -90,7 +91,7 @@ def descriptors() -> int:
 async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(
     one: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object):
+    def fails(*_: object) -> NoReturn:
         raise OSError(errno.EAGAIN, "no process can be had")
 
     monkeypatch.setattr(node_process, "start", fails)
@@ -118,12 +119,12 @@ async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one: Launch
 def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    class Popen(subprocess.Popen):
-        def __init__(self, *arguments: list[str], **options: Any) -> None:
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             made.append(self)
 
-    def fails(_: object):
+    def fails(_: object) -> NoReturn:
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
@@ -163,7 +164,7 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
 ) -> None:
     cleaned = []
 
-    def exits(code: int):
+    def exits(code: int) -> NoReturn:
         raise Exited(code)
 
     monkeypatch.setattr(launcher, "_clean_up", lambda: cleaned.append(trio.current_time()))
@@ -263,7 +264,7 @@ def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks() -> None
 async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(
     following: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def taken(*_: object):
+    def taken(*_: object) -> NoReturn:
         raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
 
     monkeypatch.setattr(preflight, "check_can_start", taken)
@@ -306,6 +307,6 @@ async def test_a_file_that_cannot_be_read_changes_nothing(
         nursery.cancel_scope.cancel()
 
 
-async def _here(function, **_: object):
+async def _here(function: Callable[[], T], **_: object) -> T:
     await trio.lowlevel.checkpoint()
     return function()

@@ -41,11 +41,11 @@ stuck_in_here()
 """
 
 
-class Process:
+class Process(process.Process):
     """A process that records the signals that it gets, and when."""
 
     def __init__(self) -> None:
-        self.signals = []
+        self.signals: list[tuple[signal.Signals, str, float]] = []
 
     def send_signal(self, number: signal.Signals) -> None:
         self.signals.append((number, "it", trio.current_time()))

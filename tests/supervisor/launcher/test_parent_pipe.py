@@ -89,7 +89,7 @@ def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_mess
     assert len(pipe._unsent) < 2 * UNSENT_BYTES_MAX
     pipe.flush(0.0)
     reader = threading.Thread(target=lambda: pieces.extend(iter(lambda: os.read(reads, 65536), b"")))
-    pieces = []
+    pieces: list[bytes] = []
     reader.start()
     pipe.flush(10.0)
     os.close(writes)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,9 @@ def refused(file: Path, environment=None) -> str:
     return str(caught.value)
 
 
-def test_o6_no_mistake_hides_another_and_all_are_in_the_order_of_their_lines(written, tmp_path: Path) -> None:
+def test_o6_no_mistake_hides_another_and_all_are_in_the_order_of_their_lines(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
     (tmp_path / "no.jinja").write_text("{% for %}")
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
@@ -88,7 +90,7 @@ path = "{TINY}"
     ]
 
 
-def test_a_mere_consequence_of_a_mistake_is_not_reported(written) -> None:
+def test_a_mere_consequence_of_a_mistake_is_not_reported(written: Callable[[str], Path]) -> None:
     report = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkeys = 3\n"))
     assert report.splitlines()[1:] == ["  line 12: gateway.keys: expected a string, got 3"]
     report = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkyes = 'keys.toml'\n"))
@@ -126,17 +128,21 @@ def test_a_mere_consequence_of_a_mistake_is_not_reported(written) -> None:
         ('[cluster]\nsecret = "/dev/null"', "is a device, not a file"),
     ],
 )
-def test_o7_a_value_that_would_only_fail_later_is_a_mistake(written, lines: str, message: str) -> None:
+def test_o7_a_value_that_would_only_fail_later_is_a_mistake(
+    written: Callable[[str], Path], lines: str, message: str
+) -> None:
     report = refused(written(f"{GOOD}{lines}\n"))
     assert message in report
     assert report.replace("\n", "").isprintable()
 
 
-def test_o7_an_ipv4_and_an_ipv6_address_with_one_port_do_not_collide(written) -> None:
+def test_o7_an_ipv4_and_an_ipv6_address_with_one_port_do_not_collide(written: Callable[[str], Path]) -> None:
     read_cluster(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
 
 
-def test_o7_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warning(written, tmp_path: Path) -> None:
+def test_o7_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warning(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file = written(f'{GOOD}[gateway]\ntls_certificate = "a.pem"\ntls_key = "a.key"\n')
     expires = expires_at((tmp_path / "a.pem").read_text())
@@ -170,7 +176,9 @@ def test_o7_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warn
     ],
     ids=range(9),
 )
-def test_o8_a_file_of_any_content_is_refused_without_a_traceback(written, text: str | bytes) -> None:
+def test_o8_a_file_of_any_content_is_refused_without_a_traceback(
+    written: Callable[[str | bytes], Path], text: str | bytes
+) -> None:
     assert refused(written(text))
 
 
@@ -179,7 +187,7 @@ def test_o8_a_folder_a_device_and_a_missing_file_are_refused(tmp_path: Path) -> 
         assert "cannot be read" in refused(path)
 
 
-def test_o18_a_byte_order_mark_and_windows_line_ends_are_accepted(written) -> None:
+def test_o18_a_byte_order_mark_and_windows_line_ends_are_accepted(written: Callable[[str], Path]) -> None:
     assert read_cluster(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
 
 
@@ -235,7 +243,7 @@ def test_o5_a_file_that_others_may_replace_in_its_folder_cannot_be_trusted(tmp_p
 
 
 def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(
-    written, tmp_path: Path
+    written: Callable[[str], Path], tmp_path: Path
 ) -> None:
     file = written(f'{GOOD}[cluster]\nsecret = "secret"\n[gateway]\nkeys = "keys.toml"\n')
     for name, text in (("secret", "a-secret-that-nobody-guesses"), ("keys.toml", key_file_lines("alice", SECRET))):
@@ -256,7 +264,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
 # Commands --------------------------------------------------------------------------------
 
 
-def run_shell(written, folder: Path, pipeline: str) -> subprocess.CompletedProcess[str]:
+def run_shell(written: Callable[[str], Path], folder: Path, pipeline: str) -> subprocess.CompletedProcess[str]:
     """Run a command for a node that does not run, by a shell pipeline in which SUPERVISOR stands for the program."""
     file = written(f'{GOOD}[node.main]\nlisten = "127.0.0.1:1"\n')  # where nothing listens
     pipeline = pipeline.replace("SUPERVISOR", f"{sys.executable} -m supervisor {file}")
@@ -267,7 +275,7 @@ def run_shell(written, folder: Path, pipeline: str) -> subprocess.CompletedProce
 @pytest.mark.realtime
 @pytest.mark.parametrize(("option", "beginning"), [("--json", '{"cluster"'), ("", "")])
 def test_o9_a_closed_output_ends_status_without_a_traceback(
-    written, tmp_path: Path, option: str, beginning: str
+    written: Callable[[str], Path], tmp_path: Path, option: str, beginning: str
 ) -> None:
     done = run_shell(written, tmp_path, f"SUPERVISOR status --watch {option} | head -n 2")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (141, "", 2)
@@ -275,7 +283,9 @@ def test_o9_a_closed_output_ends_status_without_a_traceback(
 
 
 @pytest.mark.parametrize("arguments", ["--check", "status", "status --json"])
-def test_output_that_cannot_be_written_ends_a_command_with_a_sentence(arguments: str, written, tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_ends_a_command_with_a_sentence(
+    arguments: str, written: Callable[[str], Path], tmp_path: Path
+) -> None:
     done = run_shell(written, tmp_path, f"SUPERVISOR {arguments} > /dev/full")
     assert done.stderr == "espalier: the answer cannot be written: No space left on device\n"
     assert done.returncode == 1
@@ -296,7 +306,7 @@ def alarmed() -> Iterator[None]:
 
 
 def test_a_pipe_in_place_of_a_file_is_refused_without_waiting_for_its_writer(
-    written, tmp_path: Path, alarmed: None
+    written: Callable[[str], Path], tmp_path: Path, alarmed: None
 ) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file, pipe = written(GOOD), tmp_path / "pipe"
@@ -324,7 +334,7 @@ def test_a_file_is_read_up_to_a_limit_of_bytes(tmp_path: Path) -> None:
         reading.read(file, 4)
 
 
-def test_modules_are_not_traversed_by_garbage_collections(written) -> None:
+def test_modules_are_not_traversed_by_garbage_collections(written: Callable[[str], Path]) -> None:
     script = """
 import gc, sys
 from supervisor import __main__ as main

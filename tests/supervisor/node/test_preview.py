@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from ctypes.util import find_library
 from pathlib import Path
 
@@ -53,14 +54,16 @@ def test_the_example_for_a_gpu_is_a_cluster_without_a_zygote() -> None:
     assert "KV tokens 400,000 · slots 256" in text
 
 
-def test_a_model_folder_without_a_tokenizer_is_refused_in_one_sentence(written, tmp_path: Path) -> None:
+def test_a_model_folder_without_a_tokenizer_is_refused_in_one_sentence(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     cluster = read_cluster(written(GOOD.replace(str(TINY), "empty")))
     with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
         preview.describe_node(cluster, "main", {})
 
 
-def test_a_preview_names_who_may_connect_and_no_secret(written) -> None:
+def test_a_preview_names_who_may_connect_and_no_secret(written: Callable[[str], Path]) -> None:
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl"}
     text = preview.describe_node(
         gateway(written, 'keys = "keys.toml"\nallowed_origins = ["https://a.b"]'), "main", environment
@@ -73,7 +76,9 @@ def test_a_preview_names_who_may_connect_and_no_secret(written) -> None:
     assert "clients: everybody, no keys" in preview.describe_node(gateway(written, ""), "main", {})
 
 
-async def test_processes_that_a_node_starts_do_not_see_its_secrets(written, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_that_a_node_starts_do_not_see_its_secrets(
+    written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment_of_processes = {}
 
     def assemble(_: object, __, runtime, ___):
@@ -92,7 +97,9 @@ async def test_processes_that_a_node_starts_do_not_see_its_secrets(written, monk
     assert environment_of_processes == {"HOME": "/root"}
 
 
-def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(written, tmp_path: Path) -> None:
+def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
     made, key = certificate.files()
     lines = f'tls_certificate = "{made}"\ntls_key = "{key}"'
     assert f"TLS with {made}" in preview.describe_node(gateway(written, lines), "main", {})
@@ -113,7 +120,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_check_command_prints_a_node_or_the_mistakes(written) -> None:
+def test_the_check_command_prints_a_node_or_the_mistakes(written: Callable[[str], Path]) -> None:
     good = run("--check", "examples/quickstart.toml")
     assert (good.returncode, good.stderr) == (0, "")
     assert good.stdout.startswith("main")

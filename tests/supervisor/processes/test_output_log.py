@@ -83,7 +83,8 @@ async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: 
 
 
 def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next() -> None:
-    written, none = [], ["can't start new thread"] * 2
+    written: list[bytes] = []
+    none = ["can't start new thread"] * 2
 
     def start(run: Callable[[], None]) -> None:
         if none:

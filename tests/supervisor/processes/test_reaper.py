@@ -137,7 +137,7 @@ async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left
 
 
 async def test_a_wait_for_a_zygote_that_cannot_start_fails_with_the_reason() -> None:
-    registration = Registration()
+    registration: Registration[spawn.Zygote] = Registration()
     fork = spawn.fork_starter(registration)
     async with trio.open_nursery() as nursery:
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import pytest
 import trio
@@ -33,14 +33,14 @@ class Full:
 
 
 class Stream:
-    def __init__(self, machine, number: int) -> None:
+    def __init__(self, machine: Full, number: int) -> None:
         self.machine, self.number, self.said, self.open = machine, number, b"", True
         self.socket = self
 
     async def recv(self, _: object) -> bytes:
         return b"GET / HTTP/1.1"
 
-    async def send(self, data) -> None:
+    async def send(self, data: bytes) -> None:
         self.said += data
 
     def close(self) -> None:
@@ -52,17 +52,22 @@ class Stream:
 class Listener:
     """A listening socket with a connection to accept at any time."""
 
-    def __init__(self, machine) -> None:
-        self.machine, self.accepted = machine, []
+    def __init__(self, machine: Full) -> None:
+        self.machine = machine
+        self.accepted: list[Stream] = []
         self.socket = self
 
-    async def accept(self):
+    async def accept(self) -> Stream:
         await trio.lowlevel.checkpoint()
         self.machine.take()
         self.accepted.append(Stream(self.machine, len(self.accepted)))
         return self.accepted[-1]
 
-    async def aclose(self): ...
+    async def aclose(self) -> None: ...
+
+
+def guard(listener: Listener, *more: Any) -> GuardedListener:
+    return GuardedListener(cast("trio.SocketListener", listener), *more)
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ def always_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio.lowlevel, "wait_readable", readable)
 
 
-async def accepted(guarded, seconds) -> list[Any]:
+async def accepted(guarded: GuardedListener, seconds: float) -> list[Any]:
     """Accept for some seconds, and return the connections that the listener has accepted."""
     let_in = []
     with trio.move_on_after(seconds):
@@ -86,8 +91,9 @@ async def test_b6_connections_take_all_descriptors_but_the_reserve(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Full(monkeypatch, 10)
-    kept, listener, refused = Reserve(4), Listener(machine), []
-    guarded = GuardedListener(listener, kept, lambda: refused.append(1), b"no")
+    kept, listener = Reserve(4), Listener(machine)
+    refused: list[int] = []
+    guarded = guard(listener, kept, lambda: refused.append(1), b"no")
     let_in = await accepted(guarded, 1)
     assert len(let_in) == 6
     assert len(refused) == 20  # one every 50 ms, however many connect
@@ -105,7 +111,7 @@ async def test_b6_a_listener_goes_on_after_even_the_reserve_was_taken(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 0)
-    guarded = GuardedListener(Listener(machine), Reserve(4))
+    guarded = guard(Listener(machine), Reserve(4))
     assert await accepted(guarded, 1) == []
     machine.free = 5  # of which the reserve takes four
     assert len(await accepted(guarded, 1)) == 1
@@ -117,7 +123,7 @@ async def test_b6_a_reserve_that_is_lent_is_left_to_its_borrower(
     machine = Full(monkeypatch, 4)
     kept = Reserve(4)
     assert kept.fill()
-    guarded = GuardedListener(Listener(machine), kept)
+    guarded = guard(Listener(machine), kept)
     with kept.lend():
         assert machine.free == 4
         assert await accepted(guarded, 1) == []
@@ -137,13 +143,12 @@ async def test_b6_overlapping_loans_of_the_reserve_end_in_any_order(
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert kept.lending
-    assert machine.free == 9  # the second still has them all
+    assert (kept.lending, machine.free) == (True, 9)  # the second still has them all
     second.__exit__(None, None, None)
-    assert not kept.lending
+    assert (kept.lending, machine.free) == (False, 5)
     with kept.lend():
         pass
-    assert len(await accepted(GuardedListener(Listener(machine), kept), 1)) == 5
+    assert len(await accepted(guard(Listener(machine), kept), 1)) == 5
 
 
 async def test_another_error_of_a_listener_is_raised(
@@ -151,11 +156,11 @@ async def test_another_error_of_a_listener_is_raised(
 ) -> None:
     machine = Full(monkeypatch, 9)
 
-    async def accept():
+    async def accept() -> NoReturn:
         await trio.lowlevel.checkpoint()
         raise OSError(errno.EBADF, "it is closed")
 
     listener = Listener(machine)
-    listener.accept = accept
+    monkeypatch.setattr(listener, "accept", accept)
     with pytest.raises(OSError, match="it is closed"):
-        await GuardedListener(listener, Reserve(4)).accept()
+        await guard(listener, Reserve(4)).accept()

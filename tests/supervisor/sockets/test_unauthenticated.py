@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -134,14 +134,16 @@ class Named:
 def test_addresses_of_this_host_are_empty_and_ipv6_counts_by_its_first_half(
     name: str | tuple[str | int, ...] | None, address: str
 ) -> None:
-    assert address_of(Named(name)) == address
+    assert address_of(cast("trio.SocketStream", Named(name))) == address
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "remove", "end", "end of"]), st.sampled_from("ab"), st.integers(0, 9)))
 )
 def test_unauthenticated_connections_are_closed_oldest_first(steps: list[Any]) -> None:
-    made, all_, scopes = UnauthenticatedConnections(), [], {}
+    made: UnauthenticatedConnections[int] = UnauthenticatedConnections()
+    all_: list[tuple[int, str]] = []
+    scopes: dict[int, trio.CancelScope] = {}
     for number, (what, address, at) in enumerate(steps):
         if what == "add":
             scopes[number] = trio.CancelScope()
@@ -164,7 +166,8 @@ def test_unauthenticated_connections_are_closed_oldest_first(steps: list[Any]) -
 
 @given(st.lists(st.sampled_from("abc")))
 def test_d9_the_busiest_address_loses_its_oldest_connection(addresses: list[Any]) -> None:
-    made, left = UnauthenticatedConnections(), list(enumerate(addresses))
+    made: UnauthenticatedConnections[int] = UnauthenticatedConnections()
+    left = list(enumerate(addresses))
     for number, address in left:
         made.add(number, address, trio.CancelScope())
     while left:

@@ -38,7 +38,7 @@ def test_before_the_first_event_every_member_is_listed_as_not_started() -> None:
 
 
 async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clock: MockClock) -> None:
-    async def slow(*, task_status) -> None:
+    async def slow(*, task_status: trio.TaskStatus[None]) -> None:
         await trio.sleep(2)
         await serves(task_status=task_status)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import NoReturn
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from protocol.errors import EngineDied
-from supervisor.supervision.events import ChildEventKind
+from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.supervise import RestartsExceeded, supervise
 from supervisor.supervision.tree import Child, Strategy
 from tests.rig.supervision import (
@@ -55,7 +56,7 @@ async def test_a_tree_is_ready_when_its_last_child_is(autojump_clock: MockClock)
 async def test_a_child_gets_its_args_and_may_pass_any_value_to_started(autojump_clock: MockClock) -> None:
     got = []
 
-    async def run(*args, task_status) -> None:
+    async def run(*args: object, task_status: trio.TaskStatus[list[str]]) -> None:
         got.append(args)
         task_status.started(["a listener"])
         await trio.sleep_forever()
@@ -310,10 +311,11 @@ async def test_no_second_life_begins_beside_one_that_does_not_end(autojump_clock
 async def test_an_observer_that_fails_does_not_end_the_tree(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def observe(event):
-        raise ZeroDivisionError
+    class Fails(EventLog):
+        def __call__(self, event: ChildEvent) -> NoReturn:
+            raise ZeroDivisionError
 
-    await supervised(tree(child("a", Life(lasts_s=1)), child("b")), 5, events=observe)
+    await supervised(tree(child("a", Life(lasts_s=1)), child("b")), 5, events=Fails())
     assert trio.current_time() == 5
     assert "an observer of the tree failed at: t/b has stopped" in caplog.text
 

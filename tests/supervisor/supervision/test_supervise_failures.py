@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -68,7 +68,7 @@ async def test_failures_before_the_window_are_forgiven(
 
 
 async def test_a_child_that_dies_as_soon_as_it_is_ready_does_not_spin_for_ever(autojump_clock: MockClock) -> None:
-    async def run(*, task_status: trio.TaskStatus[None]):
+    async def run(*, task_status: trio.TaskStatus[None]) -> NoReturn:
         task_status.started()
         raise KeyError("at once")
 
@@ -123,7 +123,7 @@ async def test_a_first_start_that_fails_stops_what_runs_and_reaches_the_operator
 async def test_the_error_of_a_failed_start_passes_through_every_level(autojump_clock: MockClock) -> None:
     sentence = StartFailed("Port 8000 is taken; choose another.")
 
-    async def run(*, task_status):
+    async def run(*, task_status: trio.TaskStatus[None]) -> NoReturn:
         raise sentence
 
     with pytest.raises(StartFailed) as caught:
@@ -135,7 +135,7 @@ async def test_the_error_of_a_failed_start_passes_through_every_level(autojump_c
 async def test_a_failed_start_has_the_sentences_of_a_group_of_errors_and_keeps_the_group(
     autojump_clock: MockClock,
 ) -> None:
-    async def run(*, task_status):
+    async def run(*, task_status: trio.TaskStatus[None]) -> NoReturn:
         raise ExceptionGroup("two", [EngineDied("It exited with 1."), OSError("no device")])
 
     with pytest.raises(StartFailed) as caught:
@@ -168,7 +168,7 @@ async def test_a_child_that_is_ready_at_its_deadline_may_fail_or_not_but_the_sta
 
 
 async def test_a_child_that_ends_before_it_is_ready_has_failed_to_start(autojump_clock: MockClock) -> None:
-    async def run(*, task_status) -> None:
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
         await trio.sleep(1)
 
     with pytest.raises(StartFailed, match=r"^t/a ended before it was ready\.$"):

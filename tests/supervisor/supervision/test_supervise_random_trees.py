@@ -28,18 +28,18 @@ class World:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.members = {}  # path -> Child or Tree
-        self.running = set()  # as the children see it
+        self.members: dict[str, Any] = {}  # path -> Child or Tree
+        self.running: set[str] = set()  # as the children see it
         self.state = {"t": "ready"}  # as the supervisor reports it: path -> starting, ready, stopping or over
-        self.deaf = set()
-        self.begun = {}  # path of a tree -> which children it has started, in its current life
-        self.restarts = {}  # path of a tree -> when it restarted what, in its current life
-        self.broken = []
+        self.deaf: set[str] = set()
+        self.begun: dict[str, set[str]] = {}  # path of a tree -> which children it has started, in its current life
+        self.restarts: dict[str, list[float]] = {}  # path of a tree -> when it restarted what, in its current life
+        self.broken: list[AssertionError] = []
         self.tree = self.make_tree("t", 0)
 
-    def make_tree(self, path: str, depth) -> Tree:
+    def make_tree(self, path: str, depth: int) -> Tree:
         rng = self.rng
-        children = []
+        children: list[Child | Tree] = []
         strategy = rng.choice(list(Strategy))
         for number in range(rng.randint(1, 4)):
             inner = f"{path}/{number}"
@@ -73,7 +73,7 @@ class World:
         )
         return made
 
-    async def live(self, path, *, task_status: trio.TaskStatus[None]) -> None:
+    async def live(self, path: str, *, task_status: trio.TaskStatus[None]) -> None:
         chance = self.rng.random
         assert path not in self.running
         self.running.add(path)
@@ -201,14 +201,14 @@ def simulate(seed: int) -> tuple[str, bool, int, float]:
     """Run a random tree so that the seed decides everything."""
     from trio._core import _run  # the one private import; see python-trio/trio#3089
 
-    before, allowed = _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
+    before = _run._r.getstate()
     _run._r.seed(seed)
-    _run._ALLOW_DETERMINISTIC_SCHEDULING = True
     try:
-        return trio.run(any_tree, random.Random(seed), clock=MockClock(autojump_threshold=0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+            return trio.run(any_tree, random.Random(seed), clock=MockClock(autojump_threshold=0))
     finally:
         _run._r.setstate(before)
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 400, 50)], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -101,8 +102,8 @@ async def test_a_first_start_that_fails_ends_those_that_start_beside_it(autojump
 
 
 def never(*children: Child, name: str = "bad", **fields: Backoff) -> Tree:
-    fields = {"strategy": Strategy.ONE_FOR_ALL, "restarts_max": None, "backoff": NEVER, "needs": (), **fields}
-    return tree(*children, name=name, **fields)
+    every: dict[str, Any] = {"strategy": Strategy.ONE_FOR_ALL, "restarts_max": None, "backoff": NEVER, "needs": ()}
+    return tree(*children, name=name, **{**every, **fields})
 
 
 async def test_b7_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock: MockClock) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from math import inf
 
 import pytest
+import trio
 
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree, render
 from tests.rig.supervision import REST, TRANSIENT, child, tree
 
 
-async def actor(inbox, slots, *, task_status): ...
+async def actor(inbox: object, slots: int, *, task_status: trio.TaskStatus[None]) -> None: ...
 
 
 @pytest.mark.parametrize(

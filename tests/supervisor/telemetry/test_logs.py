@@ -264,7 +264,7 @@ def test_b4_logging_never_waits_for_the_reader_of_the_log(
     assert 0 < lost < 2000
     assert not terminal.log.flush(0.01)
     read = threading.Thread(target=lambda: pieces.extend(iter(lambda: ours.read(65536), b"")))
-    pieces = []
+    pieces: list[bytes] = []
     read.start()
     assert terminal.log.flush(10.0)
     log.info("after all")

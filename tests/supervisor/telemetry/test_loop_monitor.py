@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -33,14 +34,14 @@ def turns(clock: Clock) -> LoopMonitor:
     return LoopMonitor(0.02, clock, start_thread=lambda run: None)
 
 
-async def works(clock, seconds, times: int = 1) -> None:
+async def works(clock: Clock, seconds: float, times: int = 1) -> None:
     for _ in range(times):
         await trio.lowlevel.checkpoint()
         clock.now += seconds
     await trio.lowlevel.checkpoint()
 
 
-async def beside(turns: LoopMonitor, *tasks: tuple[Clock | float | Callable[..., Awaitable[None]], ...]) -> None:
+async def beside(turns: LoopMonitor, *tasks: tuple[Any, ...]) -> None:
     with turns.watching():
         async with trio.open_nursery() as nursery:
             for function, *arguments in tasks:
@@ -119,9 +120,10 @@ async def test_a_name_is_that_of_the_function_and_not_of_the_task(clock: Clock) 
 
 
 async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, stops = [], iter((7.0,))
+    looks: list[Callable[[], None]] = []
+    stops = iter((7.0,))
     turns = LoopMonitor(0.02, clock, start_thread=looks.append)
 
     def wait(_: object) -> bool:
@@ -129,7 +131,7 @@ async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(
         clock.now += stop_s or 0.0
         return stop_s is None
 
-    turns._stopped.wait = wait
+    monkeypatch.setattr(turns._stopped, "wait", wait)
     with turns.watching():
         await trio.lowlevel.checkpoint()
         clock.now += 0.1
@@ -138,7 +140,9 @@ async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(
     assert "the event loop is blocked" not in caplog.messages
 
 
-async def test_the_stack_of_a_blocked_loop_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_stack_of_a_blocked_loop_is_logged_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads, logged = [], threading.Event()
 
     class Looked(logging.Handler):
@@ -149,7 +153,7 @@ async def test_the_stack_of_a_blocked_loop_is_logged_once(clock: Clock, caplog: 
     handler = Looked()
     logging.getLogger("supervisor.telemetry.loop_monitor").addHandler(handler)
     turns = LoopMonitor(0.02, clock, start_thread=lambda run: threads.append(threading.Thread(target=run)))
-    turns._stopped.wait = lambda _: turns._stopped.is_set()
+    monkeypatch.setattr(turns._stopped, "wait", lambda _: turns._stopped.is_set())
 
     def stuck_in_here() -> None:
         threads[0].start()

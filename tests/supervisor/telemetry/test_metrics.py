@@ -10,12 +10,12 @@ import trio.testing
 
 from actors.decode import decode
 from actors.engines.slots import Deadlines, SlotObserver
-from actors.kit.priority_inbox import priority_inbox
 from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost
 from protocol.messages import EngineLoad
 from supervisor.config import load
 from supervisor.engines.kinds import read_cluster
+from supervisor.engines.work import request_inbox
 from supervisor.observers import RoutingMetrics, SlotMetrics
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
@@ -58,7 +58,7 @@ class Slots(SlotObserver):
     """Remembers how long slots were kept."""
 
     def __init__(self) -> None:
-        self.aborts = []
+        self.aborts: list[float] = []
 
     def aborted(self, seconds: float) -> None:
         self.aborts.append(seconds)
@@ -69,7 +69,7 @@ async def test_the_time_of_an_abort_is_from_the_cancellation_to_the_release_of_t
 ) -> None:
     observer = Slots()
     engine = FakeEngine(Costs())
-    address, inbox = priority_inbox(2, lambda _: 0)
+    address, inbox = request_inbox(2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
         await nursery.start(decode, inbox, engine, 2, Deadlines(), observer)
@@ -98,10 +98,10 @@ async def test_an_answer_that_ends_and_an_actor_that_is_stopped_are_not_counted_
 ) -> None:
     observer = Slots()
     engine = FakeEngine(Costs())
-    address, inbox = priority_inbox(2, lambda _: 0)
+    address, inbox = request_inbox(2)
     actor = trio.CancelScope()
 
-    async def life(*, task_status) -> None:
+    async def life(*, task_status: trio.TaskStatus[None]) -> None:
         with actor:
             await decode(inbox, engine, 2, Deadlines(), observer, task_status=task_status)
 
@@ -152,6 +152,7 @@ async def test_each_metric_of_a_node_is_in_its_text_once(tmp_path: Path) -> None
 
 async def test_the_counts_of_a_link_remain_after_it_is_lost(tmp_path: Path) -> None:
     assembly, metrics = built_assembly(cluster(tmp_path), "front")
+    assert assembly.links is not None
     assembly.links.traffic["back"].received(40)
     assert lines(metrics, 'espalier_link_up{peer="back"}') == {'espalier_link_up{peer="back"}': 0.0}
     assembly.links.traffic["back"].received(2)
@@ -163,7 +164,7 @@ async def test_the_counts_of_a_link_remain_after_it_is_lost(tmp_path: Path) -> N
 async def test_a_resumed_request_is_counted_once_and_each_call_by_its_outcome(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    heard: list[tuple] = []
+    heard: list[tuple[str, object]] = []
 
     class Hears(RoutingObserver):
         def call_ended(self, worker: str, outcome: str) -> None:

@@ -67,7 +67,8 @@ async def test_owners_take_turns(autojump_clock: trio.testing.MockClock) -> None
 async def test_owners_that_ask_again_at_once_do_not_starve_others(
     others: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    pool, order = TextThreads(TextLimits(threads=1)), []
+    pool = TextThreads(TextLimits(threads=1))
+    order: list[str] = []
 
     async def again(owner: str) -> None:
         while True:
@@ -85,7 +86,8 @@ async def test_owners_that_ask_again_at_once_do_not_starve_others(
 
 
 async def test_heavy_work_leaves_a_thread_to_light_work(autojump_clock: trio.testing.MockClock) -> None:
-    pool, order = TextThreads(TextLimits(threads=2)), []
+    pool = TextThreads(TextLimits(threads=2))
+    order: list[str] = []
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(partial(hold, pool, "", HEAVY_CHARACTERS_MIN, order, "heavy", task_s=10.0))
@@ -118,7 +120,8 @@ async def test_queues_are_bounded_by_owner_and_in_total(autojump_clock: trio.tes
 
 
 async def test_a_cancelled_caller_gives_up_its_place_in_the_queue(autojump_clock: trio.testing.MockClock) -> None:
-    pool, order = TextThreads(TextLimits(threads=1)), []
+    pool = TextThreads(TextLimits(threads=1))
+    order: list[str] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, pool, "a", LIGHT, order)
         await trio.testing.wait_all_tasks_blocked()
@@ -133,7 +136,8 @@ async def test_a_cancelled_caller_gives_up_its_place_in_the_queue(autojump_clock
 async def test_a_thread_given_to_a_caller_that_is_cancelled_in_the_same_turn_goes_to_the_next(
     first: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    pool, order = TextThreads(TextLimits(threads=1)), []
+    pool = TextThreads(TextLimits(threads=1))
+    order: list[str] = []
     await pool.acquire("a", heavy=False)
     async with trio.open_nursery() as nursery, trio.open_nursery() as leaving:
         leaving.start_soon(hold, pool, "b", LIGHT, order)
@@ -178,7 +182,7 @@ async def test_b6_a_request_fails_as_overloaded_if_the_system_has_no_thread_and_
     threads, failing = TextThreads(TextLimits()), [True]
     start_new = threading.Thread.start
 
-    def start(self) -> None:
+    def start(self: threading.Thread) -> None:
         if failing:
             raise RuntimeError("can't start new thread")
         start_new(self)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -16,18 +16,18 @@ import trio
 from attrs import Factory, define, field
 from trio.testing import MockClock
 
-from actors.kit.calls import mailbox
-from actors.kit.priority_inbox import priority_inbox
+from actors.kit.calls import Address, mailbox
 from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
-from protocol.messages import RunRank
+from protocol.messages import Done, RankStarted, RunRank
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.sglang.ranks import FollowerRanks, LocalRank, run_follower_rank
+from supervisor.engines.work import request_inbox
 from supervisor.links.link import Link
-from supervisor.supervision.events import ChildEventKind
+from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Tree
@@ -50,7 +50,7 @@ class Hosts:
     log: list[tuple[float, str]] = Factory(list)
     ports: dict[int, int | None] = Factory(dict)  # of the hosts alive, by rank
     ladder_s: dict[int, float] = Factory(lambda: dict.fromkeys(range(3), LADDER_S))
-    registration: Registration = Factory(Registration)
+    registration: Registration[Any] = Factory(Registration)
     changed: trio.lowlevel.ParkingLot = Factory(trio.lowlevel.ParkingLot)
 
     async def keep(
@@ -100,17 +100,17 @@ class Group:
 
     nursery: trio.Nursery
     hosts: Hosts = Factory(Hosts)
-    agreed: dict = Factory(lambda: dict(AGREED))
+    agreed: dict[str, str] = Factory(lambda: dict(AGREED))
     gateway: str = "a"
     another: Callable[[], int | None] = lambda: None  # the bootstrap port of the next life
     directory: Directory = Factory(lambda: Directory("a"))
-    registration: Registration = field(init=False)
+    registration: Registration[Any] = field(init=False)
     here: LocalWorker = field(init=False)
     others: FollowerRanks = field(init=False)
-    asked: dict = Factory(dict)  # by node
+    asked: dict[str, Any] = Factory(dict)  # by node
     nodes: dict[str, Directory] = Factory(lambda: {name: Directory(name) for name in "bc"})
     wires: dict[str, SimTransport] = Factory(dict)
-    events: list = Factory(list)
+    events: list[ChildEvent] = Factory(list)
     scope: trio.CancelScope = Factory(trio.CancelScope)  # around node a's tree
     over: trio.Event = Factory(trio.Event)
     failed: BaseException | None = None
@@ -118,7 +118,7 @@ class Group:
     def __attrs_post_init__(self) -> None:
         self.registration = self.hosts.registration
         self.registration.on_change = self.directory.notify
-        address, inbox = priority_inbox(4, lambda request: request.priority)
+        address, inbox = request_inbox(4)
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
         self.here = LocalWorker("a", offer, address, self.registration, inbox, self.directory)
         self.directory.local["big"] = self.here
@@ -127,10 +127,11 @@ class Group:
         )
         for node, rank in (("b", 1), ("c", 2)):
             self.directory.configure(node, f"{node}:7400")
-            address, inbox = mailbox(1)
-            self.asked[node] = address
+            asked: Address[RunRank, RankStarted, Done]
+            asked, calls = mailbox(1)
+            self.asked[node] = asked
             own = LocalRank(self.nodes[node], AGREED, PORTS)
-            run = partial(run_follower_rank, inbox, own, partial(self.hosts.keep, rank))
+            run = partial(run_follower_rank, calls, own, partial(self.hosts.keep, rank))
             self.nursery.start_soon(run, name=f"rank {rank}")
 
     def link(self, node: str, serves: dict[Any, Any] | None = None) -> None:
@@ -176,7 +177,7 @@ class Group:
             self.failed = error
         self.over.set()
 
-    async def _engine(self, *, task_status) -> None:
+    async def _engine(self, *, task_status: trio.TaskStatus[None]) -> None:
         await self.others.run_all(partial(self.hosts.keep, 0), self.another, task_status=task_status)
 
     @property
@@ -254,7 +255,7 @@ async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock:
 
 
 async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock: MockClock) -> None:
-    def another():
+    def another() -> NoReturn:
         raise StartFailed("none of the ports is free")
 
     async with group("b", "c", another=another) as made:
@@ -290,8 +291,7 @@ async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link
         await trio.sleep_until(10)
         made.cut("c")
         await trio.sleep_until(13)
-        assert made.hosts.alive == {}
-        assert made.registration.blocked_by == "there is no link to node c"
+        assert (made.hosts.alive, made.registration.blocked_by) == ({}, "there is no link to node c")
         await trio.sleep_until(30)
         assert made.hosts.alive == {}
         made.link("c")
@@ -499,7 +499,7 @@ async def test_a_rank_that_is_asked_for_twice_runs_once_at_a_time(autojump_clock
     async with group() as made:
         order = []
 
-        async def ask(name, for_s: int) -> None:
+        async def ask(name: str, for_s: int) -> None:
             with trio.move_on_after(for_s):
                 async with made.asked["b"].ask(RunRank(dict(AGREED)), 1) as answer:
                     await anext(answer)
@@ -545,7 +545,8 @@ async def one_fault(rng: random.Random, step: int, act: Callable[[Any], None]) -
         made.scope.cancel()
         await trio.sleep(2 * LADDER_S)
         assert made.hosts.alive == {}
-        links = [made.directory.nodes[name].link for name in "bc"]
+        links = [link for name in "bc" if (link := made.directory.nodes[name].link) is not None]
+        assert len(links) == 2
         assert all(link.statistics().answers == link.statistics().streams_asked == 0 for link in links)
     return steps.taken < step
 

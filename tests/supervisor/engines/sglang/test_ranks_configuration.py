@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 from attrs import evolve
 
 from actors.engines.sglang import boot_message, shared_memory
-from actors.kit.calls import mailbox
+from actors.kit.calls import Address, mailbox
 from bench.rig.node import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
-from protocol.messages import Generate, RunRank
+from protocol.messages import Done, Generate, RunRank
 from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config import placement
@@ -28,11 +28,12 @@ from supervisor.engines.sglang import ranks
 from supervisor.engines.sglang import spawn as hosts_module
 from supervisor.engines.sglang.children import SglangNode, spec_of
 from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
-from supervisor.engines.work import LocalEngine
+from supervisor.engines.work import LocalEngine, request_inbox
 from supervisor.launcher import preflight
 from supervisor.node import monitoring, preview
 from supervisor.processes import run_folder
-from supervisor.processes.process import GracePeriods
+from supervisor.processes.process import GracePeriods, Process
+from supervisor.runtime import Runtime
 from supervisor.sockets.descriptor_reserve import Reserve
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
@@ -148,7 +149,9 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ('device = "cpu"', 'kind = "simulated"', 'engine.big.dist_port: is for engines of kind "sglang"'),
     ],
 )
-def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(old: str, new: str, said: str, read) -> None:
+def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(
+    old: str, new: str, said: str, read: Callable[..., Cluster]
+) -> None:
     with pytest.raises(StartFailed, match=re.escape(said)):
         read(old, new)
 
@@ -221,7 +224,7 @@ def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
     (tmp_path / "cluster.toml").write_text(OVER_TWO.replace("20400", str(free_ports(1)[0])))
     boots = []
 
-    async def starts(boot: boot_message.BootMessage, _: hosts_module.Descriptors) -> None:
+    async def starts(boot: boot_message.BootMessage, descriptors: hosts_module.Descriptors) -> Process:
         await trio.lowlevel.checkpoint()
         boots.append(boot)
         raise StartFailed("nothing starts here")
@@ -229,7 +232,7 @@ def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
     cluster = read_cluster(tmp_path / "cluster.toml")
     with run_folder.run_folder(tmp_path, shared_memory.remove) as folder:
         own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
-        runtime = SimpleNamespace(now=lambda: 5.0, environment={}, **own)
+        runtime = cast("Runtime", SimpleNamespace(now=lambda: 5.0, environment={}, **own))
 
         def node(name: str) -> SglangNode:
             node = SglangNode(NodeContext(cluster, name, runtime, Directory(name)))
@@ -246,7 +249,9 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(
     others = ranks.FollowerRanks("p", (), {}, Directory("a"), 1.0, Registration(), "a")
     monkeypatch.setattr(ranks, "FollowerRanks", lambda **_: others)
     for section in (several, evolve(several, ranks_on=())):
-        local = LocalEngine("p", section, Registration(), inbox=None, on_up=lambda: None, on_down=lambda: None)
+        local = LocalEngine(
+            "p", section, Registration(), inbox=request_inbox(1)[1], on_up=lambda: None, on_down=lambda: None
+        )
         child = node.engine(local).child
         for _ in range(3):
             with pytest.raises(StartFailed, match="nothing starts here"):
@@ -260,6 +265,7 @@ async def test_a_follower_rank_of_a_prefill_starts_with_the_port_of_the_request(
     hosts: SimpleNamespace, nursery: trio.Nursery
 ) -> None:
     first = hosts.cluster.engine["p"].bootstrap_port
+    address: Address[RunRank, Done, Done]
     address, inbox = mailbox(1)
     child = hosts.node("b").follower("p", inbox)
     await nursery.start(partial(child.run, *child.args))
@@ -295,7 +301,9 @@ def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read: Callab
     assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "grammars-big", *SERVED]
     assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
     for node in "abc":
-        serves = built_assembly(cluster, node)[0].links.services
+        links = built_assembly(cluster, node)[0].links
+        assert links is not None
+        serves = links.services
         assert (("big", RunRank) in serves, ("big", Generate) in serves) == (node != "a", node == "a")
         assert ("", RunRank) not in serves  # what has no name can be asked by operators
 
@@ -367,9 +375,10 @@ def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_ha
     assembly, _ = built_assembly(read("", plain + own), "b")
     members = {child.name: child for child in assembly.tree.children}
     assert [name for name in members if name.startswith("zygote")] == ["zygote", "zygote-r"]
-    assert "zygote" in members["q"].needs
-    assert "zygote-r" in members["r"].needs
-    given = {name: members[name].children[0].args for name in ("zygote", "zygote-r")}
-    variables = {name: hosts_module.host_environment({}, "cpu", args[-1]) for name, args in given.items()}
+    assert "zygote" in (members["q"].needs or ())
+    assert "zygote-r" in (members["r"].needs or ())
+    zygotes: dict[str, Any] = {name: members[name] for name in ("zygote", "zygote-r")}
+    given = {name: zygote.children[0].args[-1] for name, zygote in zygotes.items()}
+    variables = {name: hosts_module.host_environment({}, "cpu", own) for name, own in given.items()}
     assert variables["zygote"]["OMP_NUM_THREADS"] == "1"
     assert variables["zygote-r"]["OMP_NUM_THREADS"] == "3"

@@ -29,9 +29,10 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawn, "FORK_WITHIN_S", 0.2)
-    registration, ends = Registration(), []
+    registration: Registration[spawn.Zygote] = Registration()
+    ends = []
 
-    async def keep(*, task_status) -> None:
+    async def keep(*, task_status: trio.TaskStatus[None]) -> None:
         with pytest.raises(EngineDied, match="the zygote died"):
             await spawn.zygote(
                 registration,
@@ -47,6 +48,7 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             await nursery.start(keep)
+            zygote = await registration.wait()
             with pytest.raises(EngineDied, match="did not fork"):
-                await registration.current.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
+                await zygote.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
     assert ends == [None]
