@@ -22,6 +22,7 @@ from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter
 from tests.rig.assembly import built_assembly
+from tests.system.simulator import sim_pair
 
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "examples" / "grafana" / "espalier.json").read_text())
@@ -60,7 +61,7 @@ def happened(metrics: Metrics) -> None:
     metrics.grammar_checked("tiny", "refused", 0.2)
     RoutingMetrics(metrics, "tiny").call_ended("back/tiny-0", "ended")
     RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
-    metrics.logs["tiny-0"] = QueuedWriter(bytes)
+    metrics.logs["tiny-0"] = QueuedWriter(lambda _: None)
     turns = LoopMonitor()
     turns._count("links.Links.run", 1.0)
     turns.add_metrics(metrics.registry)
@@ -79,9 +80,10 @@ async def told(tmp_path: Path) -> dict[str, set[str]]:
         for routing in house.reloadable.routings.values():
             suspect = Suspect("back/tiny-0", "both", 2)
             routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
+        assert house.links is not None
         for other in cluster.node.keys() - {node}:
             house.links.traffic[other].sent(1)
-            house.directory.linked(other, Link(None, Peer(node, serves_max=1)))
+            house.directory.linked(other, Link(sim_pair()[0], Peer(node, serves_max=1)))
         text = metrics.render({name: EngineLoad(0, 0, 0) for name in house.directory.local}).decode()
         families += text_string_to_metric_families(text)
     named: dict[str, set[str]] = {}

@@ -39,7 +39,7 @@ def anchor(heading: str) -> str:
 
 
 @each_page
-def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page: Path) -> None:
+def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page: str) -> None:
     for target in LINK.findall(prose(page)):
         if "://" in target or target.startswith("mailto:"):
             continue

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import pytest
@@ -40,12 +41,12 @@ SECRETS = {
 }
 
 
-def manifest(kind: str, name: str) -> dict:
+def manifest(kind: str, name: str) -> Any:
     (found,) = (each for each in MANIFESTS if (each["kind"], each["metadata"]["name"]) == (kind, name))
     return found
 
 
-def container(name: str) -> dict:
+def container(name: str) -> Any:
     (found,) = PODS[name]["spec"]["containers"]
     return found
 
@@ -104,6 +105,8 @@ def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster: Cluster, n
 def test_ports_and_names_are_those_of_the_file(cluster: Cluster, name: str) -> None:
     ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
     node = cluster.node[name]
+    assert node.listen is not None
+    assert node.metrics is not None
     wanted = {"link": node.listen.port, "metrics": node.metrics.port}
     if cluster.gateway.node == name:
         wanted["http"] = cluster.gateway.port
@@ -247,7 +250,7 @@ def free_port() -> int:
     while True:
         with socket.socket() as probe:
             probe.bind((HOSTS[0], 0))
-            port = probe.getsockname()[1]
+            port: int = probe.getsockname()[1]
         try:
             for host in HOSTS[1:]:
                 with socket.socket() as other:
@@ -328,8 +331,8 @@ def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path: 
         status = [sys.executable, "-m", "supervisor", str(tmp_path / "job-7" / "cluster.toml"), "status"]
         seen = subprocess.run(status, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True).stdout
         assert "3 of 3 nodes answer" in seen
-        status, models = get(ports["8000"], HOSTS[0], "/v1/models", **key)
-        assert (status, json.loads(models)["data"][0]["id"]) == (200, "qwen3-32b")
+        code, models = get(ports["8000"], HOSTS[0], "/v1/models", **key)
+        assert (code, json.loads(models)["data"][0]["id"]) == (200, "qwen3-32b")
         job.send_signal(signal.SIGTERM)
         assert job.wait(30) == 0, (tmp_path / "log").read_text()
     finally:

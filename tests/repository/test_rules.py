@@ -149,7 +149,7 @@ def test_what_is_called_an_actor_is_one() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[:2] == ("supervisor", "config")], ids=str)
-def test_the_configuration_imports_nothing_that_reads_it(path: object) -> None:
+def test_the_configuration_imports_nothing_that_reads_it(path: Path) -> None:
     """Limits of actors and of processes stand in it; whoever runs by them imports it, and never the other way round."""
     below = {"config", "files", "processes", "engines"}
     addresses = "supervisor.links.endpoint"
@@ -188,7 +188,7 @@ def test_no_actor_starts_a_thread(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
-def test_the_bench_imports_only_what_a_client_may(path: object) -> None:
+def test_the_bench_imports_only_what_a_client_may(path: Path) -> None:
     assert not roots(path) & {"actors", "supervisor", "tests", "sglang", "torch"}
 
 
@@ -222,6 +222,7 @@ def test_files_and_functions_are_below_their_limits_of_lines(path: Path) -> None
     assert len((ROOT / path).read_text().splitlines()) < LINES_MAX
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
             assert node.end_lineno - node.lineno + 1 < FUNCTION_LINES_MAX, node.name
 
 

@@ -7,8 +7,7 @@ from io import StringIO
 from itertools import chain, pairwise
 from math import inf, nan
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -17,10 +16,13 @@ from trio.testing import MockClock
 
 from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
 from protocol.errors import NotReady, PeerViolation, StartFailed
+from protocol.kind import Message
 from supervisor import __main__
 from supervisor.cli import client, commands
 from supervisor.cli.commands import NEW_NODE_WAIT_S
+from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
+from supervisor.config import load
 
 
 def status(
@@ -36,18 +38,20 @@ def status(
     return Status(name, run, "1", up_s, NodeState(offers), tree, (LinkState("x", True, silent_s),))
 
 
-class Cluster:
+class Cluster(client.ClusterClient):
     """A client in which each node answers from its time in `at` on."""
 
-    def __init__(self, at: Mapping[Any, Any], answers: dict[Any, Any] | None = None) -> None:
-        self.at, self.answers, self.asked = at, answers or {}, []
+    def __init__(self, at: Mapping[str, float], answers: Mapping[str, Reloaded | Exception] | None = None) -> None:
+        super().__init__(load.Cluster(model={}, engine={}, cluster=load.ClusterSection(name="oak")), b"", None, bytes)
+        self.at, self.answers = at, answers or {}
+        self.asked: list[Message] = []
 
-    async def poll(self) -> dict[Any, Any]:
+    async def poll(self) -> dict[str, StatusOrError]:
         await trio.lowlevel.checkpoint()
         now = trio.current_time()
         return {name: status(name) if since <= now else "nobody listens" for name, since in self.at.items()}
 
-    async def ask(self, name: str, request: Reload) -> Reloaded:
+    async def ask(self, name: str, request: Message) -> Message:
         await trio.lowlevel.checkpoint()
         self.asked.append(request)
         answer = self.answers.get(name, Reloaded())
@@ -75,11 +79,17 @@ kv_tokens_max = 4096
 """
 
 
-def by_secret(cluster, folders: Mapping[str, Path]) -> tuple[list[Any], list[str]]:
-    """Return the names of the nodes to ask, and of those that run here; raises `StartFailed` without a secret."""
+def by_secret(cluster: load.Cluster, folders: Mapping[str, Path]) -> client.ClusterClient:
+    """Return a client of the cluster; raises `StartFailed` without a secret."""
     if cluster.model:
         link_credentials.cluster_secret(cluster, {})
-    return sorted(cluster.node), sorted(folders)
+    return client.ClusterClient(cluster, b"", None, bytes, folders)
+
+
+def asks(file: Path, folders: Mapping[str, Path]) -> tuple[list[str], list[str], str]:
+    """Return the nodes that a client asks, those of them that run here, and the mistakes in the file."""
+    made, wrong = commands._make_client(file, folders, by_secret, use_broken_file=False)
+    return sorted(made.cluster.node), sorted(made.folders), wrong
 
 
 @pytest.mark.parametrize(
@@ -99,12 +109,12 @@ def test_nodes_that_run_here_can_be_asked_although_the_file_has_mistakes(
     secret.chmod(0o600)
     here = {"front": tmp_path}
     file.write_text(FILE)
-    assert commands._make_client(file, here, by_secret, use_broken_file=False) == ((["back", "front"], ["front"]), "")
+    assert asks(file, here) == (["back", "front"], ["front"], "")
     file.write_text(text)
-    found, wrong = commands._make_client(file, here, by_secret, use_broken_file=False)
-    assert (found, message in wrong) == ((nodes, ["front"]), True), wrong
+    found, local, wrong = asks(file, here)
+    assert (found, local, message in wrong) == (nodes, ["front"], True), wrong
     with pytest.raises(StartFailed, match=message):
-        commands._make_client(file, {}, by_secret, use_broken_file=False)
+        asks(file, {})
 
 
 @pytest.fixture
@@ -150,7 +160,7 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
 
 async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_escaped(console: Console) -> None:
     class Away(Cluster):
-        async def poll(self) -> dict[Any, Any]:
+        async def poll(self) -> dict[str, StatusOrError]:
             await trio.lowlevel.checkpoint()
             return {"one": "[bold]\x1b]0;title\x07[/]"}
 
@@ -161,7 +171,7 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_esc
 
 
 @pytest.mark.parametrize("impossible", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
-def test_a_status_with_impossible_times_is_a_violation(impossible: dict[str, float]) -> None:
+def test_a_status_with_impossible_times_is_a_violation(impossible: dict[str, Any]) -> None:
     assert client.validated_status(status("one")) == status("one")
     with pytest.raises(PeerViolation, match="times that cannot be"):
         client.validated_status(status("one", **impossible))
@@ -194,25 +204,27 @@ def serving(node: str, engine: str, leg: Leg, model: str = LLAMA) -> Status:
     return Status(node, "r", "1", 250_000.0, NodeState(offers), (*tree[:3], lost, *tree[4:]), links)
 
 
-LARGE = {
+LARGE: dict[str, StatusOrError] = {
     "prefill-host-one": serving("prefill-host-one", "llama-prefill-0", Leg.PREFILL),
     "decode-host-two": serving("decode-host-two", "llama-decode-0", Leg.DECODE),
     "gpu-node-17": "10.0.0.17:7401 cannot be reached",
 }
-LONGEST = {"n" * 128: serving("n" * 128, "e" * 128, Leg.BOTH, "m" * 128)}
+LONGEST: dict[str, StatusOrError] = {"n" * 128: serving("n" * 128, "e" * 128, Leg.BOTH, "m" * 128)}
 
 
 class Polled(Cluster):
     """A client that has received these statuses."""
 
-    cluster = SimpleNamespace(cluster=SimpleNamespace(name="oak"))
+    def __init__(self, statuses: Mapping[str, StatusOrError]) -> None:
+        super().__init__({})
+        self.statuses = dict(statuses)
 
-    async def poll(self) -> dict[Any, Any]:
+    async def poll(self) -> dict[str, StatusOrError]:
         await trio.lowlevel.checkpoint()
-        return self.at
+        return self.statuses
 
 
-async def printed_status(statuses: Mapping[Any, object], width: int) -> list[Any]:
+async def printed_status(statuses: Mapping[str, StatusOrError], width: int) -> list[Any]:
     """Return the lines that `status` prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
     code = await commands._status(Polled(statuses), console, as_json=False, watch=False)
@@ -277,7 +289,7 @@ async def test_problems_come_first_and_are_indented_where_they_are_folded() -> N
 def test_an_error_of_a_command_is_printed_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def away(*_: object):
+    def away(*_: object) -> NoReturn:
         raise NotReady("node b is away")
 
     monkeypatch.setattr(commands, "main", away)

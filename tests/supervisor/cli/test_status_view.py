@@ -26,7 +26,7 @@ TREE = (
 OFFER = Offer("a", "tiny", Leg.DECODE, 16, True, None, 3, 2, 12345, 0.5)
 LINKS = (LinkState("two", True, 0.25, 4, 1200, 999, 2_500_000), LinkState("three", up=False))
 ONE = Status("one", "r", "1", 7300.0, NodeState((OFFER,)), TREE, LINKS, GateState(3, 8, 1, 4))
-SEEN = {"one": ONE, "two": "10.0.0.2:7401 cannot be reached"}
+SEEN: dict[str, status_view.StatusOrError] = {"one": ONE, "two": "10.0.0.2:7401 cannot be reached"}
 
 
 def shown(what: ConsoleRenderable | RichCast | str, width: int = 110) -> list[Any]:
@@ -84,7 +84,7 @@ def test_a_node_that_drains_is_shown_so_with_its_engines() -> None:
     assert lines[1] == "  node one drains, 5 requests on it"
 
 
-def well(name: str, *links: LinkState, version: str = "1", path=None) -> Status:
+def well(name: str, *links: LinkState, version: str = "1", path: str | None = None) -> Status:
     return Status(name, "r", version, 9.0, NodeState(), (ChildState(path or name, "up", 0, 9.0),), links)
 
 

@@ -6,14 +6,14 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn, cast, overload
 
 import pytest
 import trio
 from attrs import define, evolve, field
 from trio.testing import MockClock
 
-from actors.kit.calls import mailbox
+from actors.kit.calls import Address, mailbox
 from protocol.cluster import (
     ChildState,
     Drain,
@@ -29,6 +29,7 @@ from protocol.cluster import (
     check_state,
 )
 from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
+from protocol.kind import Message
 from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
 from supervisor import deadlines
@@ -37,8 +38,11 @@ from supervisor.cluster.mesh import OPERATORS_MAX, Mesh
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.load import ClusterSection
 from supervisor.control.control import NodeControl
+from supervisor.engines.work import request_inbox
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
+from supervisor.links.serving import Service, Services
+from supervisor.links.websocket import WebSocketTransport
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.status import TreeStatus
@@ -57,8 +61,8 @@ class Node:
     """A node's control service, with a record of its drains and reloads."""
 
     name: str
-    loads: dict = field(factory=dict)
-    done: list = field(factory=list)
+    loads: dict[str, EngineLoad] = field(factory=dict)
+    done: list[str] = field(factory=list)
     directory: Directory = field(init=False)
     controls: NodeControl = field(init=False)
 
@@ -69,7 +73,7 @@ class Node:
         self.controls.drain = lambda: self.done.append("drain")
         self.controls.reload = self._reload
 
-    async def _loads(self) -> dict[Any, Any]:
+    async def _loads(self) -> dict[str, EngineLoad]:
         await trio.lowlevel.checkpoint()
         return self.loads
 
@@ -102,11 +106,30 @@ async def joined(one: Node, other: Node) -> AsyncIterator[SimTransport]:
         nursery.cancel_scope.cancel()
 
 
-async def ask(node: Node, request: GetStatus | Drain | Reload) -> Reloaded | Status | Done:
+@overload
+async def ask(node: Node, request: GetStatus) -> Status: ...
+@overload
+async def ask(node: Node, request: Drain) -> Done: ...
+@overload
+async def ask(node: Node, request: Reload) -> Reloaded: ...
+async def ask(node: Node, request: GetStatus | Drain | Reload) -> Any:
     """Return the answer of a node's control service."""
     server = node.controls.services["", type(request)]
     async with server.ask(request, 0) as answer:
         return await answer.result()
+
+
+async def status_of(asked: Service) -> Status:
+    """Return the status with which a node answers there."""
+    async with asked.ask(GetStatus(), 0) as answer:
+        status = await answer.result()
+    assert isinstance(status, Status)
+    return status
+
+
+def worker(one: Node, offer: Offer, registration: Registration[Any], **load: Any) -> LocalWorker:
+    address, inbox = request_inbox(1)
+    return LocalWorker("one", offer, address, registration, inbox, one.directory, **load)
 
 
 # One node -----------------------------------------------------------------------------------
@@ -115,12 +138,11 @@ async def ask(node: Node, request: GetStatus | Drain | Reload) -> Reloaded | Sta
 async def test_a_status_has_the_tree_the_links_and_the_engines_of_a_node(autojump_clock: MockClock) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, 1024)})
     info = evolve(INFO, kv_tokens_max=4096)
-    registration = Registration(one.directory.notify)
+    registration: Registration[Any] = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.local["tiny-0"] = LocalWorker(
-        "one", offered, None, registration, None, one.directory, busy=6, tokens=90
-    )
+    one.directory.local["tiny-0"] = worker(one, offered, registration, busy=6, tokens=90)
     one.directory.configure("two", "127.0.0.1:1")
+    assert one.controls.tree_status is not None
     one.controls.tree_status.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
     with registration.publish(SimpleNamespace(info=info)):
         await trio.sleep(3)
@@ -138,9 +160,9 @@ async def test_a_wrong_count_of_kv_memory_is_reported_as_a_fraction_from_0_to_1(
     used: int, autojump_clock: MockClock
 ) -> None:
     one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
-    registration = Registration(one.directory.notify)
+    registration: Registration[Any] = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.local["tiny-0"] = LocalWorker("one", offered, None, registration, None, one.directory)
+    one.directory.local["tiny-0"] = worker(one, offered, registration)
     with registration.publish(SimpleNamespace(info=INFO)):
         status = await ask(one, GetStatus("one"))
     assert status.state.offers[0].kv_used == (used > 0)
@@ -160,15 +182,18 @@ async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(
         async with fresh.services["", type(request)].ask(request, 0) as answer:
             with pytest.raises(NotReady):
                 await answer.result()
-    async with fresh.services["", GetStatus].ask(GetStatus(), 0) as answer:
-        assert (await answer.result()).tree == ()
+    assert (await status_of(fresh.services["", GetStatus])).tree == ()
 
 
 async def test_a_bug_fails_one_request_and_no_other(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = Node("one")
-    one.controls.reload = lambda: 1 / 0
+
+    def bug() -> NoReturn:
+        raise ZeroDivisionError
+
+    one.controls.reload = bug
     with pytest.raises(InternalError):
         await ask(one, Reload())
     assert "a bug failed a Reload" in caplog.text
@@ -267,7 +292,9 @@ async def after(seconds: int, then: Callable[[], None]) -> None:
 
 
 def links_of(node: Node) -> Mesh:
-    served = {**node.controls.services, ("tiny-0", FlushCache): mailbox(1)[0]}
+    flush: Address[Message, Message, Message]
+    flush, _ = mailbox(1)
+    served: Services = {**node.controls.services, ("tiny-0", FlushCache): flush}
     return Mesh(
         name=node.name,
         section=ClusterSection(),
@@ -294,7 +321,7 @@ async def operator(links: Mesh) -> AsyncIterator[tuple[Link, list[PeerRefused]]]
 
     async def attend() -> None:
         try:
-            await links._serve_operator(far)
+            await links._serve_operator(cast("WebSocketTransport", far))
         except PeerRefused as error:
             ended.append(error)
         finally:
@@ -315,17 +342,16 @@ async def test_an_operator_is_answered_and_is_not_treated_as_a_node(
     changes = []
     monkeypatch.setattr(Directory, "notify", lambda _: changes.append("changed"))
     async with operator(links) as (link, _):
-        async with link.ask(GetStatus(), 0) as answer:
-            status = await answer.result()
+        status = await status_of(link)
         assert status.node == "one"
         assert status.links == ()
+        assert status.state is not None
         assert {each.name for each in status.state.neighbours} <= {"one"}
         async with link.ask(FlushCache(), 0, "tiny-0") as answer:
             with trio.fail_after(1), pytest.raises(NotReady, match="there is no tiny-0 here"):
                 await answer.result()
         await trio.sleep(60)  # no announcement is sent to it, which would break its protocol
-        async with link.ask(GetStatus(), 0) as answer:
-            assert (await answer.result()).node == "one"
+        assert (await status_of(link)).node == "one"
         assert links.statistics().operators == 1
     assert (one.directory.nodes, changes, links.statistics().operators) == ({}, [], 0)
 

@@ -6,10 +6,10 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -23,9 +23,11 @@ from supervisor.cli.client import ClusterClient
 from supervisor.config.load import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.links.heartbeat import Heartbeat
+from supervisor.links.serving import Services
 from supervisor.processes import run_folder
 from tests.rig.nodes import until
 
+T = TypeVar("T")
 CHECK_S = 0.005
 OTHER = 65534  # another user
 STATUS = Status("one", "r", "1", 1.0, NodeState(()), (), ())
@@ -55,15 +57,15 @@ class Served:
         return STATUS
 
     async def run(self) -> None:
-        function = Function(self.answer)
-        services = {("", GetStatus): function, ("", Drain): function}
+        function: Function[Any, Any, Any] = Function(self.answer)
+        services: Services = {("", GetStatus): function, ("", Drain): function}
         await unix_socket.serve(self.folder, self.file, "one", services, Heartbeat(1.0, 3.0), check_s=CHECK_S)
 
     @property
     def found(self) -> bool:
         return [each.folder for each in unix_socket.running_nodes(self.base, self.file)] == [str(self.folder.path)]
 
-    async def ask(self, request: GetStatus) -> Message:
+    async def ask(self, request: Drain | GetStatus) -> Message:
         cluster = Cluster(model={}, engine={}, node={"one": NodeSection()})
         operator = ClusterClient(cluster, b"", None, lambda: os.urandom(32), {"one": self.folder.path})
         operator.routes["one"] = self.folder.path
@@ -195,7 +197,7 @@ async def test_a_check_that_fails_does_not_count_as_a_missing_socket(
 ) -> None:
     failed = []
 
-    async def run_sync(function, **_: object):
+    async def run_sync(function: Callable[[], T], **_: object) -> T:
         await trio.lowlevel.checkpoint()
         if function.__name__ == "is_intact":
             failed.append(function)
@@ -212,9 +214,10 @@ async def test_a_check_that_fails_does_not_count_as_a_missing_socket(
 async def test_a_missing_thread_for_the_socket_is_logged_and_does_not_end_the_node(
     base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_sync, failed = trio.to_thread.run_sync, []
+    run_sync = trio.to_thread.run_sync
+    failed: list[object] = []
 
-    async def once(function, **given: Any):
+    async def once(function: Callable[[], T], **given: Any) -> T:
         if not failed:
             failed.append(function)
             raise RuntimeError("can't start new thread")

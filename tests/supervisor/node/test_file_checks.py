@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from attrs import evolve
@@ -32,7 +32,7 @@ from tests.supervisor.config.test_load import GOOD, ROOT, TINY
 SECRET = "alices-secret-of-32-characters-01"
 
 
-def refused(file: Path, environment=None) -> str:
+def refused(file: Path, environment: Mapping[str, str] | None = None) -> str:
     """Return the report of the mistakes in a file."""
     with pytest.raises(StartFailed) as caught:
         read_cluster(file, (), partial(file_checks.mistakes, environment=environment or {}))
@@ -295,7 +295,7 @@ def test_output_that_cannot_be_written_ends_a_command_with_a_sentence(
 def alarmed() -> Iterator[None]:
     """End a test that blocks in opening a pipe."""
 
-    def ring(*_: int):
+    def ring(*_: object) -> NoReturn:
         raise AssertionError("it waits for the writer of a pipe")
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -311,16 +311,16 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_waiting_for_its_writer(
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file, pipe = written(GOOD), tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)
-    cluster, tls = read_cluster(file), dict.fromkeys(("tls_certificate", "tls_key", "tls_authority"), str(pipe))
+    cluster, at = read_cluster(file), str(pipe)
+    secret = evolve(cluster, cluster=evolve(cluster.cluster, secret=at))
+    tls = evolve(cluster, cluster=evolve(cluster.cluster, tls_certificate=at, tls_key=at, tls_authority=at))
     for read in (
         partial(read_cluster, pipe),
         Keys(KeySources(pipe)).load,
         Certificate(pipe, tmp_path / "a.key").context,
         Certificate(tmp_path / "a.pem", pipe).context,
-        partial(
-            link_credentials.cluster_secret, evolve(cluster, cluster=evolve(cluster.cluster, secret=str(pipe))), {}
-        ),
-        partial(link_credentials.link_tls, evolve(cluster, cluster=evolve(cluster.cluster, **tls))),
+        partial(link_credentials.cluster_secret, secret, {}),
+        partial(link_credentials.link_tls, tls),
     ):
         with pytest.raises(StartFailed, match="is a pipe or a device, not a file"):
             read()

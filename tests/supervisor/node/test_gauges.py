@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -10,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
 from protocol.messages import EngineLoad, Usage
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import KnownNode
+from supervisor.links.link import Link
 from supervisor.links.traffic import Traffic
 from supervisor.node import gauges
 from supervisor.observers import RoutingMetrics
@@ -30,10 +33,10 @@ def metrics() -> Metrics:
         RoutingMetrics(made, "tiny").call_ended(f"{node}/tiny-0", "stop")
     for number in range(100):
         made.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
-    link = SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0))
+    link = cast("Link", SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0)))
     directory = SimpleNamespace(nodes=dict.fromkeys(NODES, KnownNode(link=link)), should_link=lambda _: True)
     traffic = {node: Traffic() for node in NODES}
-    gauges.add_link_metrics(made.registry, directory, traffic)
+    gauges.add_link_metrics(made.registry, cast("Directory", directory), traffic)
     gauges.add_engine_up(made.registry, lambda: dict.fromkeys(LOADS, 1.0))
     return made
 

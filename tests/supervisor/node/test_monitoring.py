@@ -17,15 +17,18 @@ from protocol.errors import StartFailed
 from protocol.peer import Peer
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.http.routes.route import RouteTable
 from supervisor.gateway.keys import ADMIN
 from supervisor.gateway.server import serve
 from supervisor.links.link import Link
 from supervisor.node import preview
 from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials
+from supervisor.supervision.tree import Child
 from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import Costs, FakeEngine
 from tests.supervisor.telemetry.test_metrics import cluster
+from tests.system.simulator import sim_pair
 
 
 @asynccontextmanager
@@ -33,6 +36,7 @@ async def monitored(folder: Path, environment: dict[Any, Any]) -> AsyncIterator[
     """Run the monitoring endpoint of node back on loopback, and nothing else of the node."""
     made = cluster(folder)
     assembly, _ = built_assembly(made, "back", read_credentials(made, "back", environment))
+    assert assembly.monitoring is not None
     assembly.monitoring.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
         await nursery.start(serve, assembly.monitoring, ROUTES.probes(), "127.0.0.1", 0)
@@ -41,9 +45,9 @@ async def monitored(folder: Path, environment: dict[Any, Any]) -> AsyncIterator[
 
 
 async def get(assembly: Assembly, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{assembly.monitoring.port}{path}", headers=headers, method=method
-    )
+    assert assembly.monitoring is not None
+    url = f"http://127.0.0.1:{assembly.monitoring.port}{path}"
+    request = urllib.request.Request(url, headers=headers, method=method)
 
     def ask() -> tuple[int, str]:
         try:
@@ -84,7 +88,7 @@ async def test_a_node_is_ready_when_its_engines_are_up_and_it_has_a_link_to_the_
         assert "engine tiny-0 is starting" in await why()
         with assembly.directory.local["tiny-0"].engine.publish(FakeEngine(Costs())):
             assert "there is no link to node front" in await why()
-            assembly.directory.linked("front", Link(None, Peer("back", serves_max=1)))
+            assembly.directory.linked("front", Link(sim_pair()[0], Peer("back", serves_max=1)))
             assert await why() == "200"
             assembly.directory.drain()
             assert "the node drains" in await why()
@@ -118,10 +122,9 @@ def test_a_monitoring_endpoint_must_not_collide_with_another_listener_of_its_hos
 
 def test_the_monitoring_endpoint_starts_first_and_stops_last(tmp_path: Path) -> None:
     assembly, _ = built_assembly(cluster(tmp_path), "back")
-    assert assembly.tree.children[0].name == "metrics"
-    assert {operation.path for operation in assembly.tree.children[0].args[1].operations} == {
-        "/health",
-        "/ready",
-        "/metrics",
-    }
+    first = assembly.tree.children[0]
+    assert isinstance(first, Child)
+    assert first.name == "metrics"
+    assert isinstance(routes := first.args[1], RouteTable)
+    assert {operation.path for operation in routes.operations} == {"/health", "/ready", "/metrics"}
     assert built_assembly(cluster(tmp_path), "front")[0].monitoring is None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from ctypes.util import find_library
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,6 +15,7 @@ from protocol.errors import StartFailed
 from supervisor.config.load import Loaded
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import node, preview
+from supervisor.runtime import Runtime
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
 from tests.supervisor.config.test_load import GOOD, ROOT, TINY
@@ -79,9 +81,9 @@ def test_a_preview_names_who_may_connect_and_no_secret(written: Callable[[str], 
 async def test_processes_that_a_node_starts_do_not_see_its_secrets(
     written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment_of_processes = {}
+    environment_of_processes: dict[str, str] = {}
 
-    def assemble(_: object, __, runtime, ___):
+    def assemble(_: object, __: object, runtime: Runtime, ___: object) -> NoReturn:
         environment_of_processes.update(runtime.environment)
         raise StartFailed("that is enough")
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.cluster import Reloaded
+from protocol.peer import Peer
 from supervisor.cluster import link_credentials
+from supervisor.cluster.mesh import Mesh
+from supervisor.config.certificate import Certificate
 from supervisor.engines.kinds import load_cluster
-from supervisor.files.reading import read_inline
+from supervisor.files.reading import FileReader, read_inline
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import key_file_lines
 from supervisor.gateway.origins import Origins
+from supervisor.links.link import Link
 from supervisor.node.credentials import read_credentials
 from supervisor.node.reload import Reloader
 from tests.rig import certificate
 from tests.rig.assembly import built_assembly
+from tests.system.simulator import sim_pair
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = f"""
@@ -69,18 +74,28 @@ class Node:
         name: str = "front",
         text: str = FILE,
         environment: dict[str, str] | None = None,
-        ask_launcher=None,
-        reads: Callable[[Callable[[], Any]], Awaitable[Any]] = read_inline,
+        ask_launcher: Callable[[], None] | None = None,
+        reads: FileReader = read_inline,
     ) -> None:
         self.file = tmp_path / "cluster.toml"
         self.file.write_text(text)
         self.text = text
         loaded = load_cluster(self.file)
         self.cluster = loaded.cluster
-        self.drain_s = None
+        self.drain_s: float | None = None
         environment = environment or {}
         self.assembly, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
         self.reloader = Reloader(name, loaded, self.assembly, environment, self.set_drain_s, ask_launcher, reads)
+
+    @property
+    def gateway(self) -> Gateway:
+        assert self.assembly.gateway is not None
+        return self.assembly.gateway
+
+    @property
+    def links(self) -> Mesh:
+        assert self.assembly.links is not None
+        return self.assembly.links
 
     def set_drain_s(self, drain_s: float) -> None:
         self.drain_s = drain_s
@@ -139,7 +154,7 @@ async def test_the_limits_of_admission_gateway_and_requests_change_at_once(
         ),
         ("drain_s = 30", "drain_s = 12.5"),
     )
-    gateway = node.assembly.gateway
+    gateway = node.gateway
     assert (gateway.gate.requests_max, gateway.gate.waiting_max, gateway.gate.admit_s) == (4, 7, 2)
     assert (gateway.runner.first_token_s, gateway.runner.total_s, node.assembly.reloadable.prompt_tokens_max) == (
         3,
@@ -164,7 +179,7 @@ async def test_a_changed_value_returns_with_the_file(front: Front, autojump_cloc
         ("gateway.admit_s is 3 now, and was 2",)
     )
     assert await node.reload() == Reloaded(("gateway.admit_s is 5 now, and was 3",))
-    assert node.assembly.gateway.gate.admit_s == 5
+    assert node.gateway.gate.admit_s == 5
     assert await node.reload() == Reloaded()
 
 
@@ -174,18 +189,19 @@ async def test_a_requests_max_above_that_of_the_start_takes_a_restart(front: Fro
     assert reloaded.changed == ()
     (sentence,) = reloaded.not_changed
     assert sentence.startswith("gateway.requests_max can only be lowered and raised again, to what it was at the start")
-    assert node.assembly.gateway.gate.requests_max == 8
+    assert node.gateway.gate.requests_max == 8
 
 
 async def test_a_requests_max_that_was_lowered_raised_too_far_and_lowered_again_is_in_force(
     front: Front, autojump_clock: MockClock
 ) -> None:
-    node, gate = front(), lambda: node.assembly.gateway.gate.requests_max
+    node = front()
     await node.reload(("requests_max = 8", "requests_max = 2"))
     await node.reload(("requests_max = 8", "requests_max = 99"))
-    assert gate() == 8
+    assert node.gateway.gate.requests_max == 8
     reloaded = await node.reload(("requests_max = 8", "requests_max = 2"))
-    assert (gate(), reloaded) == (2, Reloaded(("gateway.requests_max is 2 now, and was 8",)))
+    assert node.gateway.gate.requests_max == 2
+    assert reloaded == Reloaded(("gateway.requests_max is 2 now, and was 8",))
 
 
 async def test_the_limits_of_a_router_change_at_once(front: Front, autojump_clock: MockClock) -> None:
@@ -203,7 +219,7 @@ async def test_the_limits_of_a_router_change_at_once(front: Front, autojump_cloc
 async def test_the_times_of_links_change_for_links_that_are_made_later(front: Front, autojump_clock: MockClock) -> None:
     node = front()
     reloaded = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nretry_max_s = 1"))
-    assert (node.assembly.links.section.heartbeat_s, node.assembly.links.section.retry_max_s) == (0.5, 1)
+    assert (node.links.section.heartbeat_s, node.links.section.retry_max_s) == (0.5, 1)
     assert reloaded.changed == ("cluster.heartbeat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
 
 
@@ -264,7 +280,7 @@ async def test_a_node_with_another_address_is_dialed_there(front: Front, autojum
 async def test_each_reload_asks_the_launcher_which_starts_the_new_nodes_of_its_host(
     front: Front, autojump_clock: MockClock
 ) -> None:
-    asked = []
+    asked: list[str] = []
     node = front(ask_launcher=partial(asked.append, "reload"))
     far = NEW.replace("two", "far").replace("tiny-2", "tiny-3").replace("7403", "7404")
     far = far.replace('listen = "127.0.0.1:7404"', 'listen = "127.0.0.1:7404"\nhost = "10.0.0.9"')
@@ -286,13 +302,14 @@ async def test_d9_certificates_must_name_nodes_from_the_next_link_on_if_links_us
     strict = (shown, f'{shown}tls_names = "nodes"\n')
     reloaded = await plain.reload(("heartbeat_s = 1.0\n", strict[1]))
     assert reloaded.not_changed[-1].startswith("cluster.tls_names stays hosts until")
-    assert not plain.assembly.links.section.verifies_node_names
+    assert not plain.links.section.verifies_node_names
     reloaded = await node.reload(strict)
     assert reloaded.changed == ("cluster.tls_names is nodes now, and was hosts",)
-    assert node.assembly.links.section.verifies_node_names
+    assert node.links.section.verifies_node_names
     reloaded = await node.reload(strict, ("a.pem", "b.pem"), ("a.key", "b.key"))
     assert "the file changes nothing: b.pem names DNS:one, and must name node front" in reloaded.refused[0]
-    assert node.assembly.links.tls.names == {"DNS:front", "DNS:one"}
+    assert node.links.tls is not None
+    assert node.links.tls.names == frozenset({"DNS:front", "DNS:one"})
 
 
 async def test_another_file_of_keys_replaces_the_client_keys(
@@ -302,7 +319,7 @@ async def test_another_file_of_keys_replaces_the_client_keys(
     write_keys(tmp_path / "b.toml", "bob")
     node = front(text=KEYED)
     reloaded = await node.reload(("a.toml", "b.toml"))
-    assert node.assembly.gateway.keys.names(admin=False) == ["bob"]
+    assert node.gateway.keys.names(admin=False) == ["bob"]
     assert "gateway.keys is b.toml now, and was a.toml" in reloaded.changed
     assert reloaded.changed[-1] == "keys: 1 are known now"
 
@@ -325,15 +342,15 @@ async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
         assert reloaded.refused[0].startswith("the file changes nothing: ")
         assert reason in reloaded.refused[0]
         assert reloaded.changed == ("keys: 1 are known now",)
-        assert node.assembly.gateway.gate.admit_s == 5
-    assert node.assembly.gateway.keys.names(admin=False) == ["carol"]
+        assert node.gateway.gate.admit_s == 5
+    assert node.gateway.keys.names(admin=False) == ["carol"]
 
 
 async def test_o_nodes_that_were_drained_are_not_reported_as_starting(front: Front, autojump_clock: MockClock) -> None:
     node = front(ask_launcher=lambda: None)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",), "it may be starting still"
-    node.assembly.directory.linked("two", SimpleNamespace(peer=None))
+    node.assembly.directory.linked("two", Link(sim_pair()[0], Peer("front", serves_max=1)))
     assert (await node.reload(text=FILE + NEW)).starts == ()
 
 
@@ -375,7 +392,7 @@ async def test_each_key_that_takes_a_restart_is_named_once_by_each_reload(
                 ]
             ),
         }
-    assert node.assembly.gateway.limits.send_buffer_bytes == 262144
+    assert node.gateway.limits.send_buffer_bytes == 262144
 
 
 async def test_a_changed_engine_is_reported_by_its_node_alone_without_its_values(
@@ -414,13 +431,13 @@ async def test_turning_tls_on_takes_a_restart_and_another_certificate_does_not(
     lines = 'requests_max = 8\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
     plain, tls = front(), front(text=FILE.replace("requests_max = 8", lines.format("a")))
     reloaded = await plain.reload(("requests_max = 8", lines.format("a")))
-    assert (reloaded.changed, len(reloaded.not_changed), plain.assembly.gateway.tls) == ((), 2, None)
-    before = tls.assembly.gateway.tls
+    assert (reloaded.changed, len(reloaded.not_changed), plain.gateway.tls) == ((), 2, None)
+    before = tls.gateway.tls
     reloaded = await tls.reload(("a.pem", "b.pem"), ("a.key", "b.key"))
     assert (len(reloaded.changed), reloaded.not_changed) == (2, ())
-    assert tls.assembly.gateway.tls is not before
-    assert tls.assembly.gateway.certificate.certificate.name == "b.pem"
+    assert tls.gateway.tls is not before
+    assert tls.gateway.certificate == Certificate(tmp_path / "b.pem", tmp_path / "b.key")
     reloaded = await tls.reload(("a.pem", "b.pem"))  # its key does not belong to it
     assert reloaded.refused[0].startswith("the file changes nothing: ")
     assert "gateway.tls_certificate: the certificate " in reloaded.refused[0]
-    assert tls.assembly.gateway.certificate.key.name == "b.key"
+    assert tls.gateway.certificate == Certificate(tmp_path / "b.pem", tmp_path / "b.key")

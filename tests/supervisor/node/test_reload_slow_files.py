@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 import trio
@@ -25,13 +25,15 @@ from tests.supervisor.node.test_reload import FILE, KEYED, Front, front, write_k
 
 __all__ = ["front"]
 
+T = TypeVar("T")
+
 
 @pytest.fixture
-def dead_disk_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[partial[Any]]:
+def dead_disk_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[partial[None]]:
     """Return a function after which the disk of the file hangs, until the test is over."""
     reader, writer = os.pipe()
 
-    def hang(path) -> None:
+    def hang(path: Path) -> None:
         reading.note(path)
         os.read(reader, 1)
         raise StartFailed("the disk answers again")
@@ -41,16 +43,16 @@ def dead_disk_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[partial[Any]]:
 
 
 async def test_c1_a_file_that_does_not_answer_blocks_no_turn_and_its_keys_can_be_revoked_all_the_same(
-    front: Front, tmp_path: Path, dead_disk_after
+    front: Front, tmp_path: Path, dead_disk_after: partial[None]
 ) -> None:
     alices_headers = write_keys(tmp_path / "a.toml", "alice")
     threads, turns = FileThreads(within_s=0.5), []
 
-    async def reads(function):
+    async def reads(function: Callable[[], T], /) -> T:
         return await (threads if function == node.reloader._read else read_inline)(function)
 
     node = front(text=KEYED, reads=reads)
-    alice = node.assembly.gateway.keys.find(alices_headers)
+    alice = node.gateway.keys.find(alices_headers)
     write_keys(tmp_path / "a.toml", "bob")
     dead_disk_after()
 
@@ -71,7 +73,7 @@ async def test_c1_a_file_that_does_not_answer_blocks_no_turn_and_its_keys_can_be
 
 
 async def test_c1_few_threads_wait_for_a_dead_disk_and_further_reads_are_refused(
-    dead_disk_after, tmp_path: Path
+    dead_disk_after: partial[None], tmp_path: Path
 ) -> None:
     dead_disk_after()
     threads = FileThreads(within_s=0.2)  # of real time
@@ -90,26 +92,29 @@ async def test_c1_all_files_are_read_in_threads_before_any_value_is_applied(
         write_keys(tmp_path / f"{name}.toml", name * 4)
     lines = 'requests_max = 8\nkeys = "{0}.toml"\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
 
-    async def reads(function):
+    counts: list[int] = []
+
+    async def reads(function: Callable[[], T], /) -> T:
         with reading.recording_paths() as noted:
             result = await read_inline(function)
         counts.append(len(noted))
         return result
 
-    counts = []
     node = front(text=FILE.replace("requests_max = 8", lines.format("a")), reads=reads)
     with reading.recording_paths() as on_the_loop:
         reloaded = await node.reload((lines.format("a"), lines.format("b")))
     assert (on_the_loop, len(reloaded.changed), len(counts)) == ([], 4, 3)
     assert all(counts)
-    assert node.assembly.gateway.keys.names(admin=False) == ["bbbb"]
+    assert node.gateway.keys.names(admin=False) == ["bbbb"]
 
 
 @pytest.fixture
 def slow(front: Front) -> Callable[..., Any]:
     """Return a function that makes a node whose reads take a second each; `most` is how many ran at the same time."""
 
-    async def reads(function):
+    made: Any = None
+
+    async def reads(function: Callable[[], T], /) -> T:
         made.read.append(function)
         made.at_once += 1
         made.most = max(made.most, made.at_once)
@@ -117,18 +122,17 @@ def slow(front: Front) -> Callable[..., Any]:
         made.at_once -= 1
         return function()
 
-    def make(**given: Any):
+    def make(**given: Any) -> Any:
         nonlocal made
         made = front(reads=reads, **given)
         made.read, made.at_once, made.most = [], 0, 0
         return made
 
-    made: Any = None
     return make
 
 
 async def test_c1_reloads_run_one_after_the_other_and_requests_that_wait_share_the_next(
-    slow, autojump_clock: MockClock
+    slow: Callable[..., Any], autojump_clock: MockClock
 ) -> None:
     node, began, results = slow(), trio.current_time(), []
 
@@ -148,7 +152,7 @@ async def test_c1_reloads_run_one_after_the_other_and_requests_that_wait_share_t
 
 
 async def test_c1_a_reload_that_has_begun_is_completed_although_its_caller_leaves(
-    slow, tmp_path: Path, autojump_clock: MockClock
+    slow: Callable[..., Any], tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     for name in ("a", "b"):
         write_keys(tmp_path / f"{name}.toml", name * 4)
@@ -161,11 +165,13 @@ async def test_c1_a_reload_that_has_begun_is_completed_although_its_caller_leave
         with trio.move_on_after(0.5):
             await node.reloader.reload()
         await trio.sleep(2)
-    assert node.assembly.gateway.gate.requests_max == 4
-    assert (node.assembly.gateway.keys.names(admin=False), asked) == (["bbbb"], ["start new nodes"])
+    assert node.gateway.gate.requests_max == 4
+    assert (node.gateway.keys.names(admin=False), asked) == (["bbbb"], ["start new nodes"])
 
 
-async def test_o_a_reload_that_waits_for_a_disk_does_not_delay_a_shutdown(slow, autojump_clock: MockClock) -> None:
+async def test_o_a_reload_that_waits_for_a_disk_does_not_delay_a_shutdown(
+    slow: Callable[..., Any], autojump_clock: MockClock
+) -> None:
     node, asked = slow(), []
     node.reloader.ask_launcher = lambda: asked.append("start new nodes")
     async with node.running() as nursery:
@@ -181,7 +187,7 @@ async def test_a_bug_in_a_reload_is_reported_to_its_caller_and_the_next_reload_w
     front: Front, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     node = front()
-    node.reloader.set_drain_s = None
+    node.reloader.set_drain_s = None  # type: ignore[assignment]  # the bug
     node.file.write_text(FILE.replace("drain_s = 30", "drain_s = 3"))
     async with node.running():
         with pytest.raises(InternalError):
@@ -198,7 +204,7 @@ async def test_o_no_reload_takes_longer_than_its_caller_waits(
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     lines = 'requests_max = 8\ntls_certificate = "a.pem"\ntls_key = "a.key"'
 
-    async def hangs(function):
+    async def hangs(_: Callable[[], object], /) -> NoReturn:
         await trio.sleep(deadlines.FILE_READ_TIMEOUT_S)
         raise StartFailed("the disk does not answer")
 
