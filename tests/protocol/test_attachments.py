@@ -17,6 +17,7 @@ from protocol.frames import (
     End,
     Ended,
     Fail,
+    Frame,
     FrameReader,
     Hello,
     Item,
@@ -58,7 +59,7 @@ class Pair:
 
     def settle(self) -> tuple[list[Any], list[Any]]:
         """Carry all messages; return the frames that either end yields."""
-        received = [], []
+        received: tuple[list[Any], list[Any]] = ([], [])
         while self.near.ready or self.far.ready:
             received[0].extend(self.to_near())
             received[1].extend(self.to_far())
@@ -69,7 +70,7 @@ class Pair:
         self.near.send(Open(stream, b"ask", credit, attached=len(data)), views(data) if data else ())
         return stream
 
-    def open(self, **fields: int) -> None:
+    def open(self, **fields: Any) -> None:
         """Open a stream whose request has arrived."""
         self.ask(**fields)
         self.settle()
@@ -89,15 +90,15 @@ def pair() -> Pair:
     return Pair()
 
 
-def receive(peer, data: bytes) -> list[Any]:
+def receive(peer: Peer, data: bytes) -> list[Any]:
     return [(frame, bytes(peer.attached)) for frame in peer.receive_data(data)]
 
 
-def frames(data) -> list[Any]:
+def frames(data: bytes) -> list[Any]:
     return list(FrameReader().feed(data))
 
 
-def facing(*sent: object, streams: int = 4, **fields: Any) -> tuple[Peer, Any]:
+def facing(*sent: Frame, streams: int = 4, **fields: Any) -> tuple[Peer, Any]:
     """Return an end that serves, and the frames that it yields of those that an asker has sent."""
     peer = Peer("here", serves_max=streams, **fields)
     yielded = receive(peer, b"".join(map(encode, (Hello(VERSION, "there", streams), *sent))))[1:]
@@ -105,7 +106,7 @@ def facing(*sent: object, streams: int = 4, **fields: Any) -> tuple[Peer, Any]:
     return peer, yielded
 
 
-def asking(*sent: object, **fields: Any) -> tuple[Any, Any]:
+def asking(*sent: Frame, **fields: Any) -> tuple[Any, Any]:
     """Return an end that asks, and the frames that it yields of those that an answerer has sent."""
     peer, _ = facing(**fields)
     peer.send(Open(1, b"", 9))
@@ -141,7 +142,7 @@ def test_small_buffers_are_sent_together(pair: Pair) -> None:
 
 
 def test_buffers_of_other_shapes_are_their_bytes(pair: Pair) -> None:
-    grid = memoryview(bytes_of(64)).cast("f", (4, 4))
+    grid: memoryview[Any] = memoryview(bytes_of(64)).cast("f", (4, 4))
     pair.near.send(Open(1, b"", 1, attached=64), (grid,))
     assert pair.settle()[1][0][1] == bytes_of(64)
 
@@ -460,7 +461,7 @@ def test_more_than_the_receiver_holds_is_a_violation() -> None:
 
 def test_more_bytes_in_flight_than_the_window_are_a_violation() -> None:
     piece = bytes(PIECE_BYTES)
-    window = [Open(1, b"", 0, attached=1 << 20), *[RequestData(1, piece)] * 4]
+    window: list[Frame] = [Open(1, b"", 0, attached=1 << 20), *[RequestData(1, piece)] * 4]
     facing(*window)
     with pytest.raises(PeerViolation, match="327680 attached bytes on their way; the limit is 262144"):
         facing(*window, RequestData(1, piece))
@@ -507,7 +508,7 @@ def test_a_repeated_window_update_is_a_violation(pair: Pair) -> None:
     ],
     ids=repr,
 )
-def test_pieces_that_do_not_fit_their_frame_are_a_violation(sent: tuple[object, ...]) -> None:
+def test_pieces_that_do_not_fit_their_frame_are_a_violation(sent: tuple[Frame, ...]) -> None:
     with pytest.raises(PeerViolation):
         asking(*sent)
 

@@ -41,7 +41,7 @@ def test_common_grammars_pass(sample: Sample) -> None:
     ],
 )
 def test_b2_consecutive_parts_that_may_each_be_empty_are_counted_at_any_depth(text: str) -> None:
-    assert "parts in a row that may each be empty" in regex(text)
+    assert "parts in a row that may each be empty" in str(regex(text))
 
 
 def test_the_limits_are_exact() -> None:
@@ -49,10 +49,10 @@ def test_the_limits_are_exact() -> None:
     assert regex("a*" * (EMPTIES_MAX + 1)) is not None
     assert regex("a*b" * EMPTIES_MAX) is None  # no two beside each other
     assert regex(f"a{{{COUNT_MAX}}}") is None
-    assert "100,001" in regex(f"a{{{COUNT_MAX + 1}}}")
-    assert "1,000,000" in regex("((a{100}){100}){100}")
+    assert "100,001" in str(regex(f"a{{{COUNT_MAX + 1}}}"))
+    assert "1,000,000" in str(regex("((a{100}){100}){100}"))
     assert regex("(" * DEPTH_MAX + "a" + ")" * DEPTH_MAX) is None
-    assert "nested" in regex("(" * (DEPTH_MAX + 1) + "a" + ")" * (DEPTH_MAX + 1))
+    assert "nested" in str(regex("(" * (DEPTH_MAX + 1) + "a" + ")" * (DEPTH_MAX + 1)))
 
 
 @pytest.mark.parametrize("text", [r"[(*)*]" * 300, r"\(\*" * 300, r"\*\?" * 300, "[]a*?]" * 300, "a{,x}" * 300])
@@ -74,7 +74,7 @@ def test_operators_in_a_class_or_behind_a_backslash_are_text(text: str) -> None:
 )
 def test_the_rules_of_an_ebnf_grammar_are_checked(text: str, reason: str | None) -> None:
     sentence = ebnf(text)
-    assert sentence is None if reason is None else reason in sentence
+    assert sentence is None if reason is None else reason in str(sentence)
 
 
 def test_patterns_in_schemas_and_structural_tags_are_checked() -> None:
@@ -82,12 +82,13 @@ def test_patterns_in_schemas_and_structural_tags_are_checked() -> None:
     schema = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": bad}}}
     of_keys = {"type": "object", "patternProperties": {bad: {}}}
     for value in (schema, of_keys):
-        sentence = find_mistake(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value)))
+        sentence = str(find_mistake(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))))
         assert sentence.startswith(
             "this JSON schema cannot be used because of a regular expression in it: it has 300 parts"
         )
     tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": 'root ::= s\ns ::= s s | ""'}}
-    assert "an EBNF grammar in it: its rule s" in find_mistake(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag)))
+    sentence = str(find_mistake(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag))))
+    assert "an EBNF grammar in it: its rule s" in sentence
     assert find_mistake(Grammar(GrammarKind.JSON_SCHEMA, "no JSON")) is None  # the compiler refuses it
 
 

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import hmac as standard_hmac
 from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -49,7 +50,11 @@ def dialer(
 
 
 def listener(
-    node: str = "back", cluster: str = "demo", secret: bytes = SECRET, nonce: bytes = b"l" * 32, expects=None
+    node: str = "back",
+    cluster: str = "demo",
+    secret: bytes = SECRET,
+    nonce: bytes = b"l" * 32,
+    expects: str | None = None,
 ) -> Greeter:
     return Greeter("listens", cluster, node, secret, nonce, expects)
 
@@ -85,16 +90,16 @@ class Exchange:
             if greeter.final_message:
                 self._send(end, [greeter.final_message])
 
-    def play(self, choices: list[int] | tuple[int, ...] = ()) -> Exchange:
-        choices = deque(choices)
+    def play(self, choices: Iterable[int] = ()) -> Exchange:
+        left = deque(choices)
         while turns := self.turns():
-            self.turn(turns[choices.popleft() % len(turns) if choices else 0])
+            self.turn(turns[left.popleft() % len(turns) if left else 0])
         return self
 
     @property
     def sentences(self) -> list[str | None]:
         assert all(error is None or type(error) is PeerRefused for error in self.failed)
-        return [error and str(error) for error in self.failed]
+        return [None if error is None else str(error) for error in self.failed]
 
     @property
     def peers(self) -> list[str | None]:
@@ -226,7 +231,11 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
         ),
     ],
 )
-def test_both_ends_name_the_reason_of_a_refusal(ends, sentences: tuple[str, str], order: tuple[int, ...]) -> None:
+def test_both_ends_name_the_reason_of_a_refusal(
+    ends: tuple[Callable[..., Greeter], dict[str, Any], dict[str, Any]],
+    sentences: tuple[str, str],
+    order: tuple[int, ...],
+) -> None:
     make, one, other = ends
     exchange = Exchange(make(**one), listener(**other)).play(order)
     assert exchange.sentences == list(sentences)
@@ -363,11 +372,11 @@ def test_an_invalid_message_is_a_violation_that_both_ends_report(messages: list[
 @pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines", "\u202egnp", "\x1b[2J", "nul\0"])
 @pytest.mark.parametrize("what", ["node", "cluster"])
 def test_a_name_that_could_forge_log_lines_is_refused_at_both_ends(what: str, name: str) -> None:
-    body = asdict(Greeting(VERSION, "demo", "back", b"x" * 32))
-    sentence = refusal(dialer(), raw(1, {**body, what: name}), kind=PeerViolation)
+    body, fields = asdict(Greeting(VERSION, "demo", "back", b"x" * 32)), dict[str, Any]({what: name})
+    sentence = refusal(dialer(), raw(1, {**body, **fields}), kind=PeerViolation)
     assert sentence == f"a Greeting that cannot be read: the name of a {what} is 1 to 128 printable characters"
     with pytest.raises(ValueError, match=f"the name of a {what}"):
-        dialer(**{what: name})
+        dialer(**fields)
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
@@ -511,7 +520,9 @@ def test_a_proof_covers_the_incarnation(other: Incarnation) -> None:
     assert (there.peer, there.peer_incarnation) == ("front", Incarnation("run", 9))
     deceived = listener()
     deceived.start()
-    deceived.receive(encode(evolve(decode(greeting), incarnation=other)))
+    decoded = decode(greeting)
+    assert isinstance(decoded, Greeting)
+    deceived.receive(encode(evolve(decoded, incarnation=other)))
     with pytest.raises(PeerRefused):
         deceived.receive(proof)
 

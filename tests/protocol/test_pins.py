@@ -9,7 +9,7 @@ name stands here that a rename could change along with the wire. To renew the pi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from hashlib import sha256
 from itertools import count
@@ -27,7 +27,7 @@ from protocol.openapi.document import document
 from supervisor.gateway.http.routes import ROUTES
 
 PINS = Path(__file__).with_name("pins.json")
-SETS = {"frames": frames, "messages": codec, "greeting": greeting}
+SETS: dict[str, Any] = {"frames": frames, "messages": codec, "greeting": greeting}
 CONSTRAINED = {  # by the names of fields, as the wire has them: what their classes check
     ("version", int): frames.VERSION,
     ("nonce", bytes): b"n" * 32,
@@ -36,7 +36,7 @@ CONSTRAINED = {  # by the names of fields, as the wire has them: what their clas
     ("shape", tuple[int, ...]): (2, 0),
 }
 TRACE = {"id": "1" * 32, "span": "2" * 16, "parent": "3" * 16, "state": "a=b"}
-SCALARS = {
+SCALARS: dict[type, Callable[[Iterator[int]], object]] = {
     int: next,
     float: lambda numbers: next(numbers) + 0.5,
     str: lambda numbers: f"s{next(numbers)}",
@@ -45,7 +45,7 @@ SCALARS = {
 }
 
 
-def example(hint, numbers, *, full):
+def example(hint: Any, numbers: Iterator[int], *, full: bool) -> Any:
     """Return a value of a type; numbers count up, so that a swap of two fields of the same type is detected."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in {Union, UnionType}:
@@ -59,7 +59,7 @@ def example(hint, numbers, *, full):
     return list(hint)[-1] if issubclass(hint, StrEnum) else SCALARS[hint](numbers)
 
 
-def container(origin, arguments: tuple[Any, ...], numbers, *, full):
+def container(origin: Any, arguments: tuple[Any, ...], numbers: Iterator[int], *, full: bool) -> Any:
     """Return a dictionary with one entry, or an array with two: for an enumeration, with all of its values."""
     if origin is dict or (origin is tuple and arguments[1:] != (...,)):
         values = [example(each, numbers, full=full) for each in arguments]
@@ -69,7 +69,7 @@ def container(origin, arguments: tuple[Any, ...], numbers, *, full):
     return origin(example(arguments[0], numbers, full=full) for _ in range(2 if full else 0))
 
 
-def instance(cls, numbers, *, full):
+def instance(cls: Any, numbers: Iterator[int], *, full: bool) -> Any:
     """Return a message with all of its fields given, or with its defaults wherever it has any."""
     hints = get_type_hints(cls)
     if hints.keys() >= TRACE.keys():
@@ -79,13 +79,13 @@ def instance(cls, numbers, *, full):
     return cls(**{name: fixed.get(name) or example(hint, numbers, full=full) for name, hint in fields.items()})
 
 
-def examples(kinds) -> Iterator[tuple[Any, list[Any]]]:
+def examples(kinds: Mapping[int, type]) -> Iterator[tuple[Any, list[Any]]]:
     """Yield every kind's number with two messages of it."""
     for number, cls in sorted(kinds.items()):
         yield number, [instance(cls, count(1), full=full) for full in (False, True)]
 
 
-def enumerations(cls, found) -> None:
+def enumerations(cls: Any, found: set[tuple[StrEnum, ...]]) -> None:
     """Collect the values of every enumeration that a message may hold, however deep."""
     hints = [cls] if isinstance(cls, type) and get_origin(cls) is None else get_args(cls)
     for hint in hints:
@@ -119,14 +119,14 @@ def errors() -> dict[Any, Any]:
 
 
 def values() -> list[Any]:
-    found = set()
+    found: set[tuple[StrEnum, ...]] = set()
     for module in SETS.values():
         for cls in module.KINDS.values():
             enumerations(cls, found)
     return sorted(map(list, found))
 
 
-def digest(value) -> str:
+def digest(value: object) -> str:
     return sha256(msgspec.json.encode(value)).hexdigest()
 
 
@@ -134,14 +134,14 @@ def served(*, keys_wanted: bool) -> dict[str, Any]:
     return document("0", ROUTES.operations, models=("tiny", "large"), keys_wanted=keys_wanted)
 
 
-def shape(value):
+def shape(value: Any) -> Any:
     """Return a document without its sentences, which people read and programs do not."""
     if isinstance(value, Mapping):
         return {key: shape(each) for key, each in value.items() if not (is_sentence(key) and isinstance(each, str))}
     return [shape(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def is_sentence(key) -> bool:
+def is_sentence(key: object) -> bool:
     return key in {"description", "summary"}
 
 

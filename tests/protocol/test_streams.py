@@ -33,6 +33,8 @@ from protocol.peer import Peer, PeerStatistics
 from protocol.streams import CREDIT_MAX, NEXT, Streams
 
 FRAMES = {Open, RequestData, Credit, Cancel, Item, ReplyData, End, Fail}
+Numbers = tuple[dict[int, int], dict[int, int]]  # by stream, of either end
+Bodies = tuple[dict[int, list[bytes]], dict[int, list[bytes]]]
 
 
 class TwoEnds(RuleBasedStateMachine):
@@ -48,18 +50,18 @@ class TwoEnds(RuleBasedStateMachine):
             Peer("right", serves_max=2, attached_bytes_max=30),
         )
         self.wires = (bytearray(), bytearray())  # wires[i]: from end i
-        self.granted = ({}, {})  # the units that each end has granted to the streams it opened
-        self.spent = ({}, {})  # the units that each end has spent on the streams it serves
-        self.credit = ({}, {})  # by stream that each end still answers: the credit that it has been granted
-        self.attached = {}  # by body, of which no two are equal: its attachment
-        self.sent = ({}, {})  # the replies that each end has sent on the streams it serves
-        self.received = ({}, {})  # the replies that each end has received on the streams it opened
+        self.granted: Numbers = ({}, {})  # the units that each end has granted to the streams it opened
+        self.spent: Numbers = ({}, {})  # the units that each end has spent on the streams it serves
+        self.credit: Numbers = ({}, {})  # by stream that each end still answers: the credit that it has been granted
+        self.attached: dict[bytes, bytes] = {}  # by body, of which no two are equal: its attachment
+        self.sent: Bodies = ({}, {})  # the replies that each end has sent on the streams it serves
+        self.received: Bodies = ({}, {})  # the replies that each end has received on the streams it opened
 
     which = st.integers(0, 1)
     sizes = st.sampled_from((0, 0, 1, 3, 8, 20))
 
     @initialize(greeted=st.sampled_from((True, True, True, False)), eager=st.booleans())
-    def greets(self, greeted, eager) -> None:
+    def greets(self, greeted: bool, eager: bool) -> None:
         self.eager = eager
         for end in (0, 1):
             self.writes(end)  # Hello
@@ -70,7 +72,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.opens(1, 5, 0)
             self.settles()
 
-    def send(self, end, frame, views: tuple[memoryview[int], ...] = ()) -> bool:
+    def send(self, end: int, frame: Frame, views: tuple[memoryview[int], ...] = ()) -> bool:
         """Send a frame, unless too much is attached already; return whether it was sent."""
         try:
             self.ends[end].send(frame, views)
@@ -81,13 +83,13 @@ class TwoEnds(RuleBasedStateMachine):
         return True
 
     @rule(end=which)
-    def writes(self, end) -> None:
+    def writes(self, end: int) -> None:
         ready = self.ends[end].ready
         data = self.ends[end].data_to_send()
         assert bool(data) == ready
         self.wires[end].extend(data)
 
-    def body(self, size) -> tuple[bytes, tuple[memoryview[int], memoryview[int]] | tuple[()]]:
+    def body(self, size: int) -> tuple[bytes, tuple[memoryview[int], memoryview[int]] | tuple[()]]:
         """Return a new body, and a new attachment for it."""
         number = len(self.attached)
         body = b"%d" % number
@@ -109,19 +111,19 @@ class TwoEnds(RuleBasedStateMachine):
                 self.received[end][stream] = []
 
     @rule(end=which, data=st.data(), units=st.integers(0, 2))
-    def grants(self, end, data, units) -> None:
+    def grants(self, end: int, data: st.DataObject, units: int) -> None:
         if streams := self.live(self.ends[end].asked, ("open", "closed")):
             stream = data.draw(st.sampled_from(streams))
             self.send(end, Credit(stream, units))
             self.granted[end][stream] += units
 
     @rule(end=which, data=st.data())
-    def leaves(self, end, data) -> None:
+    def leaves(self, end: int, data: st.DataObject) -> None:
         if streams := self.live(self.ends[end].asked, ("open",)):
             self.send(end, Cancel(data.draw(st.sampled_from(streams)), "left"))
 
     @rule(end=which, data=st.data(), size=sizes)
-    def replies(self, end, data, size) -> None:
+    def replies(self, end: int, data: st.DataObject, size: int) -> None:
         if streams := sorted(self.credit[end]):
             stream = data.draw(st.sampled_from(streams))
             units = data.draw(st.integers(0, min(2, self.ends[end].served.credit(stream))))
@@ -131,14 +133,15 @@ class TwoEnds(RuleBasedStateMachine):
                 self.sent[end].setdefault(stream, []).append(body)
 
     @rule(end=which, data=st.data())
-    def ends_one(self, end, data) -> None:
+    def ends_one(self, end: int, data: st.DataObject) -> None:
         if streams := sorted(self.credit[end]):
             stream = data.draw(st.sampled_from(streams))
-            self.send(end, data.draw(st.sampled_from((End(stream, b""), Fail(stream, "internal", "x")))))
+            last: tuple[Frame, Frame] = (End(stream, b""), Fail(stream, "internal", "x"))
+            self.send(end, data.draw(st.sampled_from(last)))
             del self.credit[end][stream]
 
     @rule(end=which, data=st.data())
-    def steps(self, end, data) -> None:
+    def steps(self, end: int, data: st.DataObject) -> None:
         served = self.ends[end].served
         if streams := [stream for stream in sorted(self.credit[end]) if served.owed(stream) == (0, 0)]:
             chosen = data.draw(st.lists(st.sampled_from(streams), unique=True))
@@ -262,7 +265,7 @@ def opened(credit: int = 2, streams_max: int = 4) -> Streams:
     return streams
 
 
-def frame(kind: object, stream: int = 1) -> object:
+def frame(kind: type, stream: int = 1) -> Any:
     return {
         Open: Open(stream, b"", 1),
         RequestData: RequestData(stream, b"1"),
@@ -284,7 +287,8 @@ def in_state(state: str, kind: type | None = None) -> Streams:
     if kind is ReplyData:
         streams.step(Item(1, b"", 1, attached=1))
     if state != "open":
-        streams.step({"leaving": Cancel(1, "x"), "closed": Fail(1, "internal", "x")}[state])
+        last: dict[str, Cancel | Fail] = {"leaving": Cancel(1, "x"), "closed": Fail(1, "internal", "x")}
+        streams.step(last[state])
     return streams
 
 

@@ -1,7 +1,7 @@
 """What the tests of several dialects share: hostile requests, checks of their errors, and strict readers of answers."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.chat import ChatRequest
+from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.completions import CompletionRequest
 from protocol.dialects.http import error_body
 from protocol.errors import BadRequest, RequestError
@@ -49,7 +50,7 @@ LISTED = [  # their log probabilities as chat completions and Responses have the
 
 
 def check_answered_or_refused(
-    value,
+    value: object,
     base: dict[str, Any],
     parse: Callable[[bytes], ChatRequest | CompletionRequest],
     to_respond: Callable[..., Respond],
@@ -88,7 +89,7 @@ def whole_body(builder: AnswerBuilder, replies: Iterable[Started | Text | Choice
     return b"".join(builder.finish(answered).pieces())
 
 
-def extras(model):
+def extras(model: BaseModel) -> Iterator[str]:
     """Return every key that the types of the `openai` package do not declare."""
     for name, value in dict(model).items():
         for each in value if isinstance(value, list) else [value]:
@@ -124,7 +125,7 @@ def ended(choice: int = 0, reason: FinishReason = FinishReason.STOP) -> ChoiceEn
     return ChoiceEnded(reason, choice)
 
 
-def streamed(chunks, replies: tuple[Text | ChoiceEnded, ...] | Sequence[Any], answered: Answered):
+def streamed(chunks: ChoiceChunks, replies: Sequence[Text | ChoiceEnded], answered: Answered) -> bytes:
     """Return the bytes that a gateway sends for these replies and their end."""
     sent = [chunks.text(reply) if isinstance(reply, Text) else chunks.choice_ended(reply) for reply in replies]
     return b"".join(sent) + chunks.finish(answered)

@@ -18,9 +18,9 @@ import attrs
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors.kit.calls import Answer, mailbox
+from actors.kit.calls import Address, Answer, mailbox
 from actors.kit.offload import run_inline
-from actors.processor import processor
+from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.text.model import TextModel, load
 from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
@@ -153,11 +153,12 @@ async def rig(
     total_s: float = 600.0,
     routes: RouteTable = ROUTES,
     new_id: Callable[[], str] | None = None,
-    **limits: float,
+    **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Serve the model `tiny` on a free port of loopback."""
     worker = worker or Worker()
     metrics = Metrics()
+    asked: Address[TextRequest, TextReply, TextResult]
     asked, inbox = mailbox(requests_max)
     numbers = count(1)
     unready: list[str] = []
@@ -211,12 +212,13 @@ class Reply:
     whole: bool  # it had its orderly end
 
     @property
-    def json(self):
+    def json(self) -> Any:
         return json.loads(self.body)
 
     @property
     def error(self) -> dict[str, Any]:
-        return self.json["error"]
+        error: dict[str, Any] = self.json["error"]
+        return error
 
     @property
     def events(self) -> list[str]:
@@ -244,9 +246,9 @@ def head(method: str = "GET", path: str = "/health", *, host: str = "127.0.0.1",
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def handshake(path: str = "/v1/responses", **headers: str) -> bytes:
+def handshake(path: str = "/v1/responses", **headers: str | None) -> bytes:
     """Return a WebSocket handshake; a header that is None is left out."""
-    given = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
+    given: dict[str, Any] = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": 13}
     given |= {"sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ=="} | headers
     return head("GET", path, **{name: value for name, value in given.items() if value is not None})
 
@@ -347,12 +349,13 @@ class Client:
             raise EOFError("half a frame")
         return start[0], payload
 
-    async def event(self):
+    async def event(self) -> dict[str, Any]:
         kind, payload = await self.frame()
         assert kind == 0x81, (kind, payload)
-        return json.loads(payload)
+        event: dict[str, Any] = json.loads(payload)
+        return event
 
-    async def events(self, *last: str) -> list[Any]:
+    async def events(self, *last: str) -> list[dict[str, Any]]:
         """Read events up to one whose type is in `last`, or to the end of a response."""
         events = []
         while True:
@@ -387,7 +390,7 @@ def frame(payload: bytes, first: int = 0x81) -> bytes:
     return bytes([first]) + length + bytes(4) + payload
 
 
-def create(prompt: str = "n=5", **fields: Any) -> dict[str, object]:
+def create(prompt: object = "n=5", **fields: Any) -> dict[str, object]:
     return {"type": "response.create", "model": "tiny", "input": prompt, **fields}
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from protocol.dialects.responses import FINAL_EVENTS
 from tests.rig.gateway import Client, Rig
 
 
-def types(events) -> list[Any]:
+def types(events: Iterable[Mapping[str, Any]]) -> list[Any]:
     return [event["type"] for event in events]
 
 
-def output_text(events) -> str:
+def output_text(events: Iterable[Mapping[str, Any]]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
@@ -29,9 +30,9 @@ async def error_code(client: Client, event: object) -> str:
     return code
 
 
-async def collected(client: Client, responses: int) -> dict[Any, Any]:
+async def collected(client: Client, responses: int) -> dict[Any, list[dict[str, Any]]]:
     """Read until so many responses have ended, and return their events by lane."""
-    lanes = {}
+    lanes: dict[Any, list[dict[str, Any]]] = {}
     while responses:
         event = await client.event()
         lanes.setdefault(event.get("stream_id"), []).append(event)
@@ -44,4 +45,5 @@ async def whole(client: Client, *requests: dict[str, Any]) -> dict[str, Any]:
     for request in requests:
         await client.say(request)
         last = (await client.events())[-1]
-    return last["response"]
+    response: dict[str, Any] = last["response"]
+    return response

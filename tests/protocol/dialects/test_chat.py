@@ -212,7 +212,7 @@ MESSAGES = st.lists(
 
 @settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | MESSAGES, max_size=6))
-def test_any_json_is_answered_or_refused(value) -> None:
+def test_any_json_is_answered_or_refused(value: object) -> None:
     check_answered_or_refused(value, BASE, parse, to_respond)
 
 

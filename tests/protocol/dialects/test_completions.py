@@ -13,7 +13,6 @@ from protocol.dialects import completions
 from protocol.dialects.completions import Chunks, CompletionRequest, completion_id, parse, to_respond
 from protocol.dialects.prompt import IDS_MAX
 from protocol.errors import BadRequest, EngineLost, Unsupported
-from protocol.kind import Message
 from protocol.messages import FinishReason, Started, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
 from tests.rig.dialects import (
@@ -193,7 +192,7 @@ NAMES = sorted({*CompletionRequest.harmless, *(field.name for field in attrs.fie
 
 @settings(deadline=None, max_examples=150)
 @given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values, max_size=6))
-def test_any_json_is_answered_or_refused(value) -> None:
+def test_any_json_is_answered_or_refused(value: object) -> None:
     check_answered_or_refused(value, BASE, parse, to_respond)
 
 
@@ -207,7 +206,7 @@ def test_any_list_is_a_prompt_or_refused_by_its_path(prompt: list[Any]) -> None:
         flat = prompt if isinstance(prompt[0], list | str) else [prompt]
         assert [*got.texts, *map(list, got.token_lists)] == flat
     else:
-        assert got.param.startswith("prompt")
+        assert str(got.param).startswith("prompt")
 
 
 def outcome(prompt: list[Any]) -> Respond | BadRequest:
@@ -221,7 +220,7 @@ def outcome(prompt: list[Any]) -> Respond | BadRequest:
 # Answers ----------------------------------------------------------------------------------
 
 
-def check(text: bytes, *, streamed: bool = False, unknown: tuple[()] | list[Any] = ()):
+def check(text: bytes, *, streamed: bool = False, unknown: Sequence[str] = ()) -> Any:
     """Parse with the class of the `openai` package, which requires a finish reason that chunks do not have."""
     data = json.loads(text)
     for choice in data["choices"]:
@@ -238,7 +237,7 @@ def lines_of(asked: CompletionRequest, *replies: Text | ChoiceEnded) -> list[byt
     return lines
 
 
-def gathered(asked: CompletionRequest, *replies: Text | ChoiceEnded | Message) -> bytes:
+def gathered(asked: CompletionRequest, *replies: Started | Text | ChoiceEnded) -> bytes:
     return whole_body(completions.Completion(asked, request_id=ID, created=1694268190), replies, WHOLE)
 
 
@@ -337,6 +336,7 @@ def test_token_ids_are_returned_if_requested() -> None:
 
 
 def test_an_answer_in_one_piece() -> None:
+    replies: list[Started | Text | ChoiceEnded]
     replies = [Started(), Text("b", 1, 1), Text("a", 1), Text("c", 1, 1), ended(1, FinishReason.LENGTH), ended()]
     answer = check(gathered(request(prompt=["x", "y"]), *replies))
     assert (answer["id"], answer["object"]) == (completion_id(ID), "text_completion")
@@ -348,6 +348,6 @@ def test_an_answer_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize("replies", [[], [ended(0)], [ended(0), Text("x", 1, 1)]])
-def test_an_answer_in_one_piece_needs_every_choice_to_have_ended(replies: Sequence[ChoiceEnded | Message]) -> None:
+def test_an_answer_in_one_piece_needs_every_choice_to_have_ended(replies: Sequence[Text | ChoiceEnded]) -> None:
     with pytest.raises(AssertionError):
         gathered(request(n=2), *replies)

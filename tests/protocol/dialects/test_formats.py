@@ -18,7 +18,7 @@ from protocol.strict.mistakes import Mistake
 
 
 def deep(levels: int) -> dict[str, Any]:
-    value = {}
+    value: dict[str, Any] = {}
     for _ in range(levels - 1):
         value = {'a"]}\\': value}
     return value
@@ -57,7 +57,7 @@ def test_brackets_in_strings_do_not_nest() -> None:
 
 
 def test_lists_count_as_nesting() -> None:
-    value = "x"
+    value: Any = "x"
     for _ in range(JSON_LEVELS_MAX):
         value = [value]
     refused({"a": value}, JsonObject, None)

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -34,7 +34,8 @@ COMPLETION = {"model": "m", "prompt": "Hi"}
 POSTED = {"model": "m", "input": "Hi"}
 CREATE = {"type": "response.create", "model": "m", "input": "Hi"}
 
-DIALECTS = {
+Row = tuple[Callable[[Any], Any], Callable[..., Respond] | None, dict[str, Any], tuple[type[Any], ...]]
+DIALECTS: dict[str, Row] = {
     "chat": (chat.parse, chat.to_respond, CHAT, (chat.ChatRequest,)),
     "completions": (completions.parse, completions.to_respond, COMPLETION, (completions.CompletionRequest,)),
     "posted": (responses.parse_http, responses.to_respond, POSTED, (responses.CreateHttp,)),
@@ -47,6 +48,7 @@ ALL = ["chat", "completions", "posted", "socket"]
 
 def respond(dialect: str, **fields: Any) -> Respond:
     parse, to_respond, base, _ = DIALECTS[dialect]
+    assert to_respond is not None
     return to_respond(parse(json.dumps(base | fields)), request_id=ID)
 
 
@@ -55,7 +57,7 @@ def refused(dialect: str, param: str, kind: type[BadRequest] = BadRequest, **fie
     return check_refused(parse, base | fields, kind, param)
 
 
-def check_limits(dialect: str, field: str, fine: Iterable[object], wrong: Iterable[object]) -> None:
+def check_limits(dialect: str, field: str, fine: Iterable[Any], wrong: Iterable[Any]) -> None:
     for value in (*fine, None):
         respond(dialect, **{field: value})
     for value in wrong:
@@ -211,7 +213,7 @@ FIELDS = [
 ]
 
 
-def outcome(parse, data):
+def outcome(parse: Callable[[str], Any], data: object) -> Any:
     """Return the request that data become, or the error."""
     try:
         return parse(json.dumps(data))
@@ -222,14 +224,14 @@ def outcome(parse, data):
 @settings(deadline=None, max_examples=500)
 @given(st.sampled_from(FIELDS), json_values)
 def test_any_value_in_any_field_is_accepted_or_refused_by_its_field(
-    where, value: list[Any] | dict[str, Any] | float | str | None
+    where: tuple[str, str], value: list[Any] | dict[str, Any] | float | str | None
 ) -> None:
     dialect, name = where
     parse, to_respond, base, (cls, *_) = DIALECTS[dialect]
     result = outcome(parse, base | {name: value})
     if isinstance(result, RequestError):
         assert isinstance(result, BadRequest)
-        assert result.param.startswith(name)
+        assert str(result.param).startswith(name)
         json.loads(error_body(result))
     elif to_respond is not None and isinstance(result, cls):
         asked = to_respond(result, request_id=ID)

@@ -108,7 +108,7 @@ def test_token_ids_are_read_and_written() -> None:
 def test_long_answers_are_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, sizes = tokens._encode, []
 
-    def recorded(value) -> bytes:
+    def recorded(value: Any) -> bytes:
         sizes.append(len(value))
         return encode(value)
 

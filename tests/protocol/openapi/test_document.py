@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from copy import deepcopy
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -47,7 +49,7 @@ BEYOND = re.compile(
 )
 
 
-def valid(schema, value):
+def valid(schema: Any, value: Any) -> bool:
     """Return whether a value is valid by a schema, by the keywords that these schemas use."""
     if "$ref" in schema:
         return valid(SCHEMAS[schema["$ref"].rpartition("/")[2]], value)
@@ -55,7 +57,7 @@ def valid(schema, value):
 
 
 ANNOTATIONS = {"description", "contentMediaType", "then", "example"}
-CHECKS = {
+CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "type": lambda schema, value: type(value) in KINDS[schema["type"]],
     "enum": lambda schema, value: any(same(value, each) for each in schema["enum"]),
     "const": lambda schema, value: same(value, schema["const"]),
@@ -87,20 +89,20 @@ CHECKS = {
 }
 
 
-def same(value, other):
+def same(value: object, other: object) -> bool:
     return type(value) is type(other) and value == other
 
 
-def is_no(value, *kinds) -> bool:
+def is_no(value: object, *kinds: type) -> bool:
     return type(value) not in kinds
 
 
-def additional(schema, key, value):
+def additional(schema: Any, key: str, value: Any) -> bool:
     rest = schema["additionalProperties"]
     return key in schema.get("properties", {}) or (rest is not False and valid(rest, value))
 
 
-def asked(path: str):
+def asked(path: str) -> Any:
     return DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
 
 
@@ -121,7 +123,7 @@ def test_operations_with_a_body_document_the_status_415() -> None:
 
 
 def test_every_reference_resolves_and_operation_ids_are_unique() -> None:
-    def look(schema) -> None:
+    def look(schema: object) -> None:
         if isinstance(schema, list):
             for each in schema:
                 look(each)
@@ -138,7 +140,7 @@ def test_every_reference_resolves_and_operation_ids_are_unique() -> None:
 
 
 def test_the_document_names_required_keys_and_known_models() -> None:
-    open_one = document("0.1.0", ROUTES.operations, keys_wanted=False)
+    open_one: Any = document("0.1.0", ROUTES.operations, keys_wanted=False)
     assert open_one["paths"]["/v1/models"]["get"]["security"] == [{}, {"bearer": []}]
     assert DOCUMENT["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}]
     assert DOCUMENT["paths"]["/health"]["get"]["security"] == []

@@ -2,7 +2,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import attrs
 import pytest
@@ -45,13 +45,13 @@ class Cluster:
     tls: Literal["auto"] | Gateway | None = None
 
 
-def mistakes(data: list[Any] | Mapping[Any, Any] | Mapping[Any, object], cls=Cluster) -> list[Any]:
+def mistakes(data: list[Any] | Mapping[Any, Any] | Mapping[Any, object], cls: type[object] = Cluster) -> list[Any]:
     with pytest.raises(Mistakes) as raised:
         structure(data, cls)
     return [(each.path, each.message) for each in raised.value.mistakes]
 
 
-def only(path: str, message: str, data: list[Any] | Mapping[Any, Any], cls=Cluster) -> None:
+def only(path: str, message: str, data: list[Any] | Mapping[Any, Any], cls: type[object] = Cluster) -> None:
     assert mistakes(data, cls) == [(path, message)]
 
 
@@ -183,7 +183,7 @@ def test_other_exceptions_of_a_class_are_raised_as_they_are() -> None:
     class Broken:
         value: int
 
-        def __attrs_post_init__(self):
+        def __attrs_post_init__(self) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -251,7 +251,7 @@ def test_a_class_may_read_its_values_itself() -> None:
         value: int
 
         @classmethod
-        def structured(cls, value):
+        def structured(cls, value: Any) -> Self:
             if int(value) % 2:
                 raise wrong("is odd", "[here]")
             return cls(int(value))

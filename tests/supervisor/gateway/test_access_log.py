@@ -49,7 +49,7 @@ def number(made: Rig, sample: str) -> float:
     return sum(float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} "))
 
 
-def breaks(*_: object, **__):
+def breaks(*_: object, **__: object) -> None:
     raise KeyError("a bug")
 
 
@@ -140,7 +140,8 @@ async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
     limit: str, rather_slow: MockClock, logged: Callable[[], Any]
 ) -> None:
     """It waits for admission, or on its connection for an earlier response."""
-    async with rig(**{limit: 1}) as made:
+    limits: dict[str, Any] = {limit: 1}
+    async with rig(**limits) as made:
         client = await websocket_client(made)
         await client.say(create("n=500 s=1", stream_id="a"))
         await made.worker.began.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ def gate(requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2) -> A
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
-async def hold(gate: AdmissionGate, for_s: int, log: Log | Sequence[Any], name: str, priority: int = 0) -> None:
+async def hold(gate: AdmissionGate, for_s: int, log: Log, name: str, priority: int = 0) -> None:
     try:
         async with gate.admitted(priority):
             log.append((trio.current_time(), name, "in"))
@@ -68,7 +68,7 @@ async def test_a_request_beyond_waiting_max_is_refused_at_once(autojump_clock: M
 
 async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: MockClock) -> None:
     made = gate(requests_max=1, waiting_max=8)
-    log = []
+    log: Log = []
 
     async def again_and_again() -> None:
         for turn in range(3):
@@ -114,7 +114,7 @@ async def test_no_place_stays_empty_while_a_request_waits(seed: int, autojump_cl
 
 async def test_a_drain_refuses_the_requests_that_wait_and_all_later_ones(autojump_clock: MockClock) -> None:
     made = gate(requests_max=1)
-    log = []
+    log: Log = []
 
     async def drain() -> None:
         await trio.sleep(2)
@@ -147,7 +147,7 @@ async def test_an_unready_server_admits_no_request_and_gives_the_reason(autojump
 
 async def test_a_request_that_waits_is_refused_if_the_server_becomes_unready(autojump_clock: MockClock) -> None:
     made = gate(requests_max=1)
-    log = []
+    log: Log = []
 
     async def lose() -> None:
         await trio.sleep(2)
@@ -164,7 +164,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_passes_its_turn_on(
     leave_at: float, autojump_clock: MockClock
 ) -> None:
     made = gate(requests_max=1)
-    log = []
+    log: Log = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, made, 2, log, "a")
         await trio.testing.wait_all_tasks_blocked()
@@ -243,7 +243,7 @@ async def test_requests_that_leave_the_queue_do_not_change_the_order_of_the_othe
 
 async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(autojump_clock: MockClock) -> None:
     made = gate(requests_max=1, admit_s=60, waiting_max=8)
-    log, scope = [], trio.CancelScope()
+    log, scope = Log(), trio.CancelScope()
 
     async def cancelled() -> None:
         with scope:
@@ -331,7 +331,7 @@ async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_
     cancelled_first: bool, autojump_clock: MockClock
 ) -> None:
     made = gate(requests_max=1, admit_s=60, waiting_max=1)
-    log, scope = [], trio.CancelScope()
+    log, scope = Log(), trio.CancelScope()
 
     async def cancelled() -> None:
         with scope:
@@ -354,7 +354,7 @@ async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_
 def test_a_request_that_got_its_place_in_this_turn_is_not_displaced(seed: int) -> None:
     async def main(rng: random.Random) -> None:
         made = gate(requests_max=1, admit_s=60, waiting_max=1)
-        log, first = [], made.admitted()
+        log, first = Log(), made.admitted()
         await first.__aenter__()
 
         def leave() -> None:
@@ -377,7 +377,7 @@ async def test_a_request_that_is_displaced_in_the_turn_of_a_drain_is_refused_as_
     autojump_clock: MockClock,
 ) -> None:
     made = gate(requests_max=1, admit_s=60, waiting_max=1)
-    log = []
+    log: Log = []
     async with trio.open_nursery() as nursery:
         await come(nursery, made, log, "first", 0, for_s=10)
         await come(nursery, made, log, "a", 0)
@@ -387,13 +387,13 @@ async def test_a_request_that_is_displaced_in_the_turn_of_a_drain_is_refused_as_
         assert (made.inside, made.waiting) == (1, 0)
         await made.wait_empty()
         assert trio.current_time() == 10
-    assert log[0] == (0, "first", "in")
+    assert log[0] == (0.0, "first", "in")
     assert sorted(log[1:]) == [(0, name, "draining") for name in "abc"]
 
 
 async def test_a_drain_after_a_displacement_refuses_the_waiting_requests_only(autojump_clock: MockClock) -> None:
     made = gate(requests_max=1, admit_s=60, waiting_max=1)
-    log = []
+    log: Log = []
     async with trio.open_nursery() as nursery:
         for name, priority in [("first", 0), ("a", 0), ("b", 9)]:
             await come(nursery, made, log, name, priority)
@@ -509,7 +509,7 @@ class Watching(trio.abc.Instrument):
     """Notes after each step of any task whether a gate exceeds a limit, or keeps a place empty."""
 
     def __init__(self, gate: AdmissionGate) -> None:
-        self.gate, self.seen = gate, set()
+        self.gate, self.seen = gate, set[tuple[bool, bool, bool]]()
 
     def after_task_step(self, task: Task) -> None:
         gate = self.gate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
 from supervisor.gateway.keys import Key, KeySources, digest
 from tests.rig.gateway import at_rest, post, rig
 
+Log = list[tuple[Any, ...]]
+Waiter = tuple[str, float, dict[str, Any]]
+
 # The gate ------------------------------------------------------------------------------------------
 
 
-async def hold(gate: AdmissionGate, log: list[Any], name, for_s=1.0, **asked: str | int) -> None:
+async def hold(gate: AdmissionGate, log: Log, name: str, for_s: float = 1.0, **asked: Any) -> None:
     try:
         async with gate.admitted(**asked):
             log.append((trio.current_time(), name))
@@ -32,11 +36,11 @@ async def hold(gate: AdmissionGate, log: list[Any], name, for_s=1.0, **asked: st
         log.append((trio.current_time(), name, error.code))
 
 
-async def run_requests(gate: AdmissionGate, log: list[Any], *waiters: tuple[str, int, object]) -> None:
+async def run_requests(gate: AdmissionGate, log: Log, *waiters: Waiter) -> None:
     """Start requests, each as `(name, for_s, fields)`, in this order and at the same time."""
     async with trio.open_nursery() as nursery:
         for name, for_s, asked in waiters:
-            nursery.start_soon(lambda name=name, for_s=for_s, asked=asked: hold(gate, log, name, for_s, **asked))
+            nursery.start_soon(partial(hold, gate, log, name, for_s, **asked))
             await trio.testing.wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
     assert not gate.statistics().by_owner
@@ -47,7 +51,7 @@ def gate(requests_max: int, admit_s: float = 60.0, waiting_max: int = 100) -> Ad
 
 
 async def test_b13_places_are_counted_in_generations(autojump_clock: trio.testing.MockClock) -> None:
-    made, log = gate(10), []
+    made, log = gate(10), Log()
     await run_requests(made, log, ("a", 5, {"weight": 6}), ("b", 5, {"weight": 5}), ("c", 5, {"weight": 4}))
     assert sorted(log) == [(0, "a"), (5, "b"), (5, "c")], "requests of one owner are admitted in their order"
 
@@ -66,7 +70,7 @@ async def test_b13_a_request_that_could_never_fit_is_refused_by_its_field(
 
 
 async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: trio.testing.MockClock) -> None:
-    made, log = gate(4), []
+    made, log = gate(4), Log()
     a, b = {"owner": "a"}, {"owner": "b"}
     waiters = [("a0", 10, a), ("a1", 20, a), ("a2", 20, a), ("b0", 30, b), ("a3", 1, a), ("a4", 1, a), ("b1", 1, b)]
     await run_requests(made, log, *waiters)
@@ -76,7 +80,7 @@ async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: trio
 async def test_b13_many_requests_of_one_owner_do_not_delay_another(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), []
+    made, log = gate(8), Log()
     crowd = [(f"a{n}", 1, {"owner": "a", "weight": 4}) for n in range(30)]
     await run_requests(made, log, *crowd, ("b", 1, {"owner": "b"}))
     assert (1.0, "b") in log, "it is admitted before 28 earlier ones"
@@ -85,7 +89,7 @@ async def test_b13_many_requests_of_one_owner_do_not_delay_another(
 async def test_b13_many_requests_of_two_owners_do_not_delay_a_third(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), []
+    made, log = gate(8), Log()
     crowds = [(f"{owner}{n}", 1, {"owner": owner, "weight": 4}) for n in range(15) for owner in "ab"]
     await run_requests(made, log, *crowds, ("c", 1, {"owner": "c"}))
     assert (2.0, "c") in log, "each other owner has one turn before it, not all of its turns"
@@ -94,7 +98,7 @@ async def test_b13_many_requests_of_two_owners_do_not_delay_a_third(
 async def test_an_owner_holds_at_most_its_limit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(4), []
+    made, log = gate(4), Log()
     mine = {"owner": "a", "owner_max": 3}
     waiters = [*((f"a{n}", 5, mine) for n in range(4)), ("b", 5, {"owner": "b", "owner_max": 3})]
     await run_requests(made, log, *waiters)
@@ -112,7 +116,7 @@ async def test_the_error_names_the_limit_of_the_owner(autojump_clock: trio.testi
 async def test_a_request_above_the_limit_of_its_owner_is_admitted_alone(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), []
+    made, log = gate(8), Log()
     mine = {"owner": "a", "owner_max": 3}
     await run_requests(made, log, ("small", 5, mine), ("large", 5, {**mine, "weight": 6}), ("small too", 5, mine))
     assert log == [(0, "small"), (5, "large"), (10, "small too")]
@@ -122,7 +126,7 @@ async def test_small_requests_overtake_a_large_one_for_a_limited_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Half of the places are the fair share of the large one: they are reserved for it as they become free."""
-    made, log, small = gate(8, admit_s=1000), [], {"owner": "b"}
+    made, log, small = gate(8, admit_s=1000), Log(), {"owner": "b"}
 
     async def keep_coming(nursery: trio.Nursery, number: int) -> None:
         await trio.sleep(number / 8)
@@ -142,8 +146,8 @@ async def test_small_requests_overtake_a_large_one_for_a_limited_time(
 async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8, admit_s=50), []
-    waiters = [
+    made, log = gate(8, admit_s=50), Log()
+    waiters: list[Waiter] = [
         ("a0", 100, {"owner": "a", "weight": 4}),
         ("b0", 1, {"owner": "b", "weight": 3}),
         ("a1", 1, {"owner": "a", "weight": 4}),
@@ -159,7 +163,7 @@ async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(
 async def test_a_full_queue_drops_the_last_request_of_the_owner_with_most(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(1, waiting_max=4), []
+    made, log = gate(1, waiting_max=4), Log()
     crowd = [(f"a{n}", 10, {"owner": "a"}) for n in range(5)]
     await run_requests(
         made, log, *crowd, ("b", 10, {"owner": "b"}), ("a5", 10, {"owner": "a"}), ("c", 10, {"owner": "c"})
@@ -173,14 +177,14 @@ async def test_a_full_queue_drops_the_last_request_of_the_owner_with_most(
 async def test_a_full_queue_refuses_an_owner_with_as_many_requests_in_it(
     mine: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    made, log = gate(1, waiting_max=2), []
+    made, log = gate(1, waiting_max=2), Log()
     waiters = [(name, 10, {"owner": name}) for name in "xab"]
     await run_requests(made, log, *waiters, ("late", 10, {"owner": mine}))
     assert [name for _, name, *rest in log if rest] == ["late"]
 
 
 async def test_a_cancelled_request_frees_its_reserved_places(autojump_clock: trio.testing.MockClock) -> None:
-    made, log = gate(4, admit_s=60), []
+    made, log = gate(4, admit_s=60), Log()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: hold(made, log, "b0", 100, owner="b", weight=3))
         await trio.testing.wait_all_tasks_blocked()
@@ -196,7 +200,7 @@ async def test_a_cancelled_request_frees_its_reserved_places(autojump_clock: tri
 async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), []
+    made, log = gate(8), Log()
 
     async def again_and_again(number: int) -> None:
         await trio.sleep(number / 16)
@@ -219,11 +223,11 @@ async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(
 async def test_a_heavy_request_that_times_out_lets_the_others_in(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(4, admit_s=3), []
+    made, log = gate(4, admit_s=3), Log()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: hold(made, log, "b", 100, owner="b"))
         for number in range(12):
-            nursery.start_soon(lambda n=number: hold(made, log, f"small {n}", owner="c"))
+            nursery.start_soon(partial(hold, made, log, f"small {number}", owner="c"))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=4))
     assert (3, "heavy", "overloaded") in log
@@ -235,10 +239,10 @@ async def test_a_heavy_request_that_times_out_lets_the_others_in(
 async def test_a_request_that_no_longer_fits_after_a_reload_blocks_nobody(
     lowered: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    made, log = gate(8, admit_s=50), []
+    made, log = gate(8, admit_s=50), Log()
     async with trio.open_nursery() as nursery:
         for number in range(40):
-            nursery.start_soon(lambda n=number: hold(made, log, f"small {n}", owner="b"))
+            nursery.start_soon(partial(hold, made, log, f"small {number}", owner="b"))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=4))
         await trio.sleep(0.5)
@@ -287,7 +291,7 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
 ) -> None:
     async def main() -> None:
         made, rng = gate(requests_max, waiting_max=waiting_max), random.Random(seed)
-        scopes = []
+        scopes: list[trio.CancelScope] = []
 
         async def stay(owner: str, weight: int, priority: int, scope: trio.CancelScope) -> None:
             with scope:

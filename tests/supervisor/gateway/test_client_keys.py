@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from protocol.errors import StartFailed
@@ -11,16 +14,17 @@ from supervisor.gateway import client_keys
 from supervisor.node import preview
 from tests.supervisor.config.test_load import GOOD
 
+Written = Callable[[str], Path]
 DIGEST = "[key.alice]\nsha256 = '" + "a" * 64 + "'\n"
 
 
-def gateway(written, lines: str, keys: str = DIGEST) -> Cluster:
+def gateway(written: Written, lines: str, keys: str = DIGEST) -> Cluster:
     path = written(f"{GOOD}[gateway]\n{lines}\n")
     (path.parent / "keys.toml").write_text(keys)
     return read_cluster(path)
 
 
-def test_a_gateway_on_loopback_needs_no_keys_and_allows_the_host_names_of_loopback(written) -> None:
+def test_a_gateway_on_loopback_needs_no_keys_and_allows_the_host_names_of_loopback(written: Written) -> None:
     cluster = gateway(written, "")
     assert not client_keys.client_keys(cluster, {}).wanted
     assert set(cluster.gateway.allowed_hosts) == {"127.0.0.1", "::1", "localhost"}
@@ -28,7 +32,9 @@ def test_a_gateway_on_loopback_needs_no_keys_and_allows_the_host_names_of_loopba
 
 
 @pytest.mark.parametrize("environment", [{}, {"ESPALIER_ADMIN_KEY": "the-admins"}])
-def test_a_gateway_beyond_loopback_does_not_start_without_client_keys(environment: dict[str, str], written) -> None:
+def test_a_gateway_beyond_loopback_does_not_start_without_client_keys(
+    environment: dict[str, str], written: Written
+) -> None:
     cluster = gateway(written, 'host = "10.0.0.7"')
     with pytest.raises(StartFailed, match=r"10\.0\.0\.7 is not loopback, so clients need keys: .*ESPALIER_API_KEYS"):
         client_keys.client_keys(cluster, environment)
@@ -41,7 +47,7 @@ def test_a_gateway_beyond_loopback_does_not_start_without_client_keys(environmen
     [('host = "10.0.0.7"\nkeys = "keys.toml"', {}), ('host = "10.0.0.7"', {"ESPALIER_API_KEYS": "alice=abc"})],
 )
 def test_a_gateway_beyond_loopback_with_keys_allows_its_address_as_host(
-    lines: str, environment: dict[str, str], written
+    lines: str, environment: dict[str, str], written: Written
 ) -> None:
     cluster = gateway(written, lines)
     assert client_keys.client_keys(cluster, environment).names(admin=False) == ["alice"]
@@ -49,7 +55,7 @@ def test_a_gateway_beyond_loopback_with_keys_allows_its_address_as_host(
 
 
 @pytest.mark.parametrize("key", ["allowed_hosts", "allowed_origins"])
-def test_any_host_or_origin_is_allowed_only_where_keys_are_required(key: str, written) -> None:
+def test_any_host_or_origin_is_allowed_only_where_keys_are_required(key: str, written: Written) -> None:
     with pytest.raises(StartFailed, match=f"gateway.{key} = .* without keys"):
         client_keys.client_keys(gateway(written, f'{key} = ["*"]'), {})
     assert client_keys.client_keys(gateway(written, f'{key} = ["*"]\nkeys = "keys.toml"'), {}).wanted
@@ -63,7 +69,7 @@ def test_any_host_or_origin_is_allowed_only_where_keys_are_required(key: str, wr
         ("x", "is not TOML"),
     ],
 )
-def test_an_unusable_file_of_keys_is_refused_in_one_sentence(keys: str, message: str, written) -> None:
+def test_an_unusable_file_of_keys_is_refused_in_one_sentence(keys: str, message: str, written: Written) -> None:
     with pytest.raises(StartFailed, match=message) as caught:
         client_keys.client_keys(gateway(written, 'keys = "keys.toml"', keys), {})
     assert "\n" not in str(caught.value)

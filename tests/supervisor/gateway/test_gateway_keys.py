@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -32,7 +33,7 @@ from tests.rig.sockets import whole
 
 
 @asynccontextmanager
-async def locked(tmp_path: Path, *lines: str, **limits) -> AsyncIterator[Rig]:
+async def locked(tmp_path: Path, *lines: str, **limits: Any) -> AsyncIterator[Rig]:
     """Run a gateway with keys of Alice, Bob and an admin; `lines` are the limits of Alice."""
     path = tmp_path / "keys.toml"
     sections = {"alice": "\n".join(lines), "bob": "", "admin": "admin = true"}
@@ -211,7 +212,7 @@ async def test_many_wrong_keys_are_few_log_lines_and_hold_nothing(
 
 
 @asynccontextmanager
-async def secured(**limits: float) -> AsyncIterator[Rig]:
+async def secured(**limits: Any) -> AsyncIterator[Rig]:
     async with rig(**limits) as made:
         made.gateway.tls = Certificate(*certificate.files()).context()
         yield made
@@ -317,11 +318,15 @@ async def test_a_connection_beyond_connections_max_is_closed_without_a_tls_hands
 # A hang-up ------------------------------------------------------------------------------------------
 
 
+UNUSED: Any = None  # what a hang-up does not reach
+
+
 class Reloading(Reloader):
     """A reloader with a function in place of its file."""
 
-    def __init__(self, reload: str | Callable[[], Awaitable[object] | Awaitable[None]]) -> None:
-        super().__init__("main", SimpleNamespace(cluster=SimpleNamespace(node={"main": NodeSection()})), None, {}, None)
+    def __init__(self, reload: Callable[[], Awaitable[object]]) -> None:
+        loaded: Any = SimpleNamespace(cluster=SimpleNamespace(node={"main": NodeSection()}))
+        super().__init__("main", loaded, UNUSED, {}, UNUSED)
         self.does = reload
 
     async def _reload(self) -> Reloaded:
@@ -329,11 +334,16 @@ class Reloading(Reloader):
         return Reloaded()
 
 
+def terminal(*, gone: bool, live: bool) -> Terminal:
+    stream: Any = SimpleNamespace(isatty=lambda: not gone)
+    return Terminal(stream, live)
+
+
 async def test_c1_signals_are_handled_while_a_reload_waits_for_a_file(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     drained: list[str] = []
-    made = node._Node(None, None, None, Terminal(SimpleNamespace(isatty=lambda: True), live=False), 30.0)
+    made = node._Node(UNUSED, UNUSED, UNUSED, terminal(gone=False, live=False), 30.0)
     reloader = made._reloader = Reloading(trio.sleep_forever)
     monkeypatch.setattr(node._Node, "drain", lambda _, why: drained.append(why))
     async with trio.open_nursery() as nursery:
@@ -359,15 +369,14 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
 
     waits = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint, wait_closed=trio.lowlevel.checkpoint)
     gateway = SimpleNamespace(gate=gate, drain=drain, abort=lambda: 0, connections=waits)
-    runtime = SimpleNamespace(grace=GracePeriods())
-    terminal = Terminal(SimpleNamespace(isatty=lambda: not gone), live)
+    runtime: Any = SimpleNamespace(grace=GracePeriods())
 
     async def reload() -> None:
         await trio.lowlevel.checkpoint()
         done.append("reload")
 
-    assembly = SimpleNamespace(directory=Directory("main"), gateway=gateway, links=None)
-    made = node._Node(None, assembly, runtime, terminal, 30.0)
+    assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=gateway, links=None)
+    made = node._Node(UNUSED, assembly, runtime, terminal(gone=gone, live=live), 30.0)
     reloader = made._reloader = Reloading(reload)
     async with trio.open_nursery() as nursery:
         made._nursery = nursery

@@ -172,8 +172,8 @@ async def test_lanes_beyond_websocket_lanes_max_are_refused(state: str, most: in
         if state != "remembered":
             lanes = await collected(client, most + (state == "waiting"))
             assert {events[-1]["type"] for events in lanes.values()} == {"response.completed"}
-        for lane in (None, *(f"l{lane}" for lane in range(most))):  # those that are there are all of use
-            assert (await whole(client, create("n=1", stream_id=lane)))["status"] == "completed"
+        for name in (None, *(f"l{lane}" for lane in range(most))):  # those that are there are all of use
+            assert (await whole(client, create("n=1", stream_id=name)))["status"] == "completed"
         assert (await whole(other, create("n=1", stream_id="late")))["status"] == "completed"  # it has its own
 
 
@@ -187,9 +187,9 @@ async def test_responses_beyond_websocket_running_max_wait_and_beyond_websocket_
             await client.say(create("n=2 s=1", stream_id=f"l{lane}"))
             await trio.sleep(0.01)
             assert made.worker.running == min(lane + 1, most)
-        for lane in (None, "late", "l0"):
-            await client.say(create("n=1", stream_id=lane))
-            overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", lane)
+        for name in (None, "late", "l0"):
+            await client.say(create("n=1", stream_id=name))
+            overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", name)
         assert (await whole(other, create("n=1")))["status"] == "completed"  # it has places of its own
         lanes = await collected(client, most + 2)
         assert {events[-1]["type"] for events in lanes.values()} == {"response.completed"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,20 +53,20 @@ def test_every_limit_has_a_key_a_sane_default_and_a_range(name: str) -> None:
     most = 1 if name in OF_A_WHOLE else 1_000_000 if isinstance(default, float) else 1_000_000_000
     for value in (1, most):
         assert getattr(structure({name: value}, section), name) == value
-    for value in (0, -1, most + 1, float("nan"), True, "5", None):
+    for wrong in (0, -1, most + 1, float("nan"), True, "5", None):
         with pytest.raises(Mistakes, match=name):
-            structure({name: value}, section)
+            structure({name: wrong}, section)
 
 
 def test_the_limits_of_the_file_reach_the_gateway(tmp_path: Path) -> None:
-    numbers = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_LIMITS)}
+    numbers: dict[str, float] = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_LIMITS)}
     numbers |= dict.fromkeys(OF_A_WHOLE, 0.5)
     lines = [f"{name} = {number}" for name, number in numbers.items()]
     text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
     (tmp_path / "cluster.toml").write_text(text)
     cluster = read_cluster(tmp_path / "cluster.toml")
-    runtime = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
     )
     gateway = make_gateway(cluster, {}, Directory("main"), runtime, Reloadable(1), everybody())
@@ -177,7 +177,7 @@ async def test_a_message_beyond_body_bytes_max_closes_with_1009(
 
 # Tokens of a prompt --------------------------------------------------------------------------------
 
-APIS = {  # the field of the prompt, and a request
+APIS: dict[str, tuple[str, Callable[..., Any]]] = {  # the field of the prompt, and a request
     "/v1/chat/completions": ("messages", lambda **more: chat("word " * 20 + "n=1", **more)),
     "/v1/completions": ("prompt", lambda **more: {"model": "tiny", "prompt": [7] * 30, **more}),
     "/v1/responses": ("input", lambda **more: {"model": "tiny", "input": "word " * 20 + "n=1", **more}),
@@ -185,7 +185,7 @@ APIS = {  # the field of the prompt, and a request
 }
 
 
-async def asked(made: Rig, client: Client, api: object, **more: int) -> tuple[Any, Any]:
+async def asked(made: Rig, client: Client, api: str, **more: int) -> tuple[Any, Any]:
     """Return the answer of an API, or None, and its error, or None."""
     body = APIS[api][1](**more)
     if api != "socket":
@@ -247,9 +247,7 @@ async def test_a_prompt_and_its_answer_beyond_total_max_are_refused(
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", [api for api in APIS if api != "/v1/completions"])  # which always asks for some
-async def test_a_prompt_must_leave_room_for_one_token(
-    api: object, more: int, fine: bool, rather_slow: MockClock
-) -> None:
+async def test_a_prompt_must_leave_room_for_one_token(api: str, more: int, fine: bool, rather_slow: MockClock) -> None:
     async with prompted(api) as (made, client, size):
         made.limits[0] = PromptLimits(INFO, size + 1 - more, 2048)
         answer, error = await asked(made, client, api)

@@ -16,7 +16,7 @@ from tests.rig.sockets import websocket_client, whole
 JUST = 0.01
 
 
-def at(when_s: float) -> pytest.Approx[Any]:
+def at(when_s: float) -> Any:
     """A time, within the error of floating point."""
     return pytest.approx(when_s, abs=1e-6)
 
@@ -143,7 +143,8 @@ async def answer(made: Rig, api: str, prompt: str) -> tuple[float, Any, Any]:
 
 
 def code_of(error: dict[str, Any]) -> str:
-    return error.get("cause", error["code"])  # of a response that has begun, OpenAI's codes say less
+    code: str = error.get("cause", error["code"])  # of a response that has begun, OpenAI's codes say less
+    return code
 
 
 @pytest.mark.parametrize("api", ["whole", "stream", "socket"])

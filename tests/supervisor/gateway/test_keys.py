@@ -34,6 +34,7 @@ from tests.rig.keys import sha
 from tests.rig.log_records import log_records
 
 ROOT = Path(__file__).parents[3]
+UNUSED: Any = None  # what no request of these tests reaches
 SECRET = "sk-quetzalcoatl-0123456789"
 
 
@@ -53,7 +54,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def loaded(path: Path | None = None, **environment: str) -> Keys:
+def loaded(path: Path | None = None, /, **environment: str) -> Keys:
     keys = Keys(KeySources(path, environment))
     keys.load()
     return keys
@@ -67,7 +68,7 @@ def gateway(keys: Keys | None = None, **limits: int) -> Gateway:
         limits=GatewayLimits(**limits),
         origins=Origins(frozenset({"localhost"})),
         unready=lambda: None,
-        metrics_text=None,
+        metrics_text=UNUSED,
         new_id=str,
         now=float,
         keys=keys or Keys(),
@@ -369,7 +370,7 @@ async def test_a_concurrency_limit_counts_generations_until_they_end() -> None:
 def test_connections_are_counted_for_the_key_that_uses_them(file: Callable[..., Path]) -> None:
     path = file(("a", "a", "connections_max = 2"), ("b", "b"))
     made = gateway(loaded(path), key_connections_max=1)
-    first, second, third = boxes = [object() for _ in range(3)]
+    first, second, third = boxes = list[Any](object() for _ in range(3))
     a = made.authorize(first, bearer("a"))
     assert made.authorize(first, bearer("a")) is made.authorize(second, bearer("a")) is a
     assert a.connections == 2
@@ -387,7 +388,8 @@ def test_connections_are_counted_for_the_key_that_uses_them(file: Callable[..., 
 
 def test_connections_without_a_key_are_not_limited_as_those_of_a_key() -> None:
     made = gateway(key_connections_max=1)
-    for box in (object(), object()):
+    boxes: list[Any] = [object(), object()]
+    for box in boxes:
         assert made.authorize(box, [(b"host", b"localhost:8000")]) is made.keys.anonymous
         made.connections.remove(box)
 
@@ -403,7 +405,7 @@ async def test_a_request_beyond_a_limit_of_its_key_is_logged_once_and_not_admitt
     counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, request_line="POST /v1/chat/completions")
     with caplog.at_level(logging.INFO, "espalier.requests"):
         with pytest.raises(ConcurrencyLimited) as caught:
-            await made.answer(Respond("r"), None, counted, None, None)
+            await made.answer(Respond("r"), UNUSED, counted, UNUSED, UNUSED)
         made.access_log.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
     (line,) = log_records(caplog)
     assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
@@ -419,10 +421,12 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
         async def ask(self, request: Respond, _: int) -> AsyncIterator[None]:
             seen.append((request.id, request.priority))
             await trio.lowlevel.checkpoint()
-            raise EngineLost("it is none")
+            if seen:
+                raise EngineLost("it is none")
             yield
 
-    served = ServedModel(None, Model(), lambda: 10)
+    model: Any = Model()
+    served = ServedModel(UNUSED, model, lambda: 10)
     keys = {
         "low": Key("low", KeySection(sha256="", priority=-1)),
         "high": Key("high", KeySection(sha256="", priority=3)),
@@ -432,7 +436,7 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
     async def ask(name: str, priority: int = 0) -> None:
         counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
-            await made.answer(evolve(Respond("r"), id=name, priority=priority), served, counted, None, None)
+            await made.answer(evolve(Respond("r"), id=name, priority=priority), served, counted, UNUSED, UNUSED)
 
     async with trio.open_nursery() as nursery, made.gate.admitted():
         for name, priority in (("low", 9), ("plain", 9), ("none", 2), ("high", 9)):
@@ -446,7 +450,7 @@ async def test_where_keys_are_wanted_the_gateway_itself_refuses_a_request_withou
 ) -> None:
     made = gateway(loaded(**{KEYS: "alice=a"}))
     with pytest.raises(Unauthorized):
-        await made.answer(Respond("r"), None, RequestRecord("r", "tiny", "chat", 0.0), None, None)
+        await made.answer(Respond("r"), UNUSED, RequestRecord("r", "tiny", "chat", 0.0), UNUSED, UNUSED)
 
 
 def test_a_presented_secret_has_at_most_1024_bytes() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol.grammars import grammar_kinds
-from protocol.messages import GrammarKind
+from protocol.messages import Grammar, GrammarKind
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import gateway
 from supervisor.launcher import preflight
@@ -70,8 +70,8 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
         plain, run_in_thread, within = grammar_kinds, made.gateway.run_in_thread, list[bool]()
         now = False
 
-        async def noted(function, **given: Any):
-            def run():
+        async def noted(function: Callable[[], Any], **given: Any) -> Any:
+            def run() -> Any:
                 nonlocal now
                 now = True
                 try:
@@ -81,7 +81,7 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
 
             return await run_in_thread(run, **given)
 
-        def seen(grammar) -> list[GrammarKind]:
+        def seen(grammar: Grammar) -> list[GrammarKind]:
             within.append(now)
             return plain(grammar)
 

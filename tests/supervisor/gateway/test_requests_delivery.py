@@ -17,7 +17,7 @@ from supervisor.processes.process import GracePeriods
 from tests.rig.gateway import Client, Rig, at_rest, chat, create, head, leave_all, post, rig
 from tests.rig.log_records import log_records
 
-SMALL = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
+SMALL: dict[str, Any] = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
 LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is 40 s with
 
 
@@ -108,8 +108,10 @@ async def test_a_request_is_logged_when_its_last_byte_has_been_sent(
 
 def draining(made: Rig, drain_s: float) -> node._Node:
     """Return a node with this gateway, for `drained`; its tree's scope is cancelled at the end of the drain."""
-    assembly = SimpleNamespace(directory=Directory("main"), gateway=made.gateway, links=None)
-    stopping = node._Node(None, assembly, SimpleNamespace(grace=GracePeriods()), None, drain_s)
+    unused: Any = None
+    assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=made.gateway, links=None)
+    runtime: Any = SimpleNamespace(grace=GracePeriods())
+    stopping = node._Node(unused, assembly, runtime, unused, drain_s)
     made.gateway.gate.draining = False
     return stopping
 

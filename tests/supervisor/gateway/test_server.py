@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
@@ -76,7 +77,7 @@ async def test_waiting_for_admission_counts_into_the_time_to_the_first_token(rat
 # Slow clients -------------------------------------------------------------------------------------
 
 
-LONG = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
+LONG: dict[str, Any] = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
 
 
 async def unread(made: Rig) -> Client:
@@ -289,7 +290,7 @@ async def test_a_bug_in_a_handler_fails_its_request_alone(
 ) -> None:
     async with rig() as made:
 
-        async def broken():
+        async def broken() -> bytes:
             await trio.lowlevel.checkpoint()
             raise ZeroDivisionError
 

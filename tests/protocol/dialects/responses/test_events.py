@@ -1,21 +1,22 @@
 import json
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import responses_server_event
-from openai.types.responses.response import Response
+from openai.types.responses.response import IncompleteDetails, Response
 
-from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse, parse_http, response_id
+from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse_http, response_id
 from protocol.dialects.responses.events import LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
 from protocol.dialects.responses.objects import FORMAT_ECHOED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
 from protocol.messages import FinishReason, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
+from tests.protocol.dialects.responses.test_requests import create
 from tests.rig.dialects import LISTED, SCORED, extras, response_event_types, whole_body
 
 ID = "0123456789abcdef0123456789abcdef"
-BASE = {"type": "response.create", "model": "m", "input": "Hi"}
 USAGE = Usage(prompt_tokens=37, completion_tokens=11, cached_tokens=5)
 
 SERVER_EVENTS = {
@@ -24,7 +25,7 @@ SERVER_EVENTS = {
 }
 
 
-def check(frame, *, unknown: tuple[()] | list[Any] = ()):
+def check(frame: bytes | str, *, unknown: Sequence[str] = ()) -> Any:
     """Parse an event with its class of the `openai` package, which must declare every key."""
     event = json.loads(frame)
     model = SERVER_EVENTS[event["type"]].model_validate(event, strict=True)
@@ -38,11 +39,11 @@ def check_error(frame: bytes) -> bytes:
     return frame
 
 
-def events_of(*, sse: bool = False, **fields: Any):
-    return Events(parse(json.dumps(BASE | fields)), request_id=ID, created_at=1741290958, sse=sse)
+def events_of(*, sse: bool = False, **fields: Any) -> Events:
+    return Events(create(**fields), request_id=ID, created_at=1741290958, sse=sse)
 
 
-def begun(**fields: Any):
+def begun(**fields: Any) -> Events:
     """Return the events of a response whose text may follow."""
     events = events_of(**fields)
     events.begin()
@@ -50,15 +51,15 @@ def begun(**fields: Any):
     return events
 
 
-def deltas(events, *texts: str) -> list[Any]:
+def deltas(events: Events, *texts: str) -> list[bytes]:
     return [events.delta(Text(text, 1)) for text in texts]
 
 
-def finish(events, reason: FinishReason = FinishReason.STOP):
+def finish(events: Events, reason: FinishReason = FinishReason.STOP) -> tuple[bytes, ...]:
     return events.finish(ChoiceEnded(reason), USAGE)
 
 
-def whole_stream(events, *texts: str, reason: FinishReason = FinishReason.STOP) -> list[Any]:
+def whole_stream(events: Events, *texts: str, reason: FinishReason = FinishReason.STOP) -> list[bytes]:
     return [*events.begin(), *events.open(), *deltas(events, *texts), *finish(events, reason)]
 
 
@@ -118,7 +119,7 @@ def test_a_response_without_text_has_all_events() -> None:
 def test_a_response_can_be_cancelled_before_and_after_its_first_token() -> None:
     events = events_of()
     (_, _, last) = [*events.begin(), *events.cancelled()]
-    response = json.loads(last)["response"]  # type: ignore[has-type]
+    response = json.loads(last)["response"]
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "cancelled"})
     assert (response["output"], response["usage"]) == ([], None)
 
@@ -191,7 +192,7 @@ def test_error_events_have_the_error_and_the_stream_id() -> None:
 # Beyond plain text ------------------------------------------------------------------------
 
 
-def bare(frame) -> str:
+def bare(frame: bytes) -> str:
     """Return an event without the bytes of tokens, which the `openai` package does not declare for deltas."""
     event = json.loads(frame)
     for token in event.get("logprobs", ()):
@@ -328,8 +329,8 @@ def test_the_largest_request_keeps_every_event_small() -> None:
 
 
 def posted(*replies: Text | ChoiceEnded, **fields: Any) -> bytes:
-    create = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
-    return whole_body(Completion(create, request_id=ID, created_at=1741290958), replies, Answered(USAGE))
+    asked = parse_http(json.dumps({"model": "m", "input": "Hi"} | fields).encode())
+    return whole_body(Completion(asked, request_id=ID, created_at=1741290958), replies, Answered(USAGE))
 
 
 def check_response(body: bytes) -> Response:
@@ -348,13 +349,14 @@ def test_an_answer_in_one_piece_is_the_response_of_the_last_event() -> None:
 
 def test_an_answer_in_one_piece_that_reached_its_limit_is_incomplete() -> None:
     response = check_response(posted(Text("He", 1), ChoiceEnded(FinishReason.LENGTH)))
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert response.output[0].status == "incomplete"
+    details = IncompleteDetails(reason="max_output_tokens")
+    assert (response.status, response.incomplete_details) == ("incomplete", details)
+    assert response.model_dump()["output"][0]["status"] == "incomplete"
 
 
 def test_an_answer_in_one_piece_has_all_its_log_probabilities_and_token_ids() -> None:
     response = check_response(posted(*SCORED, ChoiceEnded(FinishReason.STOP), include=[LOGPROBS]))
-    assert [each.model_dump() for each in response.output[0].content[0].logprobs] == LISTED
+    assert response.model_dump()["output"][0]["content"][0]["logprobs"] == LISTED
     body = json.loads(posted(*SCORED, ChoiceEnded(FinishReason.STOP), return_token_ids=True))
     assert body["output"][0]["content"][0]["token_ids"] == [7, 8, 9, 10]
 

@@ -48,6 +48,7 @@ def test_the_documented_request() -> None:
         "instructions":null,"tools":[],"previous_response_id":null,"store":false,"max_output_tokens":128,
         "temperature":0.0,"stream_id":"main","generate":true}"""
     request = parse(text)
+    assert isinstance(request, Create)
     assert request.turns() == (Turn(Role.USER, "Hi"),)
     assert (request.model, request.max_output_tokens, request.temperature) == ("m", 128, 0.0)
     assert request.stream_id == "main"
@@ -269,9 +270,11 @@ def test_a_warm_up_computes_the_prompt_only() -> None:
 
 
 def test_the_model_may_be_given_by_the_address() -> None:
-    text = json.dumps({"type": "response.create", "input": "Hi"})
-    assert parse(text, default_model="q").model == "q"
-    assert parse(json.dumps(BASE), default_model="q").model == "m"
+    bare = {"type": "response.create", "input": "Hi"}
+    for data, model in ((bare, "q"), (BASE, "m")):
+        request = parse(json.dumps(data), default_model="q")
+        assert isinstance(request, Create)
+        assert request.model == model
 
 
 def test_cancel() -> None:

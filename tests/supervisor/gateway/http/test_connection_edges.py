@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import trio
@@ -179,14 +180,15 @@ async def test_a_body_is_refused_by_its_content_length_or_when_it_exceeds_the_li
 
 async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(rather_slow: MockClock) -> None:
     async with rig() as made:
-        for headers, status in [
+        cases: list[tuple[dict[str, Any], int]] = [
             ({"content_length": 5, "transfer_encoding": "chunked"}, 400),
             ({"transfer_encoding": "gzip"}, 501),
             ({"transfer_encoding": "gzip, chunked"}, 501),
             ({"content_length": "5, 6"}, 400),
             ({"content_length": "+5"}, 400),
             ({"content_length": "9" * 400}, 400),
-        ]:
+        ]
+        for headers, status in cases:
             client = await made.client()
             reply = await client.ask(head("POST", CHAT, **headers) + b"5\r\nhello\r\n0\r\n\r\n")
             assert (reply.status, reply.headers["connection"]) == (status, "close"), headers
@@ -195,10 +197,10 @@ async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(ra
 
 
 async def test_a_request_with_two_lengths_closes_its_connection(rather_slow: MockClock) -> None:
-    both = {"content_length": 60, "transfer_encoding": "chunked"}
+    both: dict[str, Any] = {"content_length": 60, "transfer_encoding": "chunked"}
     async with rig() as made:
         made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://friend.example"}))
-        ahead = {"origin": "https://friend.example", "access_control_request_method": "POST"}
+        ahead: dict[str, Any] = {"origin": "https://friend.example", "access_control_request_method": "POST"}
         for data, status in [
             (head("OPTIONS", CHAT, **ahead, **both), 204),
             (head("OPTIONS", CHAT, **both), 400),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -42,7 +44,7 @@ async def test_responses_beyond_the_limit_start_in_the_order_of_their_requests(r
         lanes = await collected(client, 4)
         assert 4 <= trio.current_time() < 4.2
         ends = {lane: events[0]["response"]["id"] for lane, events in lanes.items()}
-        assert sorted(ends, key=ends.get) == ["a", "b", "c", "d"]
+        assert sorted(ends, key=ends.__getitem__) == ["a", "b", "c", "d"]
 
 
 async def test_requests_that_wait_for_their_lane_do_not_delay_other_lanes(rather_slow: MockClock) -> None:
@@ -167,10 +169,11 @@ async def test_a_message_that_is_no_event_counts_as_a_failure_of_its_lane(
     async with rig() as made:
         client = await websocket_client(made)
         parent = await whole(client, create("n=1", stream_id=lane))
-        for fields, code in [
+        cases: list[tuple[dict[str, Any], str]] = [
             ({"stream_id": "b", "temperature": 9}, "invalid_request"),
             ({"stream_id": "not a lane"}, "invalid_stream_id"),
-        ]:
+        ]
+        for fields, code in cases:
             assert await error_code(client, create(previous_response_id=parent["id"], **fields)) == code
         assert (await whole(client, create("n=1", stream_id="c", previous_response_id=parent["id"])))["output"]
         for code in ("invalid_request", "previous_response_not_found"):
@@ -209,7 +212,7 @@ def test_a_history_counts_the_conversations_that_it_keeps() -> None:
     memory.remember("a", first)
     memory.remember("a", second)
     memory.remember(None, first)
-    assert (memory.size_bytes, memory.lanes) == (4 * size, {"a", None})
+    assert (memory.size_bytes, memory.lanes) == (4 * size, frozenset({"a", None}))
     memory.evict("a", "r1")
     memory.evict("b", "r2")
     memory.evict("a", None)
@@ -243,7 +246,11 @@ async def test_c2_last_events_that_wait_for_their_reader_reserve_memory(
     answers_bytes_max: int, waits: bool, rather_slow: MockClock
 ) -> None:
     """They repeat the text several times, and are in no backlog unless there is no memory for them."""
-    limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 60_000, "send_buffer_bytes": 4096}
+    limits: dict[str, Any] = {
+        "answers_bytes_max": answers_bytes_max,
+        "backlog_bytes_max": 60_000,
+        "send_buffer_bytes": 4096,
+    }
     async with rig(stall_s=600.0, **limits) as made:
         client = Client(await made.connect(receive_buffer=4096))
         await client.upgrade()

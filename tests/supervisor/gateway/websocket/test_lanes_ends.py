@@ -127,7 +127,7 @@ async def test_a_bug_fails_its_response_alone(
         await client.say(create("n=5 s=1", stream_id="a"))
         await client.events("response.in_progress")
 
-        def broken(name: str):
+        def broken(name: str) -> None:
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,12 +14,12 @@ from tests.rig.sockets import websocket_client
 
 
 @asynccontextmanager
-async def reading(**limits: int) -> AsyncIterator[tuple[Rig, Any, trio.Event]]:
+async def reading(**limits: Any) -> AsyncIterator[tuple[Rig, Any, trio.Event]]:
     """Run a gateway whose threads parse nothing before an event, and a client with a response that runs."""
     async with rig(worker=Worker(mute=True), **limits) as made:
         parsing = trio.Event()
 
-        async def run_late(function, **_: object):
+        async def run_late(function: Callable[[], Any], **_: object) -> Any:
             await parsing.wait()
             return function()
 

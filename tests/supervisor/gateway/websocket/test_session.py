@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ async def test_frames_behind_a_handshake_are_read_in_pieces(
 ) -> None:
     plain, given = ReplayedStream.receive_some, []
 
-    async def noted(self, max_bytes=None) -> bytes | bytearray:
+    async def noted(self: ReplayedStream, max_bytes: int | None = None) -> bytes | bytearray:
         data = await plain(self, max_bytes)
         given.append((self.accepted.is_set(), len(data), max_bytes))
         return data
@@ -74,7 +75,7 @@ async def test_frames_behind_a_handshake_are_read_in_pieces(
         assert output_text(await client.events()) == "The oak is"
     pongs = [(size, most) for accepted, size, most in given if accepted]
     assert sum(size for size, _ in pongs) > 50_000
-    assert all(size <= most for size, most in pongs)
+    assert all(most is not None and size <= most for size, most in pongs)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ async def test_a_message_that_is_no_event_is_decoded_once(
 ) -> None:
     decoded = []
 
-    def counting(text) -> dict[str, Any]:
+    def counting(text: bytes | str) -> dict[str, Any]:
         decoded.append(text)
         return request_body.decode(text)
 
@@ -324,7 +325,7 @@ async def test_a_client_that_leaves_is_noticed_while_a_long_message_waits_to_be_
     async with rig(worker=Worker(mute=True)) as made:
         busy = trio.Event()
 
-        async def run_late(function, **_: object):
+        async def run_late(function: Callable[[], Any], **_: object) -> Any:
             await busy.wait()
             return function()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -60,7 +60,7 @@ async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_s
             (await client.ask(post(chat("n=3 s=1", n=3, stream=True))), "delta"),
             (await client.ask(text(["n=3 s=1", "n=2 s=1"], stream=True)), "text"),
         ]:
-            texts, ends = {}, []
+            texts, ends = dict[int, str](), list[int]()
             for chunk in reply.chunks:
                 for each in chunk["choices"]:
                     piece = each["delta"].get("content", "") if key == "delta" else each["text"]
@@ -177,7 +177,8 @@ async def test_model_info_names_the_model_or_the_only_one(rather_slow: MockClock
             info = (await client.ask(head(path=path))).json
             assert (info["model_path"], info["max_model_len"], info["is_generation"]) == ("tiny", 2048, True)
         assert (await client.ask(head(path="/model_info?model=other"))).status == 404
-        made.gateway.runner.served |= {"second": made.gateway.runner.served["tiny"]}
+        served = made.gateway.runner.served
+        made.gateway.runner.served = {**served, "second": served["tiny"]}
         refused = await client.ask(head(path="/model_info"))
         assert (refused.status, refused.error["param"]) == (400, "model")
         assert (await client.ask(post({"prompt": "x"}, "/tokenize"))).error["param"] == "model"
@@ -204,7 +205,9 @@ async def test_flush_cache_is_refused_to_foreign_pages_and_ignored_for_head(rath
 
 
 def test_a_preflight_allows_the_methods_of_all_routes() -> None:
-    assert ROUTES.find("*").allow == METHODS
+    every = ROUTES.find("*")
+    assert every is not None
+    assert every.allow == METHODS
 
 
 def test_metrics_and_flush_cache_are_for_admins_and_probes_for_everybody() -> None:
@@ -246,7 +249,7 @@ async def reverse(exchange: Exchange, body: bytes) -> None:
 
 
 @pytest.fixture
-def with_reverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def with_reverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RouteTable]:
     """The table of routes with one more, whose handler and dialect are two new files."""
     (tmp_path / "reverse_dialect.py").write_text(DIALECT)
     (tmp_path / "reverse_route.py").write_text(HANDLER)
@@ -260,7 +263,7 @@ def with_reverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(
-    with_reverse, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
+    with_reverse: RouteTable, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "espalier.requests")
     async with rig(routes=with_reverse) as made:
@@ -278,7 +281,7 @@ async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(
     assert described["components"]["schemas"]["ReverseRequest"]["required"] == ["text"]
 
 
-def test_the_fuzzer_attacks_a_new_route_with_bodies_like_its_example(with_reverse) -> None:
+def test_the_fuzzer_attacks_a_new_route_with_bodies_like_its_example(with_reverse: RouteTable) -> None:
     (operation,) = [each for each in attacked(with_reverse) if each.path == "/reverse"]
     assert bodies.body(Random(0), operation) == {"text": "oak"}
     assert json.loads(bodies.mutated(Random(0), {"text": "oak"})) is not None
