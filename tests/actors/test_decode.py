@@ -14,8 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.slots import Deadlines
-from actors.kit.calls import Address, Answer
-from actors.kit.priority_inbox import priority_inbox
+from actors.kit.calls import Answer
 from protocol.errors import (
     ActorLost,
     BadRequest,
@@ -27,24 +26,29 @@ from protocol.errors import (
     TooManyInternalErrors,
 )
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
+from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, generate, whole
 from tests.system.simulator import counting
 
 
 @frozen
 class Worker:
-    address: Address
+    address: AnyAddress
     engine: Any  # a FakeEngine, or what a test has made of it
     actor: trio.CancelScope
 
     @property
-    def log(self) -> list[str]:
+    def log(self) -> Any:
         return self.engine.log
 
 
 @asynccontextmanager
 async def working(
-    costs: Costs | None = None, slots: int = 2, inbox_size: int = 2, deadlines: Deadlines | None = None, engine=None
+    costs: Costs | None = None,
+    slots: int = 2,
+    inbox_size: int = 2,
+    deadlines: Deadlines | None = None,
+    engine: Any = None,
 ) -> AsyncIterator[Worker]:
     """A decode actor over a fake engine that outlives it."""
     engine = engine or FakeEngine(costs or Costs())
@@ -221,7 +225,7 @@ async def test_the_end_of_the_actor_fails_every_call_taken_or_not(autojump_clock
     async with working(Costs(stuck=True), slots=1, inbox_size=0) as worker:
         heard = []
 
-        async def client(name) -> None:
+        async def client(name: str) -> None:
             try:
                 await ask(worker, generate(name, tokens_max=50))
             except ActorLost:

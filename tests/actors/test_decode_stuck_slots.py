@@ -14,14 +14,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.slots import Deadlines, SlotObserver
-from actors.kit.calls import Address, Answer
-from actors.kit.priority_inbox import priority_inbox
+from actors.kit.calls import Answer
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.actors.test_decode import Worker, ask, leave_after, working
+from tests.rig.calls import AnyAddress, AnyAnswer, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, whole
 from tests.rig.fake_engine import generate as wanted_of
 from tests.rig.router import Fake, FakePool, Play, generate, routed
@@ -126,7 +126,7 @@ async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(a
 async def test_tokens_from_a_stuck_slot_are_dropped_after_its_request_has_ended(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
-        heard: list = []
+        heard: list[Any] = []
         with pytest.raises(DeadlineExceeded):
             async with worker.address.ask(wanted_of("bad"), 3) as answer:
                 await answer.relay(heard.append)
@@ -171,7 +171,7 @@ class Hung:
     busy: int = 0
     killed: int = 0
     asked: list[str] = field(factory=list)
-    address: Address = field(init=False)
+    address: AnyAddress = field(init=False)
 
     @property
     def load(self) -> Load:
@@ -193,7 +193,7 @@ class Hung:
                 self.killed += 1
 
     @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Any, Any]]:
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[AnyAnswer]:
         self.busy += 1
         self.asked.append(request.id)
         try:
@@ -228,7 +228,7 @@ async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhe
     async with routed(limits=FailoverLimits(resume_s=60)) as world:
         workers = [Hung(name, world.pool) for name in "ab"]
         world.pool.all.extend(workers)
-        got: list = []
+        got: list[Any] = []
 
         async def honest(name: str) -> None:
             async with world.address.ask(wanted_of(name, tokens_max=100), 100) as answer:

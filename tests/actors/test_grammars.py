@@ -13,10 +13,10 @@ from attrs import Factory, define
 from trio.testing import MockClock
 
 from actors.grammars import READY_WITHIN_S, GrammarChecks, grammars
-from actors.kit.calls import Answer, mailbox
-from protocol.errors import EngineLost, NotReady, Overloaded
+from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked, GrammarKind
 from supervisor.supervision.registration import Registration
+from tests.rig.calls import AnyAddress, AnyAnswer, mailbox
 
 
 @define(eq=False)
@@ -27,10 +27,10 @@ class Checker:
     begun: list[str] = Factory(list)
     left: list[str] = Factory(list)
     most: int = 0
-    fails: Exception | None = None
+    fails: RequestError | None = None
 
     @asynccontextmanager
-    async def ask(self, request: CheckGrammar, credit: int) -> AsyncIterator[Answer[Any, Any]]:
+    async def ask(self, request: CheckGrammar, credit: int) -> AsyncIterator[AnyAnswer]:
         name, _, seconds = request.grammar.text.partition(" ")
         self.running.append(name)
         self.begun.append(name)
@@ -38,7 +38,7 @@ class Checker:
         ended = False
         try:
             await trio.sleep(float(seconds))
-            answer = Answer(credit)
+            answer = AnyAnswer(credit)
             if self.fails is None:
                 answer.end(GrammarChecked(refusal="no" if name.startswith("bad") else ""))
             else:
@@ -54,11 +54,11 @@ class Checker:
 @define(eq=False)
 class World:
     checker: Checker
-    address: object
-    outcomes: list[tuple[str, float]]
+    address: AnyAddress
+    outcomes: list[tuple[str, object]]
 
-    async def check(self, text: str, owner: str = "alice") -> GrammarChecked:
-        async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:  # type: ignore[attr-defined]
+    async def check(self, text: str, owner: str = "alice") -> Any:
+        async with self.address.ask(CheckGrammar(Grammar(GrammarKind.REGEX, text), owner), 0) as answer:
             return await answer.result()
 
 
@@ -66,9 +66,9 @@ class World:
 async def running(
     checks_max: int = 2, waiting_max: int = 64, verdicts_max: int = 4, checker: Checker | None = None
 ) -> AsyncIterator[World]:
-    checker, outcomes = checker or Checker(), []
+    checker, outcomes = checker or Checker(), list[tuple[str, object]]()
     address, inbox = mailbox(16)
-    registration = Registration()
+    registration = Registration[Any]()
     checks = GrammarChecks(
         registration.wait, checks_max, waiting_max, verdicts_max, lambda *ended: outcomes.append(ended)
     )
@@ -196,7 +196,7 @@ async def test_a_checker_that_is_lost_or_away_is_no_verdict(autojump_clock: Mock
             await world.check("a 1")
         world.checker.fails = None
         assert not (await world.check("a 1")).refusal  # nothing was remembered
-    away = Registration()
+    away = Registration[Any]()
     address, inbox = mailbox(1)
     async with trio.open_nursery() as nursery:
         await nursery.start(grammars, inbox, GrammarChecks(away.wait, 2, 4, 4, lambda *_: None))

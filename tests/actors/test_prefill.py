@@ -18,12 +18,11 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP
 from actors.engines.slots import Deadlines
-from actors.kit.calls import Address
-from actors.kit.priority_inbox import priority_inbox
 from actors.prefill import prefill
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, EngineDied, EngineLost
-from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Rendezvous, Started, Tokens, Usage
+from protocol.messages import EngineLoad, FinishReason, Generate, Rendezvous, Started, Usage
+from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.simulated_engines import generate, running, spec
 
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
@@ -33,8 +32,8 @@ COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
 class Pair:
     """A prefill and a decode, each the actor of a simulated engine of its own; one step takes a second."""
 
-    prefill: Address
-    decode: Address
+    prefill: AnyAddress
+    decode: AnyAddress
     prefill_engine: SimulatedEngine
     decode_engine: SimulatedEngine
 
@@ -61,7 +60,7 @@ def met(name: str, room: int, *, prompt: int = 16, tokens_max: int = 8, priority
     return evolve(request, rendezvous=Rendezvous(room, *BOOTSTRAP), priority=priority)
 
 
-async def ask(address: Address, request: Generate) -> tuple[list[Started | Tokens], Finished]:
+async def ask(address: AnyAddress, request: Generate) -> tuple[list[Any], Any]:
     async with address.ask(request, request.sampling.tokens_max) as answer:
         return [reply async for reply in answer], await answer.result()
 
@@ -69,7 +68,7 @@ async def ask(address: Address, request: Generate) -> tuple[list[Started | Token
 async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojump_clock: MockClock) -> None:
     answers = {}
 
-    async def ask_leg(leg: str, address: Address[Any, Any, Any]) -> None:
+    async def ask_leg(leg: str, address: AnyAddress) -> None:
         answers[leg] = await ask(address, met("a", 1))
 
     async with pair() as made, trio.open_nursery() as legs:

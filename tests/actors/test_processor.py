@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from actors.kit.calls import Address, Answer, mailbox
-from actors.kit.offload import OFFLOAD_SIZE_MIN
+from actors.kit.calls import Answer
+from actors.kit.offload import OFFLOAD_SIZE_MIN, T
 from actors.processor import processor
 from actors.text.model import Defaults, TextModel
 from actors.text.prompts import PromptLimits
@@ -22,6 +22,7 @@ from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, St
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.model_folder import FILES
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Detokenize, Respond, Role, Text, Tokenize, Turn
+from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.gateway import FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 
 MOST = 100
@@ -34,37 +35,36 @@ def respond(
     *,
     turns: Sequence[Any] | tuple[Any, ...] | None = None,
     params: dict[Any, Any] | None = None,
-    **fields: object,
+    **fields: Any,
 ) -> Respond:
     turns = turns or (Turn(Role.USER, said),)
     return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
 
 
-def spy():
+class Spy(Worker):
     """A worker that notes what it is asked."""
 
-    class Spy(Worker):
-        @asynccontextmanager
-        async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
-            self.asked.append(request)  # type: ignore[attr-defined]
-            async with super().ask(request, credit) as answer:
-                yield answer
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Generate] = []
 
-    made = Spy()
-    made.asked = []  # type: ignore[attr-defined]
-    return made
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
+        self.asked.append(request)
+        async with super().ask(request, credit) as answer:
+            yield answer
 
 
 @asynccontextmanager
 async def running(
-    worker=None,
+    worker: Worker | None = None,
     model: TextModel = TINY,
     known: PromptLimits | None = KNOWN,
     aside: Any = None,
     requests_max: int = 4,
     tokenize_max: int = 10**6,
-) -> AsyncIterator[Address[Any, Any, Any]]:
-    async def at_once(function, **_: Any) -> int | list[int] | str:
+) -> AsyncIterator[AnyAddress]:
+    async def at_once(function: Callable[[], T], **_: Any) -> T:
         await trio.lowlevel.checkpoint()
         return function()
 
@@ -78,7 +78,7 @@ async def running(
         nursery.cancel_scope.cancel()
 
 
-async def ask(address: Address, request: Respond | Tokenize | Detokenize) -> tuple[list[Any], Any]:
+async def ask(address: AnyAddress, request: Respond | Tokenize | Detokenize) -> tuple[list[Any], Any]:
     async with address.ask(request, 10_000) as answer:
         replies = [reply async for reply in answer]
         return replies, await answer.result()
@@ -104,7 +104,7 @@ async def test_a_conversation_becomes_text_with_usage(autojump_clock: MockClock)
 
 
 async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock: MockClock) -> None:
-    worker = spy()
+    worker = Spy()
     turns = [
         Turn(Role.DEVELOPER, "Be kind."),
         Turn(Role.USER, "Hi"),
@@ -120,7 +120,7 @@ async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock
 
 
 async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: MockClock) -> None:
-    worker = spy()
+    worker = Spy()
     async with running(worker) as address:
         await ask(address, respond("n=5"))
         await ask(address, respond("n=5", tokens_max=7))
@@ -132,7 +132,7 @@ async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: Mo
 async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock: MockClock) -> None:
     config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
     model = load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
-    worker = spy()
+    worker = Spy()
     async with running(worker, model) as address:
         await ask(address, respond())
         await ask(address, respond(temperature=0.0, top_p=0.5, top_k=-1, min_p=0.0, repetition_penalty=1.0, seed=7))
@@ -346,9 +346,9 @@ async def test_leaving_ends_the_workers_call_at_once(autojump_clock: MockClock) 
 
 
 async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockClock) -> None:
-    made = []
+    made: list[Any] = []
 
-    async def aside(function, *, owner: str, size: int) -> list[int] | str:
+    async def aside(function: Callable[[], T], *, owner: str, size: int) -> T:
         await trio.sleep(1)
         assert (owner, size >= OFFLOAD_SIZE_MIN) == ("alice", True)
         made.append(type(function()))
@@ -364,7 +364,7 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockC
 
 
 async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: MockClock) -> None:
-    async def aside(function, **_: Any) -> None:
+    async def aside(function: Callable[[], T], **_: Any) -> None:
         await trio.sleep_forever()
 
     worker = Worker()

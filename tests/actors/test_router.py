@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Answer
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, EngineLost, EngineRefused, HandOffFailed
 from protocol.messages import Generate, Logprob, Tokens, Usage
+from tests.rig.calls import AnyAnswer
 from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 from tests.system.simulator import simulate
 
@@ -204,7 +205,7 @@ async def test_the_failure_of_a_leg_ends_the_other_in_the_same_instant(
 class Late(Fake):
     """A prefill that says nothing, and fails when the decode is in the middle of its answer."""
 
-    async def _play(self, request: Generate, play: Play, answer: Answer, scope: trio.CancelScope) -> None:
+    async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(3.25)
             answer.fail(EngineRefused("late"))
@@ -213,7 +214,7 @@ class Late(Fake):
 async def test_a_prefill_that_fails_in_the_middle_of_the_stream_ends_the_decode(autojump_clock: MockClock) -> None:
     _, decoder = pair()
     async with routed(Late("p", leg=Leg.PREFILL, bootstrap=("h", 1)), decoder) as world:
-        got: list = []
+        got: list[Any] = []
         with pytest.raises(EngineRefused, match="late"):
             await ask(world, generate(tokens_max=60), got)
         assert len(got) == 4
@@ -291,7 +292,7 @@ def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed: int) -> 
 
             async def one(name: str) -> None:
                 wanted = generate(name, rng.randrange(1, 12), [rng.randrange(90) for _ in range(rng.randrange(1, 6))])
-                got: list = []
+                got: list[Any] = []
                 try:
                     await trio.sleep(rng.uniform(0, 20))
                     check_whole(await ask(world, wanted, got), wanted)

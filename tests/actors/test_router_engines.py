@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import pytest
 import trio
@@ -15,13 +14,12 @@ from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.slots import Deadlines
-from actors.kit.calls import Address, Answer
-from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import ActorLost, EngineDied
 from protocol.messages import EngineLoad, Generate
+from tests.rig.calls import AnyAddress, AnyAnswer, AnyPriorityInbox, priority_inbox
 from tests.rig.router import FakePool, World, ask, generate, routed
 from tests.rig.scheduler import sweep
 from tests.rig.simulated_engines import spec
@@ -34,7 +32,7 @@ class Real:
 
     name: str
     engine: SimulatedEngine
-    address: Address
+    address: AnyAddress
     pool: FakePool
     busy: int = 0
 
@@ -54,7 +52,7 @@ class Real:
         return self.engine.info.bootstrap
 
     @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer]:
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[AnyAnswer]:
         self.busy += 1
         try:
             async with self.address.ask(request, credit) as answer:
@@ -69,7 +67,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
     async with routed(limits=FailoverLimits(resume_s=60)) as world, trio.open_nursery() as engines:
 
-        async def act(inbox: PriorityInbox[Any, Any, Any], engine: SimulatedEngine, name) -> None:
+        async def act(inbox: AnyPriorityInbox, engine: SimulatedEngine, name: str) -> None:
             try:
                 await decode(inbox, engine, engine.info.running_max, Deadlines())
             except* EngineDied:

@@ -138,7 +138,7 @@ class FakePool:
     """The workers of a test; `gone` are those that cannot be asked."""
 
     all: list[Any]  # of `Fake`, or what stands in for one
-    stage: trio.Nursery
+    stage: Any  # a nursery, or None if no worker is asked
     gone: set[str] = Factory(set)
     has: str | None = None  # which weights
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ def spec(**changes: Any) -> SimulatedSpec:
 @asynccontextmanager
 async def running(
     made: SimulatedSpec | None = None,
-    lines: tuple[()] | list[list[int]] = (),
+    lines: Sequence[list[int]] = (),
     seed: int = 0,
     meetings: RendezvousRooms | None = None,
 ) -> AsyncIterator[SimulatedEngine]:
@@ -61,9 +61,14 @@ async def read(generation: Generation) -> tuple[list[int], Finished, list[Tokens
     replies = [reply async for reply in generation]
     assert isinstance(replies[0], Started)
     tokens = [reply for reply in replies if isinstance(reply, Tokens)]
-    finished = await generation.result()
-    assert isinstance(finished, Finished)
-    return [token for reply in tokens for token in reply.ids], finished, tokens
+    return [token for reply in tokens for token in reply.ids], await finished(generation), tokens
+
+
+async def finished(generation: Generation) -> Finished:
+    """Wait for the good end of an answer."""
+    ended = await generation.result()
+    assert isinstance(ended, Finished)
+    return ended
 
 
 async def timed(generation: Generation) -> list[float]:

@@ -12,18 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.kit.calls import Answer, Call
+from actors.kit.calls import BugCounter, Call
 from actors.kit.fair_queue import Entry, FairQueue
-from actors.kit.priority_inbox import PriorityInbox
 from protocol.messages import Finished, Generate, Sampling, Started, Tokens
 from supervisor.engines.work import request_inbox
+from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox
 
 
 class Model:
     """The same line as one list, looked through from the beginning each time."""
 
     def __init__(self) -> None:
-        self.waiting, self.accounts, self.turns, self.now = [], Counter(), {}, 0
+        self.waiting, self.now = list[Entry[Any]](), 0
+        self.accounts, self.turns = Counter[str](), dict[str, int]()
 
     def add(self, entry: Entry[Any]) -> None:
         self.now += 1
@@ -31,14 +32,14 @@ class Model:
             self.turns[entry.owner] = self.now
         self.waiting.append(entry)
 
-    def charge(self, owner: str, amount: object) -> None:
+    def charge(self, owner: str, amount: int) -> None:
         self.now += 1
         self.accounts[owner] += amount
         if amount > 0:
             self.turns[owner] = self.now
 
-    def first(self) -> Entry | None:
-        def place(each: Entry) -> tuple[Any, int, Any, Any]:
+    def first(self) -> Entry[Any] | None:
+        def place(each: Entry[Any]) -> tuple[Any, int, Any, Any]:
             return -each.priority, self.accounts[each.owner], self.turns[each.owner], each.number
 
         return min(self.waiting, key=place, default=None)
@@ -57,10 +58,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_queue_equals_a_simple_model_after_every_operation(
-    steps: list[tuple[str, str, int] | tuple[str, int]],
-) -> None:
-    line, model = FairQueue(), Model()
+def test_the_queue_equals_a_simple_model_after_every_operation(steps: list[tuple[Any, ...]]) -> None:
+    line, model = FairQueue[object](), Model()
     for what, *of in steps:
         if what == "add":
             model.add(line.add(object(), of[0], of[1]))
@@ -68,6 +67,7 @@ def test_the_queue_equals_a_simple_model_after_every_operation(
             line.remove(model.waiting.pop(of[0] % len(model.waiting)))
         elif what == "take" and model.waiting:
             entry = line.first()
+            assert entry is not None
             line.remove(entry)
             line.charge(entry.owner, of[0])
             model.waiting.remove(entry)
@@ -89,17 +89,18 @@ def test_the_queue_equals_a_simple_model_after_every_operation(
 
 @given(st.lists(st.tuples(OWNERS, st.integers(-1, 1)), min_size=1, max_size=30))
 def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added: list[Any]) -> None:
-    line = FairQueue()
+    line = FairQueue[None]()
     entries = [line.add(None, owner, priority) for owner, priority in added]
     lowest = [each for each in entries if each.priority == min(each.priority for each in entries)]
     most = Counter(each.owner for each in lowest)
     found = line.last_of_largest()
+    assert found is not None
     assert most[found.owner] == max(most.values())
     assert found is [each for each in lowest if each.owner == found.owner][-1]
 
 
 def test_owners_take_turns_though_each_account_is_empty_again_before_the_next_turn() -> None:
-    line, taken = FairQueue(), []
+    line, taken = FairQueue[None](), list[str]()
     for owner in "aaabbb":
         line.add(None, owner, 0)
     while (entry := line.first()) is not None:
@@ -110,15 +111,15 @@ def test_owners_take_turns_though_each_account_is_empty_again_before_the_next_tu
     assert taken == list("ababab")
 
 
-def call(owner: str, weight: int = 1, name=None) -> Call[Any, Any, Any]:
-    return Call((owner, weight, name), Answer(0))
+def call(owner: str, weight: int = 1, name: str | None = None) -> AnyCall:
+    return AnyCall((owner, weight, name), AnyAnswer(0))
 
 
-def made(size: int = 1000) -> PriorityInbox[Any, Any, Any]:
-    return PriorityInbox(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
+def made(size: int = 1000) -> AnyPriorityInbox:
+    return AnyPriorityInbox(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
 
 
-async def taken(of: PriorityInbox[Any, Any, Any], times: int) -> list[Any]:
+async def taken(of: AnyPriorityInbox, times: int) -> list[Any]:
     return [(await of.receive()).request[0] for _ in range(times)]
 
 
@@ -181,7 +182,7 @@ def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_tur
         of = made()
         for owner, weight in sent:
             await of.send(call(owner, weight))
-        left, had = Counter(owner for owner, _ in sent), Counter()
+        left, had = Counter(owner for owner, _ in sent), Counter[str]()
         for _ in sent:
             owner, weight, _ = (await of.receive()).request
             left[owner] -= 1
@@ -194,7 +195,7 @@ def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_tur
 
 async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(autojump_clock: MockClock) -> None:
     address, inbox = request_inbox(64)
-    slots, ended = trio.Semaphore(16), {}
+    slots, ended = trio.Semaphore(16), dict[str, float]()
 
     async def serve(nursery: trio.Nursery) -> None:
         while True:
@@ -202,7 +203,7 @@ async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_
             nursery.start_soon(answer, await inbox.receive())
 
     async def answer(asked: Call[Generate, Started | Tokens, Finished]) -> None:
-        with asked.answering(None) as said:
+        with asked.answering(BugCounter()) as said:
             await trio.sleep(asked.request.sampling.tokens_max / 100)
             said.end(None)
         slots.release()

@@ -16,7 +16,7 @@ nested = st.recursive(
 )
 
 
-def flat(error: ExceptionGroup | KeyError | EngineLost | LinkLost) -> list[Any]:
+def flat(error: Exception) -> list[Any]:
     return [leaf for part in error.exceptions for leaf in flat(part)] if isinstance(error, ExceptionGroup) else [error]
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -15,11 +15,11 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
+from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.slots import Deadlines
-from actors.kit.calls import Address, Answer, Call
 from actors.kit.pending_prefill import PendingPrefill
-from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.routing.load import Load
+from actors.routing.ports import Worker
 from actors.routing.reservations import Reservations
 from protocol.cluster import Leg
 from protocol.errors import RequestError
@@ -35,6 +35,7 @@ from supervisor.engines.simulated.section import SimulatedSection
 from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from tests.rig.assembly import built_assembly
+from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, AnyPriorityInbox, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, running_engine
 
 ROOT = Path(__file__).parents[3]
@@ -84,12 +85,19 @@ async def first_s(assembly: Assembly, owner: str, lists: tuple[tuple[int, ...], 
     """Ask for an answer to each prompt, and return how long the first token of any of them took."""
     began_at, first_at = trio.current_time(), None
     wanted = Respond(f"{next(IDS):032x}", token_lists=lists, tokens_max=tokens_max, ignore_eos=True, owner=owner)
+    assert assembly.gateway is not None
     async with assembly.gateway.runner.served["tiny"].ask.ask(wanted, 10**6) as replies:
         async for reply in replies:
             if first_at is None and not isinstance(reply, Accepted):
                 first_at = trio.current_time()
     assert first_at is not None
     return first_at - began_at
+
+
+def stall(assembly: Assembly, for_s: float) -> None:
+    engine = assembly.directory.local["decode-1"].engine.current
+    assert isinstance(engine, SimulatedEngine)
+    engine.stall(for_s)
 
 
 LEGS = pytest.mark.parametrize(
@@ -100,7 +108,7 @@ LEGS = pytest.mark.parametrize(
 @LEGS
 @pytest.mark.parametrize("tokens_max", [4, 400])
 async def test_b13_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
-    legs, tokens_max: int, autojump_clock: MockClock, tmp_path: Path
+    legs: tuple[str, ...], tokens_max: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with node(tmp_path, *legs) as assembly, trio.open_nursery() as nursery:
         for _ in range(3):
@@ -134,7 +142,7 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
         answered.append(await first_s(assembly, "a", prompts(1, size)))
 
     async with node(tmp_path, "prefill", "decode", "decode") as assembly, trio.open_nursery() as nursery:
-        assembly.directory.local["decode-1"].engine.current.stall(1e6)
+        stall(assembly, 1e6)
         for _ in range(3):
             for _ in range(25):
                 nursery.start_soon(ask_once, assembly)
@@ -148,7 +156,7 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
 
 async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with node(tmp_path, "prefill", "decode", "decode") as assembly, trio.open_nursery() as nursery:
-        assembly.directory.local["decode-1"].engine.current.stall(20)
+        stall(assembly, 20)
         for _ in range(50):
             nursery.start_soon(first_s, assembly, "a", prompts(1, 300))
         await trio.sleep(19)
@@ -174,8 +182,8 @@ def wanted(name: str, size: int = 4, tokens_max: int = 2) -> Generate:
 
 @asynccontextmanager
 async def working(
-    most: int, costs: Costs | None = None, deadlines=None
-) -> AsyncIterator[tuple[Address, FakeEngine, PriorityInbox]]:
+    most: int, costs: Costs | None = None, deadlines: Deadlines | None = None
+) -> AsyncIterator[tuple[AnyAddress, FakeEngine, AnyPriorityInbox]]:
     address, inbox = priority_inbox(16, lambda _: 0, lambda request: request.owner)
     async with running_engine(FakeEngine(costs or Costs(slots=4))) as engine, trio.open_nursery() as nursery:
         deadlines = deadlines or Deadlines(release_s=1, first_token_s=5, gap_s=5, stuck_max=4)
@@ -184,7 +192,7 @@ async def working(
         nursery.cancel_scope.cancel()
 
 
-async def ask(address: Address[Any, Any, Any], request: Generate, leave_s: float = 1e3) -> None:
+async def ask(address: AnyAddress, request: Generate, leave_s: float = 1e3) -> None:
     with trio.move_on_after(leave_s), suppress(RequestError):
         async with address.ask(request, request.sampling.tokens_max) as replies:
             await replies.result()
@@ -259,12 +267,12 @@ async def test_b13_the_call_behind_one_that_leaves_enters_at_once(room: int, aut
         nursery.cancel_scope.cancel()
 
 
-def call(name: str, size: int) -> Call[Any, Any, Any]:
-    return Call((name, size), Answer(0))
+def call(name: str, size: int) -> AnyCall:
+    return AnyCall((name, size), AnyAnswer(0))
 
 
 async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_queue(autojump_clock: MockClock) -> None:
-    of: PriorityInbox = PriorityInbox(1, lambda request: request[0] == "b")
+    of = AnyPriorityInbox(1, lambda request: request[0] == "b")
     got = []
 
     async def take() -> None:
@@ -305,7 +313,7 @@ class Told:
 def test_a_worker_with_prompts_enough_is_behind_all_that_have_room() -> None:
     loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
     assert [load.full for load in loads] == [True, False, False]
-    ranked = RankedWorkers.of([Told(load) for load in loads])
+    ranked = RankedWorkers.of([cast("Worker", Told(load)) for load in loads])
     assert [each.load.name for each in ranked] == ["c", "b", "a"]
 
 
@@ -344,7 +352,7 @@ def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_
 # In cluster.toml --------------------------------------------------------------------------
 
 
-def section(cls: type[SglangSection | SimulatedSection] = SglangSection, **more: str | int) -> EngineSection:
+def section(cls: type[SglangSection | SimulatedSection] = SglangSection, **more: Any) -> EngineSection:
     return cls(model="tiny", kv_tokens_max=4096, **more)
 
 

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.kit.calls import Answer, Call
-from actors.kit.priority_inbox import PriorityInbox, priority_inbox
+from actors.kit.calls import BugCounter
+from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox, priority_inbox
 
 
-def call(urgency: int, name: str | int = "") -> Call[Any, Any, Any]:
-    return Call((urgency, name), Answer(0))
+def call(urgency: int, name: str | int = "") -> AnyCall:
+    return AnyCall((urgency, name), AnyAnswer(0))
 
 
-def made(size: int = 10) -> PriorityInbox[Any, Any, Any]:
-    return PriorityInbox(size, lambda request: request[0])
+def made(size: int = 10) -> AnyPriorityInbox:
+    return AnyPriorityInbox(size, lambda request: request[0])
 
 
 async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery: trio.Nursery) -> None:
@@ -56,7 +56,7 @@ async def test_an_asker_that_gives_up_leaves_its_room_to_the_next(autojump_clock
 
 
 async def test_an_asker_that_gives_up_is_removed_at_once(autojump_clock: MockClock) -> None:
-    of, calls = made(1), WeakSet()
+    of, calls = made(1), WeakSet[AnyCall]()
 
     async def send(urgency: int, patience_s: int) -> None:
         calls.add(asked := call(urgency, patience_s))
@@ -136,7 +136,7 @@ async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
 
     async def answer() -> None:
         taken = await inbox.receive()
-        with taken.answering(None) as said:
+        with taken.answering(BugCounter()) as said:
             said.end(taken.request * 2)
 
     nursery.start_soon(answer)

@@ -68,7 +68,7 @@ async def test_a_stop_token_ends_whole_too(autojump_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("sampling", [{"ignore_eos": True}, {"tokens_min": 4}])
 async def test_a_token_that_ends_nothing_is_gone_on_from(
-    sampling: Mapping[str, int], autojump_clock: MockClock
+    sampling: Mapping[str, Any], autojump_clock: MockClock
 ) -> None:
     lost, well = Play(EngineLost("gone"), 4, length=3, at_once=True), Play(length=8)
     async with routed(Fake("a", [lost]), Fake("b", otherwise=well)) as world:
@@ -104,7 +104,7 @@ async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_el
     assert not resumes_exactly(Sampling(1, **sampling))
     plays = [Play(loss("first"), 0), Play(loss("then"), 2)]
     async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as world:
-        got: list = []
+        got: list[Any] = []
         with pytest.raises(loss, match="then"):
             await ask(world, generate(**sampling), got)
         assert len(got) == 3
@@ -265,7 +265,7 @@ async def test_a_request_that_was_resumed_before_counts_all_tokens_sent(autojump
 
 
 async def test_a_bug_fails_its_request_alone(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    async with routed(Fake("a", [Play(ValueError("x"), 1)])) as world:
+    async with routed(Fake("a", [Play(ValueError("x"), 1)])) as world:  # type: ignore[arg-type]
         with pytest.raises(InternalError):
             await ask(world, generate())
         check_whole(await ask(world, generate()), generate())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.kit.calls import Answer
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
@@ -27,6 +26,7 @@ from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOff
 from protocol.messages import Generate
 from supervisor.node import router_child
 from supervisor.telemetry.registry import Registry
+from tests.rig.calls import AnyAnswer
 from tests.rig.router import Fake, FakePool, Play, World, ask, check_whole, generate, routed
 from tests.system.simulator import simulate
 
@@ -207,7 +207,7 @@ def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_re
 # Behind a router --------------------------------------------------------------------------
 
 
-async def many(world: World, number: int, **options: range) -> list[str]:
+async def many(world: World, number: int, **options: Any) -> list[str]:
     """Ask ten times a second; return what each request that failed has failed with."""
     failed: list[str] = []
 
@@ -236,7 +236,8 @@ class Cut(Fake):
     cut: tuple[str, ...] = ("p0",)
     late_s: float = 0.0  # until it fails
 
-    async def _play(self, request: Generate, play: Play, answer: Answer, scope: trio.CancelScope) -> None:
+    async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
+        assert request.rendezvous is not None
         if request.rendezvous.host in self.cut:
             await trio.sleep(self.late_s)
             play = Play(HandOffFailed("cut"), 0)
@@ -373,13 +374,15 @@ async def test_b11_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_i
     class Waits(Fake):
         """A leg that waits for the other one, for 60 seconds at the longest."""
 
-        async def _play(self, request: Generate, play: Play, answer: Answer[Any, Any], scope: trio.CancelScope) -> None:
-            if self.name in bad_ones or request.rendezvous.host in bad_ones or request.rendezvous.room in rooms:
-                rooms.add(request.rendezvous.room)
+        async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
+            met = request.rendezvous
+            assert met is not None
+            if self.name in bad_ones or met.host in bad_ones or met.room in rooms:
+                rooms.add(met.room)
                 play = Play(DeadlineExceeded("late"), 0) if self.leg is told_by else Play(tokens=0)
             await super()._play(request, play, answer, scope)
 
-    bad_ones, rooms = {bad}, set()
+    bad_ones, rooms = {bad}, set[int]()
     prefills = [Waits(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(3)]
     decodes = [Waits(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(3)]
     async with routed(*decodes, *prefills, limits=FOR_LONG) as world:
@@ -417,9 +420,9 @@ async def test_b11_a_prefill_that_hands_over_again_is_probed_by_one_request_and_
 class Ordered:
     """Workers as a router prefers them, and how often one was looked at."""
 
-    workers: list
+    workers: Sequence[Fake]
     leg: Leg = Leg.BOTH
-    looks: Counter = Factory(Counter)
+    looks: Counter[Leg] = Factory(Counter)
 
     def of(self, leg: Leg) -> Ordered:
         return Ordered([each for each in self.workers if each.leg is leg], leg, self.looks)
@@ -427,15 +430,15 @@ class Ordered:
     def __len__(self) -> int:
         return len(self.workers)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Fake]:
         for each in sorted(self.workers, key=lambda each: (each.load.busy / each.slots, each.load.tokens, each.name)):
             self.looks[self.leg] += 1
             yield each
 
 
-async def chooses(workers: Sequence[Any], ejected_names: tuple[()] | list[Any] = ()) -> tuple[Routing, Ordered]:
+async def chooses(workers: Sequence[Fake], ejected_names: tuple[()] | list[Any] = ()) -> tuple[Routing, Ordered]:
     """Return a routing that ranks these workers, of which some are ejected, and the ranks."""
-    routing = Routing(FakePool(workers, None), least_loaded, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    routing = Routing(FakePool([*workers], None), least_loaded, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
     for name in ejected_names:
         for _ in range(5):
             routing.failed(name, HandOffFailed("cut") if "+" in name else InternalError("a bug"))
@@ -452,6 +455,7 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_ejected(autojum
     workers[7].slots = 80  # so that it would be the first
     workers[7].more = 1
     route = routing.choose(generate())
+    assert route is not None
     assert route.name != "w7"
     assert ordered.looks.total() <= 3
 
@@ -473,7 +477,9 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: 
     for one in prefills:
         for two in decodes[:10]:
             places.add(one.name, two.name, 100)
-    assert routing.choose(generate()).names == ("d10", "p0")
+    route = routing.choose(generate())
+    assert route is not None
+    assert route.names == ("d10", "p0")
     assert places.asked <= len(prefills) * 10 + len(prefills) + len(decodes) + 1
 
 
@@ -501,8 +507,8 @@ async def test_the_same_worker_or_pair_is_chosen_from_ranked_workers_and_others(
         if one is not None:
             one.end()
         two = routing.choose(generate(), but)
-        assert (one is None) == (two is None)
-        if one is None:
+        if one is None or two is None:
+            assert one is two
             break
         assert one.names == two.names
 
@@ -522,7 +528,7 @@ async def test_ejected_workers_are_asked_where_there_are_no_others(autojump_cloc
 
 
 async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockClock) -> None:
-    observed: list = []
+    observed: list[Any] = []
 
     class Hears(RoutingObserver):
         def worker_ejected(self, worker: str, code: str) -> None:

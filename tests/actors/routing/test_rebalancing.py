@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from attrs import define
@@ -38,7 +40,7 @@ async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_the
 
 async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(autojump_clock: MockClock) -> None:
     async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
-        got: list = []
+        got: list[Any] = []
 
         async def one() -> None:
             got.append(await ask(world, generate()))
@@ -143,7 +145,7 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
     p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
     async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
-        got: list = []
+        got: list[Any] = []
 
         async def one() -> None:
             got.append(await ask(world, generate()))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.least_loaded import least_loaded
+from actors.routing.load import Load
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
-from protocol.messages import Grammar, GrammarKind, Usage
+from protocol.messages import Generate, Grammar, GrammarKind, Usage
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 
 
@@ -28,7 +32,7 @@ async def test_a_pair_without_a_rendezvous_leaves_no_reservation(autojump_clock:
         prefill = world.worker("p")
         await wait_all_tasks_blocked()
 
-        def forgetful(request, loads) -> int:
+        def forgetful(request: Generate, loads: Sequence[Load]) -> int:
             if [load.name for load in loads] == ["d"]:  # the prefill has just been chosen
                 prefill.bootstrap = None
             return least_loaded(request, loads)
@@ -43,7 +47,7 @@ async def test_a_pair_without_a_rendezvous_leaves_no_reservation(autojump_clock:
     "penalty", [{"frequency_penalty": 0.5}, {"presence_penalty": -0.5}, {"repetition_penalty": 1.05}]
 )
 async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of_tokens_sent(
-    penalty: dict[str, float], autojump_clock: MockClock
+    penalty: dict[str, Any], autojump_clock: MockClock
 ) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as world:
         wanted = generate(**penalty)
@@ -52,7 +56,7 @@ async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of
 
 
 async def test_an_observer_gets_the_losses_that_could_not_be_resumed(autojump_clock: MockClock) -> None:
-    observed: list = []
+    observed: list[Any] = []
 
     class Observer(RoutingObserver):
         def call_not_resumed(self, code: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
-from actors.kit.offload import run_inline
+from actors.kit.offload import T, run_inline
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.logprobs import PendingLogprobs
@@ -28,7 +28,6 @@ from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
-from protocol.dialects.responses.requests import Create
 from protocol.messages import FinishReason, Tokens, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 from tests.actors.test_processor import running
@@ -192,7 +191,11 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
 ) -> None:
     """A token was counted as the 8 bytes of an answer in one piece, and its event has 200: here 26 kB for 600."""
     body = {"model": "tiny", "n": 8, "max_tokens": 400, "prompt": "n=400", "echo": True, "stream": True}
-    limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 30_000, "send_buffer_bytes": 4096}
+    limits: dict[str, Any] = {
+        "answers_bytes_max": answers_bytes_max,
+        "backlog_bytes_max": 30_000,
+        "send_buffer_bytes": 4096,
+    }
     async with rig(requests_max=256, stall_s=600.0, **limits) as made:
         client = Client(await made.connect(receive_buffer=4096))
         await client.send(post(body, "/v1/completions"))
@@ -218,7 +221,7 @@ async def test_b1_candidates_are_kept_packed_and_replayed_in_many_turns(autojump
 
 @pytest.mark.parametrize("top", [0, 5])
 async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) -> None:
-    line, said = ids("The oak is old. wörld 日本 🙂 "), []
+    line, said = ids("The oak is old. wörld 日本 🙂 "), list[Any]()
     reading = IncrementalDetokenizer(
         TINY.tokenizer,
         StopStrings(["old"]),
@@ -259,7 +262,7 @@ async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
     async with running(worker, known=PromptLimits(INFO, 2048, 2048)) as address:
         asked_for = Respond("b" * 32, texts=(f"n={count}",), n=4, logprobs=20, stop=(line + "c",))
         async with address.ask(asked_for, 10_000) as answer:
-            replies = []
+            replies: list[Any] = []
             await answer.relay(replies.append)
     pieces = [each for each in replies if isinstance(each, Text)]
     assert max(len(each.logprobs) for each in pieces) <= SCORED_A_PIECE < count
@@ -271,7 +274,7 @@ async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
 
 
 async def test_b1_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
-    draft, line, said, turns = CandidateChoice([].append), ids("The oak is old. "), [], Turns()
+    draft, line, said, turns = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any](), Turns()
     for place in range(1000):
         draft.note(Tokens([line[place % len(line)]]), scored=False)
     draft(ChoiceEnded(FinishReason.LENGTH))
@@ -342,9 +345,9 @@ LONG_BODIES = {
 @pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
 async def test_b10_a_long_body_is_read_aside(body: dict[Any, Any], rather_slow: MockClock) -> None:
     """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
-    sizes = []
+    sizes: list[int] = []
 
-    async def aside(function, *, owner: str, size: int) -> chat.ChatRequest | Create:
+    async def aside(function: Callable[[], T], *, owner: str, size: int) -> T:
         sizes.append(size)
         return await run_inline(function, owner=owner, size=size)
 

@@ -32,7 +32,7 @@ def ids(text: str) -> list[int]:
     return TINY.encode(text, add_special_tokens=False).ids
 
 
-def cut(sequence: Sequence[Any], sizes: list[Any]) -> Iterator[list[int]]:
+def cut(sequence: list[Any], sizes: list[int]) -> Iterator[list[int]]:
     """Split a list into pieces of these sizes, over and over."""
     at, turn = 0, 0
     while at < len(sequence):
@@ -60,7 +60,7 @@ def naively(
     tokens_min: int = 0,
 ) -> tuple[str, Any, int]:
     """The slow way: decode everything up to each token anew, and look for every stop in all of it."""
-    heard = []
+    heard: list[int] = []
     for count, token in enumerate(sequence, start=1):
         early = count <= tokens_min
         if token in stop_ids and not early:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from trio.testing import MockClock
 
-from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, run_inline
+from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, T, run_inline
 from actors.text import encoding
 from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.prompts import PromptLimits
@@ -32,9 +33,9 @@ class Counting:
     """A `RunInThread` that notes how much it was asked to do."""
 
     def __init__(self) -> None:
-        self.sizes = []
+        self.sizes: list[int] = []
 
-    async def __call__(self, function, *, owner: str, size: int) -> int | list[int] | str:
+    async def __call__(self, function: Callable[[], T], /, *, owner: str, size: int) -> T:
         self.sizes.append(size)
         return await run_inline(function, owner=owner, size=size)
 
@@ -91,7 +92,9 @@ def bound(made: Tokenizer) -> int | None:
 @pytest.mark.parametrize("made", BOUNDED.values(), ids=BOUNDED)
 @given(text=TEXTS)
 def test_no_token_stands_for_more_characters_than_the_bound(made: Tokenizer, text: str) -> None:
-    assert len(text) <= bound(made) * len(made.encode(text, add_special_tokens=False).ids)
+    characters = bound(made)
+    assert characters is not None
+    assert len(text) <= characters * len(made.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)

@@ -76,6 +76,7 @@ def test_the_likeliest_tokens_are_sent_as_text_and_bytes() -> None:
     made = reading()
     oak, old = ids(" oak")[0], ids(" old")[0]
     piece = made.feed([oak], [Logprob(-0.5, ((oak, -0.5), (old, -1.5)))])
+    assert piece is not None
     [token] = piece.logprobs
     assert (token.text, token.data, token.logprob) == (TINY.tokenizer.decode([oak]), DATA(oak), -0.5)
     assert token.top == ((token.text, DATA(oak), -0.5), (TINY.tokenizer.decode([old]), DATA(old), -1.5))

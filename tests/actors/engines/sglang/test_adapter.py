@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -12,9 +12,9 @@ from attrs import define
 from trio.testing import MockClock
 
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
-from actors.kit.calls import Answer
 from protocol.errors import EngineLost
 from protocol.messages import Done, EngineLoad, GetLoad, Ping
+from tests.rig.calls import AnyAnswer
 
 
 @define(eq=False)
@@ -25,10 +25,10 @@ class Slow:
     most: int = 0
 
     @asynccontextmanager
-    async def ask(self, request: GetLoad, credit: int) -> AsyncIterator[Answer[Any, Any]]:
+    async def ask(self, request: GetLoad, credit: int) -> AsyncIterator[AnyAnswer]:
         self.open += 1
         self.most = max(self.most, self.open)
-        answer = Answer(credit)
+        answer = AnyAnswer(credit)
         await trio.sleep(1)
         answer.end(EngineLoad(0, 0, 0))
         try:
@@ -37,16 +37,20 @@ class Slow:
             self.open -= 1
 
 
+def engine_over(link: object) -> SglangEngine:
+    return SglangEngine(cast("Any", link), cast("Any", None))
+
+
 async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_answered(
     autojump_clock: MockClock,
 ) -> None:
-    link, loads = Slow(), []
+    link, loads = Slow(), list[EngineLoad]()
 
     async def look(engine: SglangEngine) -> None:
         loads.append(await engine.load())
 
     async with trio.open_nursery() as nursery:
-        engine = SglangEngine(link, None)
+        engine = engine_over(link)
         for _ in range(100):
             nursery.start_soon(look, engine)
     assert (link.most, len(loads)) == (CONTROLS_MAX, 100)
@@ -64,16 +68,16 @@ class Living:
     asked: int = 0
 
     @asynccontextmanager
-    async def ask(self, request: Ping, credit: int) -> AsyncIterator[Answer[Any, Any]]:
+    async def ask(self, request: Ping, credit: int) -> AsyncIterator[AnyAnswer]:
         assert request == Ping()
         self.asked += 1
-        answer = Answer(credit)
+        answer = AnyAnswer(credit)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._answer, answer)
             yield answer
             nursery.cancel_scope.cancel()
 
-    async def _answer(self, answer: Answer[Any, Any]) -> None:
+    async def _answer(self, answer: AnyAnswer) -> None:
         await trio.sleep(self.answers_in_s)
         if not self.stopped:
             answer.end(Done())
@@ -91,7 +95,7 @@ async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop)
-        await SglangEngine(link, None).wait_silent(10.0)
+        await engine_over(link).wait_silent(10.0)
     assert 7.5 <= trio.current_time() - stopped_at <= 10.01
     assert link.asked <= 1 + trio.current_time() / 2.5, "it is asked a few times in that while, not all the time"
 
@@ -99,7 +103,7 @@ async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(
 async def test_c8_an_engine_that_answers_late_is_not_silent(autojump_clock: MockClock) -> None:
     link = Living(answers_in_s=7.4)
     with trio.move_on_after(1000) as patience:
-        await SglangEngine(link, None).wait_silent(10.0)
+        await engine_over(link).wait_silent(10.0)
     assert patience.cancelled_caught
 
 
@@ -115,17 +119,17 @@ async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_
     with trio.move_on_after(1000) as patience:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stand_still)
-            await SglangEngine(link, None).wait_silent(10.0)
+            await engine_over(link).wait_silent(10.0)
     assert patience.cancelled_caught
 
 
 async def test_c8_waiting_for_silence_ends_with_the_link() -> None:
     class Lost:
         @asynccontextmanager
-        async def ask(self, request: Ping, credit: int) -> AsyncIterator[Answer[Any, Any]]:
-            answer = Answer(credit)
+        async def ask(self, request: Ping, credit: int) -> AsyncIterator[AnyAnswer]:
+            answer = AnyAnswer(credit)
             answer.fail(EngineLost("the link to the host is lost"))
             yield answer
 
     with pytest.raises(EngineLost):
-        await SglangEngine(Lost(), None).wait_silent(10.0)
+        await engine_over(Lost()).wait_silent(10.0)

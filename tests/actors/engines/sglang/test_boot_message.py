@@ -83,7 +83,12 @@ def test_a_grammar_backend_whose_grammars_are_bounded_is_taken(backend: str, rea
 
 
 def test_settings_that_change_how_sglang_computes_are_taken(read: Callable[..., Cluster]) -> None:
-    lines = ('attention_backend = "fa3"', 'dtype = "float32"', "schedule_conservativeness = 1", "enable_trace = true")
+    lines: tuple[str, ...] = (
+        'attention_backend = "fa3"',
+        'dtype = "float32"',
+        "schedule_conservativeness = 1",
+        "enable_trace = true",
+    )
     lines += ("cuda_graph_bs_decode = [1, 2]", 'deepep_mode = "auto"', "load_snapshot_publish_interval = 1")
     assert len(read(*lines).engines_of(SglangSection)["tiny-0"].settings) == len(lines)
 
@@ -95,7 +100,7 @@ def test_every_rule_is_about_an_argument_that_there_is() -> None:
 
 @pytest.mark.parametrize("leg", list(Leg))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: object, device: str) -> None:
+def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: Leg, device: str) -> None:
     spec = SglangSpec(
         "e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, dist_init_address="a:1"
     )

@@ -18,7 +18,7 @@ from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import AskerLeft, EngineLost, RequestError
 from protocol.messages import EngineLoad, Started, Tokens
-from tests.rig.simulated_engines import COSTS, generate, read, running, spec, timed
+from tests.rig.simulated_engines import COSTS, finished, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting, simulate
 
 PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
@@ -243,7 +243,7 @@ async def test_a_release_may_cost_time_and_counts_until_then(autojump_clock: Moc
 
 async def test_a_reader_may_abort_and_submit_in_the_turn_of_a_token(autojump_clock: MockClock) -> None:
     async with running() as engine:
-        times = []
+        times: list[Any] = []
 
         def into(_: Started | Tokens) -> None:
             engine.abort("a")
@@ -264,7 +264,7 @@ async def test_the_end_of_the_actor_is_the_end_of_all_answers(autojump_clock: Mo
         await trio.sleep(1.5)
     with pytest.raises(EngineLost):
         await cut.result()
-    assert (await whole.result()).usage.completion_tokens == 1
+    assert (await finished(whole)).usage.completion_tokens == 1
     await engine.wait_lost()
     await engine.wait_released("b")
     with pytest.raises(EngineLost):

@@ -47,7 +47,7 @@ def made(
 
 
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS.keys())
-async def test_the_simulated_engine_keeps_the_contract(changes: object, autojump_clock: MockClock) -> None:
+async def test_the_simulated_engine_keeps_the_contract(changes: dict[str, Any], autojump_clock: MockClock) -> None:
     await contract.check_engine(made(spec(**({"costs": COSTS} | changes))))
 
 

@@ -171,7 +171,9 @@ async def test_cached_tokens_are_whole_pages_and_never_the_whole_prompt(
 async def test_a_salt_isolates(autojump_clock: MockClock) -> None:
     prompt = list(range(9))
     async with running() as engine:
-        asked = [(salt, await usage(engine, generate(f"{n}", prompt, salt=salt))) for n, salt in enumerate("xyx")]
+        asked: list[tuple[str | None, Usage]] = [
+            (salt, await usage(engine, generate(f"{n}", prompt, salt=salt))) for n, salt in enumerate("xyx")
+        ]
         asked.append((None, await usage(engine, generate("4", prompt))))
         assert [each.cached_tokens for _, each in asked] == [0, 0, 8, 0]
 

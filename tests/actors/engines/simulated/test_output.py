@@ -23,9 +23,7 @@ LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 EOS = 99
 
 
-async def said(
-    request: Generate, lines: tuple[()] | Sequence[Any] = LINES, **changes: int
-) -> tuple[list[int], Finished]:
+async def said(request: Generate, lines: Sequence[list[int]] = LINES, **changes: int) -> tuple[list[int], Finished]:
     async with running(spec(eos_id=EOS, **changes), lines) as engine:
         ids, finished, _ = await read(engine.submit(request))
     return ids, finished

@@ -69,7 +69,9 @@ def check_cut_everywhere(request: Generate, lines: list[list[int]] | tuple[()]) 
 
 @pytest.mark.parametrize("lines", [LINES, [[1, 2, 3]], ()], ids=["sentences", "one sentence", "no sentence"])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling: object, lines: list[list[int]] | tuple[()]) -> None:
+def test_an_answer_cut_anywhere_goes_on_as_it_would_have(
+    sampling: dict[str, Any], lines: list[list[int]] | tuple[()]
+) -> None:
     for name in "abcd":
         check_cut_everywhere(generate(name, prompt=6, tokens_max=30, logprobs=2, **sampling), lines)
 

@@ -24,7 +24,7 @@ from protocol.cluster import Leg
 from protocol.errors import AskerLeft, BadRequest, EngineLost, EngineRefused
 from protocol.messages import EngineLoad, FinishReason, Generate, HandOff, Rendezvous, Usage
 from protocol.strict.structure import structure
-from tests.rig.simulated_engines import generate, read, running, spec, timed
+from tests.rig.simulated_engines import finished, generate, read, running, spec, timed
 from tests.system.simulator import simulate
 
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
@@ -53,7 +53,7 @@ def test_the_legs_of_a_file_announce_themselves() -> None:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"tokens_min": 3}, {"ignore_eos": True}])
-async def test_a_prefill_gives_the_first_token_and_ends(sampling: Mapping[str, int], autojump_clock: MockClock) -> None:
+async def test_a_prefill_gives_the_first_token_and_ends(sampling: Mapping[str, Any], autojump_clock: MockClock) -> None:
     request = generate("a", prompt=20, tokens_max=9, logprobs=1, **sampling)
     async with running(leg_of(Leg.BOTH)) as engine:
         whole, _, replies = await read(engine.submit(request))
@@ -81,7 +81,7 @@ async def test_a_prefill_needs_no_memory_for_the_answer_and_caches_prompts(autoj
         assert (await engine.load()).running == 2
         for answer in answers:
             await answer.result()
-        again = await engine.submit(met(generate("a", prompt=16, tokens_max=24))).result()
+        again = await finished(engine.submit(met(generate("a", prompt=16, tokens_max=24))))
         assert again.usage.cached_tokens == 12
 
 
@@ -175,15 +175,17 @@ async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock: MockCl
     st.sampled_from([{}, {"temperature": 1.0, "seed": 5}, {"tokens_min": 4}]),
     st.integers(1, 3),
 )
-def test_the_text_is_that_of_one_engine_whatever_comes_together(asked: list[Any], sampling, slots: int) -> None:
-    async def every(leg: Leg) -> list:
-        answers: list = [None] * len(asked)
+def test_the_text_is_that_of_one_engine_whatever_comes_together(
+    asked: list[Any], sampling: dict[str, Any], slots: int
+) -> None:
+    async def every(leg: Leg) -> list[Any]:
+        answers: list[Any] = [None] * len(asked)
 
-        async def one(engine: SimulatedEngine, number: int, prompt, tokens_max, at) -> None:
+        async def one(engine: SimulatedEngine, number: int, prompt: int, tokens_max: int, at: float) -> None:
             await trio.sleep(at)
             wanted = generate(f"r{number}", prompt, max(tokens_max, 4), logprobs=1, **sampling)
-            ids, finished, replies = await read(engine.submit(wanted if leg is Leg.BOTH else met(wanted)))
-            answers[number] = ids, evolve(finished, usage=evolve(finished.usage, cached_tokens=0)), replies
+            ids, ended, replies = await read(engine.submit(wanted if leg is Leg.BOTH else met(wanted)))
+            answers[number] = ids, evolve(ended, usage=evolve(ended.usage, cached_tokens=0)), replies
 
         made = leg_of(leg, slots=slots, eos_id=99, length_min=2, length_max=12)
         async with running(made) as engine:
@@ -224,7 +226,7 @@ async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_cl
         assert trio.current_time() == 1.5
         with pytest.raises(AskerLeft):
             await first.result()
-        assert (await second.result()).usage == Usage(16, 8)
+        assert (await finished(second)).usage == Usage(16, 8)
         assert await engine.load() == EngineLoad(0, 0, 0)
 
 
@@ -242,7 +244,7 @@ async def test_a_decode_can_be_aborted_at_any_time(after_s: float, autojump_cloc
 
 async def test_an_aborted_request_gets_no_token_though_its_prompt_arrives(autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=20.0))) as engine:
-        answer, received = engine.submit(met(generate("a", prompt=8, tokens_max=9))), []
+        answer, received = engine.submit(met(generate("a", prompt=8, tokens_max=9))), list[object]()
         await trio.sleep(3)
         engine.abort("a")
         with pytest.raises(AskerLeft):
@@ -301,7 +303,7 @@ def test_an_answer_that_was_cut_goes_on_in_a_pair_too() -> None:
     async def scenario(_: random.Random) -> None:
         request = generate("a", prompt=6, tokens_max=12)
         async with running(leg_of(Leg.BOTH)) as engine:
-            whole, _, _ = await read(engine.submit(request))
+            whole = (await read(engine.submit(request)))[0]
         for said in range(1, 12):
             sampling = evolve(request.sampling, tokens_max=12 - said)
             rest = met(evolve(request, tokens=request.tokens + whole[:said], said=said, sampling=sampling))

@@ -51,6 +51,7 @@ class Guarded:
             )
         )
         stack.callback(self.host.kill)
+        assert self.host.stdout is not None
         child = int(self.host.stdout.readline())
         self.child = os.pidfd_open(child)
         stack.callback(os.close, self.child)
@@ -76,6 +77,7 @@ def test_a_watchdog_ends_its_group_and_removes_its_folder_even_when_its_log_is_n
     watched: Guarded, folder: Path, gone: str, read: bool
 ) -> None:
     if not read:
+        assert watched.host.stderr is not None
         watched.host.stderr.close()
     if gone == "link":
         watched.ours.close()
