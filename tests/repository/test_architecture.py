@@ -30,7 +30,7 @@ def test_a_node_with_links_has_the_children_of_the_page_in_their_order() -> None
     assembly, _ = built_assembly(read_cluster(ROOT / "examples" / "spanning.toml"), "first")
     names = [child.name for child in assembly.tree.children]
     assert names[:2] == ["gateway", "links"]
-    assert names[-1].startswith("processor-")
+    assert any(name.startswith("processor-") for name in names[2:])
 
 
 def test_what_other_nodes_and_clients_see_first_starts_first_and_stops_last() -> None:
