@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import TypeAlias
 
 import trio
-from attrs import Factory, define, field
+from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Askable, BugCounter, Call, Inbox
 from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
@@ -41,6 +41,15 @@ class _Check:
     failure: RequestError | None = None
     over: trio.Event = field(factory=trio.Event)
     scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+
+@frozen
+class GrammarChecksStatistics:
+    """The checks at one moment; one that is unfinished waits for its turn or runs."""
+
+    unfinished: int
+    waiting: int
+    running: int
 
 
 @define(eq=False)
@@ -102,6 +111,10 @@ class GrammarChecks:
     def waiting(self) -> int:
         """The number of checks that wait for their turn."""
         return sum(map(len, self._waiting.values()))
+
+    def statistics(self) -> GrammarChecksStatistics:
+        """Return how many checks there are."""
+        return GrammarChecksStatistics(len(self._unfinished), self.waiting, sum(self._running.values()))
 
     async def run(self) -> None:
         """Run the checks, until cancelled."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from actors.routing.load import Load
 
@@ -23,6 +23,14 @@ class _Handed:
     tokens: int = 0
 
 
+@frozen
+class ReservationStatistics:
+    """What is reserved at one moment, at all workers together."""
+
+    requests: int
+    prompts_pending: int  # at prefills
+
+
 @define(eq=False)
 class Reservations:
     """Requests and prompt tokens reserved at workers, by name; and prompts pending at prefills, by decode."""
@@ -30,6 +38,11 @@ class Reservations:
     requests: Counter[str] = field(factory=Counter)
     prompts: Counter[str] = field(factory=Counter)
     pending: dict[str, dict[str, _Handed]] = field(factory=dict)  # by prefill and decode
+
+    def statistics(self) -> ReservationStatistics:
+        """Return what is reserved now."""
+        handed = (each for by_decode in self.pending.values() for each in by_decode.values())
+        return ReservationStatistics(self.requests.total(), sum(each.requests for each in handed))
 
     def add(self, prefill: str, decode: str, prompt: int) -> None:
         """Add a prompt, in tokens, that goes through a prefill to a decode."""

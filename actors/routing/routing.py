@@ -26,7 +26,7 @@ from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load, Policy
 from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
-from actors.routing.reservations import Reservations
+from actors.routing.reservations import Reservations, ReservationStatistics
 from actors.routing.route import FailoverLimits, Route, pair_name
 from protocol.cluster import Leg
 from protocol.errors import RequestError
@@ -57,6 +57,10 @@ class Routing:
         if (workers := self._select(request, excluded)) is None:
             return None
         return Route(*workers, self._reservations, self.outliers, self.pool.wake, len(request.tokens))
+
+    def statistics(self) -> ReservationStatistics:
+        """Return what is reserved for requests on their way."""
+        return self._reservations.statistics()
 
     def has_room(self) -> bool:
         """Whether there is a route for any request now."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from protocol.cluster import NodeState, Offer
 from protocol.errors import PeerViolation
@@ -21,6 +21,14 @@ from protocol.model_folder import WEIGHTS, Digest, is_well_formed, mismatch
 log = logging.getLogger(__name__)
 
 NOT_ASKED = "is not asked"
+
+
+@frozen
+class ModelIdentityStatistics:
+    """What is kept at one moment of other nodes' announcements."""
+
+    nodes: int
+    models: int
 
 
 @define(eq=False)
@@ -33,6 +41,10 @@ class ModelIdentities:
     _states: dict[str, NodeState] = field(factory=dict)  # of the nodes whose workers have announced their weights
     _holders: defaultdict[str, dict[str, set[str]]] = field(factory=partial(defaultdict, dict))  # by model and weights
     _changed: set[str] = field(factory=set)  # the models whose served weights have changed since `reapply`
+
+    def statistics(self) -> ModelIdentityStatistics:
+        """Return how many nodes have announced weights, and of how many models."""
+        return ModelIdentityStatistics(len(self._states), len(self._holders))
 
     def apply(self, node: str, state: NodeState) -> NodeState:
         """Return the state of a node in which each worker of another model is down, with the reason.

@@ -40,6 +40,11 @@ class ParentPipe:
     def __attrs_post_init__(self) -> None:
         os.set_blocking(self.fd, False)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """The number of bytes that the launcher has not had room for."""
+        return len(self._unsent)
+
     def send(self, kind: Kind, text: str = "") -> None:
         """Send one message; it is dropped if the launcher has gone, or has not read for very long."""
         line = f"{json.dumps([kind, text[:TEXT_CHARACTERS_MAX]])}\n".encode()

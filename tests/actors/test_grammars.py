@@ -12,7 +12,7 @@ import trio.testing
 from attrs import Factory, define
 from trio.testing import MockClock
 
-from actors.grammars import READY_WITHIN_S, GrammarChecks, grammars
+from actors.grammars import READY_WITHIN_S, GrammarChecks, GrammarChecksStatistics, grammars
 from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked, GrammarKind
 from supervisor.supervision.registration import Registration
@@ -76,9 +76,7 @@ async def running(
         await nursery.start(grammars, inbox, checks)
         with registration.publish(checker):
             yield World(checker, address, outcomes)
-        assert not checks._unfinished
-        assert not checks._waiting
-        assert not checks._running
+        assert checks.statistics() == GrammarChecksStatistics(unfinished=0, waiting=0, running=0)
         nursery.cancel_scope.cancel()
 
 

@@ -16,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
+from actors.routing.reservations import ReservationStatistics
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
@@ -180,8 +181,7 @@ class World:
 
     def check_at_rest(self) -> None:
         assert [worker.busy for worker in self.pool.all] == [0] * len(self.pool.all)
-        assert not self.routing._reservations.requests
-        assert not self.routing._reservations.pending
+        assert self.routing.statistics() == ReservationStatistics(requests=0, prompts_pending=0)
 
 
 @asynccontextmanager

@@ -199,7 +199,7 @@ class SmallSystem:
             assert not len(host.peer.served)
             engine = self.engines[number].current
             assert isinstance(engine, SglangEngine), "an engine is down"
-            assert not engine._streams, "the adapter remembers a request"
+            assert not engine.unreleased, "the adapter remembers a request"
 
     async def check_serves(self) -> None:
         """Check that all slots can be taken at once."""

@@ -39,6 +39,11 @@ class SglangEngine:
     _streams: dict[str, tuple[int, Generation]] = field(factory=dict)
     _controls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROLS_MAX))
 
+    @property
+    def unreleased(self) -> int:
+        """The number of requests that have not been released."""
+        return len(self._streams)
+
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises `BadRequest` for one that would crash the engine or be changed by it."""
         check_request(request, self.info)

@@ -25,7 +25,7 @@ from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import render_status
 from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.model_identity import ModelIdentities
+from supervisor.cluster.model_identity import ModelIdentities, ModelIdentityStatistics
 from supervisor.control.control import NodeControl
 from supervisor.engines.children import _decode
 from supervisor.engines.work import LocalEngine
@@ -179,9 +179,9 @@ def test_names_of_models_that_no_node_announces_any_more_are_not_kept() -> None:
     for number in range(100):
         each = evolve(offer("w", OLD), model=f"model {number}")
         models.apply("a", NodeState((each, offer("w0", OLD))))
-        assert set(models.served_weights) == set(models._holders) == {"oak", each.model}
+        assert (set(models.served_weights), models.statistics().models) == ({"oak", each.model}, 2)
     models.forget("a")
-    assert not models._holders
+    assert models.statistics() == ModelIdentityStatistics(nodes=0, models=0)
     assert set(models.served_weights) == {"oak"}, "an answer goes on with no other weights than it has begun with"
 
 
@@ -204,8 +204,7 @@ def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have
             assert served - weights == ({OWN} if counts[OWN] else set())
         for node in last:
             directory.unlinked(node, directory.nodes[node].link)
-        assert not directory.models._states
-        assert not directory.models._holders
+        assert directory.models.statistics() == ModelIdentityStatistics(nodes=0, models=0)
 
     trio.run(scenario)
 

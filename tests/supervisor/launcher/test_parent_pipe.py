@@ -86,7 +86,7 @@ def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_mess
     for number in range(1000):
         pipe.send("announce", f"{number} {'x' * 10_000}")
     pipe.send("done")
-    assert len(pipe._unsent) < 2 * UNSENT_BYTES_MAX
+    assert pipe.unsent_bytes < 2 * UNSENT_BYTES_MAX
     pipe.flush(0.0)
     reader = threading.Thread(target=lambda: pieces.extend(iter(lambda: os.read(reads, 65536), b"")))
     pieces: list[bytes] = []

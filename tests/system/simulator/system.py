@@ -344,7 +344,7 @@ class System(SmallSystem):
 
     def check_routes(self) -> None:
         """Check that the router has no request, and that no worker counts one."""
-        assert not self.routing._reservations.requests, "a reservation has no request"
+        assert not self.routing.statistics().requests, "a reservation has no request"
         for inbox in (self.routed, *self.inboxes):
             assert inbox.waiting == (0, 0), "a call waits"
         for worker in (*self.offered.local.values(), *self.directory.workers("tiny")):
