@@ -28,7 +28,9 @@ SIMULATED = Path(__file__).parents[2] / "examples" / "simulated.toml"
 price = st.floats(1e-6, 1.0)
 
 
-def rows(fixed, running, prefill, kv, overhead, noise: Callable[[], float] = lambda: 1.0) -> list[Timing]:
+def rows(
+    fixed: float, running: float, prefill: float, kv: float, overhead: float, noise: Callable[[], float] = lambda: 1.0
+) -> list[Timing]:
     out = [first_token((fixed + running + prefill * length + overhead) * noise(), length) for length in (64, 256, 1024)]
     for streams in (1, 4, 16):
         out += [
@@ -39,7 +41,9 @@ def rows(fixed, running, prefill, kv, overhead, noise: Callable[[], float] = lam
 
 
 @given(*(price for _ in COSTS))
-def test_exact_times_give_the_exact_costs(fixed, running, prefill, kv, overhead) -> None:
+def test_exact_times_give_the_exact_costs(
+    fixed: float, running: float, prefill: float, kv: float, overhead: float
+) -> None:
     measured = rows(fixed, running, prefill, kv, overhead)
     fitted = fit(measured)
     assert fitted.rms < 1e-6
@@ -100,7 +104,9 @@ async def answer(engine: SimulatedEngine, stream: trio.SocketStream) -> None:
     while b"\r\n\r\n" not in data:
         data += await stream.receive_some()
     head, _, text = data.partition(b"\r\n\r\n")
-    length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+    found = re.search(rb"(?i)content-length: (\d+)", head)
+    assert found is not None
+    length = int(found[1])
     while len(text) < length:
         text += await stream.receive_some()
     body = json.loads(text)
@@ -117,13 +123,13 @@ async def answer(engine: SimulatedEngine, stream: trio.SocketStream) -> None:
     await stream.send_all(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
 
 
-async def with_server(spec: SimulatedSpec, use: Callable[[Any], Any]):
+async def with_server(spec: SimulatedSpec, use: Callable[[int], Any]) -> Any:
     """Call `use(port)` in a thread while an engine is served."""
     engine = SimulatedEngine(spec, random.Random(0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
 
-        async def handle(stream) -> None:
+        async def handle(stream: trio.SocketStream) -> None:
             async with stream:
                 await answer(engine, stream)
 
@@ -138,7 +144,7 @@ async def test_the_costs_of_a_simulated_engine_are_measured_from_outside() -> No
     costs = Costs(fixed_s=0.01, per_running_s=0.004, per_prefill_token_s=0.0001)
     spec = SimulatedSpec(costs=costs, prefix_cache=False, vocabulary_size=1000)
 
-    def use(port) -> list[Any]:
+    def use(port: int) -> list[Any]:
         bench = Bench(Server(f"http://127.0.0.1:{port}/v1", "any"), random.Random(0), repeats=2)
         return list(measure(bench, [50, 300], [1, 4], 12))
 
@@ -151,7 +157,7 @@ async def test_the_costs_of_a_simulated_engine_are_measured_from_outside() -> No
 
 @pytest.mark.realtime
 async def test_an_error_of_a_server_has_its_status_and_body() -> None:
-    async def handle(stream) -> None:
+    async def handle(stream: trio.SocketStream) -> None:
         async with stream:
             await stream.receive_some()
             await stream.send_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 7\r\n\r\nno such")

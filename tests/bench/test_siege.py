@@ -19,11 +19,11 @@ def test_an_attack_that_lasts_raises_nothing() -> None:
         pass
 
 
-def dies(port, over):
+def dies(port: int, over: Event) -> None:
     raise AssertionError("no such door")
 
 
-def leaves(port, over) -> None:
+def leaves(port: int, over: Event) -> None:
     """Attack for no time at all."""
 
 

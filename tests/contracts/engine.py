@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from math import exp, nan
+from typing import Any
 
 import pytest
 import trio
@@ -42,7 +43,7 @@ def new_id() -> str:
     return f"{next(_numbers):0{REQUEST_ID_LENGTH}x}"
 
 
-def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling: bool | Grammar) -> Generate:
+def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling: Any) -> Generate:
     """Return a greedy request whose prompt differs from the last one's, so that no cache holds it."""
     request_id = new_id()
     start, most = int(request_id, 16), engine.info.vocabulary_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -21,7 +22,7 @@ from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, runn
 from tests.rig.fake_host import far_engine
 from tests.system.simulator import simulate
 
-COSTS = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
+COSTS: dict[str, Any] = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
 
 
 def at_hand() -> AbstractAsyncContextManager[FakeEngine]:
@@ -86,7 +87,7 @@ class Short(FakeEngine):
 
 
 @pytest.mark.parametrize("liar", [Forgetful, Leaky, Hasty, Trusting, Short])
-async def test_an_engine_that_breaks_a_promise_is_found_out(liar: object, autojump_clock: MockClock) -> None:
+async def test_an_engine_that_breaks_a_promise_is_found_out(liar: type[FakeEngine], autojump_clock: MockClock) -> None:
     with pytest.raises(BaseException) as caught:
         await check_engine(lambda: running_engine(liar(Costs(**COSTS))))
     assert any("while checking" in note for note in getattr(_leaf(caught.value), "__notes__", ()))
@@ -144,7 +145,8 @@ async def test_requests_wait_for_kv_memory(autojump_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("far", [False, True])
 async def test_a_crash_fails_every_answer_as_engine_lost(far: bool, autojump_clock: MockClock) -> None:
-    async with near_engine() if not far else far_engine() as made:
+    opened: AbstractAsyncContextManager[Any] = far_engine() if far else near_engine()
+    async with opened as made:
         engine, host = (made.engine, made.host) if far else (made, made)
         answers = [engine.submit(generate(name)) for name in "abcdef"]
         await trio.sleep(1.5)
@@ -173,5 +175,6 @@ async def test_tokens_depend_on_the_prompt_and_the_place_alone(autojump_clock: M
     async with far_engine() as far:
         wanted = generate("a", tokens_max=6)
         answer = far.engine.submit(wanted)
-        ids = [token for reply in [each async for each in answer][1:] for token in reply.ids]
+        replies: list[Any] = [each async for each in answer]
+        ids = [token for reply in replies[1:] for token in reply.ids]
         assert (ids, await answer.result()) == whole(wanted)

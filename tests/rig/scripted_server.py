@@ -28,7 +28,7 @@ def event(body: object, name: str | None = None) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {data}\n\n".encode()
 
 
-def delta(text: str | None = None, finish: str | None = None, **more: object) -> Json:
+def delta(text: str | None = None, finish: object = None, **more: object) -> Json:
     return {"choices": [{"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish}], **more}
 
 

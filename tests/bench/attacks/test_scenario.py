@@ -27,7 +27,7 @@ def noted(
         (noted([]), False),  # nothing came at all
     ],
 )
-def test_a_long_gap_or_a_lost_answer_fails_the_verdict(found, held: bool) -> None:
+def test_a_long_gap_or_a_lost_answer_fails_the_verdict(found: dict[str, Any], held: bool) -> None:
     verdict = Verdict()
     judge(found, 10.0, verdict)
     assert verdict.held is held
@@ -35,7 +35,7 @@ def test_a_long_gap_or_a_lost_answer_fails_the_verdict(found, held: bool) -> Non
 
 
 def test_an_attack_that_raises_counts_as_not_held() -> None:
-    def fails(folder: Path, verdict: Verdict):
+    def fails(folder: Path, verdict: Verdict) -> None:
         raise RuntimeError("no node")
 
     verdict = __main__.run_attack(fails)

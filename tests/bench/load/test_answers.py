@@ -184,7 +184,7 @@ objects = st.recursive(
 
 @given(objects, st.sampled_from([read_chunk, read_response]), st.sampled_from([b"", b"error", b"\xff"]))
 def test_whatever_a_server_says_is_read_or_fails_as_a_request(
-    said: dict[str, Any] | list[Any] | int | str | None, read, name
+    said: dict[str, Any] | list[Any] | int | str | None, read: Callable[..., Any], name: bytes
 ) -> None:
     answer = Answer()
     with suppress(RequestFailed):

@@ -27,15 +27,15 @@ def parse(*words: str) -> options.Options:
     return options.read(parser.parse_args(["--model", "m", *words]))
 
 
-def job(server: Scripted, **pace: float) -> Job:
+def job(server: Scripted, **pace: Any) -> Job:
     target = Target(url=server.url, api="chat", model="m", timeout_s=20.0)
     workload = Workload(prompt_tokens=Span(5, 5), output_tokens=Span(3, 3))
     return Job(target=target, workload=workload, pace=Pace(**pace))
 
 
-async def worked(job: Job) -> list:
+async def worked(job: Job) -> list[Any]:
     """Return all that a worker says, from within this process."""
-    said = []
+    said: list[Message] = []
 
     async def say(message: Message) -> None:
         said.append(message)
@@ -47,7 +47,7 @@ async def worked(job: Job) -> list:
     return said
 
 
-def records(said: list[Any]) -> list[Record]:
+def records(said: list[Any]) -> list[Any]:
     return sorted((r for m in said if isinstance(m, Records) for r in m.records), key=lambda r: r.number)
 
 
@@ -99,7 +99,7 @@ async def test_an_open_loop_holds_back_what_is_beyond_its_limit() -> None:
     async with scripted(slow) as server:
         said = await worked(job(server, rate=1000.0, requests=20, concurrency_max=4))
     assert peak == 4
-    assert max(each.held_s for each in records(said)) > 0.05  # type: ignore[type-var]
+    assert max(each.held_s for each in records(said)) > 0.05
 
 
 @pytest.mark.realtime
@@ -172,7 +172,11 @@ async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Pat
 
 
 def test_frames_are_the_same_wherever_they_are_cut() -> None:
-    said = [Job(target=Target(url="u", api="chat", model="m"), workload=Workload(), pace=Pace()), Go(1.5), Progress()]
+    said: list[Message] = [
+        Job(target=Target(url="u", api="chat", model="m"), workload=Workload(), pace=Pace()),
+        Go(1.5),
+        Progress(),
+    ]
     data = b"".join(map(encode, said))
     for size in (1, 3, 7, len(data)):
         frames = Frames()
@@ -209,7 +213,8 @@ def test_the_report_of_a_busy_client_warns_that_the_figures_are_its_own() -> Non
     assert words in report.table(findings(cpu_s=0.81))
     assert words in report.table(findings(found=[late(0.011)]))
     assert words not in report.table(findings(cpu_s=0.79, found=[late(0.009)]))
-    assert report.document(findings(cpu_s=0.81))["client"]["saturated"] is True
+    client: Any = report.document(findings(cpu_s=0.81))["client"]
+    assert client["saturated"] is True
 
 
 def test_the_report_has_the_delay_by_the_limit_on_concurrency() -> None:
@@ -231,8 +236,8 @@ def test_the_report_notes_that_the_client_was_kept_from_running() -> None:
 
 
 def test_every_figure_has_its_unit_and_its_definition_and_no_key() -> None:
-    found = report.document(findings(found=[late(0.0)]))
-    assert all({"unit", "definition", "count", "p99"} <= set(each) for each in found["latencies"].values())  # type: ignore[attr-defined]
+    found: Any = report.document(findings(found=[late(0.0)]))
+    assert all({"unit", "definition", "count", "p99"} <= set(each) for each in found["latencies"].values())
     assert "hush" not in str(found)
     assert found["tokens"]["requests_without_usage"] == 1
 

@@ -90,7 +90,7 @@ bodies = st.lists(st.binary(min_size=1, max_size=30), max_size=6)
 
 @given(bodies, cuts, st.sampled_from([b"", b";a=b", b" "]), st.booleans())
 def test_chunks_give_their_bodies_wherever_they_are_cut(
-    parts: list[bytes], places: list[int], extension, trailer: bool
+    parts: list[bytes], places: list[int], extension: bytes, trailer: bool
 ) -> None:
     data = b"".join(b"%X%s\r\n%s\r\n" % (len(part), extension, part) for part in parts)
     data += b"0\r\n" + (b"x: y\r\n" if trailer else b"") + b"\r\n"
@@ -154,7 +154,7 @@ def test_each_failure_has_its_kind_and_code(data: list[bytes], kind: str, code: 
 
 # WebSocket --------------------------------------------------------------------------------
 
-messages = st.lists(
+messages: st.SearchStrategy[list[Any]] = st.lists(
     st.one_of(
         st.tuples(st.just(TEXT), st.text(max_size=400), st.lists(st.integers(0, 400), max_size=3)),
         st.tuples(st.just(PING), st.binary(max_size=20), st.just([])),
@@ -165,7 +165,7 @@ messages = st.lists(
 
 @given(messages, cuts)
 def test_frames_of_another_library_are_read_wherever_they_are_cut(
-    said: list[tuple[int, str, list[int]] | tuple[int, bytes, list[Any]]], places: list[int]
+    said: list[tuple[int, Any, list[int]]], places: list[int]
 ) -> None:
     server, data, wanted = Connection(ConnectionType.SERVER), b"", []
     for opcode, payload, splits in said:
@@ -241,6 +241,7 @@ def test_a_close_before_the_answer_is_no_truncation_and_one_within_it_is() -> No
 def test_events_that_come_with_a_close_are_read_before_it() -> None:
     dialogue = opened()
     assert dialogue.feed(text({"a": 1}) + CLOSED) == [(b"", b'{"a": 1}')]
+    assert dialogue.closed is not None
     assert dialogue.closed.fault.code == failure(dialogue.feed, b"").code == "ws close 1012"
 
 

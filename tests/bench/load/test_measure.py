@@ -20,8 +20,8 @@ def record(
     weights: tuple[()] | list[Any] = (),
     sent_s: float = 0.0,
     ended_s: float = 1.0,
-    ending: str = "completed",
-    **more: float | Fault | str,
+    ending: Any = "completed",
+    **more: Any,
 ) -> Record:
     return Record(
         number=number,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,11 +66,11 @@ def test_the_share_of_early_disconnects_is_as_asked_and_half_come_before_the_fir
     workload = Workload(cancel_rate=0.3, output_tokens=Span(64, 64), cancel_within_s=0.2)
     leaves = [planned_request(workload, number).leave for number in range(4000)]
     gone = [each for each in leaves if each is not None]
-    early = [each for each in gone if each.tokens == 0]
+    early = [each.after_s or 0.0 for each in gone if each.tokens == 0]
     assert len(gone) == pytest.approx(1200, rel=0.1)
     assert len(early) == pytest.approx(600, rel=0.15)
-    assert all(0.0002 <= each.after_s <= 0.2 for each in early)
-    assert sum(each.after_s < 0.002 for each in early) == pytest.approx(len(early) / 3, rel=0.2)  # of three magnitudes
+    assert all(0.0002 <= each <= 0.2 for each in early)
+    assert sum(each < 0.002 for each in early) == pytest.approx(len(early) / 3, rel=0.2)  # of three magnitudes
     assert all(1 <= each.tokens < 64 and each.after_s is None for each in gone if each.tokens)
 
 
@@ -117,8 +118,8 @@ def test_workers_together_send_each_request_once(workers: int, requests: int, op
 
 
 def test_a_duration_ends_the_arrivals() -> None:
-    times = [at_s for _, at_s in share(Pace(rate=100.0, duration_s=2.0), 1, 0, 1)]
-    assert times == sorted(times)  # type: ignore[type-var]
+    times: list[Any] = [at_s for _, at_s in share(Pace(rate=100.0, duration_s=2.0), 1, 0, 1)]
+    assert times == sorted(times)
     assert 150 < len(times) < 250
     assert times[-1] < 2.0
 

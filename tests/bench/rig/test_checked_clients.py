@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from threading import Thread
-from typing import Any
 
 import pytest
 from websockets.sync.server import ServerConnection, serve
@@ -196,7 +195,7 @@ def stack() -> Iterator[ExitStack[bool | None]]:
         yield made
 
 
-def joined(stack) -> tuple[FaultProxy, Any, Any]:
+def joined(stack: ExitStack[bool | None]) -> tuple[FaultProxy, socket.socket, socket.socket]:
     """Return the proxy, and both ends of a connection through it."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     cutter = FaultProxy(listener.getsockname()[1])
@@ -209,7 +208,7 @@ def joined(stack) -> tuple[FaultProxy, Any, Any]:
     return cutter, near, far
 
 
-def has_ended(end):
+def has_ended(end: socket.socket) -> bool:
     """Wait for the end of a connection, by a close or a reset."""
     end.settimeout(5)
     try:
@@ -236,7 +235,7 @@ def test_a_cut_connection_ends_at_both_ends(reset: bool, stack: ExitStack[bool |
         assert has_ended(end)
 
 
-def hears(end, sent: bytes, within_s: float = 5):
+def hears(end: socket.socket, sent: bytes, within_s: float = 5) -> bool:
     """Whether these very bytes come at this end in time."""
     end.settimeout(within_s)
     try:
@@ -253,6 +252,7 @@ def test_a_held_connection_delivers_nothing_until_it_flows_again(stack: ExitStac
     far.sendall(b"late too")
     assert not hears(far, b"late", 0.1)
     assert not hears(near, b"late too", 0.1)
+    assert held is not None
     held.flow()
     assert hears(far, b"late")
     assert hears(near, b"late too")
@@ -265,6 +265,7 @@ def test_a_half_open_connection_passes_bytes_one_way_only(stack: ExitStack[bool 
     near.sendall(b"there")
     far.sendall(b"back")
     assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]
+    assert held is not None
     held.flow()
     assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]  # the other one
 
@@ -281,6 +282,7 @@ def test_a_slow_connection_passes_everything_piece_by_piece(stack: ExitStack[boo
     while len(heard) < len(sent):
         heard += far.recv(len(sent))
     assert (heard, time.monotonic() - begin > 0.15) == (sent, True)
+    assert slowed is not None
     slowed.flow()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from bench.chaos import table
 from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions
-from bench.rig.cluster import FRONT, cluster_engine_name
+from bench.rig.cluster import FRONT, Cluster, cluster_engine_name
 from bench.rig.faults import DOWN_S, ENGINES, FAULT_DURATION_S, NODES, FaultInjector, PlannedFault, plan_faults
 from bench.rig.processes import ProcessEntry
 from bench.rolling import Load
@@ -54,11 +54,11 @@ def test_a_fault_can_hit_every_target_and_lasts_within_its_bounds() -> None:
 class Stub:
     """A node with a given log and exit code, which records its signals."""
 
-    def __init__(self, said="", code: int | None = None, left: tuple[()] | list[Any] = ()) -> None:
-        self.said, self.left_behind, self.sent = said, list(left), list[signal.Signals]()
+    def __init__(self, said: str = "", code: int | None = None, left: tuple[()] | list[Any] = ()) -> None:
+        self.said, self.left_behind, self.sent = said, list(left), list[int]()
         self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)  # type: ignore[has-type]
 
-    def output(self):
+    def output(self) -> str:
         return self.said
 
     def observe(self) -> dict[Any, Any]:
@@ -70,12 +70,12 @@ class Stub:
     def leftovers(self) -> list[Any]:
         return self.left_behind
 
-    def signal(self, number) -> None:
+    def signal(self, number: int) -> None:
         self.sent.append(number)
         if number not in {signal.SIGSTOP, signal.SIGCONT}:
             self.process.returncode = 0 if number == signal.SIGTERM else -number
 
-    def get(self, path, timeout_s) -> tuple[int, bytes]:
+    def get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
         return 200, b""
 
 
@@ -86,20 +86,20 @@ class Stubs:
         self.nodes = {FRONT: Stub()} | nodes
         self.workers = list(nodes)
         self.plan = SimpleNamespace(drain_s=0.0)
-        self.started = []
+        self.started: list[str] = []
 
     @property
     def front(self) -> Stub:
         return self.nodes[FRONT]
 
-    def start(self, name) -> None:
+    def start(self, name: str) -> None:
         self.started.append(name)
         self.nodes[name] = Stub(self.nodes[name].output())
 
 
 def done_to(target: Stubs, *faults: str, number: int = GOES_ON) -> FaultInjector:
     """Carry out these faults one right after the other, and return the injector."""
-    chaos = FaultInjector(target, {})
+    chaos = FaultInjector(cast("Cluster", target), {})
     chaos.run([PlannedFault(0.0, fault, 0.0, 0.0, number) for fault in faults], 0.1)
     return chaos
 
@@ -144,9 +144,9 @@ def test_a_node_may_end_by_itself_only_when_a_fault_hit_its_first_start(
 ) -> None:
     node = Stub(said)
     host = ProcessEntry(1, 0, 1, "0", "S", "a host")
-    node.observe = lambda: {"host": host}
+    monkeypatch.setattr(node, "observe", lambda: {"host": host})
 
-    def killed(pid: int, number) -> None:
+    def killed(pid: int, number: int) -> None:
         assert (pid, number) == (host.pid, signal.SIGKILL)
         node.process.returncode = 1
 

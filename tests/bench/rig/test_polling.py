@@ -17,11 +17,9 @@ ONLY_KV = IDLE | {"kv_tokens_used": 16.0}
 class Scripted(LoadPoller):
     """A poller whose loads are scripted: time, both engines, and the requests of the front."""
 
-    def __init__(
-        self, tmp_path: Cluster | Path, *script: tuple[float, dict[str, float], dict[str, float], int]
-    ) -> None:
+    def __init__(self, tmp_path: Path, *script: tuple[float, dict[str, float], dict[str, float], int]) -> None:
         super().__init__(Cluster(Plan({}), tmp_path), pause_s=0.0)
-        self.script, self.fronts = list(script), []
+        self.script, self.fronts = list(script), list[bool]()
 
     def read(self, *, front: bool = True) -> PairLoad:
         at, prefill, decode, running = self.script.pop(0)
