@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import count
+from typing import Any
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -193,7 +194,7 @@ class ClusterRun(Run):
     """One run of a cluster."""
 
     nursery: trio.Nursery = field(kw_only=True)
-    shape: dict[str, object] = field(init=False, factory=dict)  # of a single fault
+    shape: dict[str, Any] = field(init=False, factory=dict)  # of a single fault
     front_ends: str | None = field(init=False)
     new_front: Callable[[], Cluster] = field(init=False)
 
@@ -245,7 +246,8 @@ class ClusterRun(Run):
             "room": rng.choice((4096, 65536)),
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
-        plan = ClusterPlan(NodeNetwork(rng, network), section, Rooms(rng.choice((0.0, 0.3, 1.0))), rng)
+        rng.choice((0.0, 0.3, 1.0))  # seconds of a transfer, not used: other draws would change every seed
+        plan = ClusterPlan(NodeNetwork(rng, network), section, Rooms(), rng)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
@@ -264,7 +266,7 @@ class ClusterRun(Run):
                 simulated=leg is Leg.BOTH and rng.random() < 0.7 and not self.shape.get("fake"),
             )
         self.shape.pop("fake", None)
-        drawn: dict = dict(
+        drawn: dict[str, Any] = dict(
             rng=rng,
             numbers=count(1),
             rooms=count(1),
@@ -294,6 +296,7 @@ class ClusterRun(Run):
         rooms, releases = self.cluster.plan.rooms, self.faults.releases
         while True:
             for number, room, gone in rooms.lonely():
+                assert room.alone_since is not None
                 within_s = BOTH_WITHIN_S + max(engine.live.release_s for engine in room.legs.values())
                 due_at = room.alone_since + within_s
                 if releases.periods:
@@ -311,8 +314,8 @@ class ClusterRun(Run):
         lost: Counter[tuple[str, str, Link]] = Counter()
         while True:
             stay = [own for own in self.cluster.directories if not own.draining]
-            links = ((own.name, name, node.link) for own in stay for name, node in own.nodes.items())
-            lost = Counter({each: lost[each] + 1 for each in links if each[2] is not None and each[2].lost})
+            links = ((own.name, name, node.link) for own in stay for name, node in own.nodes.items() if node.link)
+            lost = Counter({each: lost[each] + 1 for each in links if each[2].lost})
             for (own, of, _), looks in lost.items():
                 assert looks < LOOKS_MAX, f"{own} keeps a link to {of} that is lost"
             await trio.sleep(0.1)
@@ -341,8 +344,8 @@ class ClusterRun(Run):
                 for node_slot in self.cluster.node_slots
             )
         )
-        with others_up(self.system):
-            async with together(self.system) as system:
+        with others_up(self.cluster):
+            async with together(self.cluster) as system:
                 with trio.fail_after(CHAOS_S):
                     await self.chaos()
                 await trio.sleep(SETTLED_S)

@@ -75,7 +75,7 @@ class ClusterFailingEngine(FailingEngine):
 
     def begin(self) -> Scheduler:
         assert self.node_slot.life is not None
-        scheduler = self.node_slot.life.hosts[0].scheduler
+        scheduler: Scheduler = self.node_slot.life.hosts[0].scheduler
         scheduler.fails = InternalError("the engine fails everything")
         self.note("at", self.node_slot.name)
         return scheduler
@@ -98,7 +98,7 @@ class FailedHandOffs(ClusterFailingEngine):
 
     def begin(self) -> Scheduler:
         assert self.node_slot.life is not None
-        scheduler = self.node_slot.life.hosts[0].scheduler
+        scheduler: LegScheduler = self.node_slot.life.hosts[0].scheduler
         self.cluster.plan.rooms.failing = scheduler, HandOffFailed("the KV cache did not come")
         self.note("at", self.node_slot.name)
         return scheduler
@@ -135,10 +135,12 @@ class SingleNodeFault(SingleFault):
     def within_s(self) -> float:
         """How much longer than usual an answer may take."""
 
-    def link(self, of: Directory | None = None, to: str | None = None) -> Link | None:
+    def link(self, of: Directory | None = None, to: str | None = None) -> Link:
         """Return the gateway's link to the node of the fault, or another link."""
         nodes = (of or self.system.directory).nodes
-        return next(node.link for name, node in nodes.items() if name == (to or self.node_slot.name))
+        link = nodes[to or self.node_slot.name].link
+        assert link is not None
+        return link
 
     async def live(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -175,6 +177,7 @@ class SingleNodeFault(SingleFault):
 
     async def _until_asked(self) -> None:
         """Wait until the node gets another request."""
+        assert self.node_slot.life is not None
         log = self.node_slot.life.hosts[0].scheduler.log
         before = _submitted(log)
         with trio.fail_after(10 * SOON_S):
@@ -213,11 +216,11 @@ class Stopped(SingleNodeFault):
             net.stop(name, until)
         await trio.sleep(min(self.lasts_s, SECTION.silent_s + SECTION.heartbeat_s))
         if self.lasts_s > SECTION.silent_s + SECTION.heartbeat_s:
+            assert self.node_slot.life is not None
             link = self.link(of=self.node_slot.life.directory, to="main") if self.gateway else before
             assert link.stalled, "the silence was not noticed"
         await trio.sleep_until(until + SECTION.heartbeat_s)
         if self.lasts_s < SECTION.stalled_s:
-            assert before is not None
             assert not before.lost, "a link was lost though the kernel at its other end answers"
             assert self.link() is before
         else:

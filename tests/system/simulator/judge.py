@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from attrs import Factory, define, field
 
@@ -16,6 +17,9 @@ May = Callable[[str], bool]
 
 `unanswered` stands for a connection that closes before the answer, `cut` for an answer that ends without an error.
 """
+
+
+Json: TypeAlias = dict[str, Any]  # of an answer
 
 
 @define(eq=False)
@@ -62,10 +66,11 @@ def _http(request: PlannedRequest, received: Received, may: May, *, stayed: bool
     return "whole"
 
 
-def _text(choice: dict) -> str:
+def _text(choice: Json) -> str:
     """Return the text of a choice of a chat completion, whole or in pieces, or of a completion."""
     message = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
-    return message.get("content") or ""
+    content: str = message.get("content") or ""
+    return content
 
 
 def unfinished(code: str, may: May, *, stayed: bool) -> str:
@@ -74,9 +79,9 @@ def unfinished(code: str, may: May, *, stayed: bool) -> str:
     return code if stayed else "left"
 
 
-def error(answer: dict, may: May, received: Received | None = None) -> str:
+def error(answer: Json, may: May, received: Received | None = None) -> str:
     """Judge an error: an allowed code of the table, with its status."""
-    code = answer["code"]
+    code: str = answer["code"]
     assert may(code), f"{code} is not allowed: {answer['message']}"
     row = ERRORS_BY_CODE[code]
     if received is not None:
@@ -85,7 +90,7 @@ def error(answer: dict, may: May, received: Received | None = None) -> str:
     return code
 
 
-def usage(request: PlannedRequest, answer: dict) -> None:
+def usage(request: PlannedRequest, answer: Json) -> None:
     """Judge the usage of a complete answer."""
     cost = whole(request)
     actual = (answer["prompt_tokens"], answer["completion_tokens"], answer["total_tokens"])
@@ -93,7 +98,7 @@ def usage(request: PlannedRequest, answer: dict) -> None:
     assert actual == correct, f"usage is {actual}, not {correct}"
 
 
-def scores(request: PlannedRequest, correct: Choice, answer: list[dict | None], *, ended: bool) -> None:
+def scores(request: PlannedRequest, correct: Choice, answer: list[Json | None], *, ended: bool) -> None:
     """Judge the log probabilities of one choice: each token's own, in order, and none left out."""
     actual = [token for each in answer if each is not None for token in each["content"]]
     if request.logprobs is None:
@@ -117,8 +122,8 @@ class _Stream:
     received: Received
     texts: defaultdict[int, str] = field(factory=lambda: defaultdict(str))
     reasons: dict[int, str] = Factory(dict)
-    logprobs: defaultdict[int, list] = field(factory=lambda: defaultdict(list))
-    usages: list[dict] = Factory(list)
+    logprobs: defaultdict[int, list[Json | None]] = field(factory=lambda: defaultdict(list))
+    usages: list[Json] = Factory(list)
     failed: str | None = None
 
     def judge(self, *, stayed: bool) -> str:
@@ -138,7 +143,7 @@ class _Stream:
         assert not (stayed and rest) or self.may("cut"), "half an event"
         return self.failed or unfinished("cut", self.may, stayed=stayed)
 
-    def _event(self, answer: dict) -> None:
+    def _event(self, answer: Json) -> None:
         if "error" in answer:
             self.failed = error(answer["error"], self.may)
             return

@@ -53,7 +53,7 @@ class Transcript:
         found = [key for key, each in self.responses.items() if each.wanted is wanted and each.end == "completed"]
         return f"resp_{found[0]}" if found else None
 
-    def judge_event(self, event: dict) -> None:
+    def judge_event(self, event: judge.Json) -> None:
         """Judge one event."""
         kind = event["type"]
         if kind == "error":
@@ -89,22 +89,23 @@ class Transcript:
         elif kind in FINAL_EVENTS - {"error"}:
             response.end = self._ended(response, event["response"])
 
-    def judge_whole(self, body: dict) -> None:
+    def judge_whole(self, body: judge.Json) -> None:
         """Judge a response that comes in one piece."""
         wanted, lane = self.asked[body["metadata"]["k"]]
         text = "".join(part["text"] for item in body["output"] for part in item["content"])
         response = self.responses[body["id"]] = _Response(wanted, lane, text=text)
         response.end = self._ended(response, body)
 
-    def _ended(self, response: _Response, body: dict) -> str:
+    def _ended(self, response: _Response, body: judge.Json) -> str:
         correct = whole(response.wanted).choices[0]
         text = "".join(part["text"] for item in body["output"] for part in item["content"])
         if body["status"] == "failed":
-            dropped = body["error"]["cause"] == "slow_client"
+            cause: str = body["error"]["cause"]
+            dropped = cause == "slow_client"
             assert text == response.text or (dropped and correct.text.startswith(text))
             may = judge.with_refusal(self.may, response.wanted)
-            judge.error({"code": body["error"]["cause"], "message": body["error"]["message"]}, may)
-            return body["error"]["cause"]
+            judge.error({"code": cause, "message": body["error"]["message"]}, may)
+            return cause
         assert text == response.text
         details = body["incomplete_details"]
         if details == {"reason": "cancelled"}:
@@ -200,7 +201,8 @@ class LaneClient(HttpClient):
     async def _ask(self, reader: Reader, name: str, lane: str | None) -> None:
         """Request a response, sometimes as a continuation of the latest of some lane."""
         rng, transcript = self.rng, self.transcript
-        wanted, event = draw(rng, name), {}
+        wanted = draw(rng, name)
+        event: dict[str, object] = {}
         before = self._last.get(rng.choice([lane, *self._last]))
         if before is not None and (response_id := transcript.last_id(before)) is not None and rng.random() < 0.7:
             asked, _ = transcript.asked[before]
@@ -236,7 +238,7 @@ class LaneClient(HttpClient):
 def create(wanted: PlannedRequest, name: str, lane: str | None) -> dict[str, object]:
     """Return the `response.create` of a request."""
     turns = [{"role": role, "content": text} for role, text in wanted.turns if role != "system"]
-    body = {"type": "response.create", "model": "tiny", "input": turns, "metadata": {"k": name}}
+    body: dict[str, object] = {"type": "response.create", "model": "tiny", "input": turns, "metadata": {"k": name}}
     body |= {"max_output_tokens": wanted.tokens_max}
     if wanted.turns[0][0] == "system":
         body["instructions"] = wanted.turns[0][1]

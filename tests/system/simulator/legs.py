@@ -114,6 +114,7 @@ class Rooms(RendezvousRooms):
 
     def fails(self, request: Generate) -> bool:
         """Whether the hand-off of a request fails: both legs are there, and one of them fails."""
+        assert request.rendezvous is not None
         engines = self.rooms[request.rendezvous.room].legs.values()
         return self.failing is not None and len(engines) == len(OTHER) and self.failing[0] in engines
 
@@ -167,6 +168,7 @@ class LegScheduler(Scheduler):
 
     def _begin(self, held: _Held, update: BatchUpdate) -> None:
         if self.spec.leg is Leg.DECODE and self.fails is None and self.rooms.fails(held.request):
+            assert self.rooms.failing is not None
             engine, error = self.rooms.failing
             engine.failed += 1
             self._fail(held, error, update)

@@ -72,7 +72,9 @@ class NeverUp(BadEngine):
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
         drawn = BadEngine.shape(rng)
-        return drawn | {"never_up": {rng.randrange(drawn["workers"]): rng.choice(("fails", HANGS))}}
+        workers = drawn["workers"]
+        assert isinstance(workers, int)
+        return drawn | {"never_up": {rng.randrange(workers): rng.choice(("fails", HANGS))}}
 
     def __attrs_post_init__(self) -> None:
         (self.number,) = self.system.never_up

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import ssl
 from collections.abc import Callable
+from typing import Any, cast
 
 import trio
 from attrs import Factory, define, field, frozen
 
 from protocol.errors import PeerLost
 from supervisor.links.endpoint import Endpoint
-from supervisor.links.websocket import ConnectionHandler
+from supervisor.links.websocket import ConnectionHandler, WebSocketTransport
 from tests.rig.network import SimTransport, sim_pair
 
 SIZE_BYTES = 4
@@ -92,7 +93,7 @@ class NodeNetwork:
     """All that lies between the nodes."""
 
     rng: random.Random
-    network: dict
+    network: dict[str, Any]
     listening: dict[str, tuple[str, Callable[[Accepted], None]]] = Factory(
         dict
     )  # by address: the node, and its accept function
@@ -123,7 +124,7 @@ class NodeNetwork:
     async def _talked(self, transport: SimTransport, talk: ConnectionHandler) -> None:
         wire = SimWire(transport)
         try:
-            await talk(wire)
+            await talk(cast("WebSocketTransport", wire))
         finally:
             wire.close()
 

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import count
 from math import inf
 from types import SimpleNamespace
+from typing import Any, cast
 
 import trio
 from attrs import Factory, define, field
 
-from actors.kit.priority_inbox import PriorityInbox
 from protocol.cluster import Offer
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
@@ -21,12 +21,18 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.load import ClusterSection
+from supervisor.engines.work import RequestInbox
+from supervisor.gateway.gateway import Gateway
 from supervisor.links.endpoint import Endpoint
+from supervisor.links.serving import Service
+from supervisor.links.websocket import Accept
 from supervisor.node.assembly import in_order
 from supervisor.node.node import BYE_S, _Node
 from supervisor.processes.process import GracePeriods
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Child, Tree
+from tests.rig.fake_engine import Costs
+from tests.rig.network import SimTransport
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator.legs import LegCosts, LegHost, Rooms
 from tests.system.simulator.node_network import Accepted, NodeNetwork
@@ -65,7 +71,7 @@ class SimLinks(Mesh):
 
     async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
         def accept(stream: Accepted) -> None:
-            nursery.start_soon(self._accepted, stream)
+            nursery.start_soon(self._accepted, cast("trio.SocketStream", stream))
 
         self.directory.address = str(at)
         self.net.listening[str(at)] = self.name, accept
@@ -112,7 +118,7 @@ class ClusterPlan:
             name=name,
             section=self.section,
             directory=directory,
-            services={(each, Generate): GuardedWorker(here) for each, here in directory.local.items()},
+            services={(each, Generate): cast("Service", GuardedWorker(here)) for each, here in directory.local.items()},
             listen=Endpoint(name, 7400) if listens else None,
             secret=SECRET,
             tls=None,
@@ -120,7 +126,7 @@ class ClusterPlan:
             chance=self.rng,
             join=(Endpoint(self.front, 7400),) if joins else (),
             dial=partial(self.net.dial, name),
-            accept=self.net.accepted,
+            accept=cast("Accept", self.net.accepted),
             plan=self,
         )
 
@@ -131,7 +137,7 @@ class NodeLife(SmallSystem):
 
     node_slot: NodeSlot = field(kw_only=True)
     directory: Directory = field(init=False)
-    inboxes: list[PriorityInbox] = field(init=False)
+    inboxes: list[RequestInbox] = field(init=False)
     links: SimLinks = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -153,7 +159,8 @@ class NodeLife(SmallSystem):
             return
         if self.starts_fail:
             raise StartFailed("it does not start")
-        engine = self.hosts[number] = self.wires[f"line {number}"] = LocalEngine(self.costs)
+        engine = self.hosts[number] = LocalEngine(self.costs)
+        self.wires[f"line {number}"] = cast("SimTransport", engine)
         with self.engines[number].publish(engine):
             await engine.run(task_status=task_status)
 
@@ -179,7 +186,7 @@ class NodeSlot:
     name: str
     plan: ClusterPlan
     costs: LegCosts
-    kwargs: dict  # of its systems
+    kwargs: dict[str, Any]  # of its systems
     nursery: trio.Nursery
     listens: bool = True
     joins: bool = False
@@ -196,7 +203,7 @@ class NodeSlot:
         return [offer_of(f"{self.name}-{each}", costs.leg, costs) for each in range(many)]
 
     @property
-    def host_of(self) -> Callable:
+    def host_of(self) -> Callable[[SimTransport, Costs], LegHost]:
         """The factory of its engine hosts."""
         return partial(LegHost, rooms=self.plan.rooms)
 
@@ -222,6 +229,7 @@ class NodeSlot:
     async def crash(self) -> None:
         """End as a killed process does: every connection is cut without a `Bye`."""
         life, self.life = self.life, None
+        assert life is not None
         self.plan.net.listening.pop(str(life.links.listen), None)
         self.plan.net.cut(self.name)
         for host in life.hosts.values():
@@ -233,10 +241,8 @@ class NodeSlot:
     async def drain(self) -> None:
         """Drain and end, as a node does on SIGTERM."""
         life, plan = self.life, self.plan
-        assembly = SimpleNamespace(directory=life.directory, gateway=None, links=life.links)
-        node = _Node(
-            None, assembly, SimpleNamespace(grace=GracePeriods()), terminal=None, drain_s=self.drain_s, tree=life.scope
-        )
+        assert life is not None
+        node = bare_node(life.directory, None, life.links, self.drain_s, life.scope)
         life.links.drains_until = trio.current_time() + self.drain_s
         life.links.announced_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
         drains_until = plan.age_s + self.drain_s
@@ -252,7 +258,17 @@ class NodeSlot:
         self.plan.net.cut(self.name)
 
 
-def check_inboxes(directory: Directory, inboxes: list[PriorityInbox]) -> None:
+def bare_node(
+    directory: Directory, gateway: Gateway | None, links: SimLinks | None, drain_s: float, tree: trio.CancelScope
+) -> _Node:
+    """Return a node that can be drained: without a file, a terminal and processes."""
+    assembly: Any = SimpleNamespace(directory=directory, gateway=gateway, links=links)
+    runtime: Any = SimpleNamespace(grace=GracePeriods())
+    absent: Any = None
+    return _Node(absent, assembly, runtime, terminal=absent, drain_s=drain_s, tree=tree)
+
+
+def check_inboxes(directory: Directory, inboxes: list[RequestInbox]) -> None:
     """Check that no call waits for a worker of this node, and that no worker counts a request."""
     for inbox in inboxes:
         assert inbox.waiting == (0, 0), "a call waits"

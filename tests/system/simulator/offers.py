@@ -5,13 +5,14 @@ from __future__ import annotations
 import trio
 
 from actors.decode import decode
-from actors.kit.priority_inbox import PriorityInbox, priority_inbox
+from actors.kit.priority_inbox import priority_inbox
 from actors.prefill import prefill
 from protocol.cluster import Leg, Offer
 from protocol.cost import generation_tokens
 from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
+from supervisor.engines.work import RequestInbox
 from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import Costs
 from tests.rig.small_system import SmallSystem
@@ -31,12 +32,13 @@ def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
     return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
 
 
-def register_workers(system: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[PriorityInbox]:
+def register_workers(system: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[RequestInbox]:
     """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
-    inboxes = []
+    inboxes: list[RequestInbox] = []
     system.engines = [Registration(directory.notify) for _ in range(system.workers)]
     for number, each in enumerate(system.engines):
         offer = offer_of(f"{directory.name}-{number}", leg, system.costs)
+        inbox: RequestInbox
         address, inbox = priority_inbox(max(1, system.inbox_size), urgency, owner, generation_tokens)
         inboxes.append(inbox)
         directory.local[offer.name] = LocalWorker(directory.name, offer, address, each, inbox, directory)
@@ -46,7 +48,7 @@ def register_workers(system: SmallSystem, directory: Directory, leg: Leg = Leg.B
 async def work(
     system: SmallSystem,
     directory: Directory,
-    inboxes: list[PriorityInbox],
+    inboxes: list[RequestInbox],
     number: int,
     *,
     task_status: trio.TaskStatus[None],

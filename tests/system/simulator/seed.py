@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from functools import cache
+from typing import Any
 
 import trio
 from attrs import define, evolve, field
@@ -55,7 +56,7 @@ class Run:
     clients: int = field(init=False)
     times: dict[str, int] = field(init=False)  # of each fault, within three seconds
     single_fault: type[SingleFault] | None = field(init=False, default=None)  # instead of them
-    trace: list = field(factory=list)
+    trace: list[tuple[object, ...]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         rng = self.rng
@@ -94,7 +95,7 @@ class Run:
             "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),
             "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536) if self.single_fault is None else (65536,)),
         }
-        drawn: dict = {
+        drawn: dict[str, Any] = {
             "rng": rng,
             "workers": rng.choice((1, 2, 2)),
             "costs": costs,
@@ -137,7 +138,8 @@ class Run:
     @property
     def trickles(self) -> bool:
         """Whether a `Cancel` may wait long behind earlier frames."""
-        return self.system.network["room"] == 50  # bytes
+        room_bytes: float = self.system.network["room"]
+        return room_bytes == 50
 
     def note(self, *what: object) -> None:
         self.trace.append((round(trio.current_time(), 9), *what))
@@ -148,8 +150,7 @@ class Run:
         """Run clients and faults; every answer is judged as it comes."""
         async with trio.open_nursery() as nursery:
             for number in range(self.clients):
-                kind = self.rng.choice(KINDS)
-                client = kind(self.system, self.rng, f"c{number}", self.faults, self.note)
+                client = self.rng.choice(KINDS)(self.system, self.rng, f"c{number}", self.faults, self.note)
                 nursery.start_soon(client.live)
             if self.single_fault is not None:
                 nursery.start_soon(self.single_fault(self.system, self.rng, self.faults, self.note).live)

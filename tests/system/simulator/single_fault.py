@@ -24,7 +24,13 @@ from tests.system.simulator.faults import Faults
 from tests.system.simulator.model import VOCABULARY, PlannedRequest
 from tests.system.simulator.system import System
 
-PATIENT = {"admit_s": 100.0, "first_token_s": 200.0, "total_s": 300.0, "requests_max": 8, "waiting_max": 16}
+PATIENT: dict[str, object] = {
+    "admit_s": 100.0,
+    "first_token_s": 200.0,
+    "total_s": 300.0,
+    "requests_max": 8,
+    "waiting_max": 16,
+}
 HEAVY_TOKENS = 24
 SOON_S = 2.0  # for what happens without a delay
 
@@ -135,7 +141,7 @@ class FailingEngine(SingleFault):
 
     def begin(self) -> Scheduler:
         """Let one engine fail; return its scheduler."""
-        scheduler = self.system.hosts[self.rng.randrange(self.system.workers)].scheduler
+        scheduler: Scheduler = self.system.hosts[self.rng.randrange(self.system.workers)].scheduler
         scheduler.fails = InternalError("the engine fails everything")
         return scheduler
 
@@ -176,7 +182,7 @@ class UnfairKeys(SingleFault):
             fair_s = len(greedy) * gate_s + (2 + len(greedy)) * one_s + SOON_S
             modest = self.honest("modest")
             for _ in range(3):
-                outcome, took_s = await modest.ask(4, **_key(system, "modest"))
+                outcome, took_s = await modest.ask(4, authorization=_key(system, "modest"))
                 assert outcome == "whole", f"a small request ended in {outcome}"
                 assert took_s <= fair_s, f"a small request took {took_s} s, not {fair_s} s"
                 await trio.sleep(self.rng.random())
@@ -186,7 +192,7 @@ class UnfairKeys(SingleFault):
         client = self.honest(f"{name}.{number}")
         client.crowds = True
         while True:
-            outcome, _ = await client.ask(HEAVY_TOKENS, n, **_key(self.system, name))
+            outcome, _ = await client.ask(HEAVY_TOKENS, n, authorization=_key(self.system, name))
             await trio.sleep(0.1 if outcome == "whole" else 0.5)  # a refusal costs the simulator more than an answer
 
 
@@ -228,5 +234,5 @@ class StuckSlot(SingleFault):
             assert outcome == "whole", f"a slot that is kept costs an answer: {outcome}"
 
 
-def _key(system: System, name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {system.secrets[name]}"}
+def _key(system: System, name: str) -> str:
+    return f"Bearer {system.secrets[name]}"

@@ -7,19 +7,22 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
+from typing import cast
 
 import trio
 from attrs import Factory, define, evolve, field
 
 from actors.kit.calls import Address, Answer, mailbox
-from actors.kit.priority_inbox import PriorityInbox, priority_inbox
-from actors.processor import processor
+from actors.kit.fair_queue import Entry
+from actors.kit.offload import run_inline
+from actors.kit.priority_inbox import priority_inbox
+from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import NodeState, check_loads, check_state
+from actors.text.choices import Decode
+from protocol.cluster import LoadUpdate, NodeState, check_loads, check_state
 from protocol.cost import generation_tokens
 from protocol.errors import PeerLost
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -29,7 +32,8 @@ from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.limits import GatewayLimits
-from supervisor.gateway.admission import AdmissionGate
+from supervisor.engines.work import RequestInbox
+from supervisor.gateway.admission import AdmissionGate, _Waiter
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import KEYS, Keys, KeySources
@@ -37,18 +41,21 @@ from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve_stream
 from supervisor.links.link import Link
+from supervisor.links.serving import Service, Services
 from supervisor.node import monitoring
 from supervisor.node.assembly import in_order
+from supervisor.node.model_children import ProcessorInbox
 from supervisor.node.node import _Node
-from supervisor.processes.process import GracePeriods
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.metrics import Metrics
-from tests.rig.fake_engine import prompt_of
+from tests.rig.fake_engine import Costs, prompt_of
 from tests.rig.fake_host import FakeHost
 from tests.rig.gateway import TINY
+from tests.rig.network import SimTransport
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator import tls
+from tests.system.simulator.nodes import bare_node
 from tests.system.simulator.offers import owner, register_workers, urgency, work
 
 LIMITS = GatewayLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
@@ -63,7 +70,7 @@ NOON = 1_700_000_000.5
 class _Decode:
     """The decoding worker of the processor: the router, or a planted bug in front of it."""
 
-    router: Address
+    router: Decode
     bugs: int = 0  # that are still to come
 
     @asynccontextmanager
@@ -81,11 +88,11 @@ class _Gate(AdmissionGate):
 
     was_full: bool = False
 
-    async def _wait(self, waiter: object, entry: object) -> None:
+    async def _wait(self, waiter: _Waiter, entry: Entry[_Waiter]) -> None:
         self.was_full = True
         await AdmissionGate._wait(self, waiter, entry)
 
-    async def _enter(self, waiter: object) -> None:
+    async def _enter(self, waiter: _Waiter) -> None:
         await AdmissionGate._enter(self, waiter)
         assert self.inside <= self.requests_max
 
@@ -94,7 +101,7 @@ class _Gate(AdmissionGate):
 class System(SmallSystem):
     """Everything from a client's socket to an engine's host, in the shape that `supervisor.node.assembly` gives it."""
 
-    host_of: Callable = FakeHost
+    host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
     route: FailoverLimits = FailoverLimits()
     far: bool = False  # the workers are on another node, behind a link
     tls: bool = False  # between clients and the gateway
@@ -109,13 +116,13 @@ class System(SmallSystem):
     gateway: Gateway = field(init=False)
     decode: _Decode = field(init=False)
     gate: _Gate = field(init=False)
-    asked: Address = field(init=False)
-    asked_inbox: trio.MemoryReceiveChannel = field(init=False)
+    asked: Address[TextRequest, TextReply, TextResult] = field(init=False)
+    asked_inbox: ProcessorInbox = field(init=False)
     directory: Directory = field(init=False)  # of the node with the gateway
     offered: Directory = field(init=False)  # of the node with the workers
-    inboxes: list[PriorityInbox] = Factory(list)  # of the workers
+    inboxes: list[RequestInbox] = Factory(list)  # of the workers
     routing: Routing = field(init=False)
-    routed: PriorityInbox = field(init=False)
+    routed: RequestInbox = field(init=False)
     node: _Node = field(init=False)
     numbers: Iterator[int] = field(factory=partial(count, 1))  # of requests
     rooms: Iterator[int] = field(factory=partial(count, 1))
@@ -158,9 +165,7 @@ class System(SmallSystem):
             tls=tls.server() if self.tls else None,
             keys=_keys(self.secrets),
         )
-        assembly = SimpleNamespace(directory=self.directory, gateway=self.gateway, links=None)
-        runtime = SimpleNamespace(grace=GracePeriods())
-        self.node = _Node(None, assembly, runtime, terminal=None, drain_s=self.drain_s, tree=self.scope)
+        self.node = bare_node(self.directory, self.gateway, None, self.drain_s, self.scope)
 
     def _register_workers(self) -> None:
         """Register the workers in the directory of their node: the gateway's own, or another behind a link."""
@@ -200,7 +205,7 @@ class System(SmallSystem):
 
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
         limits = partial(models.request_limits, self.directory, "tiny", 2048)
-        serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, _at_once, self.requests_max)
+        serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, run_inline, self.requests_max)
         await serve(task_status=task_status)
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
@@ -210,26 +215,27 @@ class System(SmallSystem):
         """Run the link to the workers' node, as `supervisor.cluster.mesh` does, without greeting and heartbeat."""
         near, far = self.pair("front")
         near_link = Link(near, Peer("main", serves_max=0), on_announcement=partial(self._on_announcement, "far"))
-        serves = {(name, Generate): GuardedWorker(here, "main") for name, here in self.offered.local.items()}
-        self.server = Link(far, Peer("far", serves_max=self.streams), serves)
+        workers = self.offered.local.items()
+        serves: Services = {(name, Generate): cast("Service", GuardedWorker(here, "main")) for name, here in workers}
+        server = self.server = Link(far, Peer("far", serves_max=self.streams), serves)
 
         async def carry() -> None:
             try:
                 await near_link.run()
             finally:  # at once, even if the other end still waits
                 self.directory.unlinked("far", near_link)
-                self.offered.unlinked("main", self.server)
+                self.offered.unlinked("main", server)
 
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.server.run, name="front.server")
+                nursery.start_soon(server.run, name="front.server")
                 nursery.start_soon(carry, name="front.asker")
                 await near_link.wait_ready()
                 self.directory.linked("far", near_link)
-                self.offered.linked("main", self.server)
+                self.offered.linked("main", server)
                 self.offered.merge_state("main", NodeState(routes=True))
                 announcer = Announcer(self.offered)
-                announcer.add("main", self.server)
+                announcer.add("main", server)
                 nursery.start_soon(announcer.run, float, name="front.teller")
                 while readiness.never_ready(self.directory, ("tiny",)):
                     await self.directory.wait_changed()
@@ -243,6 +249,7 @@ class System(SmallSystem):
         if isinstance(message, NodeState):
             self.directory.merge_state(node, check_state(message))
         else:
+            assert isinstance(message, LoadUpdate)
             self.directory.merge_loads(node, check_loads(message))
 
     # Clients -----------------------------------------------------------------------------
@@ -308,7 +315,8 @@ class System(SmallSystem):
         if not self.far or self.front.current is None:
             return 0.0
         behind_bytes = self.front.current.peer.queued_bytes + self.wires["front"].in_flight
-        return behind_bytes / self.network["room"] * 10 * self.network["delay_s"]
+        room, delay_s = self.network["room"], self.network["delay_s"]
+        return float(behind_bytes / room * 10 * delay_s)
 
     # Checks ------------------------------------------------------------------------------
 
@@ -324,7 +332,7 @@ class System(SmallSystem):
 
     def given(self, prompt: list[int], seed: int | None) -> int:
         """Return the number of tokens that the engines computed for a prompt and a seed."""
-        return max(host.scheduler.given.get((tuple(prompt), seed), 0) for host in self.hosts.values())
+        return max(int(host.scheduler.given.get((tuple(prompt), seed), 0)) for host in self.hosts.values())
 
     def check_nothing_is_left(self) -> None:
         """Check that nothing of a node that has ended is left."""
@@ -364,9 +372,3 @@ def _keys(secrets: Mapping[str, str]) -> Keys:
     keys = Keys(KeySources(environment={KEYS: listed} if secrets else {}))
     keys.load()
     return keys
-
-
-async def _at_once(function):
-    """Run offloaded work at once: virtual time does not pass meanwhile."""
-    await trio.lowlevel.checkpoint()
-    return function()
