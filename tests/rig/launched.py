@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.rig.node import ROOT, Node, free_ports, start_process, wait_until
 from bench.rig.processes import MARK, ProcessEntry
@@ -53,6 +53,12 @@ model = "tiny"
 kind = "simulated"
 kv_tokens_max = 65536
 """
+
+
+class ClusterFolder(Protocol):
+    """A cluster whose file is `cluster.toml` in a folder."""
+
+    folder: Path
 
 
 @contextmanager
@@ -98,7 +104,7 @@ def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
     return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
 
 
-def run_cli(target: Node, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
+def run_cli(target: ClusterFolder, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
     """Run a command of the command line on a cluster, and return its exit code and its output.
 
     A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.

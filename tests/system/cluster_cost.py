@@ -16,11 +16,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
+from typing import cast
 
 import trio
 from attrs import define, field
 from trio.testing import MockClock
 
+from actors.engines.port import Engine
 from actors.kit.priority_inbox import priority_inbox
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
@@ -32,6 +34,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.load import ClusterSection
+from supervisor.engines.work import RequestInbox
 from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.registration import Registration
 from tests.system.simulator.node_network import NodeNetwork
@@ -47,8 +50,11 @@ class _Links(Mesh):
     net: NodeNetwork = field(kw_only=True)
 
     async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
+        def accept(stream: trio.SocketStream) -> None:
+            nursery.start_soon(self._accepted, stream)
+
         self.directory.address = str(at)
-        self.net.listening[str(at)] = self.name, partial(nursery.start_soon, self._accepted)
+        self.net.listening[str(at)] = self.name, accept
 
 
 class Steps(trio.abc.Instrument):
@@ -96,13 +102,12 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
     routes = name == FRONT
     directory = Directory(name, routes=routes, required_peers=frozenset({FRONT} - {name}))
     if not routes:
+        inbox: RequestInbox
         address, inbox = priority_inbox(64, lambda _: 0)
-        offer, plug = (
-            Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False),
-            Registration(directory.notify),
-        )
+        offer = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False)
+        plug: Registration[Engine] = Registration(directory.notify)
         directory.local[offer.name] = LocalWorker(name, offer, address, plug, inbox, directory)
-        stack.enter_context(plug.publish(_Engine(INFO)))
+        stack.enter_context(plug.publish(cast("Engine", _Engine(INFO))))
         directory.configure(FRONT, f"{FRONT}:7400")
     numbers = count()
     return _Links(

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import trio
 from attrs import define, field
@@ -32,6 +33,7 @@ from supervisor.links.encoding import TOKEN_IDS
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
+from supervisor.links.serving import Services
 
 ROOT = Path(__file__).parents[2]
 STREAMS = 64
@@ -92,9 +94,11 @@ async def give_tensors(inbox: trio.MemoryReceiveChannel[Call[GetInfo, Embedded, 
 
 async def serve(size: int) -> None:
     """Listen on a free port, print it, and serve one link after the other."""
+    tokens_inbox: trio.MemoryReceiveChannel[Call[Generate, Started | Tokens, Finished]]
+    tensors_inbox: trio.MemoryReceiveChannel[Call[GetInfo, Embedded, None]]
     tokens, tokens_inbox = mailbox(2 * STREAMS)
     tensors, tensors_inbox = mailbox(1)
-    serves = {(TOKENS, Generate): tokens, (TENSORS, GetInfo): tensors}
+    serves = cast("Services", {(TOKENS, Generate): tokens, (TENSORS, GetInfo): tensors})
 
     async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("listens", CLUSTER, LISTENS, b"", bytes(32), None), GREET_S)

@@ -18,11 +18,12 @@ import trio.testing
 from attrs import define
 
 from protocol.dialects.responses import FINAL_EVENTS
+from supervisor.gateway.outbox import Outbox
 from tests.rig.gateway import LINE, Client, Rig, at_rest, chat, create, frame, head, ids, post, rig
 from tests.system.simulator import tasks
 
 CLIENTS = 200
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "head_s": 5.0,
     "body_s": 5.0,
     "idle_s": 5.0,
@@ -40,7 +41,7 @@ LIMITS = {
 }
 
 
-def expected(tokens) -> str:
+def expected(tokens: int) -> str:
     from tests.rig.gateway import TINY
 
     line = ids(LINE)
@@ -95,7 +96,7 @@ class Crowd:
 
     # Honest clients: what they get is whole, or says that it is not -----------------------------
 
-    async def ask(self, client) -> None:
+    async def ask(self, client: Client) -> None:
         for _ in range(self.rng.randint(1, 4)):
             tokens, said = self.said()
             stream = self.rng.random() < 0.5
@@ -115,7 +116,7 @@ class Crowd:
                 return
             self.served += 1
 
-    async def talk(self, client) -> None:
+    async def talk(self, client: Client) -> None:
         if (await client.upgrade()).status != 101:
             self.refused += 1
             return
@@ -133,7 +134,7 @@ class Crowd:
                 first, payload = await client.frame()
                 if first == 0x88:
                     return
-                event = json.loads(payload) if first == 0x81 else {"type": "pong"}
+                event: dict[str, Any] = json.loads(payload) if first == 0x81 else {"type": "pong"}
                 kind = event["type"]
                 deltas += [event["delta"]] if kind == "response.output_text.delta" else []
             if kind == "response.completed":
@@ -149,12 +150,14 @@ class Crowd:
                 self.refused += 1
         await client.send(frame(struct.pack(">H", 1000), 0x88))
 
-    async def talk_in_lanes(self, client) -> None:
+    async def talk_in_lanes(self, client: Client) -> None:
         """Ask much at once in a few lanes, some of it as forks, and take no answer for another's."""
         if (await client.upgrade()).status != 101:
             self.refused += 1
             return
-        wanted, heard, known = {}, {}, [None]
+        wanted: dict[str, list[int]] = {}
+        heard: dict[str, str] = {}
+        known: list[str | None] = [None]
         for number in range(self.rng.randint(2, 8)):
             lane, fork = f"l{self.rng.randrange(3)}", self.rng.choice(known)
             tokens, said = self.said(most=30)
@@ -168,7 +171,9 @@ class Crowd:
             if not await self.hear(client, wanted, heard, known):
                 return
 
-    async def hear(self, client, wanted: dict[Any, Any], heard: dict[Any, Any], known: list[None]):
+    async def hear(
+        self, client: Client, wanted: dict[str, list[int]], heard: dict[str, str], known: list[str | None]
+    ) -> bool:
         """Read one frame; return whether more can come."""
         first, payload = await client.frame()
         if first == 0x88:
@@ -186,29 +191,30 @@ class Crowd:
                 assert event["type"] != "response.completed" or text == expected(tokens)
                 self.served += event["type"] == "response.completed"
             case "error":  # it may be about one that came later than those that wait
-                assert event["error"]["code"] in {"overloaded", "draining", "previous_response_not_found"}
-                wanted[lane] = wanted[lane][1:] if event["error"]["code"] == "previous_response_not_found" else []
-                return event["error"]["code"] == "previous_response_not_found"
+                code: str = event["error"]["code"]
+                assert code in {"overloaded", "draining", "previous_response_not_found"}
+                wanted[lane] = wanted[lane][1:] if code == "previous_response_not_found" else []
+                return code == "previous_response_not_found"
         return True
 
     # The others ---------------------------------------------------------------------------------
 
-    async def vanish(self, client) -> None:
+    async def vanish(self, client: Client) -> None:
         await client.send(post(chat("n=500 s=0.1", stream=self.rng.random() < 0.5)))
         await trio.sleep(self.rng.randrange(20) / 10)
 
-    async def leave_lane(self, client) -> None:
+    async def leave_lane(self, client: Client) -> None:
         await client.upgrade()
         for _ in range(self.rng.randint(1, 6)):
             await client.say(create("n=500 s=0.1", stream_id=self.rng.choice([None, "a", "b"])))
         await trio.sleep(self.rng.randrange(20) / 10)
 
-    async def stall(self, client) -> None:
+    async def stall(self, client: Client) -> None:
         whole = post(chat("n=3")) if self.rng.random() < 0.7 else head("GET", "/v1/responses", upgrade="websocket")
         await client.send(whole[: self.rng.randrange(len(whole))])
         await trio.sleep(self.rng.choice([0, 1, 20]))
 
-    async def lie(self, client) -> None:
+    async def lie(self, client: Client) -> None:
         body = json.dumps(chat("n=3")).encode()
         lies = [
             head("POST", "/v1/chat/completions", content_length=len(body) + 50) + body,
@@ -225,7 +231,7 @@ class Crowd:
         await client.send(self.rng.choice(lies))
         await trio.sleep(self.rng.randrange(80) / 10)
 
-    async def garble(self, client) -> None:
+    async def garble(self, client: Client) -> None:
         data = bytearray(post(chat("n=5", stream=True)))
         if self.rng.random() < 0.6:
             await client.upgrade()
@@ -238,18 +244,18 @@ class Crowd:
             del data[:size]
         await trio.sleep(self.rng.randrange(10) / 10)
 
-    async def flood(self, client) -> None:
+    async def flood(self, client: Client) -> None:
         for _ in range(10):
             await client.send((head(path="/v1/models") + post(chat("n=20"))) * 4)
 
-    async def flood_lane(self, client) -> None:
+    async def flood_lane(self, client: Client) -> None:
         await client.upgrade()
         for _ in range(40):
             await client.say(create("n=40", stream_id=self.rng.choice([None, "a", "b"])))
             await client.send(frame(bytes(100), 0x89))
         await trio.sleep(self.rng.randrange(10) / 10)
 
-    async def never_read(self, client) -> None:
+    async def never_read(self, client: Client) -> None:
         if self.rng.random() < 0.5:
             await client.upgrade()
             await client.say(create("n=1800 s=0.0001"))
@@ -278,7 +284,7 @@ async def test_nothing_is_left_of_any_client(
         await trio.testing.wait_all_tasks_blocked()
         fds, before = held(), tasks()
         crowd = Crowd(rng, made)
-        outboxes = []
+        outboxes: list[Outbox] = []
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
                 for _ in range(CLIENTS // 3 if drains else CLIENTS):

@@ -12,21 +12,22 @@ import trio
 from openai import APIError, NotFoundError, OpenAI
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from tests.rig.gateway import at_rest, chat, create, rig
 from tests.rig.sockets import output_text
 
 
-async def aside(function: Callable[[Any], None], *arguments: str | int) -> None:
+async def aside(function: Callable[[Any], None], argument: str | int) -> None:
     with trio.fail_after(20):
-        await trio.to_thread.run_sync(function, *arguments)
+        await trio.to_thread.run_sync(function, argument)
 
 
-def openai_says(url) -> None:
+def openai_says(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
-    wanted = {"model": "tiny", "messages": [{"role": "user", "content": "n=30"}]}
+    wanted: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "n=30"}]}
     whole = client.chat.completions.create(**wanted)
     with client.chat.completions.create(**wanted, stream=True) as stream:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
@@ -48,14 +49,15 @@ def openai_says(url) -> None:
                 deltas.append(event.delta)
             if event.type == "response.completed":
                 assert event.response.output_text == text
+                first = event.response.id
                 break
-        connection.response.create(model="tiny", input="n=2", previous_response_id=event.response.id)
+        connection.response.create(model="tiny", input="n=2", previous_response_id=first)
         continued = next(event for event in connection if event.type == "response.completed")
         assert continued.response.output_text == "The oak"
     assert "".join(deltas) == text
     with pytest.raises(NotFoundError):
         client.chat.completions.create(model="other", messages=wanted["messages"])
-    failing = {"model": "tiny", "messages": [{"role": "user", "content": "n=9 fail=3"}], "stream": True}
+    failing: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "n=9 fail=3"}], "stream": True}
     with pytest.raises(APIError, match="died"), client.chat.completions.create(**failing) as stream:
         list(stream)
     client.close()
@@ -68,21 +70,22 @@ async def test_the_stock_openai_client_works() -> None:
         await at_rest(made)
 
 
-def websockets_says(port) -> None:
+def websockets_says(port: int) -> None:
     with connect(f"ws://127.0.0.1:{port}/v1/responses", ping_interval=0.05, open_timeout=5) as lane:
         for _ in range(2):
             lane.send(json.dumps(create("n=40 s=0.004")))
-            events = []
+            events: list[dict[str, Any]] = []
             while not events or events[-1]["type"] != "response.completed":
                 events.append(json.loads(lane.recv(timeout=5)))
             assert len(output_text(events)) > 50
         lane.ping().wait(5)
     with pytest.raises(InvalidStatus) as caught:
-        connect(f"ws://127.0.0.1:{port}/v1/responses", origin="https://evil.example")
+        connect(f"ws://127.0.0.1:{port}/v1/responses", origin=Origin("https://evil.example"))
     assert caught.value.response.status_code == 403
     with connect(f"ws://127.0.0.1:{port}/v1/responses") as lane, pytest.raises(ConnectionClosedError) as closed:
         lane.send("x" * 5_000_000)
         lane.recv(timeout=5)
+    assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
 
 
@@ -92,7 +95,7 @@ async def test_the_stock_websockets_client_works() -> None:
         await at_rest(made)
 
 
-def httpx_says(url) -> None:
+def httpx_says(url: str) -> None:
     with httpx2.Client(base_url=url) as client:
         for _ in range(3):
             assert client.get("/health").text == "alive\n"

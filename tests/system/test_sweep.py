@@ -40,7 +40,7 @@ async def sweep_one(
     async with living(SmallSystem(costs=costs, inbox_size=1, streams=3)) as world:
         victim, submitted = trio.CancelScope(), []
 
-        async def ask(name, scope: trio.CancelScope) -> None:
+        async def ask(name: str, scope: trio.CancelScope) -> None:
             with scope:
                 try:
                     await world.ask(generate(name, tokens_max=tokens_max))
@@ -76,7 +76,7 @@ async def stop_one(rng: Random, step: int) -> bool:
     async with living(SmallSystem(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
         ended = []
 
-        async def ask(name) -> None:
+        async def ask(name: str) -> None:
             with trio.move_on_after(20) as late, suppress(LinkLost, EngineLost, ActorLost):
                 await world.ask(generate(name, tokens_max=2))
             ended.append((name, late.cancelled_caught and world.front.current is not None))

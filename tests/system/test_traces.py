@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import pytest
 import trio
@@ -13,13 +14,13 @@ from attrs import define, evolve, field, frozen
 from trio.testing import MockClock
 
 from actors.engines.port import Generation
-from actors.kit.calls import Address, Answer
+from actors.kit.calls import Address
 from protocol import codec, frames
 from protocol.errors import EngineLost, EngineRefused, InternalError
 from protocol.frames import Open
-from protocol.messages import Generate
+from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.trace import Trace, child_span
-from supervisor.cluster.workers import RemoteWorker
+from supervisor.cluster.workers import RemoteWorker, Replies
 from tests.actors import test_decode
 from tests.rig import router
 from tests.rig.fake_engine import Costs, FakeEngine, generate
@@ -34,11 +35,15 @@ ASKER = Trace(ID, SPAN)
 GATEWAY = child_span(ASKER, OWN)  # the gateway's span
 
 
+Lines: TypeAlias = Callable[..., list[Any]]
+GenerateAddress: TypeAlias = Address[Generate, Started | Tokens, Finished]
+
+
 @define(eq=False)
 class Keeping(Worker):
     """A worker that keeps what it is asked."""
 
-    asked: list = field(factory=list)
+    asked: list[Generate] = field(factory=list)
 
     def ask(self, request: Generate, credit: int) -> Any:
         self.asked.append(request)
@@ -46,7 +51,7 @@ class Keeping(Worker):
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """What was logged of requests, as a span or nothing."""
     caplog.set_level(logging.INFO)
 
@@ -56,14 +61,14 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
     return said
 
 
-def span(line) -> Trace:
+def span(line: Any) -> Trace:
     return Trace(line.trace, line.span, getattr(line, "parent", None))
 
 
 # At the gateway ---------------------------------------------------------------------------
 
 
-async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoever_computes(lines) -> None:
+async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoever_computes(lines: Lines) -> None:
     async with rig(worker=Keeping()) as made:
         client = await made.client()
         for stream in (False, True):
@@ -79,7 +84,7 @@ async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoev
 
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT.upper()}, {"traceparent": "00", "tracestate": "a=b"}])
-async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers: dict[str, str], lines) -> None:
+async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers: dict[str, str], lines: Lines) -> None:
     async with rig(worker=Keeping()) as made:
         client = await made.client()
         for _ in range(2):
@@ -98,7 +103,7 @@ async def test_every_choice_of_a_request_is_in_its_span() -> None:
     assert len(traces) == 1
 
 
-async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(lines) -> None:
+async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(lines: Lines) -> None:
     async with rig() as made:
         client = await made.client()
         assert (await client.ask(head(path="/v1/models", traceparent=PARENT))).status == 200
@@ -110,7 +115,7 @@ async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(li
     assert [getattr(each, "trace", None) for each in [*lines(), *refused]] == [ID, ID, ID, None]
 
 
-async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_is_logged_with_its_trace(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig() as made:
         monkeypatch.setattr("supervisor.gateway.http.routes.completions.reply_whole", None)
         assert (await (await made.client()).ask(post(chat(), traceparent=PARENT))).status == 500
@@ -118,7 +123,7 @@ async def test_a_bug_is_logged_with_its_trace(lines, monkeypatch: pytest.MonkeyP
     assert (line.trace, line.parent) == (ID, SPAN)
 
 
-async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines) -> None:
+async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines: Lines) -> None:
     async with rig(worker=Keeping()) as made:
         client = await websocket_client(made, traceparent=PARENT)
         for said in ("n=2", "n=3"):
@@ -136,7 +141,7 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
     assert len({each.span for each in told}) == 4
 
 
-async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines) -> None:
+async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines: Lines) -> None:
     async with rig(websocket_running_max=1) as made:
         client = await websocket_client(made, traceparent=PARENT)
         await client.say(create("n=1000 s=1", stream_id="runs"))
@@ -155,7 +160,10 @@ async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines) 
 
 
 def spans(*workers: Fake) -> list[Any]:
-    return [(each.trace.id, each.trace.span, each.trace.parent) for worker in workers for each in worker.asked]
+    traces = [each.trace for worker in workers for each in worker.asked]
+    found = [each for each in traces if each is not None]
+    assert len(found) == len(traces), "a request has no trace"
+    return [(each.id, each.span, each.parent) for each in found]
 
 
 async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock: MockClock) -> None:
@@ -182,7 +190,7 @@ async def test_for_a_trace_that_the_client_does_not_record_no_random_ids_are_dra
 ) -> None:
     prefill, decode = pair()
     async with routed(prefill, decode) as world:
-        world.routing.new_id = None
+        world.routing.new_id = partial(pytest.fail, "an id is drawn")
         await router.ask(world, evolve(router.generate(), trace=trace))
     assert [each.trace for worker in (prefill, decode) for each in worker.asked] == [trace] * 2
 
@@ -209,7 +217,7 @@ async def asked(worker: test_decode.Worker, wanted: Generate, within_s: float = 
     ],
 )
 async def test_a_worker_logs_its_part_of_a_recorded_trace(
-    within_s: float, costs: Costs, outcome: str, took_s: float, lines, autojump_clock: MockClock
+    within_s: float, costs: Costs, outcome: str, took_s: float, lines: Lines, autojump_clock: MockClock
 ) -> None:
     async with test_decode.working(costs) as worker:
         with suppress(EngineRefused):
@@ -220,13 +228,15 @@ async def test_a_worker_logs_its_part_of_a_recorded_trace(
 
 
 @pytest.mark.parametrize("trace", [None, child_span(None, OWN), evolve(GATEWAY, sampled=False)])
-async def test_a_worker_logs_nothing_of_other_requests(trace: Trace | None, lines, autojump_clock: MockClock) -> None:
+async def test_a_worker_logs_nothing_of_other_requests(
+    trace: Trace | None, lines: Lines, autojump_clock: MockClock
+) -> None:
     async with test_decode.working() as worker:
         await asked(worker, evolve(generate("r"), trace=trace))
     assert lines("generation ended") == []
 
 
-async def test_the_log_of_a_bug_of_a_worker_has_the_trace(lines, autojump_clock: MockClock) -> None:
+async def test_the_log_of_a_bug_of_a_worker_has_the_trace(lines: Lines, autojump_clock: MockClock) -> None:
     class Buggy(FakeEngine):
         def submit(self, request: Generate) -> Generation:
             raise ZeroDivisionError
@@ -245,19 +255,20 @@ async def test_the_log_of_a_bug_of_a_worker_has_the_trace(lines, autojump_clock:
 @pytest.mark.realtime
 async def test_a_trace_crosses_a_link_as_it_is() -> None:
     a, b = Node("a"), Node("b")
-    there, wanted = [], evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
+    there: list[Generate] = []
+    wanted = evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
     async with linked_nodes(a, b):
         await all_linked(a, b)
         here = b.directory.local["b-0"].address
         (worker,) = (each for each in a.directory.workers("oak") if isinstance(each, RemoteWorker))
-        b.directory.local["b-0"].address = Noting(here, there)
+        b.directory.local["b-0"].address = cast("GenerateAddress", Noting(here, there))
         async with worker.ask(wanted, wanted.sampling.tokens_max) as replies:
             await replies.result()
     assert there == [wanted]
 
 
 @pytest.mark.realtime
-async def test_a_node_that_sends_an_invalid_trace_loses_its_link(lines) -> None:
+async def test_a_node_that_sends_an_invalid_trace_loses_its_link(lines: Lines) -> None:
     a, b = Node("a"), Node("b")
     lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
     async with linked_nodes(a, b):
@@ -274,9 +285,9 @@ async def test_a_node_that_sends_an_invalid_trace_loses_its_link(lines) -> None:
 class Noting:
     """An address that notes what is asked there."""
 
-    address: Address
-    asked: list
+    address: GenerateAddress
+    asked: list[Generate]
 
-    def ask(self, request, credit) -> AbstractAsyncContextManager[Answer[Any, Any]]:
+    def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[Replies]:
         self.asked.append(request)
         return self.address.ask(request, credit)

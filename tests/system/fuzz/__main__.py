@@ -15,7 +15,7 @@ from tests.system.fuzz.run import SHARE, run
 
 def fuzz(numbers: range, seed: int, processes: int) -> int:
     """Play all of them, tell each problem in one line, and return how many there were."""
-    begun, problems, counts = time.perf_counter(), 0, Counter()
+    begun, problems, counts = time.perf_counter(), 0, Counter[str]()
     shares = [numbers[at : at + SHARE] for at in range(0, len(numbers), SHARE)]
     with Pool(processes) as pool:
         for report in pool.imap(partial(run, seed=seed), shares):

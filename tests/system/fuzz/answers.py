@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from attrs import frozen
 
@@ -231,7 +232,7 @@ def _event(payload: bytes) -> dict[str, object]:
     return event
 
 
-def check_event(event: dict) -> None:
+def check_event(event: dict[str, Any]) -> None:
     if event["type"] == "error":
         check_error(event.get("error"))
         if event.get("status") not in STATUSES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from random import Random
+from typing import Any
 
 from protocol.openapi.document import Operation
 from tests.system.fuzz.values import KEYS, corrupted, hostile_value, huge, text
@@ -119,7 +120,7 @@ def mutated(rng: Random, body: Body) -> bytes:
 
 def _spoil(rng: Random, body: Body) -> None:
     """Change one place somewhere inside."""
-    place: object = body
+    place: Any = body
     while True:
         keys = list(range(len(place))) if isinstance(place, list) else list(place) if isinstance(place, dict) else []
         if not keys:
@@ -132,11 +133,11 @@ def _spoil(rng: Random, body: Body) -> None:
             continue
         match rng.randrange(6):
             case 0:
-                del place[key]  # type: ignore[attr-defined]
+                del place[key]
             case 1 if isinstance(place, dict):
                 place[rng.choice(KEYS)] = hostile_value(rng)
             case 1:
-                place.insert(key, hostile_value(rng))  # type: ignore[attr-defined]
+                place.insert(key, hostile_value(rng))
             case 2 if isinstance(place, dict):
                 place[f"{key}{rng.choice(KEYS)}"] = place.pop(key)
             case 3:

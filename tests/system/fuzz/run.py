@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import Factory, frozen
@@ -20,7 +21,7 @@ CLIENTS = 64
 SHARE = 5_000  # inputs that one gateway takes; of every eighth share the gateway wants keys
 KEY = "Amber-Birch-Cedar-Date-Elder"
 PROBLEMS_MAX = 50
-LIMITS = {"head_s": 2.0, "body_s": 3.0, "idle_s": 30.0, "websocket_idle_s": 30.0, "stall_s": 3.0}
+LIMITS: dict[str, Any] = {"head_s": 2.0, "body_s": 3.0, "idle_s": 30.0, "websocket_idle_s": 30.0, "stall_s": 3.0}
 LIMITS |= {"requests_max": 256, "waiting_max": 256, "first_token_s": 20.0, "total_s": 30.0}
 
 
@@ -87,7 +88,9 @@ def _keys(key: str | None) -> Keys:
 
 def _held() -> tuple[int, list[str]]:
     """Return how many descriptors this process has, and the names of all tasks."""
-    tasks, found = [trio.lowlevel.current_root_task()], []
+    root, found = trio.lowlevel.current_root_task(), []
+    assert root is not None
+    tasks = [root]
     while tasks:
         task = tasks.pop()
         found.append(task.name.rpartition(".")[2])

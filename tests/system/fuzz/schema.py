@@ -69,7 +69,7 @@ def main() -> int:
     st, *more = sys.argv[1:]
     with node() as (port, log):
         url = f"http://127.0.0.1:{port}/openapi.json"
-        command = [Path(st).absolute(), "run", url, *OPTIONS, *(more or ["--max-examples=60"])]
+        command: list[str | Path] = [Path(st).absolute(), "run", url, *OPTIONS, *(more or ["--max-examples=60"])]
         found = subprocess.run(command, cwd=log.parent, check=False).returncode  # it leaves files where it runs
         lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
         logged = [line for line in lines if line["level"] == "error" or "traceback" in line]

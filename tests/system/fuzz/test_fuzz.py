@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.system.fuzz.run import SHARE as FULL_SHARE
 from tests.system.fuzz.run import run
 
 SHARE = 1000
-PARSERS = {
+PARSERS: dict[str, Callable[[bytes], object]] = {
     "/v1/chat/completions": lambda body: chat.to_respond(chat.parse(body), request_id="r"),
     "/v1/completions": lambda body: completions.to_respond(completions.parse(body), request_id="r"),
     "/v1/responses": lambda body: responses.to_respond(responses.parse_http(body), request_id="r"),

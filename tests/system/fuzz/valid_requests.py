@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from attrs import frozen
 
@@ -33,7 +34,7 @@ def said(count: int) -> str:
 COUNTS = [count for count in range(1, 13) if LINE.startswith(said(count))]  # those that end with a whole character
 
 
-def _whole(take: Callable[[dict], object], wanted: object) -> Callable[[object], bool]:
+def _whole(take: Callable[[Any], object], wanted: object) -> Callable[[object], bool]:
     def right(answer: object) -> bool:
         return isinstance(answer, Answer) and answer.status == 200 and take(answer.json) == wanted
 

@@ -10,7 +10,7 @@ from random import Random
 DEEP = 10_000
 LONG = 1_000_000
 
-SMALL = (
+SMALL: tuple[object, ...] = (
     None,
     True,
     False,

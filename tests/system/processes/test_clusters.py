@@ -117,6 +117,7 @@ def test_a_signal_to_a_draining_node_truncates_no_answer(folder: Path) -> None:
         with drained(target, FRONT):
             _, code = signalled_once_it_says(target.front, '"event": "draining"')
         outcome = answer.wait(WITHIN_S)
+        assert outcome.usage is not None
         assert (code, outcome.whole, outcome.usage["completion_tokens"]) == (0, True, 60)
 
 

@@ -11,10 +11,11 @@ import time
 from contextlib import AbstractContextManager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.rig.clients import Chat, chat_body
+from bench.rig.clients import Chat, Outcome, chat_body
 from bench.rig.node import ROOT, Node, free_ports, wait_until
 from bench.rig.processes import cpu_s, open_files
 from tests.rig.launched import check_exit, running_launcher, wait_ready
@@ -47,23 +48,28 @@ kv_tokens_max = 65536
 """
 
 
+class TimedChat(Chat):
+    """A stream that records when its tokens come."""
+
+    def __init__(self, port: int, body: dict[str, Any]) -> None:
+        Chat.__init__(self, port, body)
+        self.at: list[float] = []
+
+    def _count(self, event: dict[str, Any]) -> None:
+        self.at.append(time.perf_counter())
+        Chat._count(self, event)
+
+
 class Honest:
     """One client that streams and records when its tokens come."""
 
     def __init__(self, port: int, tokens: int) -> None:
-        self.at, self.outcome = [], None
-        self.chat = Chat(port, chat_body("Tell me about the oak", tokens, model="good"))
+        self.outcome: Outcome | None = None
+        self.chat = TimedChat(port, chat_body("Tell me about the oak", tokens, model="good"))
         self.thread = threading.Thread(target=self._read)
         self.thread.start()
 
     def _read(self) -> None:
-        count = self.chat._count
-
-        def counted(event) -> None:
-            self.at.append(time.perf_counter())
-            count(event)
-
-        self.chat._count = counted
         self.outcome = self.chat.read()
 
     def check(self) -> None:
@@ -71,7 +77,7 @@ class Honest:
         self.thread.join(WITHIN_S)
         assert self.outcome is not None
         assert self.outcome.whole, self.outcome
-        gaps = [after - before for before, after in zip(self.at, self.at[1:], strict=False)]
+        gaps = [after - before for before, after in zip(self.chat.at, self.chat.at[1:], strict=False)]
         assert max(gaps) < PACE_S + GAP_S, max(gaps)
 
 

@@ -72,7 +72,7 @@ def running(folder: Path) -> Iterator[Node]:
         yield target
 
 
-def asked(target) -> tuple[int, Any]:
+def asked(target: Node) -> tuple[int, Any]:
     """Request four tokens over a connection of its own; return status and number of tokens."""
     connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
     try:
@@ -85,7 +85,7 @@ def asked(target) -> tuple[int, Any]:
         connection.close()
 
 
-def stream(target, tokens: int) -> BackgroundReader:
+def stream(target: Node, tokens: int) -> BackgroundReader:
     """Start a stream of so many tokens; return its reader after its first token."""
     chat = Chat(target.port, chat_body("Tell me a long story", tokens, stream_options={"include_usage": True}))
     running = BackgroundReader(chat.read)
@@ -93,7 +93,7 @@ def stream(target, tokens: int) -> BackgroundReader:
     return running
 
 
-def pids(target: dict[str, ProcessEntry]) -> dict[Any, Any]:
+def pids(target: dict[str, ProcessEntry]) -> dict[str, int]:
     """Return the process ids of nodes by their names."""
     return {name: each.pid for name, each in target.items()}
 
@@ -116,6 +116,7 @@ def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running: Node) -> N
     running.signal(signal.SIGINT)
     outcome = answer.wait(WITHIN_S)
     assert outcome.whole
+    assert outcome.usage is not None
     assert outcome.usage["completion_tokens"] == 40
     check_exit(running)
     stopped = [each["node"] for each in events_logged(running, "stopped", exit_code=0) if "node" in each]
@@ -133,6 +134,7 @@ def test_a_second_signal_ends_all_within_two_seconds(running: Node) -> None:
     assert (running.process.returncode, running.leftovers()) == (128 + signal.SIGTERM, [])
     outcome = answer.wait(WITHIN_S)
     assert not outcome.whole
+    assert outcome.error is not None
     assert outcome.error["code"] == "draining"
 
 
@@ -186,11 +188,11 @@ def test_sighup_is_passed_on_to_the_nodes_and_ends_none(folder: Path) -> None:
 # A file that changes ----------------------------------------------------------------------
 
 
-def rewrite(target, text) -> None:
+def rewrite(target: Node, text: str) -> None:
     (target.folder / "cluster.toml").write_text(text)
 
 
-def file_of(target):
+def file_of(target: Node) -> str:
     return (target.folder / "cluster.toml").read_text()
 
 
@@ -274,7 +276,8 @@ def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_res
 
 def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, folder: Path) -> None:
     before, ports = nodes(running), free_ports(2)
-    at = LISTENS.search(file_of(running))[1]
+    found = LISTENS.search(file_of(running))
+    assert found is not None
     text = JOINING.format(ports=ports, tiny=TINY)
 
     def joined() -> bool:
@@ -289,7 +292,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, f
     for _ in range(2):
         place = folder / "second"
         place.mkdir(exist_ok=True)
-        with running_launcher(place, text, 0, "--join", at) as second:
+        with running_launcher(place, text, 0, "--join", found[1]) as second:
             assert wait_until(joined, WITHIN_S, every_s=0.1) is not None, second.output()
             for name in ("one", "two"):
                 os.kill(before[name].pid, signal.SIGSTOP)
@@ -312,7 +315,7 @@ def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, run
     if name != "front":  # there is another worker
         assert asked(running) == (200, 4)
 
-    def again():
+    def again() -> bool:
         with suppress(OSError):
             return len(nodes(running)) == 3 and running.get("/ready")[0] == 200 and asked(running) == (200, 4)
         return False
@@ -417,7 +420,7 @@ def test_d8_a_stopped_node_is_killed_and_restarted_and_its_status_has_the_reason
         os.kill(before["one"], signal.SIGSTOP)
         assert wait_until(lambda: events_logged(target, "node one hangs, and is ended"), WITHIN_S) is not None
 
-        def is_back():
+        def is_back() -> bool:
             return pids(nodes(target)).get("one", before["one"]) != before["one"] and "tree" in seen(target)["one"]
 
         assert wait_until(is_back, WITHIN_S, every_s=0.1) is not None, target.output()

@@ -59,7 +59,7 @@ class Running:
         self.text = text + "".join(engines)
         self.file.write_text(self.text)
 
-    def start(self, name) -> Popen[bytes]:
+    def start(self, name: str) -> Popen[bytes]:
         output = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
         process = start_process([str(self.file), "--node", name], output, {})
         self.stack.callback(end, process)
@@ -78,7 +78,7 @@ class Running:
     def wait_whole(self) -> None:
         assert wait_until(self.whole, WITHIN_S, every_s=0.1) is not None, self.logs()
 
-    def whole(self):
+    def whole(self) -> bool:
         code, nodes = self.seen()
         return code == 0 and all(
             node["tree"][0]["state"] == "up" and all(link["up"] for link in node["links"]) for node in nodes.values()
@@ -87,7 +87,7 @@ class Running:
     def logs(self) -> str:
         return "".join(path.read_text() for path in self.folder.glob("*.log"))
 
-    def ask(self, tokens) -> tuple[Any, Any]:
+    def ask(self, tokens: int) -> tuple[Any, Any]:
         """Return how many tokens one answer has and how it ended."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
         try:
@@ -99,7 +99,7 @@ class Running:
             connection.close()
 
 
-def end(process) -> None:
+def end(process: Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)
@@ -117,7 +117,7 @@ def cluster() -> Iterator[Running]:
         yield Running(folder, stack)
 
 
-def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it(running) -> None:
+def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it(running: Running) -> None:
     front, back = running.start("front"), running.start("back")
     running.wait_whole()
 
@@ -171,7 +171,7 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     assert again.poll() is None
 
 
-def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running) -> None:
+def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running: Running) -> None:
     """Status, reload and drain of the one node of a file without `listen`, and of a file that is broken by now."""
     alone = running.text.replace('node = "back"', 'node = "front"').replace("[node.back]\n", "")
     alone = "".join(line for line in alone.splitlines(keepends=True) if not line.startswith(("listen", "secret")))
@@ -208,11 +208,11 @@ def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running) -> None
     assert front.wait(WITHIN_S) == 0
 
 
-def running_on(running, name: str) -> bool:
+def running_on(running: Running, name: str) -> bool:
     return any(offer["running"] for offer in running.seen()[1][name]["state"]["offers"])
 
 
-def test_an_operator_with_another_secret_is_refused_with_the_reason(running) -> None:
+def test_an_operator_with_another_secret_is_refused_with_the_reason(running: Running) -> None:
     back = running.start("back")
     assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
     (running.folder / "secret").write_text("another-secret-that-is-wrong")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -67,7 +68,10 @@ async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
         runtime = HostRuntime(folder, output_log, grace, Ladder(), time.time, silent_s)
 
         async def keep(
-            registration: Registration[Engine], *, task_status=trio.TASK_STATUS_IGNORED, **changes: object
+            registration: Registration[Engine],
+            *,
+            task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+            **changes: Any,
         ) -> None:
             await run_engine(
                 evolve(spec, **changes), spawn.fork_starter(zygotes), registration, runtime, task_status=task_status

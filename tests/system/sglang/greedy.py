@@ -22,7 +22,7 @@ def prompts(count: int, longest: int, seed: int) -> list[Any]:
     return [[chance.randrange(3, VOCABULARY) for _ in range(chance.randint(5, longest))] for _ in range(count)]
 
 
-def completed(port, prompt: list[Any]) -> tuple[Any, Any, Any]:
+def completed(port: int, prompt: list[Any]) -> tuple[Any, Any, Any]:
     """Return the tokens that greedily follow a prompt, why they ended, and how many of the prompt were counted."""
     connection = HTTPConnection("127.0.0.1", port, timeout=WITHIN_S)
     try:

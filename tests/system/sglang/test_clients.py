@@ -11,6 +11,7 @@ import openai
 import pytest
 import websockets.sync.client
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
 
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.node import MODEL, Node, wait_until
@@ -25,14 +26,15 @@ MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:
-    return client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, **options)
+    wanted: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 0}
+    return client.chat.completions.create(**wanted | options)
 
 
 def text_of(stream: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
 
-def post(port: int, body: object, **headers: str) -> tuple[int, dict, dict[str, str]]:
+def post(port: int, body: object, **headers: str) -> tuple[int, Any, dict[str, str]]:
     connection = HTTPConnection("127.0.0.1", port, timeout=30)
     data = body if isinstance(body, bytes) else json.dumps(body)
     connection.request("POST", "/v1/chat/completions", data, {"content-type": "application/json", **headers})
@@ -62,6 +64,7 @@ def test_every_way_of_asking_gets_the_same_text(client: openai.OpenAI) -> None:
                     deltas += event.delta
                 if event.type == "response.completed":
                     assert event.response.output_text == deltas == expected
+                    assert event.response.usage is not None
                     assert event.response.usage.output_tokens == whole.usage.completion_tokens
                     break
 
@@ -78,21 +81,20 @@ def test_a_socket_remembers_its_last_answer(client: openai.OpenAI) -> None:
                 if event.type == "response.completed":
                     previous, usage = event.response.id, event.response.usage
                     break
-        alone = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}], max_tokens=1)
+        alone = ask(client, messages=[{"role": "user", "content": text}], max_tokens=1)
+        assert usage is not None
         assert usage.input_tokens > alone.usage.prompt_tokens
 
 
 def test_usage_counts_cached_tokens(client: openai.OpenAI, served: Node) -> None:
     prompt = "a prompt that nobody has asked before " * 8
     messages = [{"role": "user", "content": prompt}]
-    first, second = (
-        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4, temperature=0).usage
-        for _ in range(2)
-    )
+    first, second = (ask(client, messages=messages, max_tokens=4).usage for _ in range(2))
     assert first.prompt_tokens == second.prompt_tokens > 64
     assert second.prompt_tokens_details.cached_tokens >= second.prompt_tokens - 32
     assert second.prompt_tokens_details.cached_tokens % 16 == 0, "whole pages of the cache"
     streamed = Chat(served.port, chat_body(prompt, 4, stream_options={"include_usage": True})).read()
+    assert streamed.usage is not None
     assert streamed.usage["completion_tokens"] == 4
 
 
@@ -118,7 +120,7 @@ def test_lengths_are_kept(client: openai.OpenAI) -> None:
 
 def test_characters_are_never_split(client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "Say hello in Japanese"}]
-    stream = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, stream=True)
+    stream = ask(client, messages=messages, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
     assert "こんにちは" in "".join(pieces)
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
@@ -132,13 +134,13 @@ def test_seeds_are_not_promised(client: openai.OpenAI) -> None:
 
 
 def ask_warm(client: openai.OpenAI) -> str:
-    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=2, seed=7, max_tokens=40)
-    return answer.choices[0].message.content
+    text: str = ask(client, temperature=2, seed=7, max_tokens=40).choices[0].message.content
+    return text
 
 
 # Refusals --------------------------------------------------------------------------------
 
-WRONG = {
+WRONG: dict[str, list[Any]] = {
     "temperature": [-1, 3, "hot"],
     "top_p": [0, 1.5, "x"],
     "top_k": [0, -2, 1.5],
@@ -171,7 +173,7 @@ WRONG = {
 @pytest.mark.parametrize("field", WRONG)
 def test_what_would_harm_the_engine_is_refused_by_name(served: Node, field: str) -> None:
     host = served.observe()["host"].pid
-    for value in WRONG[field]:  # type: ignore[attr-defined]
+    for value in WRONG[field]:
         status, body, headers = post(served.port, chat_body(OAK_PROMPT) | {field: value})
         assert status == 400, (field, value, body)
         error = body["error"]
@@ -184,10 +186,11 @@ def test_what_would_harm_the_engine_is_refused_by_name(served: Node, field: str)
 @pytest.mark.parametrize("field", ["temperature", "top_k", "stop_token_ids", "seed", "logit_bias", "tools"])
 def test_a_socket_lives_on_after_a_refusal(served: Node, field: str) -> None:
     socket = ResponsesSocket(served.port)
-    for value in WRONG[field]:  # type: ignore[attr-defined]
+    for value in WRONG[field]:
         socket.send(response_body(OAK_PROMPT) | {field: value})
         refused = socket.read()
         assert refused.status == 400, (value, refused)
+        assert refused.error is not None
         assert field in (refused.error["param"] or "") or field in refused.error["message"], refused
     socket.send(response_body(OAK_PROMPT))
     assert socket.read().whole
@@ -210,8 +213,8 @@ def test_what_is_no_json_object_is_refused(served: Node, body: bytes) -> None:
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(model="gpt", messages=MESSAGES)
-    assert caught.value.body["code"] == "model_not_found"
+        ask(client, model="gpt")
+    assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt")
     assert [model.id for model in client.models.list()] == [MODEL]
@@ -228,7 +231,7 @@ def test_foreign_pages_and_names_are_kept_out(served: Node) -> None:
     assert post(served.port, body, Origin=f"http://127.0.0.1:{served.port + 1}")[0] == 403  # another server's page
     with pytest.raises(InvalidStatus) as caught:
         websockets.sync.client.connect(
-            f"ws://127.0.0.1:{served.port}/v1/responses", origin="https://evil.example", proxy=None
+            f"ws://127.0.0.1:{served.port}/v1/responses", origin=Origin("https://evil.example"), proxy=None
         )
     assert caught.value.response.status_code == 403
 
@@ -265,6 +268,7 @@ def test_a_response_can_be_cancelled(served: Node) -> None:
         if outcome.pieces == 3:
             socket.send({"type": "response.cancel"})
     assert (outcome.finish, outcome.whole) == ("cancelled", False)
+    assert outcome.usage is not None
     assert 3 <= outcome.usage["output_tokens"] < 1000
     idle(served)
     socket.send(response_body(OAK_PROMPT))
@@ -283,7 +287,7 @@ def test_sixty_four_clients_at_once_get_what_each_gets_alone(served: Node) -> No
     prompts = [f"Tell me about the {tree} {number}" for tree in trees for number in range(8)]
     alone = [Chat(served.port, chat_body(prompt, 24)).read().text for prompt in prompts]
 
-    def at_once(prompt) -> str:
+    def at_once(prompt: str) -> str:
         socket = ResponsesSocket(served.port)
         socket.send(response_body(prompt, 24))
         outcome = socket.read()

@@ -32,7 +32,7 @@ async def test_sglang_keeps_the_contract(make_engine: MakeEngine) -> None:
             await at_rest(engine)
 
 
-async def answers_greedily_alike(engine) -> None:
+async def answers_greedily_alike(engine: Engine) -> None:
     """One prompt has one greedy answer, alone and among others."""
     wanted = request(engine, 24)
     expected, _ = await complete(engine, wanted)
@@ -48,7 +48,7 @@ async def answers_greedily_alike(engine) -> None:
     assert got == [expected] * 12
 
 
-async def aborts_a_long_prefill(engine) -> None:
+async def aborts_a_long_prefill(engine: Engine) -> None:
     """A prompt of many chunks is left in each of them, and no token of it comes."""
     for pause_s in (0.0, 0.01, 0.03, 0.06, 0.1, 0.2):
         wanted = request(engine, 16, engine.info.request_tokens_max - 32)
@@ -62,7 +62,7 @@ async def aborts_a_long_prefill(engine) -> None:
         assert generation.credit == 16
 
 
-async def survives_a_storm_of_aborts(engine) -> None:
+async def survives_a_storm_of_aborts(engine: Engine) -> None:
     """Requests that leave at every moment leave nothing; those among them that stay are whole."""
     stays = request(engine, 64)
     expected, _ = await complete(engine, stays)
@@ -95,7 +95,7 @@ async def survives_a_storm_of_aborts(engine) -> None:
     assert whole == [expected] * (STORM // 20)
 
 
-async def says_what_it_is(engine) -> None:
+async def says_what_it_is(engine: Engine) -> None:
     """Its own limits, and that a seed means nothing to it on a CPU, which is so."""
     info = engine.info
     assert (info.kind, info.running_max, info.vocabulary_size, info.context_max) == ("sglang", 16, 512, 4096)
@@ -110,7 +110,7 @@ async def says_what_it_is(engine) -> None:
 
 
 @asynccontextmanager
-async def _whole(engine, wanted: Generate) -> AsyncIterator[list[int]]:
+async def _whole(engine: Engine, wanted: Generate) -> AsyncIterator[list[int]]:
     generation = engine.submit(wanted)
     ids = []
     async for reply in generation:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPConnection, HTTPException
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -25,13 +25,15 @@ from tests.system.sglang.test_options import MESSAGES, post
 pytestmark = pytest.mark.engine
 log = logging.getLogger(__name__)
 
+Json: TypeAlias = dict[str, Any]
+
 AT_A_TIME = 4
 # Beyond the engine's own: what `make attacks` asks of a machine that does nothing else, and how long nothing may take anywhere.
 GAP_S = 0.25 if "ESPALIER_ALONE" in os.environ else 5.0
 
 
-def body(sample: Sample, **more: Any) -> dict:
-    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "temperature": 0} | more
+def body(sample: Sample, **more: Any) -> Json:
+    asked: Json = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "temperature": 0} | more
     if sample.kind == "json_schema":
         named = {"name": "x", "schema": json.loads(sample.text)}
         return asked | {"response_format": {"type": "json_schema", "json_schema": named}}
@@ -44,7 +46,9 @@ class Honest:
     """Streams one answer after the other, and notes the gaps between tokens and what was not whole."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.gaps, self.lost, self.whole = port, [], [], 0
+        self.port, self.whole = port, 0
+        self.gaps: list[float] = []
+        self.lost: list[str] = []
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._run)
 
@@ -96,19 +100,19 @@ def honest(port: int) -> Iterator[Honest]:
         client.thread.join(60)
 
 
-def answers(port: int, bodies: Iterable[dict]) -> list[tuple[int, dict]]:
+def answers(port: int, bodies: Iterable[Json]) -> list[tuple[int, Json]]:
     """Return the status and body of each answer, a few asked for at a time."""
     with ThreadPoolExecutor(AT_A_TIME) as clients:
         return list(clients.map(partial(post, port, "/v1/chat/completions"), bodies))
 
 
-def provoked(sample: Sample) -> dict:
+def provoked(sample: Sample) -> Json:
     """Return a request for a grammar with a bias toward the letter by which it hurts, long enough that it would."""
     return body(sample, logit_bias={str(ids(sample.letter)[0]): 50}, max_tokens=200, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def accepted(served: Node) -> tuple[float, list[tuple[int, dict]]]:
+def accepted(served: Node) -> tuple[float, list[tuple[int, Json]]]:
     """Return the answers to the ordinary grammars, and the worst gap beside them: the engine's own."""
     with honest(served.port) as client:
         answered = answers(served.port, map(body, BENIGN))
@@ -117,7 +121,7 @@ def accepted(served: Node) -> tuple[float, list[tuple[int, dict]]]:
 
 
 def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(
-    served: Node, accepted: tuple[float, list[tuple[int, dict]]]
+    served: Node, accepted: tuple[float, list[tuple[int, Json]]]
 ) -> None:
     before = {role: seen.pid for role, seen in served.observe().items()}
     own_gap, _ = accepted
@@ -146,7 +150,7 @@ def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answ
     }
 
 
-def test_usual_grammars_are_accepted(accepted: tuple[float, list[tuple[int, dict]]]) -> None:
+def test_usual_grammars_are_accepted(accepted: tuple[float, list[tuple[int, Json]]]) -> None:
     _, answered = accepted
     assert [
         (sample.name, answer) for sample, (status, answer) in zip(BENIGN, answered, strict=True) if status != 200

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -56,7 +57,7 @@ async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_it
             grammar = Grammar(GrammarKind.JSON_SCHEMA, SLOW.replace("p0", f"q{at}"))
             return evolve(wanted, sampling=evolve(wanted.sampling, grammar=grammar))
 
-        states = {
+        states: dict[str, Callable[[int], Awaitable[float]]] = {
             "in the prompt": lambda _: freed_after_s(engine, request(engine, 8, 900), pause_s=0.002),
             "between two tokens": lambda _: freed_after_s(engine, request(engine, 500), begun=True),
             "while its grammar is compiled": lambda at: freed_after_s(engine, compiled(at), pause_s=0.1),
@@ -90,6 +91,10 @@ def below(parents: set[int], depth: int) -> list[int]:
     return sorted(found)
 
 
+def wake(waiting: trio.lowlevel.ParkingLot) -> None:
+    waiting.unpark_all()
+
+
 HOST, SCHEDULER = 1, 2  # below a zygote
 
 
@@ -100,7 +105,7 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
         zygotes = set(below({os.getpid()}, 1)) - others
         for stopped, busy in ((SCHEDULER, False), (SCHEDULER, True), (HOST, False)):
             changed = trio.lowlevel.ParkingLot()
-            plug: Registration[Engine] = Registration(changed.unpark_all)
+            plug: Registration[Engine] = Registration(partial(wake, changed))
 
             async def stop(
                 plug: Registration[Engine] = plug,

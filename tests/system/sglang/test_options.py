@@ -22,10 +22,9 @@ pytestmark = pytest.mark.engine
 MESSAGES = [{"role": "user", "content": OAK_PROMPT}]
 
 
-def chat(client: OpenAI, **options: Any):
-    return client.chat.completions.create(
-        **({"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 24} | options)
-    )
+def chat(client: OpenAI, **options: Any) -> Any:
+    wanted: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
+    return client.chat.completions.create(**wanted | options)
 
 
 def complete(client: OpenAI, prompt: str | Sequence[Any] = "The oak", **options: Any) -> Any:
@@ -34,11 +33,11 @@ def complete(client: OpenAI, prompt: str | Sequence[Any] = "The oak", **options:
     )
 
 
-def said(answer) -> list[str]:
+def said(answer: Any) -> list[str]:
     return [choice.message.content for choice in answer.choices]
 
 
-def post(port: int, path: str, body: object) -> tuple[int, dict]:
+def post(port: int, path: str, body: object) -> tuple[int, Any]:
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
@@ -262,7 +261,7 @@ def test_an_answer_keeps_to_a_grammar(client: OpenAI, extra: dict[str, str], pat
 def test_a_salt_keeps_the_prefix_cache_apart(client: OpenAI) -> None:
     long = [{"role": "user", "content": "Tell me about the salt " * 20}]
 
-    def cached(salt: str):
+    def cached(salt: str) -> Any:
         usage = chat(client, messages=long, max_tokens=1, extra_body={"cache_salt": salt}).usage
         return usage.prompt_tokens_details.cached_tokens
 
@@ -276,9 +275,12 @@ def test_warming_up_fills_the_cache_and_can_be_continued(served: Node) -> None:
     long = "Tell me about the warm oak " * 20
     socket.send(response_body(long, generate=False))
     warmed = socket.read()
+    assert warmed.usage is not None
     assert (warmed.text, warmed.error, warmed.usage["output_tokens"]) == ("", None, 0)
     socket.send(response_body(long, 4))
-    assert socket.read().usage["input_tokens_details"]["cached_tokens"] > 100
+    usage = socket.read().usage
+    assert usage is not None
+    assert usage["input_tokens_details"]["cached_tokens"] > 100
     socket.close()
 
 
@@ -287,10 +289,13 @@ def test_a_conversation_is_truncated_only_when_that_is_asked(served: Node) -> No
     socket = ResponsesSocket(served.port)
     body = {"type": "response.create", "model": MODEL, "input": turns, "max_output_tokens": 4, "temperature": 0}
     socket.send(body)
-    assert socket.read().error["code"] == "context_length_exceeded"
+    error = socket.read().error
+    assert error is not None
+    assert error["code"] == "context_length_exceeded"
     socket.send(body | {"truncation": "auto"})
     outcome = socket.read()
     assert outcome.error is None
+    assert outcome.usage is not None
     assert outcome.usage["input_tokens"] < 4096
     socket.close()
 

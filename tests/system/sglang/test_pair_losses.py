@@ -44,21 +44,24 @@ def pair() -> Iterator[Cluster]:
         assert target.stop(ENDED_S) == []
 
 
-def in_transfer(pair) -> tuple[Chat, BackgroundReader]:
+def in_transfer(pair: Cluster) -> tuple[Chat, BackgroundReader]:
     """Send a request; return its client once the prefill has computed and the decode waits for the transfer."""
     pair.wait_ready()
     assert pair.wait_idle(ENDED_S) == []
     chat = Chat(pair.front.port, chat_body("Tell me", 16))
     answer = BackgroundReader(chat.read)
 
-    def reached():
-        return pair.counts(PREFILL)["kv_tokens_used"] > 0 and pair.counts(DECODE)["waiting"] == 1
+    def reached() -> bool:
+        prefill, decode = pair.counts(PREFILL), pair.counts(DECODE)
+        assert prefill is not None
+        assert decode is not None
+        return prefill["kv_tokens_used"] > 0 and decode["waiting"] == 1
 
     assert wait_until(reached, REACHED_S) is not None
     return chat, answer
 
 
-def free_after_s(pair, leg: str, since: float) -> float:
+def free_after_s(pair: Cluster, leg: str, since: float) -> float:
     """Return how long after `since` the engine of a leg had no request, and a prefill no KV memory in use either."""
     target = ("running", "waiting") if leg == DECODE else ("running", "waiting", "kv_tokens_used")
     free = wait_until(
@@ -78,6 +81,7 @@ def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_l
     pair.nodes[lost].kill(what)
     assert free_after_s(pair, OTHER[lost], lost_at) < FREE_WITHIN_S
     outcome = answer.wait(ENDED_S)
+    assert outcome.error is not None
     assert (outcome.text, outcome.finish, outcome.error["code"]) == ("", None, "engine_lost")
 
 

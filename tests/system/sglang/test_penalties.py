@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ async def test_d10_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
         assert rests == {(at, said): uncut[at][said:] for at, said in cuts}
 
 
-async def answer(engine: Engine, tokens: Sequence[Any], said: int, penalties: dict[str, float]) -> list[int]:
+async def answer(engine: Engine, tokens: list[int], said: int, penalties: dict[str, Any]) -> list[int]:
     sampling = Sampling(TOKENS - said, temperature=0.0, ignore_eos=True, logit_bias=PREFERRED, **penalties)
     ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, said=said))
     return ids

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, Node, node, short_folder, wait_until
+from bench.rig.processes import ProcessEntry
 from tests.rig.launched import at_free_ports, nodes, running_launcher, wait_ready
 from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
@@ -37,13 +38,13 @@ def spanning() -> Iterator[Node]:
         yield target
 
 
-def schedulers(target) -> dict[Any, Any]:
+def schedulers(target: Node) -> dict[int, ProcessEntry]:
     """Return the processes that compute, by their rank."""
     found = [seen for seen in target.living() if seen.command.startswith("sglang::scheduler_TP")]
     return {int(seen.command.removeprefix("sglang::scheduler_TP")): seen for seen in found}
 
 
-def hosts(target) -> dict[Any, Any]:
+def hosts(target: Node) -> dict[int, ProcessEntry]:
     """Return the parents of the processes that compute, by their rank."""
     alive = {seen.pid: seen for seen in target.living()}
     return {rank: alive[seen.parent] for rank, seen in schedulers(target).items() if seen.parent in alive}
@@ -64,10 +65,11 @@ def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what
     ready = spanning.output().count("first/tiny-0/engine is ready")
     assert completed(spanning.port, [5, 6, 7])[0]
     kind, _, which = what.partition(" ")
-    every = {**schedulers(spanning), **{f"host {rank}": seen for rank, seen in hosts(spanning).items()}}
+    every = {f"scheduler {rank}": seen for rank, seen in schedulers(spanning).items()}
+    every |= {f"host {rank}": seen for rank, seen in hosts(spanning).items()}
     assert len(every) == 4
-    victim = {"scheduler": schedulers, "host": hosts, "node": nodes}[kind](spanning)
-    os.kill(victim[int(which) if which.isdigit() else which].pid, signal.SIGKILL)
+    find: dict[str, Callable[[Node], Any]] = {"scheduler": schedulers, "host": hosts, "node": nodes}
+    os.kill(find[kind](spanning)[int(which) if which.isdigit() else which].pid, signal.SIGKILL)
     gone = wait_until(lambda: not any(seen.lives for seen in every.values()), NOTICED_WITHIN_S)
     assert gone is not None, [name for name, seen in every.items() if seen.lives]
     again = wait_until(lambda: spanning.output().count("first/tiny-0/engine is ready") > ready, READY_WITHIN_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -10,11 +12,11 @@ from openai import OpenAI
 from bench.rig.clients import ResponsesSocket
 from bench.rig.node import MODEL, Node
 from bench.rig.prompts import OAK_PROMPT
-from tests.system.sglang.test_options import MESSAGES, post
+from tests.system.sglang.test_options import MESSAGES, chat, post
 
 pytestmark = pytest.mark.engine
 
-DOORS = {
+DOORS: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES},
     "/v1/completions": {"model": MODEL, "prompt": OAK_PROMPT},
     "/v1/responses": {"model": MODEL, "input": OAK_PROMPT},
@@ -24,7 +26,7 @@ MOST = {"/v1/chat/completions": "max_completion_tokens", "/v1/completions": "max
 OF_RESPONSES = ("/v1/responses", "socket")
 
 # What is sent beside the least of a request, and the field that the refusal must name; by door where they differ.
-FOR_ALL = [
+FOR_ALL: list[tuple[dict[str, object], str | None]] = [
     ({"logit_bias": {"512": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"3": "high"}}, "logit_bias"),
@@ -57,13 +59,14 @@ FOR_ALL = [
 ]
 
 
-def refusal(port: int, door: str, extra: dict) -> dict:
+def refusal(port: int, door: str, extra: Mapping[str, object]) -> dict[str, Any]:
     """Ask through a door, and return the error that came."""
-    body = DOORS[door] | extra
+    body = {**DOORS[door], **extra}
     if door != "socket":
         status, answer = post(port, door, body)
         assert 400 <= status < 500, (status, answer)
-        return answer["error"]
+        error: dict[str, Any] = answer["error"]
+        return error
     socket = ResponsesSocket(port)
     socket.send(body)
     outcome = socket.read()
@@ -84,7 +87,7 @@ def test_each_door_names_the_field_and_the_engine_lives(door: str, served: Node,
         error = refusal(served.port, door, extra)
         assert field is None or str(error["param"]).startswith(field), (extra, error)
     assert pids(served) == before
-    assert client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2).choices[0].message.content
+    assert chat(client, max_tokens=2).choices[0].message.content
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -106,7 +109,7 @@ def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
     door: str, bad: dict[str, str], served: Node, client: OpenAI
 ) -> None:
     before = pids(served)
-    body = DOORS[door] | bad | ({"stream": True} if door != "socket" else {})
+    body = DOORS[door] | dict[str, object](bad) | ({"stream": True} if door != "socket" else {})
     if door == "socket":
         socket = ResponsesSocket(served.port)
         socket.send(body)
@@ -120,7 +123,7 @@ def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
         assert status == 400, (status, answer)
         assert b'"invalid_request"' in answer
     assert pids(served) == before
-    assert client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2).choices[0].message.content
+    assert chat(client, max_tokens=2).choices[0].message.content
 
 
 def post_any(port: int, path: str, body: object) -> tuple[int, bytes]:
@@ -136,14 +139,15 @@ def post_any(port: int, path: str, body: object) -> tuple[int, bytes]:
 
 def test_token_ids_that_would_crash_the_engine_are_refused(served: Node) -> None:
     before = pids(served)
-    for prompt in ([512], [-1], [2**40], [2**63], [1.5], ["a", 1], [[1], "a"], [], [[]], ""):
+    prompts: list[object] = [[512], [-1], [2**40], [2**63], [1.5], ["a", 1], [[1], "a"], [], [[]], ""]
+    for prompt in prompts:
         error = refusal(served.port, "/v1/completions", {"prompt": prompt})
         assert error["param"].startswith("prompt"), (prompt, error)
     assert pids(served) == before
 
 
 def test_what_is_not_done_here_is_refused_by_name(served: Node) -> None:
-    for door, extra, field in [
+    cases: list[tuple[str, dict[str, object], str]] = [
         ("/v1/completions", {"suffix": "x"}, "suffix"),
         ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ("/v1/chat/completions", {"reasoning_effort": "high"}, "reasoning_effort"),
@@ -152,6 +156,7 @@ def test_what_is_not_done_here_is_refused_by_name(served: Node) -> None:
         ("/v1/responses", {"store": True}, "store"),
         ("socket", {"reasoning": {"effort": "high"}}, "reasoning"),
         ("socket", {"n": 2}, "n"),
-    ]:
+    ]
+    for door, extra, field in cases:
         error = refusal(served.port, door, extra)
         assert error["param"].startswith(field), (door, extra, error)

@@ -15,6 +15,7 @@ from protocol.errors import HandOffFailed, InternalError
 from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.supervise import supervise
 from tests.system.simulator.cluster import SECTION, Cluster
+from tests.system.simulator.legs import LegScheduler
 from tests.system.simulator.nodes import NodeLife
 from tests.system.simulator.seed import DEADLINES
 from tests.system.simulator.single_fault import PATIENT, SOON_S, FailingEngine, HonestClient, SingleFault, ejection

@@ -94,7 +94,7 @@ class NodeNetwork:
 
     rng: random.Random
     network: dict[str, Any]
-    listening: dict[str, tuple[str, Callable[[Accepted], None]]] = Factory(
+    listening: dict[str, tuple[str, Callable[[trio.SocketStream], None]]] = Factory(
         dict
     )  # by address: the node, and its accept function
     connections: list[Connection] = Factory(list)
@@ -112,14 +112,14 @@ class NodeNetwork:
         near, far = sim_pair(self.rng, **self.network)
         self.connections.append(Connection(dialer, listener, near, far))
         near.stall(self.stopped.get(listener, 0.0))  # its kernel accepts all the same
-        accept(Accepted(far))
+        accept(cast("trio.SocketStream", Accepted(far)))
         await self._talked(near, talk)
 
     async def accepted(
-        self, stream: Accepted, _: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler
+        self, stream: trio.SocketStream, _: ssl.SSLContext | None, within_s: float, talk: ConnectionHandler
     ) -> None:
         """Do what `supervisor.links.websocket.accepted` does."""
-        await self._talked(stream.transport, talk)
+        await self._talked(cast("Accepted", stream).transport, talk)
 
     async def _talked(self, transport: SimTransport, talk: ConnectionHandler) -> None:
         wire = SimWire(transport)

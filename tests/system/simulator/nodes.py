@@ -25,7 +25,6 @@ from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.serving import Service
-from supervisor.links.websocket import Accept
 from supervisor.node.assembly import in_order
 from supervisor.node.node import BYE_S, _Node
 from supervisor.processes.process import GracePeriods
@@ -35,7 +34,7 @@ from tests.rig.fake_engine import Costs
 from tests.rig.network import SimTransport
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator.legs import LegCosts, LegHost, Rooms
-from tests.system.simulator.node_network import Accepted, NodeNetwork
+from tests.system.simulator.node_network import NodeNetwork
 from tests.system.simulator.offers import offer_of, register_workers, work
 from tests.system.simulator.release_times import ReleaseDeadlines
 from tests.system.simulator.simulated_engine import LocalEngine
@@ -70,8 +69,8 @@ class SimLinks(Mesh):
         Mesh.send_bye(self, detail)
 
     async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
-        def accept(stream: Accepted) -> None:
-            nursery.start_soon(self._accepted, cast("trio.SocketStream", stream))
+        def accept(stream: trio.SocketStream) -> None:
+            nursery.start_soon(self._accepted, stream)
 
         self.directory.address = str(at)
         self.net.listening[str(at)] = self.name, accept
@@ -126,7 +125,7 @@ class ClusterPlan:
             chance=self.rng,
             join=(Endpoint(self.front, 7400),) if joins else (),
             dial=partial(self.net.dial, name),
-            accept=cast("Accept", self.net.accepted),
+            accept=self.net.accepted,
             plan=self,
         )
 
