@@ -14,15 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.routing.outliers import Ejection, Suspect
 from protocol.messages import EngineLoad, Usage
-from protocol.peer import Peer
 from supervisor.engines.kinds import read_cluster
-from supervisor.links.link import Link
 from supervisor.observers import RoutingMetrics
 from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter
 from tests.rig.assembly import built_assembly
-from tests.system.simulator import sim_pair
+from tests.rig.links import idle_link
 
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "examples" / "grafana" / "espalier.json").read_text())
@@ -83,7 +81,7 @@ async def told(tmp_path: Path) -> dict[str, set[str]]:
         assert house.links is not None
         for other in cluster.node.keys() - {node}:
             house.links.traffic[other].sent(1)
-            house.directory.linked(other, Link(sim_pair()[0], Peer(node, serves_max=1)))
+            house.directory.linked(other, idle_link())
         text = metrics.render({name: EngineLoad(0, 0, 0) for name in house.directory.local}).decode()
         families += text_string_to_metric_families(text)
     named: dict[str, set[str]] = {}

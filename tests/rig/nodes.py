@@ -52,6 +52,13 @@ def linked_directory() -> tuple[Directory, Link]:
     return directory, link
 
 
+def unlink(directory: Directory, node: str) -> None:
+    """Remove the link to a node from the directory of another."""
+    link = directory.nodes[node].link
+    assert link is not None
+    directory.unlinked(node, link)
+
+
 def add_worker(
     directory: Directory, name: str = "here", *, leg: Leg = Leg.BOTH, slots: int = 2, inbox_size: int = 2
 ) -> LocalWorker:

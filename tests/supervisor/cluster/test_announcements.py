@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Call
 from actors.kit.offload import run_inline
 from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check_loads, check_state
 from protocol.errors import LinkLost, PeerViolation
@@ -24,8 +23,10 @@ from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
 from supervisor.config.load import ClusterSection
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link
+from supervisor.links.serving import Service, Services
+from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.fake_engine import generate
-from tests.rig.links import serve
+from tests.rig.links import idle_link, serve
 from tests.rig.nodes import Engine, add_worker
 from tests.system.cluster_cost import measured
 from tests.system.simulator import sim_pair
@@ -44,7 +45,7 @@ def a_node(name: str, *, routes: bool = False, workers: int = 1) -> Directory:
 async def run_worker(worker: LocalWorker, step_s: float) -> None:
     """Answer each request of a worker after a time."""
 
-    async def answer(_: Call, answer: Answer) -> None:
+    async def answer(_: AnyCall, answer: AnyAnswer) -> None:
         answer.put(Started(), 0)
         await trio.sleep(step_s)
         answer.end(Finished(FinishReason.STOP, Usage(1, 1)))
@@ -65,9 +66,12 @@ async def joined(front: Directory, back: Directory, step_s: float = 0.1) -> Asyn
         if isinstance(message, LoadUpdate):
             directory.merge_loads(node, check_loads(message))
         else:
+            assert isinstance(message, NodeState)
             directory.merge_state(node, check_state(message))
 
-    services = {(name, Generate): GuardedWorker(here).for_node(front.name) for name, here in back.local.items()}
+    services: Services = {
+        (name, Generate): cast("Service", GuardedWorker(here).for_node(front.name)) for name, here in back.local.items()
+    }
     ends = (
         (front, back.name, Link(near, Peer(front.name, serves_max=0))),
         (back, front.name, Link(far, Peer(back.name, serves_max=64), services)),
@@ -155,7 +159,7 @@ async def test_d2_a_node_that_does_not_route_gets_no_loads_and_no_nodes_but_thos
     front, back = a_node("front", routes=True, workers=2), a_node("back")
     front.address = "h:1"
     for number in range(50):
-        front.linked(f"other-{number}", None)
+        front.linked(f"other-{number}", idle_link())
     async with joined(front, back):
         state = state_for(front, "back")
         assert (state.offers, [each.name for each in state.neighbours]) == ((), ["front"])
@@ -219,9 +223,10 @@ async def test_d5_the_place_of_a_grammar_check_is_chosen_without_reading_every_w
 ) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=100)
     async with joined(front, back):
-        grammar, asked = Grammar(GrammarKind.REGEX, "a*"), []
+        grammar = Grammar(GrammarKind.REGEX, "a*")
+        asked: list[str] = []
 
-        async def answers(worker, request) -> GrammarChecked:
+        async def answers(worker: RemoteWorker, request: object) -> GrammarChecked:
             asked.append(worker.offer.name)
             if worker.offer.name == asked[0] and len(asked) > 3:
                 raise LinkLost("it is gone")
@@ -252,10 +257,8 @@ async def test_a_worker_that_is_down_learns_whether_another_can_do_its_work(auto
         back.local["w1"].engine.withdraw()
         await trio.sleep(0.5)
         assert not back.has_sibling(here)
-        front.linked("third", here)
+        front.linked("third", idle_link())
         front.merge_state("third", NodeState((Offer("w9", "oak", Leg.BOTH, 1, up=True),)))
-        front.records["third"].link = type("Up", (), {"lost": False, "stalled": False})()
-        front.notify()
         await trio.sleep(0.5)
         assert back.has_sibling(here)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from supervisor.cluster.carried_links import NAME_CONFLICT
 from supervisor.cluster.mesh import Mesh
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
+from supervisor.links.websocket import WebSocketTransport
 from supervisor.node.node import _Node
 from tests.rig.fake_engine import generate
 from tests.rig.gateway import INFO
@@ -50,9 +52,9 @@ class Transport:
         return self.acknowledged
 
 
-def transports(acknowledged: float | None = None) -> tuple[Transport, trio.abc.Stream]:
+def transports(acknowledged: float | None = None) -> tuple[WebSocketTransport, trio.abc.Stream]:
     near, far = memory_stream_pair()
-    return Transport(near, acknowledged), far
+    return cast("WebSocketTransport", Transport(near, acknowledged)), far
 
 
 Meet = Callable[..., Awaitable[trio.abc.Stream]]
@@ -87,6 +89,12 @@ def link_to_b(node: Node) -> Link:
     return link
 
 
+def announce(link: Link, state: NodeState) -> None:
+    """Let the other end of a link announce its state."""
+    assert link.on_announcement is not None
+    link.on_announcement(state)
+
+
 # Of several links ---------------------------------------------------------------------------
 
 
@@ -113,7 +121,7 @@ async def test_of_two_that_one_end_has_dialed_the_newer_stays_and_it_alone_is_he
     newer = link_to_b(node)
     assert newer is not older
     for link, is_draining in ((older, False), (newer, True)):
-        link.on_announcement(NodeState(draining=True))  # of the older one as if it had arrived already
+        announce(link, NodeState(draining=True))  # of the older one as if it had arrived already
         assert node.directory.nodes["b"].state.draining is is_draining
 
 
@@ -223,7 +231,9 @@ async def test_b9_a_refusal_expires_and_wakes_whoever_waits_for_readiness(
     node, announced = Node("a"), list[str]()
     await refuse(node, nursery)
     gateway = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
-    process = _Node(None, SimpleNamespace(gateway=gateway, directory=node.directory), None, None, 0.0)
+    assembly: Any = SimpleNamespace(gateway=gateway, directory=node.directory)
+    unused: Any = None
+    process = _Node(unused, assembly, unused, unused, 0.0)
     nursery.start_soon(process._announce_when_ready, partial(announced.append, "ready"))
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
     assert announced == []
@@ -244,7 +254,7 @@ async def test_d8_requests_that_wait_for_an_engine_go_to_a_node_that_goes_on_aga
     node = Node("a", section=PATIENT)
     far = await meet(node, "b", "b", acknowledged=0.0)
     link = link_to_b(node)
-    link.on_announcement(NodeState((OFFER,)))
+    announce(link, NodeState((OFFER,)))
     with trio.fail_after(5):
         while not link.stalled:
             await node.directory.wait_changed()
@@ -262,7 +272,7 @@ async def test_d8_a_node_that_stands_still_is_not_chosen_and_readiness_and_metri
     del node.directory.local["a-0"]
     far = await meet(node, "b", "b", acknowledged=0.0)
     link, directory = link_to_b(node), node.directory
-    link.on_announcement(NodeState((OFFER,)))
+    announce(link, NodeState((OFFER,)))
     assert [worker.load.name for worker in directory.workers("oak")] == ["b/b-0"]
     pool = directory.pool("oak")
     with trio.fail_after(3.5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import cast
 
 import pytest
@@ -48,7 +49,8 @@ async def test_an_announced_worker_appears_changes_and_vanishes() -> None:
     assert one.load.busy == 4
     directory.merge_state("far", NodeState((TWO,)))
     assert names(directory.offers("oak")) == ["two"]
-    assert directory.offers("elm") == directory.workers("elm") == []
+    assert directory.offers("elm") == []
+    assert directory.workers("elm") == []
 
 
 async def test_a_node_that_drains_is_not_chosen_and_still_listed() -> None:
@@ -83,9 +85,9 @@ async def test_each_change_wakes_those_who_wait_for_one(autojump_clock: MockCloc
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         for change in (
-            lambda: directory.merge_state("far", NodeState((ONE,))),
-            lambda: directory.linked("other", link),
-            lambda: directory.unlinked("far", link),
+            partial(directory.merge_state, "far", NodeState((ONE,))),
+            partial(directory.linked, "other", link),
+            partial(directory.unlinked, "far", link),
             directory.drain,
         ):
             await trio.sleep(1)

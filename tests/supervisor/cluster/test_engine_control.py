@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 from attrs import define, evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.priority_inbox import priority_inbox
+from actors.engines import port
 from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer
 from protocol.errors import EngineLost, InternalError, NotReady, Overloaded, PeerLost
 from protocol.messages import EngineLoad, FlushCache, GetLoad
@@ -23,6 +23,8 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import FORGETS_S
 from supervisor.cluster.node_records import FORGET_S
 from supervisor.cluster.workers import LocalWorker
+from supervisor.config.schema import Cluster
+from supervisor.engines.work import request_inbox
 from supervisor.links.link import Link
 from supervisor.node import monitoring
 from supervisor.observers import RoutingMetrics
@@ -31,6 +33,7 @@ from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.gateway import INFO
 from tests.rig.network import SimTransport
+from tests.rig.nodes import unlink
 from tests.supervisor.telemetry.test_metrics import cluster, lines
 from tests.system.simulator import sim_pair
 
@@ -64,9 +67,9 @@ class Engine:
         self.flushed += 1
 
 
-def registered(engine: Engine | None) -> Registration:
+def registered(engine: Engine | None) -> Registration[Any]:
     """Return a registration of an engine, or of none."""
-    registration: Registration = Registration()
+    registration: Registration[Any] = Registration()
     registration._current = registration.last = engine
     return registration
 
@@ -81,23 +84,24 @@ async def front(
     here: Engine | None, **there: Engine | None
 ) -> AsyncIterator[tuple[Directory, dict[str, SimTransport]]]:
     """The directory of node `main` with an engine, and links to nodes with one each or none; all have one name."""
-    directory, wires = Directory("main"), {}
-    address, inbox = priority_inbox(1, lambda request: request.priority)
+    directory = Directory("main")
+    wires: dict[str, SimTransport] = {}
+    address, inbox = request_inbox(1)
     engine = registered(here)
     directory.local["tiny-0"] = LocalWorker("main", OFFER, address, engine, inbox, directory)
     directory.attach_services(engine_control.engine_services({"tiny-0": engine}))
     async with trio.open_nursery() as nursery:
-        for node, engine in there.items():
+        for node, far_engine in there.items():
             wires[node], far = sim_pair()
             asker = Link(wires[node], Peer("main", serves_max=0))
             nursery.start_soon(carry, asker)
             nursery.start_soon(
                 carry,
-                Link(far, Peer(node, serves_max=8), engine_control.engine_services({"tiny-0": registered(engine)})),
+                Link(far, Peer(node, serves_max=8), engine_control.engine_services({"tiny-0": registered(far_engine)})),
             )
             await asker.wait_ready()
             directory.linked(node, asker)
-            directory.merge_state(node, NodeState((evolve(OFFER, up=engine is not None),)))
+            directory.merge_state(node, NodeState((evolve(OFFER, up=far_engine is not None),)))
         yield directory, wires
         nursery.cancel_scope.cancel()
 
@@ -121,13 +125,13 @@ async def test_o_an_engine_of_a_node_without_a_link_is_not_starting(autojump_clo
         directory.local.clear()
         directory.configure("a", None, (OFFER,))
         assert readiness.unready(directory, ["tiny"]) is None
-        directory.unlinked("a", directory.nodes["a"].link)
+        unlink(directory, "a")
         assert readiness.unready(directory, ["tiny"]) == "engine tiny-0 is on node a, to which there is no link"
 
 
 async def test_the_server_info_counts_the_engines_of_all_nodes(autojump_clock: MockClock) -> None:
     async with front(Engine(), a=Engine()) as (directory, _):
-        info = models.server_info(SimpleNamespace(model=["tiny"]), directory, "1")
+        info = models.server_info(cast("Cluster", SimpleNamespace(model=["tiny"])), directory, "1")
         assert info["engines"].keys() == {"main/tiny-0", "a/tiny-0"}  # type: ignore[attr-defined]
         assert info["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 
@@ -135,7 +139,9 @@ async def test_the_server_info_counts_the_engines_of_all_nodes(autojump_clock: M
 async def test_an_engine_has_one_name_on_every_node(tmp_path: Path) -> None:
     house, metrics = built_assembly(cluster(tmp_path), "back")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
-    with house.directory.local["tiny-0"].engine.publish(Engine()):
+    assert house.monitoring is not None
+    assert house.links is not None
+    with house.directory.local["tiny-0"].engine.publish(cast("port.Engine", Engine())):
         text = (await house.monitoring.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in text
     assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.services.keys()
@@ -203,7 +209,7 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
             watch.call_ended(worker, "ended")
         for node in ("a", "filed"):
             wires[node].cut()
-            directory.unlinked(node, directory.nodes[node].link)
+            unlink(directory, node)
         while not (gone := directory.records.forget()):
             assert await counted(directory, metrics) == every
             await trio.sleep(FORGETS_S)
@@ -233,7 +239,7 @@ async def test_the_error_of_a_flush_names_every_engine_with_its_outcome(autojump
         directory.configure("gone", None, [OFFER])
         wires["gone"].cut()
         await wait_all_tasks_blocked()
-        directory.unlinked("gone", directory.nodes["gone"].link)
+        unlink(directory, "gone")
         with pytest.raises(Overloaded) as caught:
             await engine_control.flush_caches(directory)
         assert trio.current_time() == engine_control.FLUSHED_WITHIN_S

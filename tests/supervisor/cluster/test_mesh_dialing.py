@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -15,14 +17,13 @@ from protocol.greeting import Incarnation
 from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.mesh import FORGETS_S, Mesh
 from supervisor.cluster.node_records import FORGET_S
-from supervisor.links.endpoint import Endpoint
 from tests.rig.nodes import QUICK, Node
 
 
 async def test_waits_between_dials_grow_and_differ(autojump_clock: MockClock) -> None:
     tries = []
 
-    async def refuse(at, tls, within_s: float, talk):
+    async def refuse(*_: object) -> NoReturn:
         tries.append(trio.current_time())
         raise PeerLost("nobody there")
 
@@ -53,7 +54,7 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
         ended.append(trio.current_time())
         raise PeerLost("draining: it restarts")
 
-    async def dial(at: Endpoint, tls, within_s: float, talk) -> None:
+    async def dial(_: object, __: object, ___: float, talk: Callable[[Any], Awaitable[None]]) -> None:
         await talk(None)
 
     monkeypatch.setattr(Mesh, "_greet", greeted)
@@ -74,7 +75,7 @@ async def test_a_node_that_is_a_rumour_is_dialed_for_a_while_and_again_when_it_i
 ) -> None:
     tries = []
 
-    async def refuse(at, tls, within_s: float, talk):
+    async def refuse(*_: object) -> NoReturn:
         tries.append(trio.current_time())
         raise PeerLost("nobody there")
 
@@ -86,7 +87,7 @@ async def test_a_node_that_is_a_rumour_is_dialed_for_a_while_and_again_when_it_i
         a.links.traffic["gone"].sent(1)
         await trio.sleep(3 * FORGET_S)
         assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
-        assert (a.links.statistics().dialing, dict(a.links.traffic), a.directory.nodes) == (set(), {}, {})
+        assert (a.links.statistics().dialing, dict(a.links.traffic), a.directory.nodes) == (frozenset(), {}, {})
         a.directory.merge_state("gone", rumour)
         await trio.sleep(1)
         assert tries[-1] > 3 * FORGET_S

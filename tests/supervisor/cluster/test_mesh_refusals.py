@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -32,7 +33,7 @@ Reasons = Callable[[], list[str]]
     ids=["another secret", "another cluster", "no secret"],
 )
 async def test_a_node_that_does_not_belong_to_the_cluster_is_refused(
-    fields: dict, sentence: str, reasons: Reasons
+    fields: dict[str, Any], sentence: str, reasons: Reasons
 ) -> None:
     a, b = Node("a", **fields), Node("b")
     async with linked_nodes(a, b):
@@ -82,7 +83,9 @@ async def test_another_version_is_refused(reasons: Reasons) -> None:
         other = greeting.Greeting(VERSION, "grove", "a", bytes(32))
         await transport.send_all(greeting.encode(evolve(other, version=VERSION + 1)))
         await transport.receive_some()
-        assert "speaks version" in greeting.decode(await transport.receive_some()).detail
+        refusal = greeting.decode(await transport.receive_some())
+        assert isinstance(refusal, greeting.Refusal)
+        assert "speaks version" in refusal.detail
 
     async with linked_nodes(b):
         await dial(b, greet)
@@ -109,7 +112,9 @@ async def test_an_overheard_proof_proves_nothing(reasons: Reasons) -> None:
         for message in overheard:
             await transport.send_all(message)
         await transport.receive_some()
-        assert greeting.decode(await transport.receive_some()).code == "secret"
+        refusal = greeting.decode(await transport.receive_some())
+        assert isinstance(refusal, greeting.Refusal)
+        assert refusal.code == "secret"
 
     async with linked_nodes(b):
         await dial(b, greet)
@@ -132,7 +137,7 @@ def mutual_tls(*, sends: bool = True) -> LinkTls:
             context.load_cert_chain(path, key)
         context.verify_mode = ssl.CERT_REQUIRED
         contexts.append(context)
-    return LinkTls(*contexts)
+    return LinkTls(contexts[0], contexts[1])
 
 
 async def test_nodes_with_certificates_need_no_secret() -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -31,10 +30,10 @@ trio.run(main)
 
 
 @pytest.fixture
-def other() -> Iterator[Callable[[Any], subprocess.Popen[bytes]]]:
+def other() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     started = []
 
-    def start(at) -> subprocess.Popen[bytes]:
+    def start(at: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-c", OTHER, at], cwd=ROOT)
         started.append(process)
         return process
@@ -45,7 +44,9 @@ def other() -> Iterator[Callable[[Any], subprocess.Popen[bytes]]]:
         process.wait()
 
 
-async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other) -> None:
+async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(
+    other: Callable[[str], subprocess.Popen[bytes]],
+) -> None:
     a = Node("a", section=evolve(QUICK, stalled_s=QUICK.silent_s))
     async with linked_nodes(a):
         process = other(a.address)
@@ -53,6 +54,7 @@ async def test_a_stopped_process_is_lost_within_stalled_s_and_comes_back(other) 
         await trio.sleep(3 * QUICK.silent_s)
         assert a.linked == {"b"}  # it is alive, and nothing was sent but heartbeats
         link = a.directory.nodes["b"].link
+        assert link is not None
         os.kill(process.pid, signal.SIGSTOP)
         stopped_at = trio.current_time()
         await until(lambda: link.lost)

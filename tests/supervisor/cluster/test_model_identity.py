@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from io import StringIO
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad
+from protocol.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad, Status
 from protocol.errors import PeerViolation, StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
@@ -35,6 +36,7 @@ from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.links import idle_link
 from tests.rig.log_records import log_records
+from tests.rig.nodes import unlink
 from tests.supervisor.telemetry.test_metrics import cluster
 
 OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
@@ -53,6 +55,12 @@ async def directory() -> Directory:
     directory = Directory("here", models=ModelIdentities({"oak": OWN}))
     directory.linked("far", idle_link())
     return directory
+
+
+async def status_of(directory: Directory) -> Status:
+    status = await NodeControl(directory, "run", "1", no_loads).answer(GetStatus())
+    assert isinstance(status, Status)
+    return status
 
 
 async def no_loads() -> dict[Any, Any]:
@@ -80,21 +88,19 @@ async def test_c8_readiness_names_the_worker_and_what_differs(directory: Directo
 async def test_c8_the_log_has_it_once_and_the_status_as_long_as_it_is_so(
     directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    controls = NodeControl(directory, "run", "1", no_loads)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             directory.merge_state("far", NodeState((offer("two", SMALL),)))
     [record] = log_records(caplog)
     assert (record.peer, record.engine) == ("far", "two")
     assert record.reason == "its model is another one: it differs in tokenizer.json"
-    status = await controls.answer(GetStatus())
-    assert status.refused == (f"engine far/two {WHY}",)  # type: ignore[attr-defined]
+    status = await status_of(directory)
+    assert status.refused == (f"engine far/two {WHY}",)
     console = Console(width=200, record=True, file=StringIO())
     console.print(render_status("espalier", {"here": status}))
     assert f"node here does without an engine: engine far/two {WHY}" in console.export_text()
-    link = directory.nodes["far"].link
-    directory.unlinked("far", link)
-    assert (await controls.answer(GetStatus())).refused == ()  # type: ignore[attr-defined]
+    unlink(directory, "far")
+    assert (await status_of(directory)).refused == ()
 
 
 @pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
@@ -110,7 +116,7 @@ async def test_c8_a_worker_without_a_digest_or_with_weights_beside_is_asked(
 OLD, NEW = (evolve(INFO, digest=(*OWN, *digest({WEIGHTS: each}))) for each in (b"old", b"new"))
 
 
-def announce(directory: Directory, node, *infos: EngineInfo, up=True, draining: bool = False) -> None:
+def announce(directory: Directory, node: str, *infos: EngineInfo, up: bool = True, draining: bool = False) -> None:
     """Let a node announce workers with these models."""
     if directory.node(node).link is None:
         directory.linked(node, idle_link())
@@ -130,8 +136,8 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     assert asked(directory) == ["a/w0"]
     why = "its model is another one: its weights are not those of a/w0"
     assert [(each.peer, each.engine, each.reason) for each in log_records(caplog)] == [("b", "w0", why)]
-    status = await NodeControl(directory, "run", "1", no_loads).answer(GetStatus())
-    assert status.refused == (f"engine b/w0 is not asked: {why}",)  # type: ignore[attr-defined]
+    status = await status_of(directory)
+    assert status.refused == (f"engine b/w0 is not asked: {why}",)
     metrics = Metrics()
     gauges.add_node_gauges(metrics.registry, directory)
     assert 'espalier_engine_model_mismatch{engine="b/w0"} 1.0' in metrics.render({}).decode()
@@ -144,7 +150,7 @@ async def test_c8_other_weights_are_served_once_the_served_ones_are_gone(directo
     announce(directory, "a", OLD)
     announce(directory, "b", NEW)
     if goes == "link":
-        directory.unlinked("a", directory.nodes["a"].link)
+        unlink(directory, "a")
     else:
         announce(directory, "a", OLD, up=goes != "down", draining=goes == "drain")
     assert asked(directory) == ["b/w0"]
@@ -163,7 +169,7 @@ async def test_c8_the_weights_that_most_have_are_served_and_loads_are_kept(direc
     assert (directory.workers("oak")[0].load.busy, directory.workers("oak")[0].load.tokens) == (2, 7)
     assert list(directory.models.rejections) == ["a/w0", "a/w1"]
     for leaves in "bc":
-        directory.unlinked(leaves, directory.nodes[leaves].link)
+        unlink(directory, leaves)
     assert asked(directory) == ["a/w0", "a/w1"]
 
 
@@ -203,7 +209,7 @@ def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have
             assert all(counts[each] == max(counts[OLD.digest], counts[NEW.digest]) for each in weights)
             assert served - weights == ({OWN} if counts[OWN] else set())
         for node in last:
-            directory.unlinked(node, directory.nodes[node].link)
+            unlink(directory, node)
         assert directory.models.statistics() == ModelIdentityStatistics(nodes=0, models=0)
 
     trio.run(scenario)
@@ -223,18 +229,19 @@ async def test_a_gateway_has_the_digests_of_its_models(tmp_path: Path) -> None:
 
 
 async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work() -> None:
-    plug = Registration()
-    one = LocalEngine("e", None, plug, None, lambda: None, lambda: None, digest=OWN)
+    plug: Registration[Any] = Registration()
+    unused: Any = None
+    one = LocalEngine("e", unused, plug, unused, lambda: None, lambda: None, digest=OWN)
     with (
         plug.publish(SimpleNamespace(info=SMALL)),
         pytest.raises(StartFailed, match=r"engine e is not asked: its model .* it differs in tokenizer\.json"),
     ):
-        await _decode(one, None, task_status=trio.TASK_STATUS_IGNORED)
+        await _decode(one, unused, task_status=trio.TASK_STATUS_IGNORED)
 
 
 async def test_a_simulated_engine_announces_the_digest_of_its_model(tmp_path: Path) -> None:
     house, _ = built_assembly(cluster(tmp_path), "back")
-    assert SimulatedEngine(SimulatedSpec(), None, digest=OWN).info.digest == OWN
+    assert SimulatedEngine(SimulatedSpec(), Random(0), digest=OWN).info.digest == OWN
     assert house.directory.models.digests.keys() == {"tiny"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -22,6 +21,7 @@ from supervisor.node.assembly import Assembly
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
 from tests.rig.assembly import built_assembly
+from tests.rig.nodes import Engine
 from tests.supervisor.engines.sglang.test_ranks_configuration import ROOT
 
 ONE = f"""
@@ -99,18 +99,18 @@ async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start
 ) -> None:
     _, house = houses(("a", "main"), ("b", "main"))
     fails(house, "a")
-    assert house.start_failure is None
-    fails(house, "b", error=EngineDied("there is no model"))
-    assert house.start_failure == "the GPU is gone; there is no model"
-    fails(house, "b")
-    assert house.start_failure == "the GPU is gone"
+    failures = [house.start_failure]
+    for error in (EngineDied("there is no model"), GONE):
+        fails(house, "b", error=error)
+        failures.append(house.start_failure)
+    assert failures == [None, "the GPU is gone; there is no model", "the GPU is gone"]
 
 
 async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(
     houses: Callable[..., tuple[Cluster, Assembly]],
 ) -> None:
     _, house = houses(("a", "main"), ("b", "main"))
-    with house.engines["a"].publish(object()):
+    with house.engines["a"].publish(Engine()):
         pass
     fails(house, "a")
     fails(house, "b")
@@ -128,13 +128,14 @@ async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(
 async def test_an_engine_fails_with_a_zygote_that_cannot_start_and_waits_for_one_that_was_killed(
     autojump_clock: MockClock,
 ) -> None:
-    killed, broken, heard = Registration(), Registration(), []
+    killed, broken = Registration[str](), Registration[str]()
+    heard: list[str] = []
     with killed.publish("a zygote"):
         pass
     killed.note_failure("the zygote died", 0.5)
     broken.note_failure("the zygote could not import SGLang: no torch", 0.5)
 
-    async def wait(plug: Registration[Any]) -> None:
+    async def wait(plug: Registration[str]) -> None:
         try:
             heard.append(await plug.wait_started())
         except StartFailed as error:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -19,6 +20,7 @@ from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker, RemoteWorker
 from supervisor.links.link import Link
+from supervisor.links.serving import Service
 from tests.rig.fake_engine import generate
 from tests.rig.links import serve
 from tests.rig.network import sim_pair
@@ -39,7 +41,7 @@ async def two_nodes() -> AsyncIterator[tuple[RemoteWorker, Directory]]:
     worker = add_worker(far, "one")
     near_end, far_end = sim_pair()
     asker = Link(near_end, Peer("here", serves_max=0))
-    server = Link(far_end, Peer("far", serves_max=4), {("one", Generate): worker})
+    server = Link(far_end, Peer("far", serves_max=4), {("one", Generate): cast("Service", worker)})
     async with trio.open_nursery() as nursery:
         for run in (asker.run, server.run, partial(serve, worker.inbox, partial(count_tokens, step_s=1.0))):
             nursery.start_soon(run)
@@ -172,7 +174,7 @@ async def test_a_worker_whose_engine_is_down_takes_no_request_that_a_sibling_cou
     ],
 )
 async def test_a_request_of_another_node_that_could_harm_others_is_refused(
-    change: dict[str, str], credit: int, reason: str, autojump_clock: MockClock
+    change: dict[str, Any], credit: int, reason: str, autojump_clock: MockClock
 ) -> None:
     async with two_nodes() as (_, far):
         request = evolve(generate("ab" * 16, tokens_max=9), **change)

@@ -9,11 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Call
 from protocol.errors import ActorLost, InternalError, LinkLost, LocalViolation, Overloaded, TooLarge
 from protocol.frames import Fail, Open
 from protocol.messages import Done, FlushCache, Tokens
 from supervisor.links.encoding import BODY_BYTES_MAX
+from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.fake_engine import generate
 from tests.rig.links import (
     ask,
@@ -111,7 +111,7 @@ async def test_leaving_after_the_end_sends_nothing(autojump_clock: MockClock) ->
 
 @pytest.mark.parametrize("seed", range(5))
 def test_replies_that_cross_a_cancel_are_dropped(seed: int) -> None:
-    async def reply_often(call: Call, replies: Answer) -> None:
+    async def reply_often(call: AnyCall, replies: AnyAnswer) -> None:
         for number in range(100):
             replies.put(Tokens([number]))
             await trio.sleep(0.001)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +44,9 @@ def text(*places: str) -> str:
 
 
 @pytest.mark.parametrize(("places", "wrong"), ONE_HOST.items(), ids=str)
-def test_b16_two_nodes_may_not_listen_at_one_address(places: tuple[str, str, str], wrong: bool, written) -> None:
+def test_b16_two_nodes_may_not_listen_at_one_address(
+    places: tuple[str, str, str], wrong: bool, written: Callable[[str], Path]
+) -> None:
     path = written(text(*places))
     if not wrong:
         read_cluster(path)
@@ -52,16 +56,19 @@ def test_b16_two_nodes_may_not_listen_at_one_address(places: tuple[str, str, str
     assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
 
 
-def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written) -> None:
+def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written: Callable[[str], Path]) -> None:
     cluster = read_cluster(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"].address == "two:7402"
     assert back.directory.nodes["front"].address == "one:7401"
+    assert back.links is not None
     assert back.links.host == "two"
 
 
 @pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
-def test_d5_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool, written) -> None:
+def test_d5_a_link_has_streams_for_all_slots_behind_it(
+    streams: int, wrong: bool, written: Callable[[str], Path]
+) -> None:
     path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
     if not wrong:
         read_cluster(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import trio
@@ -142,7 +143,8 @@ async def test_two_idle_ends_keep_their_link_until_the_connection_is_half_open(a
         assert all(990 <= link.traffic.messages_sent <= 1010 for link in (ends.asker, ends.server))
         ends.near.swallow()  # neither end is notified
         await trio.sleep(3)
-        silent = ("the other end has been silent for 3 s", pytest.approx(1003))
+        at: Any = pytest.approx(1003)
+        silent = ("the other end has been silent for 3 s", at)
         assert ends.ended == {"asker": silent, "server": silent}
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 import trio
 from attrs import Factory, define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Call
 from protocol.errors import LinkLost, PeerLost
 from protocol.frames import VERSION, Hello, KeepAlive, encode
 from protocol.messages import FlushCache
@@ -17,15 +17,20 @@ from protocol.peer import Peer
 from protocol.text_messages import Text
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import STALLED_DETAIL, Link
+from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.links import Service, hand_written, linked
 
 HEARTBEAT = Heartbeat(heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0)
 
 
+def about(seconds: float) -> Any:
+    return pytest.approx(seconds, abs=0.01)
+
+
 def count_up(released: list[float]) -> Service:
     """Return a service that replies twice a second until it is cancelled, and records when that is."""
 
-    async def service(call: Call, replies: Answer) -> None:
+    async def service(call: AnyCall, replies: AnyAnswer) -> None:
         try:
             for number in count(1):
                 await trio.sleep(0.5)
@@ -64,7 +69,7 @@ async def test_d8_requests_to_a_process_that_stands_still_fail_at_silent_s_and_i
         await trio.sleep(1.25)
         ends.far.mute(until=9.0)
         await trio.sleep_until(8.9)
-        assert sent.failed == (STALLED_DETAIL, pytest.approx(4.0, abs=0.01))  # the last frame came at 1.0
+        assert sent.failed == (STALLED_DETAIL, about(4.0))  # the last frame came at 1.0
         assert (ends.asker.stalled, ends.ended) == (True, {})
         with pytest.raises(LinkLost, match=STALLED_DETAIL):
             ends.asker.open(FlushCache(), 1)
@@ -72,7 +77,7 @@ async def test_d8_requests_to_a_process_that_stands_still_fail_at_silent_s_and_i
             async with ends.asker.ask(FlushCache(), 1):
                 pass
         # This half of a stall lets the Cancel through.
-        assert (released, ends.server.statistics().calls) == ([pytest.approx(4.0, abs=0.01)], 0)
+        assert (released, ends.server.statistics().calls) == ([about(4.0)], 0)
         await trio.sleep_until(9.1)
         assert not ends.asker.stalled
         nursery.start_soon(again.ask, ends.asker)
@@ -93,8 +98,8 @@ async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_tha
         await trio.sleep_until(15.9)
         assert released == []
         await trio.sleep_until(16.1)
-        assert ends.ended["asker"] == ("the other end has stood still for 15 s", pytest.approx(16.0, abs=0.01))
-        assert released == [pytest.approx(16.0, abs=0.01)]
+        assert ends.ended["asker"] == ("the other end has stood still for 15 s", about(16.0))
+        assert released == [about(16.0)]
 
 
 @pytest.mark.parametrize("acknowledges", [True, False])
@@ -109,7 +114,7 @@ async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_aske
         await trio.sleep(1.25)
         ends.near.swallow()
         await trio.sleep_until(4.2)
-        silent = ("the other end has been silent for 3 s", pytest.approx(4.0, abs=0.01))
+        silent = ("the other end has been silent for 3 s", about(4.0))
         assert ends.ended == {"asker": silent, "server": silent}
         assert len(released) == 2
         assert None not in {request.failed for request in requests}

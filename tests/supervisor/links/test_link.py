@@ -10,7 +10,6 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import Answer, Call, mailbox
 from protocol import codec
 from protocol.cluster import NodeState
 from protocol.errors import (
@@ -23,15 +22,16 @@ from protocol.errors import (
     PeerLost,
     PeerViolation,
 )
-from protocol.frames import VERSION, Announce, Bye, Credit, End, Hello, Item, Open, Step
+from protocol.frames import VERSION, Announce, Bye, Credit, End, Frame, Hello, Item, Open, Step
 from protocol.kind import Message
 from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Tokens
 from protocol.peer import Peer
-from protocol.tensors import Tensor
+from protocol.tensors import Dtype, Tensor
 from protocol.text_messages import Text
 from supervisor.links.encoding import FREE_REPLIES_MAX
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import FRAMES_A_TURN, Link
+from tests.rig.calls import AnyAnswer, AnyCall, mailbox
 from tests.rig.fake_engine import Costs, generate, whole
 from tests.rig.fake_host import far_engine
 from tests.rig.links import (
@@ -77,7 +77,7 @@ async def test_a_request_before_hello_waits_for_it(nursery: trio.Nursery, autoju
 
 
 async def test_an_answer_without_a_result_is_complete(autojump_clock: MockClock) -> None:
-    async def end(call: Call, replies: Answer) -> None:
+    async def end(call: AnyCall, replies: AnyAnswer) -> None:
         replies.end(None)
 
     async with linked(end) as ends:
@@ -88,7 +88,7 @@ async def test_an_answer_without_a_result_is_complete(autojump_clock: MockClock)
 async def test_an_error_of_a_request_crosses_and_of_a_bug_nothing_but_that_it_is_one(autojump_clock: MockClock) -> None:
     errors = iter((EngineRefused("not this", param="stop"), KeyError("a secret")))
 
-    async def fail(call: Call, replies: Answer) -> None:
+    async def fail(call: AnyCall, replies: AnyAnswer) -> None:
         raise next(errors)
 
     async with linked(fail) as ends:
@@ -103,10 +103,10 @@ async def test_an_error_of_a_request_crosses_and_of_a_bug_nothing_but_that_it_is
 
 async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: MockClock) -> None:
     sizes = (3_000_000, 0, 17)
-    tensors = [Tensor("uint8", (size,), memoryview(bytes([at]) * size)) for at, size in enumerate(sizes)]
+    tensors = [Tensor(Dtype.UINT8, (size,), memoryview(bytes([at]) * size)) for at, size in enumerate(sizes)]
     answers: dict[object, list[Message]] = {}
 
-    async def reply(call: Call, replies: Answer) -> None:
+    async def reply(call: AnyCall, replies: AnyAnswer) -> None:
         if not answers:
             answers["tensors"] = []
             replies.put(Embedded(tuple(tensors)))
@@ -165,11 +165,11 @@ async def test_a_slow_reader_does_not_delay_others(autojump_clock: MockClock) ->
 
 async def test_a_step_wakes_only_the_reader_of_the_link(autojump_clock: MockClock) -> None:
     async with far_engine(Costs(slots=32, waiting_max=32, step_s=1)) as far, trio.open_nursery() as nursery:
-        sinks: list[Answer] = [Answer(50) for _ in range(32)]
+        sinks: list[AnyAnswer] = [AnyAnswer(50) for _ in range(32)]
         for number, sink in enumerate(sinks):
             answer = far.engine.submit(generate(str(number), tokens_max=50))
 
-            async def relay(answer: Answer = answer, sink: Answer = sink) -> None:
+            async def relay(answer: AnyAnswer = answer, sink: AnyAnswer = sink) -> None:
                 await answer.relay(lambda reply: sink.put(reply, len(reply.ids) if isinstance(reply, Tokens) else 0))
 
             nursery.start_soon(relay, name="relay")
@@ -185,7 +185,7 @@ async def test_c1_a_message_of_many_frames_is_handled_in_many_turns(autojump_clo
     counts: list[int] = []
     received: list[Message] = []
 
-    async def reply_at_once(call: Call, replies: Answer) -> None:
+    async def reply_at_once(call: AnyCall, replies: AnyAnswer) -> None:
         for number in range(1000):
             replies.put(Tokens([number]))
         replies.end(Done())
@@ -212,7 +212,9 @@ def test_every_stream_is_whole_over_a_bad_network(seed: int) -> None:
             for number in range(12):
                 request = generate(str(number), tokens_max=rng.randint(1, 20))
                 answer = far.engine.submit(request)
-                ids = [token for reply in [each async for each in answer][1:] for token in reply.ids]
+                started, *replies = [each async for each in answer]
+                assert isinstance(started, Started)
+                ids = [token for reply in replies if isinstance(reply, Tokens) for token in reply.ids]
                 assert (ids, await answer.result()) == whole(request)
 
     simulate(scenario, seed)
@@ -338,7 +340,7 @@ VIOLATIONS: Iterable[tuple[Message, object]] = (
 
 @pytest.mark.parametrize(("request_", "violation"), VIOLATIONS, ids=lambda value: repr(value)[:40])
 async def test_a_violation_ends_the_link_and_fails_its_askers(
-    request_: Message, violation: object, autojump_clock: MockClock
+    request_: Message, violation: Frame | bytes, autojump_clock: MockClock
 ) -> None:
     async with hand_written(heartbeat=Heartbeat()) as other:
         _, answer = other.link.open(request_, 5)
@@ -371,5 +373,6 @@ async def test_a_frame_of_this_end_that_breaks_the_rules_ends_the_link_as_a_bug_
         assert isinstance(other.ended, LocalViolation)
         assert "Item on stream 1, which is closed" in str(other.link.ended)
         (record,) = bugs_logged(caplog)
+        assert record.exc_info is not None
         assert (record.levelname, record.exc_info[1]) == ("ERROR", other.link.ended)
         assert other.far.in_flight == 0, "the other end is sent nothing about it"

@@ -20,7 +20,9 @@ def peers(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     return lambda: [each.peer for each in log_records(caplog) if each.message == "no link"]
 
 
-async def test_a_reason_for_which_there_was_no_room_is_logged_when_there_is(peers, autojump_clock: MockClock) -> None:
+async def test_a_reason_for_which_there_was_no_room_is_logged_when_there_is(
+    peers: Callable[[], list[Any]], autojump_clock: MockClock
+) -> None:
     refusals, nodes = LinkLog(), [f"n{number}" for number in range(LINES_MAX + 10)]
     for _ in range(int(WINDOW_S) // 5 + 1):
         for node in nodes:

@@ -8,13 +8,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.calls import mailbox
 from protocol import codec
 from protocol.errors import NotReady
 from protocol.frames import Credit, Fail, Open
 from protocol.messages import Done, FlushCache
 from protocol.peer import Peer
 from supervisor.links.link import Link
+from tests.rig.calls import mailbox
 from tests.rig.links import ask, count_to_three, hand_written, held_for, linked
 from tests.rig.network import sim_pair
 

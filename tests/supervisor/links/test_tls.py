@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from attrs import evolve
@@ -39,7 +39,7 @@ def shows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
     folder = tmp_path_factory.mktemp("certificates")
     authority, key = folder / "authority.pem", folder / "authority.key"
     certificate.make(authority, key)
-    made = {}
+    made: dict[tuple[str, ...], tuple[Path, Path, Path]] = {}
 
     def files(*names: str) -> tuple[Path, Path, Path]:
         if names not in made:
@@ -67,7 +67,7 @@ def reasons(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     return lambda: [each.reason for each in log_records(caplog) if each.message == "no link"]
 
 
-def node(name: str, files, section: ClusterSection = STRICT) -> Node:
+def node(name: str, files: tuple[Path, Path, Path], section: ClusterSection = STRICT) -> Node:
     return Node(name, section=section, tls=load_link_tls(*files))
 
 
@@ -88,7 +88,7 @@ async def test_d9_nodes_whose_certificates_name_them_link(
 @pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
 async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
-    shows: Callable[..., tuple[Path, Path, Path]], reasons, first: str, second: str
+    shows: Callable[..., tuple[Path, Path, Path]], reasons: Callable[[], list[Any]], first: str, second: str
 ) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
     async with linked_nodes(honest, liar):
@@ -111,7 +111,7 @@ async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(
 
 
 @pytest.mark.realtime
-async def test_d9_a_link_without_tls_has_no_names(reasons) -> None:
+async def test_d9_a_link_without_tls_has_no_names(reasons: Callable[[], list[Any]]) -> None:
     a, b = (Node(name, section=STRICT) for name in "ab")
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
@@ -130,7 +130,7 @@ async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(
             await greeted(mallory, shows("DNS:x"))
 
 
-async def greeted(node: Node, files) -> str:
+async def greeted(node: Node, files: tuple[Path, Path, Path]) -> str:
     """Greet a node as an operator does, and return the name that it has proved."""
     peers = []
 
@@ -156,7 +156,7 @@ async def greeted(node: Node, files) -> str:
 )  # fmt: skip
 @pytest.mark.parametrize("role", ["dials", "listens"])
 def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(
-    names: tuple[str, ...], role: str
+    names: tuple[str, ...], role: Literal["dials", "listens"]
 ) -> None:
     other = Greeter("listens" if role == "dials" else "dials", "grove", "oak", b"s", b"2" * 32)
     own = Greeter(role, "grove", "elm", b"s", b"1" * 32, certified=frozenset(names))
@@ -165,6 +165,7 @@ def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_
         own.receive(hello)
     assert own.peer is None
     refusal = greeting.decode(own.final_message)
+    assert isinstance(refusal, greeting.Refusal)
     assert refusal.code == "node"
     with pytest.raises(PeerRefused, match=r"node oak was refused by the other end: its certificate must name it"):
         other.receive(own.final_message)
@@ -239,7 +240,8 @@ def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(
 ) -> None:
     cluster = read(lines(shows("DNS:main", "URI:x")))
     tls = link_credentials.link_tls(cluster)
-    assert tls.names == {"DNS:main", "URI:x", "IP Address:127.0.0.1"}
+    assert tls is not None
+    assert tls.names == frozenset({"DNS:main", "URI:x", "IP Address:127.0.0.1"})
     link_credentials.check_certificate_names(cluster, "main", tls)
     with pytest.raises(Misconfigured, match=r"names DNS:main, IP Address:127.0.0.1, URI:x, and must name node far"):
         link_credentials.check_certificate_names(cluster, "far", tls)

@@ -345,6 +345,6 @@ main._run_function = lambda *_: run
 sys.argv[1:] = [sys.argv[1], "--node", "main"]
 sys.exit(main.main())
 """
-    command = [sys.executable, "-c", script, written(f"{GOOD}[gateway]\nport = {free_port()}\n")]
+    command = [sys.executable, "-c", script, str(written(f"{GOOD}[gateway]\nport = {free_port()}\n"))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "True" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -14,21 +14,19 @@ import trio
 import trio.testing
 
 from protocol.errors import StartFailed
-from protocol.peer import Peer
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.http.routes.route import RouteTable
 from supervisor.gateway.keys import ADMIN
 from supervisor.gateway.server import serve
-from supervisor.links.link import Link
 from supervisor.node import preview
 from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials
 from supervisor.supervision.tree import Child
 from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import Costs, FakeEngine
+from tests.rig.links import idle_link
 from tests.supervisor.telemetry.test_metrics import cluster
-from tests.system.simulator import sim_pair
 
 
 @asynccontextmanager
@@ -88,7 +86,7 @@ async def test_a_node_is_ready_when_its_engines_are_up_and_it_has_a_link_to_the_
         assert "engine tiny-0 is starting" in await why()
         with assembly.directory.local["tiny-0"].engine.publish(FakeEngine(Costs())):
             assert "there is no link to node front" in await why()
-            assembly.directory.linked("front", Link(sim_pair()[0], Peer("back", serves_max=1)))
+            assembly.directory.linked("front", idle_link())
             assert await why() == "200"
             assembly.directory.drain()
             assert "the node drains" in await why()

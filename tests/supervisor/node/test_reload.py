@@ -13,7 +13,6 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.cluster import Reloaded
-from protocol.peer import Peer
 from supervisor.cluster import link_credentials
 from supervisor.cluster.mesh import Mesh
 from supervisor.config.certificate import Certificate
@@ -22,12 +21,11 @@ from supervisor.files.reading import FileReader, read_inline
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import key_file_lines
 from supervisor.gateway.origins import Origins
-from supervisor.links.link import Link
 from supervisor.node.credentials import read_credentials
 from supervisor.node.reload import Reloader
 from tests.rig import certificate
 from tests.rig.assembly import built_assembly
-from tests.system.simulator import sim_pair
+from tests.rig.links import idle_link
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = f"""
@@ -350,7 +348,7 @@ async def test_o_nodes_that_were_drained_are_not_reported_as_starting(front: Fro
     node = front(ask_launcher=lambda: None)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",)
     assert (await node.reload(text=FILE + NEW)).starts == ("two",), "it may be starting still"
-    node.assembly.directory.linked("two", Link(sim_pair()[0], Peer("front", serves_max=1)))
+    node.assembly.directory.linked("two", idle_link())
     assert (await node.reload(text=FILE + NEW)).starts == ()
 
 
