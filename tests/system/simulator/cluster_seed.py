@@ -246,8 +246,8 @@ class ClusterRun(Run):
             "room": rng.choice((4096, 65536)),
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
-        rng.choice((0.0, 0.3, 1.0))  # seconds of a transfer, not used: other draws would change every seed
-        plan = ClusterPlan(NodeNetwork(rng, network), section, Rooms(), rng)
+        rooms = Rooms(transfer_s=rng.choice((0.0, 0.3, 1.0)))
+        plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
