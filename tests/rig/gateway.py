@@ -143,7 +143,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(
+async def gateway_rig(
     *,
     worker: Worker | None = None,
     requests_max: int = 8,
@@ -185,17 +185,17 @@ async def rig(
         new_id=new_id or (lambda: f"{next(numbers):032x}"),
         now=lambda: 1_700_000_000.5,
     )
-    made = Rig(gateway, worker, metrics, ready=unready, limits=prompt_limits)
+    rig = Rig(gateway, worker, metrics, ready=unready, limits=prompt_limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(
             partial(processor, inbox, TINY, worker, lambda: prompt_limits[0], run_inline, requests_max),
             name="processor",
         )
-        made.port = await nursery.start(partial(serve, gateway, routes, "127.0.0.1", 0), name="gateway")
+        rig.port = await nursery.start(partial(serve, gateway, routes, "127.0.0.1", 0), name="gateway")
         try:
-            yield made
+            yield rig
         finally:
-            made.hang_up()
+            rig.hang_up()
         nursery.cancel_scope.cancel()
 
 
@@ -407,18 +407,18 @@ async def leave(client: Client, how: str) -> None:
         await client.stream.aclose()
 
 
-async def at_rest(made: Rig) -> None:
+async def at_rest(rig: Rig) -> None:
     """Wait until the gateway holds nothing for any client."""
     with trio.fail_after(10):
-        await made.gateway.connections.wait_closed()
-        await made.gateway.gate.wait_empty()
-        while made.worker.running:  # noqa: ASYNC110  # a fake has no event for it
+        await rig.gateway.connections.wait_closed()
+        await rig.gateway.gate.wait_empty()
+        while rig.worker.running:  # noqa: ASYNC110  # a fake has no event for it
             await trio.sleep(0.01)
-    assert made.worker.running == 0
-    assert set(attrs.astuple(made.gateway.statistics())) == {0}
+    assert rig.worker.running == 0
+    assert set(attrs.astuple(rig.gateway.statistics())) == {0}
 
 
-async def leave_all(made: Rig) -> None:
+async def leave_all(rig: Rig) -> None:
     """Close the connections of all clients, and wait until the gateway holds nothing for any of them."""
-    made.hang_up()
-    await at_rest(made)
+    rig.hang_up()
+    await at_rest(rig)

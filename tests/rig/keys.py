@@ -13,10 +13,10 @@ def as_(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name}-{SECRET}"}
 
 
-def require_keys(made: Rig) -> None:
+def require_keys(rig: Rig) -> None:
     """Make a running gateway want a key of Alice or Bob."""
-    made.gateway.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
-    made.gateway.keys.load()
+    rig.gateway.keys = Keys(KeySources(None, {KEYS: f"alice=alice-{SECRET},bob=bob-{SECRET}"}))
+    rig.gateway.keys.load()
 
 
 def sha(secret: str) -> str:

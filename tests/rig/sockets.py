@@ -17,8 +17,8 @@ def output_text(events: Iterable[Mapping[str, Any]]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
-async def websocket_client(made: Rig, **headers: str) -> Client:
-    client = await made.client()
+async def websocket_client(rig: Rig, **headers: str) -> Client:
+    client = await rig.client()
     assert (await client.upgrade(**headers)).status == 101
     return client
 

@@ -19,7 +19,7 @@ from attrs import define
 
 from protocol.dialects.responses import FINAL_EVENTS
 from supervisor.gateway.outbox import Outbox
-from tests.rig.gateway import LINE, Client, Rig, at_rest, chat, create, frame, head, ids, post, rig
+from tests.rig.gateway import LINE, Client, Rig, at_rest, chat, create, frame, gateway_rig, head, ids, post
 from tests.system.simulator import tasks
 
 CLIENTS = 200
@@ -53,7 +53,7 @@ class Crowd:
     """What clients do, as a seed decides."""
 
     rng: random.Random
-    made: Rig
+    rig: Rig
     served: int = 0
     refused: int = 0
 
@@ -73,7 +73,7 @@ class Crowd:
         loud = [self.flood, self.flood_lane, self.never_read]
         act = self.rng.choice(loud if self.rng.random() < 0.2 else quiet)
         small = act in loud
-        client = Client(await self.made.connect(receive_buffer=2048 if small else None))
+        client = Client(await self.rig.connect(receive_buffer=2048 if small else None))
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
             with trio.move_on_after(60):
                 await act(client)
@@ -280,10 +280,10 @@ async def test_nothing_is_left_of_any_client(
 ) -> None:
     caplog.set_level(logging.INFO)
     rng = random.Random(seed * 2 + drains)
-    async with rig(requests_max=6, waiting_max=6, admit_s=1.0, **LIMITS) as made:
+    async with gateway_rig(requests_max=6, waiting_max=6, admit_s=1.0, **LIMITS) as rig:
         await trio.testing.wait_all_tasks_blocked()
         fds, before = held(), tasks()
-        crowd = Crowd(rng, made)
+        crowd = Crowd(rng, rig)
         outboxes: list[Outbox] = []
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
@@ -291,19 +291,19 @@ async def test_nothing_is_left_of_any_client(
                     nursery.start_soon(crowd.one)
                 if drains:
                     await trio.sleep(6)
-                    outboxes += made.gateway.connections
-                    made.gateway.drain()
+                    outboxes += rig.gateway.connections
+                    rig.gateway.drain()
                     await trio.sleep(0.5)
-                    made.gateway.abort()
+                    rig.gateway.abort()
                 else:
                     await trio.sleep(9)
-                    outboxes += made.gateway.connections
-            await at_rest(made)
+                    outboxes += rig.gateway.connections
+            await at_rest(rig)
         assert all(outbox.client_gone and outbox.backlog_bytes == 0 for outbox in outboxes)
         if not drains:
-            assert (await (await made.client()).ask(post(chat("n=9")))).json["choices"][0]["finish_reason"] == "stop"
-            made.hang_up()
-            await at_rest(made)
+            assert (await (await rig.client()).ask(post(chat("n=9")))).json["choices"][0]["finish_reason"] == "stop"
+            rig.hang_up()
+            await at_rest(rig)
         await trio.testing.wait_all_tasks_blocked()
         assert (held(), tasks()) == (fds, before)
     assert drains or crowd.served > 20

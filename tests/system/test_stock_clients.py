@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.rig.gateway import at_rest, chat, create, rig
+from tests.rig.gateway import at_rest, chat, create, gateway_rig
 from tests.rig.sockets import output_text
 
 
@@ -65,9 +65,9 @@ def openai_says(url: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way
 async def test_the_stock_openai_client_works() -> None:
-    async with rig() as made:
-        await aside(openai_says, made.url)
-        await at_rest(made)
+    async with gateway_rig() as rig:
+        await aside(openai_says, rig.url)
+        await at_rest(rig)
 
 
 def websockets_says(port: int) -> None:
@@ -90,9 +90,9 @@ def websockets_says(port: int) -> None:
 
 
 async def test_the_stock_websockets_client_works() -> None:
-    async with rig() as made:
-        await aside(websockets_says, made.port)
-        await at_rest(made)
+    async with gateway_rig() as rig:
+        await aside(websockets_says, rig.port)
+        await at_rest(rig)
 
 
 def httpx_says(url: str) -> None:
@@ -105,6 +105,6 @@ def httpx_says(url: str) -> None:
 
 
 async def test_the_stock_http_client_works() -> None:
-    async with rig() as made:
-        await aside(httpx_says, made.url)
-        await at_rest(made)
+    async with gateway_rig() as rig:
+        await aside(httpx_says, rig.url)
+        await at_rest(rig)

@@ -24,7 +24,7 @@ from supervisor.cluster.workers import RemoteWorker, Replies
 from tests.actors import test_decode
 from tests.rig import router
 from tests.rig.fake_engine import Costs, FakeEngine, generate
-from tests.rig.gateway import Worker, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import Worker, at_rest, chat, create, gateway_rig, head, post
 from tests.rig.nodes import Node, all_linked, link_by_hand, linked_nodes, until
 from tests.rig.router import Fake, Play, pair, routed
 from tests.rig.sockets import websocket_client
@@ -69,13 +69,13 @@ def span(line: Any) -> Trace:
 
 
 async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoever_computes(lines: Lines) -> None:
-    async with rig(worker=Keeping()) as made:
-        client = await made.client()
+    async with gateway_rig(worker=Keeping()) as rig:
+        client = await rig.client()
         for stream in (False, True):
             await client.ask(
                 post(chat("n=2", stream=stream), traceparent=PARENT, tracestate="a=b", x_request_id="mine")
             )
-        requests = made.worker.asked  # type: ignore[attr-defined]
+        requests = rig.worker.asked  # type: ignore[attr-defined]
     assert [span(line) for line in lines()] == [evolve(each.trace, state="") for each in requests]
     assert {(each.trace.id, each.trace.parent, each.trace.state) for each in requests} == {(ID, SPAN, "a=b")}
     assert len({SPAN, *(each.trace.span for each in requests)}) == 3
@@ -85,27 +85,27 @@ async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoev
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT.upper()}, {"traceparent": "00", "tracestate": "a=b"}])
 async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers: dict[str, str], lines: Lines) -> None:
-    async with rig(worker=Keeping()) as made:
-        client = await made.client()
+    async with gateway_rig(worker=Keeping()) as rig:
+        client = await rig.client()
         for _ in range(2):
             assert (await client.ask(post(chat("n=2"), **headers))).status == 200
-        first, second = (each.trace for each in made.worker.asked)  # type: ignore[attr-defined]
+        first, second = (each.trace for each in rig.worker.asked)  # type: ignore[attr-defined]
     assert first.id != second.id
     assert (first.parent, first.state, first.followed) == (None, "", False)
     assert [span(line) for line in lines()] == [first, second]
 
 
 async def test_every_choice_of_a_request_is_in_its_span() -> None:
-    async with rig(worker=Keeping()) as made:
-        await (await made.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
-        traces = {each.trace for each in made.worker.asked}  # type: ignore[attr-defined]
-    assert len(made.worker.asked) == 3  # type: ignore[attr-defined]
+    async with gateway_rig(worker=Keeping()) as rig:
+        await (await rig.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
+        traces = {each.trace for each in rig.worker.asked}  # type: ignore[attr-defined]
+    assert len(rig.worker.asked) == 3  # type: ignore[attr-defined]
     assert len(traces) == 1
 
 
 async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(lines: Lines) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         assert (await client.ask(head(path="/v1/models", traceparent=PARENT))).status == 200
         assert (await client.ask(head(path="/nothing", traceparent=PARENT))).status == 404
         assert (await client.ask(post(chat(model="none"), traceparent=PARENT))).status == 404
@@ -116,16 +116,16 @@ async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(li
 
 
 async def test_a_bug_is_logged_with_its_trace(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig() as made:
+    async with gateway_rig() as rig:
         monkeypatch.setattr("supervisor.gateway.http.routes.completions.reply_whole", None)
-        assert (await (await made.client()).ask(post(chat(), traceparent=PARENT))).status == 500
+        assert (await (await rig.client()).ask(post(chat(), traceparent=PARENT))).status == 500
     (line,) = lines("a bug failed a request")
     assert (line.trace, line.parent) == (ID, SPAN)
 
 
 async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines: Lines) -> None:
-    async with rig(worker=Keeping()) as made:
-        client = await websocket_client(made, traceparent=PARENT)
+    async with gateway_rig(worker=Keeping()) as rig:
+        client = await websocket_client(rig, traceparent=PARENT)
         for said in ("n=2", "n=3"):
             await client.say(create(said))
             await client.events()
@@ -133,8 +133,8 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
         await client.say(b"{")
         assert [(await client.events())[-1]["type"] for _ in range(2)] == ["error"] * 2
         await client.stream.aclose()
-        await at_rest(made)
-        traces = [each.trace for each in made.worker.asked]  # type: ignore[attr-defined]
+        await at_rest(rig)
+        traces = [each.trace for each in rig.worker.asked]  # type: ignore[attr-defined]
     assert [span(line) for line in lines()] == traces
     told = [*traces, *map(span, lines("request refused"))]
     assert [(each.id, each.parent) for each in told] == [(ID, SPAN)] * 4
@@ -142,15 +142,15 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
 
 
 async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines: Lines) -> None:
-    async with rig(websocket_running_max=1) as made:
-        client = await websocket_client(made, traceparent=PARENT)
+    async with gateway_rig(websocket_running_max=1) as rig:
+        client = await websocket_client(rig, traceparent=PARENT)
         await client.say(create("n=1000 s=1", stream_id="runs"))
         await client.events("response.in_progress")
         await client.say(create("n=1", stream_id="waits"))
         await client.say({"type": "response.cancel", "stream_id": "waits"})
         assert (await client.events())[-1]["stream_id"] == "waits"
         await client.stream.aclose()
-        await at_rest(made)
+        await at_rest(rig)
     waits, runs = map(span, lines())
     assert (waits.id, waits.parent) == (runs.id, runs.parent) == (ID, SPAN)
     assert waits.span != runs.span

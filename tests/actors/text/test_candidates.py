@@ -32,7 +32,7 @@ from protocol.messages import FinishReason, Tokens, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 from tests.actors.test_processor import running
 from tests.rig.fake_engine import logprob_at
-from tests.rig.gateway import INFO, TINY, Client, Reply, Worker, at_rest, create, head, ids, post, rig
+from tests.rig.gateway import INFO, TINY, Client, Reply, Worker, at_rest, create, gateway_rig, head, ids, post
 
 TURN_S = 0.02
 SCORED = {"logprobs": True, "top_logprobs": 20}
@@ -73,8 +73,8 @@ def watched() -> Iterator[Turns]:
 
 async def asked(body: dict[str, Any], path: str = "/v1/chat/completions") -> Reply:
     """Ask, reading as a client does, and return the answer and the longest turn meanwhile."""
-    async with rig(total_s=600.0, requests_max=256) as made:
-        client = await made.client()
+    async with gateway_rig(total_s=600.0, requests_max=256) as rig:
+        client = await rig.client()
         await client.send(post(body, path))
         await client.more()  # the worker and what relays its tokens run before the first byte
         return await client.reply()
@@ -142,11 +142,11 @@ def test_a_body_in_pieces_is_the_whole_of_it(parts: list[Any]) -> None:
 async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow: MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 60, "messages": [{"role": "user", "content": "n=60"}], **SCORED}
     most = 0
-    async with rig(requests_max=256, backlog_bytes_max=300_000) as made:
-        client = Client(await made.connect(receive_buffer=65_536))
+    async with gateway_rig(requests_max=256, backlog_bytes_max=300_000) as rig:
+        client = Client(await rig.connect(receive_buffer=65_536))
         await client.send(post(body))
         await client.more()
-        [outbox] = made.gateway.connections
+        [outbox] = rig.gateway.connections
         while len(client.buffer) < 1_000_000:
             most = max(most, outbox.backlog_bytes)
             assert await client.more(), client.buffer[-300:]
@@ -160,15 +160,15 @@ async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its
     prompt: str | list[str], rather_slow: MockClock
 ) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
-    async with rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as made:
-        client = Client(await made.connect(receive_buffer=4096))
+    async with gateway_rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as rig:
+        client = Client(await rig.connect(receive_buffer=4096))
         reply = await client.ask(post(body, "/v1/completions"))
         assert reply.whole
         assert reply.body.endswith(b"[DONE]\n\n")
         assert (reply.body.count(b'xxx"'), reply.body.count(b'finish_reason":"length')) == (64, 64 * choices_of(prompt))
         await client.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.answers.reserved_bytes == 0
+        await at_rest(rig)
+        assert rig.gateway.answers.reserved_bytes == 0
 
 
 def choices_of(prompt: str | list[str]) -> int:
@@ -177,11 +177,11 @@ def choices_of(prompt: str | list[str]) -> int:
 
 async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow: MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": "n=4 " + "x" * 1500, "echo": True}
-    async with rig(requests_max=256, answers_bytes_max=100_000) as made:
+    async with gateway_rig(requests_max=256, answers_bytes_max=100_000) as rig:
         for stream in (False, True):
-            reply = await (await made.client()).ask(post(body | {"stream": stream}, "/v1/completions"))
+            reply = await (await rig.client()).ask(post(body | {"stream": stream}, "/v1/completions"))
             assert (reply.status, "answers_bytes_max" in reply.error["message"]) == (400, True)
-            reply = await (await made.client()).ask(post(body | {"stream": stream, "n": 8}, "/v1/completions"))
+            reply = await (await rig.client()).ask(post(body | {"stream": stream, "n": 8}, "/v1/completions"))
             assert reply.status == 200
 
 
@@ -196,18 +196,18 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
         "backlog_bytes_max": 30_000,
         "send_buffer_bytes": 4096,
     }
-    async with rig(requests_max=256, stall_s=600.0, **limits) as made:
-        client = Client(await made.connect(receive_buffer=4096))
+    async with gateway_rig(requests_max=256, stall_s=600.0, **limits) as rig:
+        client = Client(await rig.connect(receive_buffer=4096))
         await client.send(post(body, "/v1/completions"))
         await trio.sleep(60)
-        counted_bytes = made.gateway.answers.reserved_bytes
+        counted_bytes = rig.gateway.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.whole, b"answers_bytes_max" in reply.body) == (whole, not whole)
         if whole:
             assert len(reply.body) - 100_000 < counted_bytes < len(reply.body)
         await client.stream.aclose()
-        await at_rest(made)
-        assert made.gateway.answers.reserved_bytes == 0
+        await at_rest(rig)
+        assert rig.gateway.answers.reserved_bytes == 0
 
 
 async def test_b1_candidates_are_kept_packed_and_replayed_in_many_turns(autojump_clock: MockClock) -> None:
@@ -351,14 +351,14 @@ async def test_b10_a_long_body_is_read_aside(body: dict[Any, Any], rather_slow: 
         sizes.append(size)
         return await run_inline(function, owner=owner, size=size)
 
-    async with rig() as made:
-        made.gateway.run_in_thread = aside
-        client = await made.client()
+    async with gateway_rig() as rig:
+        rig.gateway.run_in_thread = aside
+        client = await rig.client()
         assert (await client.ask(post(chat_body([{"role": "user", "content": "n=1"}])))).status == 200
         assert sizes == []
         assert (await client.ask(post(body))).status in {200, 400}
         assert len(sizes) == 1
-        socket = await made.client()
+        socket = await rig.client()
         await socket.upgrade()
         await socket.say(create("oak " * 30_000))
         assert (await socket.events())[-1]["error"]["code"] == "context_length_exceeded"
@@ -375,27 +375,27 @@ async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(
     token = max(TINY.tokenizer.get_vocab().items(), key=lambda entry: len(entry[0]))[1]
     text = TINY.decode([token]) * 250_000
     asked = {"tokens": [token] * 250_000} if path == "/detokenize" else {"prompt": text}
-    async with rig(backlog_bytes_max=256 * 1024) as made:
-        client = await made.client()
+    async with gateway_rig(backlog_bytes_max=256 * 1024) as rig:
+        client = await rig.client()
         await client.send(post(asked, path))
         await trio.sleep(5)
-        [outbox] = made.gateway.connections
+        [outbox] = rig.gateway.connections
         assert 0 < outbox.backlog_bytes <= 256 * 1024
-        counted_bytes = made.gateway.answers.reserved_bytes
+        counted_bytes = rig.gateway.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.status, reply.whole, len(reply.body)) == (200, True, counted_bytes)
         assert reply.json["text"] == text if path == "/detokenize" else reply.json["count"] == 250_000
         await client.ask(head())
-        assert made.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.answers.reserved_bytes == 0
 
 
 async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(
     rather_slow: MockClock,
 ) -> None:
-    async with rig(answers_bytes_max=1_000) as made:
-        client = await made.client()
+    async with gateway_rig(answers_bytes_max=1_000) as rig:
+        client = await rig.client()
         assert (await client.ask(post({"prompt": "oak " * 50}, "/tokenize"))).status == 200
         reply = await client.ask(post({"prompt": "oak " * 500}, "/tokenize"))
         assert (reply.status, reply.error["code"]) == (400, "invalid_request")
         assert "answers_bytes_max" in reply.error["message"]
-        assert made.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.answers.reserved_bytes == 0

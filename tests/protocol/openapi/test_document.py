@@ -20,7 +20,7 @@ from protocol.openapi.document import document
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.version import version
 from tests.rig.gateway import chat as chat_body
-from tests.rig.gateway import head, post, rig
+from tests.rig.gateway import gateway_rig, head, post
 from tests.system.fuzz import bodies
 from tests.system.fuzz.values import hostile_value
 
@@ -170,8 +170,8 @@ async def test_the_document_is_served_and_answers_conform_to_it(rather_slow: Moc
         "/tokenize": {"prompt": "oak"},
         "/detokenize": {"tokens": [5, 6]},
     }
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         served = (await client.ask(head("GET", "/openapi.json"))).json
         assert served == json.loads(
             msgspec.json.encode(document(version(), ROUTES.operations, models=["tiny"], keys_wanted=False))

@@ -18,7 +18,7 @@ from protocol.dialects.responses import Events
 from protocol.errors import Forbidden, Unauthorized
 from supervisor.gateway.access_log import LineRateLimit
 from supervisor.gateway.keys import Key
-from tests.rig.gateway import Rig, Worker, chat, create, head, leave_all, post, response, rig, text
+from tests.rig.gateway import Rig, Worker, chat, create, gateway_rig, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
 from tests.rig.sockets import websocket_client, whole
 
@@ -43,9 +43,9 @@ def bugs(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
     return lambda: sum(each.message == "a bug failed a request" and bool(each.exc_info) for each in log_records(caplog))
 
 
-def number(made: Rig, sample: str) -> float:
+def number(rig: Rig, sample: str) -> float:
     """The value of one sample as it is scraped, 0 if it is not there."""
-    lines = made.metrics.render({}).decode().splitlines()
+    lines = rig.metrics.render({}).decode().splitlines()
     return sum(float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} "))
 
 
@@ -60,17 +60,17 @@ def breaks(*_: object, **__: object) -> None:
 async def test_an_echoed_prompt_counts_neither_as_a_token_nor_as_a_gap(
     fields: Mapping[str, int], rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        assert (await (await made.client()).ask(text("n=5 s=0.1", **fields))).status == 200
-        assert " -" not in made.metrics.render({}).decode()
-        assert number(made, 'gen_ai_server_time_per_output_token_seconds_count{model="tiny"}') == 4
+    async with gateway_rig() as rig:
+        assert (await (await rig.client()).ask(text("n=5 s=0.1", **fields))).status == 200
+        assert " -" not in rig.metrics.render({}).decode()
+        assert number(rig, 'gen_ai_server_time_per_output_token_seconds_count{model="tiny"}') == 4
 
 
 async def test_cached_tokens_of_several_prompts_are_counted_as_in_the_usage(rather_slow: MockClock) -> None:
-    async with rig(worker=Worker(cached=3)) as made:
-        reply = await (await made.client()).ask(text(["n=2 one", "n=2 two"]))
+    async with gateway_rig(worker=Worker(cached=3)) as rig:
+        reply = await (await rig.client()).ask(text(["n=2 one", "n=2 two"]))
         assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 6
-        assert number(made, 'espalier_tokens_total{kind="cached",model="tiny"}') == 6
+        assert number(rig, 'espalier_tokens_total{kind="cached",model="tiny"}') == 6
 
 
 # Bugs --------------------------------------------------------------------------------------------
@@ -101,14 +101,14 @@ async def test_a_bug_in_a_response_is_logged_as_a_bug_and_not_as_a_refusal(
     bugs: Callable[[], Any],
 ) -> None:
     monkeypatch.setattr(cls, name, breaks)
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         reply = await client.ask(ask)
         assert reply.status == 500 or b"internal" in reply.body
         assert b"[DONE]" not in reply.body
-        await leave_all(made)
+        await leave_all(rig)
         assert (logged(), bugs()) == (INTERNAL, 1)
-        assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
+        assert "espalier_refusals_total{" not in rig.metrics.render({}).decode()
 
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
@@ -119,15 +119,15 @@ async def test_a_bug_in_a_lane_is_logged_as_a_bug_and_not_as_a_refusal(
     logged: Callable[[], Any],
     bugs: Callable[[], Any],
 ) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         monkeypatch.setattr(Events, name, breaks)
         await client.say(create())
         last = (await client.events("error", "response.failed"))[-1]
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
         assert error["code"] in {"internal", "server_error"}
         assert (logged(), bugs()) == (INTERNAL, 1)
-        assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
+        assert "espalier_refusals_total{" not in rig.metrics.render({}).decode()
         monkeypatch.undo()
         assert (await whole(client, create()))["status"] == "completed"
 
@@ -141,16 +141,16 @@ async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
 ) -> None:
     """It waits for admission, or on its connection for an earlier response."""
     limits: dict[str, Any] = {limit: 1}
-    async with rig(**limits) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(**limits) as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=500 s=1", stream_id="a"))
-        await made.worker.began.wait()
+        await rig.worker.began.wait()
         await client.say(create(stream_id="b"))
         await trio.sleep(0.1)
         await client.say({"type": "response.cancel", "stream_id": "b"})
         assert (await client.events("response.incomplete"))[-1]["stream_id"] == "b"
         assert logged() == [("request ended", 408, "left")]
-        assert "espalier_refusals_total{" not in made.metrics.render({}).decode()
+        assert "espalier_refusals_total{" not in rig.metrics.render({}).decode()
 
 
 # Probes ------------------------------------------------------------------------------------------
@@ -160,15 +160,15 @@ async def test_o12_refused_probes_are_logged_at_debug_level_and_counted(
     logged: Callable[[], Any], caplog: pytest.LogCaptureFixture, rather_slow: MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with rig() as made:
-        made.gateway.unready = lambda: "engine tiny is starting"
-        client = await made.client()
+    async with gateway_rig() as rig:
+        rig.gateway.unready = lambda: "engine tiny is starting"
+        client = await rig.client()
         for _ in range(30):
             assert (await client.ask(head(path="/ready"))).status == 503
         await trio.sleep(3)
         assert logged() == [("request refused", 503, "not_ready")] * 30
         assert {each.levelname for each in log_records(caplog) if each.name == "espalier.requests"} == {"DEBUG"}
-        assert number(made, 'espalier_refusals_total{code="not_ready"}') == 30
+        assert number(rig, 'espalier_refusals_total{code="not_ready"}') == 30
         assert (await client.ask(head(path="/nothing"))).status == 404
     assert [each.levelname for each in log_records(caplog) if each.name == "espalier.requests"][30:] == ["INFO"]
 
@@ -191,13 +191,13 @@ async def test_many_refusals_are_few_lines_and_one_count(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with rig() as made:
+    async with gateway_rig() as rig:
         for _ in range(1000):
-            made.gateway.access_log.log_refused(
+            rig.gateway.access_log.log_refused(
                 Unauthorized("no"), request_id="r", request_line="POST /v1/chat/completions"
             )
         await trio.sleep(3)
-        assert number(made, 'espalier_refusals_total{code="invalid_api_key"}') == 1000
+        assert number(rig, 'espalier_refusals_total{code="invalid_api_key"}') == 1000
     *lines, last = log_records(caplog)
     assert len(lines) == 10
     assert (lines[0].status, lines[0].outcome, lines[0].key, lines[0].request_id) == (401, "invalid_api_key", "-", "r")
@@ -209,9 +209,9 @@ async def test_an_error_is_logged_once_with_a_short_printable_request_line(
 ) -> None:
     caplog.set_level(logging.INFO)
     error = Forbidden("no")
-    async with rig() as made:
-        made.gateway.access_log.log_refused(error, request_id="r", request_line="GET /\x1b[2J" + "x" * 500, status=431)
-        made.gateway.access_log.log_refused(error, request_id="r", request_line="again")
+    async with gateway_rig() as rig:
+        rig.gateway.access_log.log_refused(error, request_id="r", request_line="GET /\x1b[2J" + "x" * 500, status=431)
+        rig.gateway.access_log.log_refused(error, request_id="r", request_line="again")
     (line,) = log_records(caplog)
     assert line.status == 431
     assert line.request.startswith("GET /\\x1b[2J")
@@ -219,8 +219,8 @@ async def test_an_error_is_logged_once_with_a_short_printable_request_line(
 
 
 async def test_probes_are_logged_at_debug_level(rather_slow: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    async with rig() as made:
+    async with gateway_rig() as rig:
         with caplog.at_level(logging.DEBUG, "espalier.requests"):
             for key, probe in ((None, True), (Key("alice"), False)):
-                made.gateway.access_log.log_answered("r", "GET /", 200, key, trio.current_time(), probe=probe)
+                rig.gateway.access_log.log_answered("r", "GET /", 200, key, trio.current_time(), probe=probe)
     assert [(record.levelname, record.key) for record in log_records(caplog)] == [("DEBUG", "-"), ("INFO", "alice")]

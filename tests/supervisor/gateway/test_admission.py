@@ -23,7 +23,7 @@ from tests.system.simulator import simulate
 Log = list[tuple[float, str, str]]
 
 
-def gate(requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2) -> AdmissionGate:
+def make_gate(requests_max: int = 2, admit_s: float = 5.0, waiting_max: int = 2) -> AdmissionGate:
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
@@ -49,37 +49,37 @@ async def run(gate: AdmissionGate, *plans: tuple[int, int, str], log: Log | None
 
 
 async def test_requests_are_admitted_at_once_while_there_are_places(autojump_clock: MockClock) -> None:
-    made = gate()
-    log = await run(made, (0, 3, "a"), (0, 3, "b"), (1, 1, "c"))
+    gate = make_gate()
+    log = await run(gate, (0, 3, "a"), (0, 3, "b"), (1, 1, "c"))
     assert log == [(0, "a", "in"), (0, "b", "in"), (3, "c", "in")]
 
 
 async def test_a_request_that_waits_longer_than_admit_s_is_refused(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1)
-    log = await run(made, (0, 9, "a"), (1, 1, "b"))
+    gate = make_gate(requests_max=1)
+    log = await run(gate, (0, 9, "a"), (1, 1, "b"))
     assert log == [(0, "a", "in"), (6, "b", "overloaded")]
 
 
 async def test_a_request_beyond_waiting_max_is_refused_at_once(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1)
-    log = await run(made, (0, 4, "a"), (1, 1, "b"), (1, 1, "c"), (2, 1, "d"))
+    gate = make_gate(requests_max=1)
+    log = await run(gate, (0, 4, "a"), (1, 1, "b"), (1, 1, "c"), (2, 1, "d"))
     assert log == [(0, "a", "in"), (2, "d", "overloaded"), (4, "b", "in"), (5, "c", "in")]
 
 
 async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, waiting_max=8)
+    gate = make_gate(requests_max=1, waiting_max=8)
     log: Log = []
 
     async def again_and_again() -> None:
         for turn in range(3):
-            await hold(made, 1, log, f"a{turn}")  # comes back in the very turn in which it leaves
+            await hold(gate, 1, log, f"a{turn}")  # comes back in the very turn in which it leaves
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again_and_again)
         await trio.sleep(0.5)
-        nursery.start_soon(hold, made, 1, log, "b")
+        nursery.start_soon(hold, gate, 1, log, "b")
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(hold, made, 1, log, "c")
+        nursery.start_soon(hold, gate, 1, log, "c")
     assert [name for _, name, _ in log] == ["a0", "b", "c", "a1", "a2"]
     assert [at for at, _, _ in log] == [0, 1, 2, 3, 4]
 
@@ -87,75 +87,75 @@ async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: M
 @pytest.mark.parametrize("seed", range(20))
 async def test_no_place_stays_empty_while_a_request_waits(seed: int, autojump_clock: MockClock) -> None:
     rng = random.Random(seed)
-    made = gate(requests_max=3, admit_s=4.0, waiting_max=100)
+    gate = make_gate(requests_max=3, admit_s=4.0, waiting_max=100)
 
     async def come_and_go() -> None:
         await trio.sleep(rng.randrange(20))
         with trio.move_on_after(rng.choice([1, 3, 7])):
             try:
-                async with made.admitted():
-                    assert made.inside <= 3
+                async with gate.admitted():
+                    assert gate.inside <= 3
                     await trio.sleep(rng.randrange(3))
             except Overloaded:
-                assert made.inside == 3
+                assert gate.inside == 3
 
     async def look() -> None:
         for _ in range(40):
             await trio.sleep(0.5)
             await trio.testing.wait_all_tasks_blocked()
-            assert made.inside == 3 or made.waiting == 0
+            assert gate.inside == 3 or gate.waiting == 0
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(look)
         for _ in range(60):
             nursery.start_soon(come_and_go)
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 async def test_a_drain_refuses_the_requests_that_wait_and_all_later_ones(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1)
+    gate = make_gate(requests_max=1)
     log: Log = []
 
     async def drain() -> None:
         await trio.sleep(2)
-        made.drain()
-        await made.wait_empty()
+        gate.drain()
+        await gate.wait_empty()
         log.append((trio.current_time(), "gate", "empty"))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drain)
-        await run(made, (0, 4, "a"), (1, 1, "b"), (3, 1, "c"), log=log)
+        await run(gate, (0, 4, "a"), (1, 1, "b"), (3, 1, "c"), log=log)
     assert log == [(0, "a", "in"), (2, "b", "draining"), (3, "c", "draining"), (4, "gate", "empty")]
 
 
 async def test_an_empty_gate_is_empty_at_once(autojump_clock: MockClock) -> None:
-    made = gate()
-    await made.wait_empty()
+    gate = make_gate()
+    await gate.wait_empty()
     assert trio.current_time() == 0
 
 
 async def test_an_unready_server_admits_no_request_and_gives_the_reason(autojump_clock: MockClock) -> None:
-    made = gate()
-    made.unready = lambda: "engine a is still starting"
+    gate = make_gate()
+    gate.unready = lambda: "engine a is still starting"
     with pytest.raises(NotReady, match="engine a is still starting"):
-        async with made.admitted():
+        async with gate.admitted():
             pass
-    made.unready = lambda: None
-    async with made.admitted():
-        assert made.inside == 1
+    gate.unready = lambda: None
+    async with gate.admitted():
+        assert gate.inside == 1
 
 
 async def test_a_request_that_waits_is_refused_if_the_server_becomes_unready(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1)
+    gate = make_gate(requests_max=1)
     log: Log = []
 
     async def lose() -> None:
         await trio.sleep(2)
-        made.unready = lambda: "gone"
+        gate.unready = lambda: "gone"
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lose)
-        await run(made, (0, 3, "a"), (1, 1, "b"), log=log)
+        await run(gate, (0, 3, "a"), (1, 1, "b"), log=log)
     assert log == [(0, "a", "in"), (3, "b", "not_ready")]
 
 
@@ -163,24 +163,24 @@ async def test_a_request_that_waits_is_refused_if_the_server_becomes_unready(aut
 async def test_a_request_that_is_cancelled_while_it_waits_passes_its_turn_on(
     leave_at: float, autojump_clock: MockClock
 ) -> None:
-    made = gate(requests_max=1)
+    gate = make_gate(requests_max=1)
     log: Log = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold, made, 2, log, "a")
+        nursery.start_soon(hold, gate, 2, log, "a")
         await trio.testing.wait_all_tasks_blocked()
         with trio.move_on_after(leave_at):
-            nursery.start_soon(hold, made, 1, log, "later")
-            await hold(made, 1, log, "b")
-    assert made.waiting == made.inside == 0
+            nursery.start_soon(hold, gate, 1, log, "later")
+            await hold(gate, 1, log, "b")
+    assert gate.waiting == gate.inside == 0
     assert (2.0, "later", "in") in log or (3.0, "later", "in") in log
 
 
 async def test_an_error_inside_frees_the_place(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1)
+    gate = make_gate(requests_max=1)
     with pytest.raises(KeyError):
-        async with made.admitted():
+        async with gate.admitted():
             raise KeyError
-    assert made.inside == 0
+    assert gate.inside == 0
 
 
 # Priorities ------------------------------------------------------------------------------------
@@ -200,15 +200,15 @@ async def line_up(gate: AdmissionGate, *waiters: tuple[str, int]) -> Log:
 
 
 async def test_the_highest_priority_goes_first_and_of_equals_the_oldest(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=8)
-    log = await line_up(made, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=8)
+    log = await line_up(gate, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
     assert [name for _, name, _ in log] == ["first", "f", "b", "d", "a", "e", "c"]
     assert [at for at, _, _ in log] == [0, 10, 11, 12, 13, 14, 15]
 
 
 async def test_a_high_priority_ends_no_request_that_is_inside(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, admit_s=5)
-    log = await line_up(made, ("a", 100))
+    gate = make_gate(requests_max=1, admit_s=5)
+    log = await line_up(gate, ("a", 100))
     assert log == [(0, "first", "in"), (5, "a", "overloaded")]
 
 
@@ -217,24 +217,24 @@ async def test_requests_that_leave_the_queue_do_not_change_the_order_of_the_othe
     seed: int, autojump_clock: MockClock
 ) -> None:
     rng = random.Random(seed)
-    made = gate(requests_max=1, admit_s=1000, waiting_max=100)
+    gate = make_gate(requests_max=1, admit_s=1000, waiting_max=100)
     came, went = [], []
 
     async def come(number: int, priority: int, patience: int) -> None:
         with trio.move_on_after(patience):
-            async with made.admitted(priority):
+            async with gate.admitted(priority):
                 went.append((priority, number))
                 await trio.sleep(5)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold, made, 50, [], "first")
+        nursery.start_soon(hold, gate, 50, [], "first")
         await trio.testing.wait_all_tasks_blocked()
         for number in range(12):
             priority, patience = rng.randrange(3), rng.choice([1, 20, 50, 10_000])  # 50: in the very turn
             came.append((priority, number, patience))
             nursery.start_soon(come, number, priority, patience)
             await trio.testing.wait_all_tasks_blocked()
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
     stayed = {(priority, number) for priority, number, patience in came if patience > 50}
     maybe = {(priority, number) for priority, number, patience in came if patience == 50}
     assert stayed <= set(went) <= stayed | maybe
@@ -242,23 +242,23 @@ async def test_requests_that_leave_the_queue_do_not_change_the_order_of_the_othe
 
 
 async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=8)
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=8)
     log, scope = Log(), trio.CancelScope()
 
     async def cancelled() -> None:
         with scope:
-            await hold(made, 1, log, "b", 9)
+            await hold(gate, 1, log, "b", 9)
 
     async with trio.open_nursery() as nursery:
-        async with made.admitted():
+        async with gate.admitted():
             nursery.start_soon(cancelled)
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(hold, made, 1, log, "c")
+            nursery.start_soon(hold, gate, 1, log, "c")
             await trio.testing.wait_all_tasks_blocked()
             scope.cancel()
-        assert made.inside == 1  # given in this very turn, to one who will not come
+        assert gate.inside == 1  # given in this very turn, to one who will not come
     assert log == [(0, "c", "in")]
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 # Displacing ------------------------------------------------------------------------------------
@@ -267,30 +267,30 @@ async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(au
 async def test_a_higher_priority_displaces_the_newest_of_the_lowest_from_a_full_queue(
     autojump_clock: MockClock,
 ) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=3)
-    log = await line_up(made, ("a", -1), ("b", 0), ("c", -1), ("d", 5))
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=3)
+    log = await line_up(gate, ("a", -1), ("b", 0), ("c", -1), ("d", 5))
     assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "d", "in"), (11, "b", "in"), (12, "a", "in")]
 
 
 @pytest.mark.parametrize("priority", [3, 2, -1])
 async def test_a_request_displaces_none_of_equal_or_higher_priority(priority: int, autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=2)
-    log = await line_up(made, ("a", 3), ("b", 4), ("c", priority))
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=2)
+    log = await line_up(gate, ("a", 3), ("b", 4), ("c", priority))
     assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "b", "in"), (11, "a", "in")]
 
 
 async def test_no_request_is_displaced_while_the_queue_has_room(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=2)
-    log = await line_up(made, ("a", 0), ("b", 1))
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=2)
+    log = await line_up(gate, ("a", 0), ("b", 1))
     assert log == [(0, "first", "in"), (10, "b", "in"), (11, "a", "in")]
 
 
 async def test_a_displaced_request_gets_the_reason_and_a_retry_after(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=1)
-    async with trio.open_nursery() as nursery, made.admitted():
-        nursery.start_soon(hold, made, 1, [], "b", 1)
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
+    async with trio.open_nursery() as nursery, gate.admitted():
+        nursery.start_soon(hold, gate, 1, [], "b", 1)
         with pytest.raises(Overloaded, match="one with a higher priority displaced this one") as refused:
-            async with made.admitted(0):
+            async with gate.admitted(0):
                 pytest.fail("there was no place")
     assert refused.value.retry_after_s == 1
 
@@ -330,31 +330,31 @@ async def come(
 async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_once(
     cancelled_first: bool, autojump_clock: MockClock
 ) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=1)
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
     log, scope = Log(), trio.CancelScope()
 
     async def cancelled() -> None:
         with scope:
-            await hold(made, 1, log, "a")
+            await hold(gate, 1, log, "a")
 
     async with trio.open_nursery() as nursery:
-        await come(nursery, made, log, "first", 0, for_s=10)
+        await come(nursery, gate, log, "first", 0, for_s=10)
         nursery.start_soon(cancelled)
         await trio.testing.wait_all_tasks_blocked()
         with around(scope.cancel, before=cancelled_first):
-            await come(nursery, made, log, "b", 9)
+            await come(nursery, gate, log, "b", 9)
         assert scope.cancel_called
-        assert (made.inside, made.waiting) == (1, 1)
+        assert (gate.inside, gate.waiting) == (1, 1)
     refused = [] if cancelled_first else [(0, "a", "overloaded")]
     assert log == [(0, "first", "in"), *refused, (10, "b", "in")]
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_request_that_got_its_place_in_this_turn_is_not_displaced(seed: int) -> None:
     async def main(rng: random.Random) -> None:
-        made = gate(requests_max=1, admit_s=60, waiting_max=1)
-        log, first = Log(), made.admitted()
+        gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
+        log, first = Log(), gate.admitted()
         await first.__aenter__()
 
         def leave() -> None:
@@ -362,12 +362,12 @@ def test_a_request_that_got_its_place_in_this_turn_is_not_displaced(seed: int) -
                 first.__aexit__(None, None, None).send(None)
 
         async with trio.open_nursery() as nursery:
-            await come(nursery, made, log, "a", 0, for_s=5)
+            await come(nursery, gate, log, "a", 0, for_s=5)
             with around(leave, before=True):
-                nursery.start_soon(hold, made, 1, log, "b", 9, name="b")
+                nursery.start_soon(hold, gate, 1, log, "b", 9, name="b")
                 await trio.lowlevel.checkpoint()
-                await come(nursery, made, log, "c", 5)  # when the seed says so, before `a` has taken its place
-            assert (made.inside, made.waiting) == (1, 1)
+                await come(nursery, gate, log, "c", 5)  # when the seed says so, before `a` has taken its place
+            assert (gate.inside, gate.waiting) == (1, 1)
         assert sorted(log) == [(0, "a", "in"), (0, "c", "overloaded"), (5, "b", "in")]
 
     simulate(main, seed)
@@ -376,30 +376,30 @@ def test_a_request_that_got_its_place_in_this_turn_is_not_displaced(seed: int) -
 async def test_a_request_that_is_displaced_in_the_turn_of_a_drain_is_refused_as_draining(
     autojump_clock: MockClock,
 ) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=1)
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
     log: Log = []
     async with trio.open_nursery() as nursery:
-        await come(nursery, made, log, "first", 0, for_s=10)
-        await come(nursery, made, log, "a", 0)
-        with around(made.drain):
-            await come(nursery, made, log, "b", 9)
-        await come(nursery, made, log, "c", 10)
-        assert (made.inside, made.waiting) == (1, 0)
-        await made.wait_empty()
+        await come(nursery, gate, log, "first", 0, for_s=10)
+        await come(nursery, gate, log, "a", 0)
+        with around(gate.drain):
+            await come(nursery, gate, log, "b", 9)
+        await come(nursery, gate, log, "c", 10)
+        assert (gate.inside, gate.waiting) == (1, 0)
+        await gate.wait_empty()
         assert trio.current_time() == 10
     assert log[0] == (0.0, "first", "in")
     assert sorted(log[1:]) == [(0, name, "draining") for name in "abc"]
 
 
 async def test_a_drain_after_a_displacement_refuses_the_waiting_requests_only(autojump_clock: MockClock) -> None:
-    made = gate(requests_max=1, admit_s=60, waiting_max=1)
+    gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
     log: Log = []
     async with trio.open_nursery() as nursery:
         for name, priority in [("first", 0), ("a", 0), ("b", 9)]:
-            await come(nursery, made, log, name, priority)
-        made.drain()
+            await come(nursery, gate, log, name, priority)
+        gate.drain()
     assert log == [(0, "first", "in"), (0, "a", "overloaded"), (0, "b", "draining")]
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 # Any sequence of events ------------------------------------------------------------------------
@@ -485,9 +485,9 @@ def test_a_gate_behaves_as_its_model_for_any_sequence_of_requests(
     requests_max: int, waiting_max: int, events: list[tuple[str, int]]
 ) -> None:
     async def main() -> None:
-        made, model = AdmissionGate(requests_max, 60.0, waiting_max, lambda: None), Model(requests_max, waiting_max)
+        gate, model = AdmissionGate(requests_max, 60.0, waiting_max, lambda: None), Model(requests_max, waiting_max)
         async with trio.open_nursery() as nursery:
-            crowd = Crowd(made, nursery)
+            crowd = Crowd(gate, nursery)
             for what, value in events:
                 if what == "come":
                     crowd.come(value)
@@ -498,9 +498,9 @@ def test_a_gate_behaves_as_its_model_for_any_sequence_of_requests(
                 await trio.testing.wait_all_tasks_blocked()
                 assert crowd.refused == model.refused
                 assert sorted(crowd.line) == sorted(number for _, number in model.line)
-                assert (made.inside, made.waiting) == (len(model.inside), len(model.line))
+                assert (gate.inside, gate.waiting) == (len(model.inside), len(model.line))
             nursery.cancel_scope.cancel()
-        assert (made.inside, made.waiting) == (0, 0)
+        assert (gate.inside, gate.waiting) == (0, 0)
 
     trio.run(main)
 
@@ -520,22 +520,22 @@ class Watching(trio.abc.Instrument):
 @pytest.mark.parametrize("seed", range(30))
 def test_within_one_turn_no_request_is_lost_and_no_limit_is_exceeded(seed: int) -> None:
     async def main(rng: random.Random) -> None:
-        made = AdmissionGate(2, 1000.0, 3, lambda: None)
-        watching = Watching(made)
+        gate = AdmissionGate(2, 1000.0, 3, lambda: None)
+        watching = Watching(gate)
         trio.lowlevel.add_instrument(watching)
         async with trio.open_nursery() as nursery:
-            crowd = Crowd(made, nursery)
+            crowd = Crowd(gate, nursery)
             for _ in range(30):
                 for _ in range(rng.randrange(8)):
                     crowd.come(rng.randrange(3)) if rng.random() < 0.6 else crowd.give_up(rng.randrange(99))
                     for _ in range(rng.randrange(3)):
                         await trio.lowlevel.checkpoint()
                 await trio.testing.wait_all_tasks_blocked()
-                assert made.inside + made.waiting == len(crowd.living)
+                assert gate.inside + gate.waiting == len(crowd.living)
             for scope in crowd.scopes:
                 scope.cancel()
         assert watching.seen == {(False, False, False)}
-        assert (made.inside, made.waiting) == (0, 0)
+        assert (gate.inside, gate.waiting) == (0, 0)
         assert sorted(crowd.over) == list(range(len(crowd.scopes)))
         assert crowd.refused
 
@@ -545,10 +545,10 @@ def test_within_one_turn_no_request_is_lost_and_no_limit_is_exceeded(seed: int) 
 async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room_for(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, inside = AdmissionGate(1, 5.0, 10, lambda: None), list[int]()
+    gate, inside = AdmissionGate(1, 5.0, 10, lambda: None), list[int]()
 
     async def enter(number: int) -> None:
-        async with made.admitted():
+        async with gate.admitted():
             inside.append(number)
             await trio.sleep(1)
 
@@ -556,16 +556,16 @@ async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room
         for number in range(5):
             nursery.start_soon(enter, number)
             await trio.testing.wait_all_tasks_blocked()
-        assert (made.inside, made.waiting) == (1, 4)
-        made.change(3, 5.0, 10)
-        assert (made.inside, made.waiting) == (3, 2)
+        assert (gate.inside, gate.waiting) == (1, 4)
+        gate.change(3, 5.0, 10)
+        assert (gate.inside, gate.waiting) == (3, 2)
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(inside) == [0, 1, 2]
-        made.change(1, 0.5, 1)
-        assert (made.inside, made.waiting) == (3, 2)  # those inside stay
+        gate.change(1, 0.5, 1)
+        assert (gate.inside, gate.waiting) == (3, 2)  # those inside stay
         with pytest.raises(Overloaded):
-            async with made.admitted():
+            async with gate.admitted():
                 raise AssertionError
         await trio.sleep(0.9)
     assert sorted(inside) == [0, 1, 2, 3, 4]
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)

@@ -19,7 +19,7 @@ from protocol.errors import BadRequest, Overloaded
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
 from supervisor.gateway.keys import Key, KeySources, digest
-from tests.rig.gateway import at_rest, post, rig
+from tests.rig.gateway import at_rest, gateway_rig, post
 
 Log = list[tuple[Any, ...]]
 Waiter = tuple[str, float, dict[str, Any]]
@@ -46,79 +46,79 @@ async def run_requests(gate: AdmissionGate, log: Log, *waiters: Waiter) -> None:
     assert not gate.statistics().by_owner
 
 
-def gate(requests_max: int, admit_s: float = 60.0, waiting_max: int = 100) -> AdmissionGate:
+def make_gate(requests_max: int, admit_s: float = 60.0, waiting_max: int = 100) -> AdmissionGate:
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
 async def test_b13_places_are_counted_in_generations(autojump_clock: trio.testing.MockClock) -> None:
-    made, log = gate(10), Log()
-    await run_requests(made, log, ("a", 5, {"weight": 6}), ("b", 5, {"weight": 5}), ("c", 5, {"weight": 4}))
+    gate, log = make_gate(10), Log()
+    await run_requests(gate, log, ("a", 5, {"weight": 6}), ("b", 5, {"weight": 5}), ("c", 5, {"weight": 4}))
     assert sorted(log) == [(0, "a"), (5, "b"), (5, "c")], "requests of one owner are admitted in their order"
 
 
 async def test_b13_a_request_that_could_never_fit_is_refused_by_its_field(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made = gate(10)
+    gate = make_gate(10)
     with pytest.raises(
         BadRequest, match=r"11 answers are asked for at once, .* computes 10 \(requests_max\)"
     ) as caught:
-        async with made.admitted(weight=11, param="n"):
+        async with gate.admitted(weight=11, param="n"):
             pytest.fail("it fits")
     assert caught.value.param == "n"
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: trio.testing.MockClock) -> None:
-    made, log = gate(4), Log()
+    gate, log = make_gate(4), Log()
     a, b = {"owner": "a"}, {"owner": "b"}
     waiters = [("a0", 10, a), ("a1", 20, a), ("a2", 20, a), ("b0", 30, b), ("a3", 1, a), ("a4", 1, a), ("b1", 1, b)]
-    await run_requests(made, log, *waiters)
+    await run_requests(gate, log, *waiters)
     assert log[4:] == [(10, "b1"), (11, "a3"), (12, "a4")]
 
 
 async def test_b13_many_requests_of_one_owner_do_not_delay_another(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), Log()
+    gate, log = make_gate(8), Log()
     crowd = [(f"a{n}", 1, {"owner": "a", "weight": 4}) for n in range(30)]
-    await run_requests(made, log, *crowd, ("b", 1, {"owner": "b"}))
+    await run_requests(gate, log, *crowd, ("b", 1, {"owner": "b"}))
     assert (1.0, "b") in log, "it is admitted before 28 earlier ones"
 
 
 async def test_b13_many_requests_of_two_owners_do_not_delay_a_third(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), Log()
+    gate, log = make_gate(8), Log()
     crowds = [(f"{owner}{n}", 1, {"owner": owner, "weight": 4}) for n in range(15) for owner in "ab"]
-    await run_requests(made, log, *crowds, ("c", 1, {"owner": "c"}))
+    await run_requests(gate, log, *crowds, ("c", 1, {"owner": "c"}))
     assert (2.0, "c") in log, "each other owner has one turn before it, not all of its turns"
 
 
 async def test_an_owner_holds_at_most_its_limit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(4), Log()
+    gate, log = make_gate(4), Log()
     mine = {"owner": "a", "owner_max": 3}
     waiters = [*((f"a{n}", 5, mine) for n in range(4)), ("b", 5, {"owner": "b", "owner_max": 3})]
-    await run_requests(made, log, *waiters)
+    await run_requests(gate, log, *waiters)
     assert sorted(log) == [(0, "a0"), (0, "a1"), (0, "a2"), (0, "b"), (5, "a3")]
 
 
 async def test_the_error_names_the_limit_of_the_owner(autojump_clock: trio.testing.MockClock) -> None:
-    made = gate(4, admit_s=3)
-    async with made.admitted(owner="a", weight=2, owner_max=2):
+    gate = make_gate(4, admit_s=3)
+    async with gate.admitted(owner="a", weight=2, owner_max=2):
         with pytest.raises(Overloaded, match=r"^no place of the 2 that its key may have at once was free within 3 s$"):
-            async with made.admitted(owner="a", owner_max=2):
+            async with gate.admitted(owner="a", owner_max=2):
                 pass
 
 
 async def test_a_request_above_the_limit_of_its_owner_is_admitted_alone(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), Log()
+    gate, log = make_gate(8), Log()
     mine = {"owner": "a", "owner_max": 3}
-    await run_requests(made, log, ("small", 5, mine), ("large", 5, {**mine, "weight": 6}), ("small too", 5, mine))
+    await run_requests(gate, log, ("small", 5, mine), ("large", 5, {**mine, "weight": 6}), ("small too", 5, mine))
     assert log == [(0, "small"), (5, "large"), (10, "small too")]
 
 
@@ -126,18 +126,18 @@ async def test_small_requests_overtake_a_large_one_for_a_limited_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Half of the places are the fair share of the large one: they are reserved for it as they become free."""
-    made, log, small = gate(8, admit_s=1000), Log(), {"owner": "b"}
+    gate, log, small = make_gate(8, admit_s=1000), Log(), {"owner": "b"}
 
     async def keep_coming(nursery: trio.Nursery, number: int) -> None:
         await trio.sleep(number / 8)
         for turn in range(20):
-            await hold(made, log, f"b{number}.{turn}", 1.0, **small)
+            await hold(gate, log, f"b{number}.{turn}", 1.0, **small)
 
     async with trio.open_nursery() as nursery:
         for number in range(8):
             nursery.start_soon(keep_coming, nursery, number)
         await trio.sleep(2.05)
-        nursery.start_soon(lambda: hold(made, log, "large", 1.0, owner="a", weight=4))
+        nursery.start_soon(lambda: hold(gate, log, "large", 1.0, owner="a", weight=4))
     entered = next(at for at, name, *_ in log if name == "large")
     assert entered <= 3.1
     assert sum(2.05 < at <= entered for at, *_ in log) <= 6, "they are admitted while places are reserved"
@@ -146,14 +146,14 @@ async def test_small_requests_overtake_a_large_one_for_a_limited_time(
 async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8, admit_s=50), Log()
+    gate, log = make_gate(8, admit_s=50), Log()
     waiters: list[Waiter] = [
         ("a0", 100, {"owner": "a", "weight": 4}),
         ("b0", 1, {"owner": "b", "weight": 3}),
         ("a1", 1, {"owner": "a", "weight": 4}),
         *((f"b{n}", 1, {"owner": "b"}) for n in range(1, 30)),
     ]
-    await run_requests(made, log, *waiters)
+    await run_requests(gate, log, *waiters)
     assert log[-1][0] >= 0
     assert [at for at, name, *rest in log if name == "a1" and rest] in ([], [50.0])
     assert all(not rest for _, name, *rest in log if name.startswith("b"))
@@ -163,10 +163,10 @@ async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(
 async def test_a_full_queue_drops_the_last_request_of_the_owner_with_most(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(1, waiting_max=4), Log()
+    gate, log = make_gate(1, waiting_max=4), Log()
     crowd = [(f"a{n}", 10, {"owner": "a"}) for n in range(5)]
     await run_requests(
-        made, log, *crowd, ("b", 10, {"owner": "b"}), ("a5", 10, {"owner": "a"}), ("c", 10, {"owner": "c"})
+        gate, log, *crowd, ("b", 10, {"owner": "b"}), ("a5", 10, {"owner": "a"}), ("c", 10, {"owner": "c"})
     )
     refused = [name for _, name, *rest in log if rest]
     assert refused == ["a4", "a5", "a3"]
@@ -177,42 +177,42 @@ async def test_a_full_queue_drops_the_last_request_of_the_owner_with_most(
 async def test_a_full_queue_refuses_an_owner_with_as_many_requests_in_it(
     mine: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    made, log = gate(1, waiting_max=2), Log()
+    gate, log = make_gate(1, waiting_max=2), Log()
     waiters = [(name, 10, {"owner": name}) for name in "xab"]
-    await run_requests(made, log, *waiters, ("late", 10, {"owner": mine}))
+    await run_requests(gate, log, *waiters, ("late", 10, {"owner": mine}))
     assert [name for _, name, *rest in log if rest] == ["late"]
 
 
 async def test_a_cancelled_request_frees_its_reserved_places(autojump_clock: trio.testing.MockClock) -> None:
-    made, log = gate(4, admit_s=60), Log()
+    gate, log = make_gate(4, admit_s=60), Log()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: hold(made, log, "b0", 100, owner="b", weight=3))
+        nursery.start_soon(lambda: hold(gate, log, "b0", 100, owner="b", weight=3))
         await trio.testing.wait_all_tasks_blocked()
         with trio.move_on_after(5):
-            nursery.start_soon(lambda: hold(made, log, "b1", 1, owner="b", weight=1))
+            nursery.start_soon(lambda: hold(gate, log, "b1", 1, owner="b", weight=1))
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(lambda: hold(made, log, "b2", 1, owner="b", weight=1))
-            await hold(made, log, "a", 1, owner="a", weight=4)
+            nursery.start_soon(lambda: hold(gate, log, "b2", 1, owner="b", weight=1))
+            await hold(gate, log, "a", 1, owner="a", weight=4)
     assert next(at for at, name, *_ in log if name == "b2") <= 5
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(8), Log()
+    gate, log = make_gate(8), Log()
 
     async def again_and_again(number: int) -> None:
         await trio.sleep(number / 16)
         for _ in range(20):
-            await hold(made, log, f"small {number}", owner="b")
+            await hold(gate, log, f"small {number}", owner="b")
 
     async with trio.open_nursery() as nursery:
         for number in range(16):
             nursery.start_soon(again_and_again, number)
         await trio.sleep(2.01)
         before = len(log)
-        nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=8))
+        nursery.start_soon(lambda: hold(gate, log, "heavy", owner="a", weight=8))
     at = log.index(next(entry for entry in log if entry[1] == "heavy"))
     assert len(log[at]) == 2, "it waited in vain"
     assert at - before <= 8
@@ -223,52 +223,52 @@ async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(
 async def test_a_heavy_request_that_times_out_lets_the_others_in(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made, log = gate(4, admit_s=3), Log()
+    gate, log = make_gate(4, admit_s=3), Log()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: hold(made, log, "b", 100, owner="b"))
+        nursery.start_soon(lambda: hold(gate, log, "b", 100, owner="b"))
         for number in range(12):
-            nursery.start_soon(partial(hold, made, log, f"small {number}", owner="c"))
+            nursery.start_soon(partial(hold, gate, log, f"small {number}", owner="c"))
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=4))
+        nursery.start_soon(lambda: hold(gate, log, "heavy", owner="a", weight=4))
     assert (3, "heavy", "overloaded") in log
     assert max(at for at, name, *_ in log if name.startswith("small")) >= 3
-    assert (made.inside, made.waiting) == (0, 0)
+    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("lowered", [3, 4])
 async def test_a_request_that_no_longer_fits_after_a_reload_blocks_nobody(
     lowered: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    made, log = gate(8, admit_s=50), Log()
+    gate, log = make_gate(8, admit_s=50), Log()
     async with trio.open_nursery() as nursery:
         for number in range(40):
-            nursery.start_soon(partial(hold, made, log, f"small {number}", owner="b"))
+            nursery.start_soon(partial(hold, gate, log, f"small {number}", owner="b"))
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(lambda: hold(made, log, "heavy", owner="a", weight=4))
+        nursery.start_soon(lambda: hold(gate, log, "heavy", owner="a", weight=4))
         await trio.sleep(0.5)
-        made.change(lowered, 50, 100)
+        gate.change(lowered, 50, 100)
     assert ((50, "heavy", "overloaded") in log) == (lowered < 4)
     assert max(at for at, name, *_ in log if name.startswith("small")) <= 20
 
 
 async def spent_s(keys: int) -> float:
     """Return the CPU time of ten walks along a queue of this many keys in which no request fits."""
-    made = gate(16, waiting_max=3000)
+    gate = make_gate(16, waiting_max=3000)
 
     async def stay(number: int) -> None:
-        async with made.admitted(owner=f"key {number}", weight=15 + (number == 0)):
+        async with gate.admitted(owner=f"key {number}", weight=15 + (number == 0)):
             await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
         for number in range(keys):
             nursery.start_soon(stay, number)
         await trio.testing.wait_all_tasks_blocked()
-        made.requests_max = 17  # one more is free, and fits nobody
+        gate.requests_max = 17  # one more is free, and fits nobody
         began_s = time.thread_time()
         for _ in range(10):
-            made._admit()
+            gate._admit()
         took_s = time.thread_time() - began_s
-        assert made.waiting == keys - 1
+        assert gate.waiting == keys - 1
         nursery.cancel_scope.cancel()
     return took_s
 
@@ -290,13 +290,13 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
     requests_max: int, waiting_max: int, coming: list[tuple[str, int, int, int]], seed: int
 ) -> None:
     async def main() -> None:
-        made, rng = gate(requests_max, waiting_max=waiting_max), random.Random(seed)
+        gate, rng = make_gate(requests_max, waiting_max=waiting_max), random.Random(seed)
         scopes: list[trio.CancelScope] = []
 
         async def stay(owner: str, weight: int, priority: int, scope: trio.CancelScope) -> None:
             with scope:
                 try:
-                    async with made.admitted(priority, owner=owner, weight=weight, owner_max=4):
+                    async with gate.admitted(priority, owner=owner, weight=weight, owner_max=4):
                         await trio.sleep_forever()
                 except Overloaded:
                     pass
@@ -309,16 +309,16 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
                 if leaves > 6 and scopes:
                     rng.choice(scopes).cancel()
                 await trio.testing.wait_all_tasks_blocked()
-                assert made.inside <= requests_max
-                assert made.waiting <= waiting_max
-                held = made.statistics().by_owner
-                assert made.inside == sum(held.values())
+                assert gate.inside <= requests_max
+                assert gate.waiting <= waiting_max
+                held = gate.statistics().by_owner
+                assert gate.inside == sum(held.values())
                 assert all(each <= 4 for each in held.values())
-                smallest = min((each.weight for each in made._queue if each.owner not in held), default=9)
-                assert made.inside + smallest > requests_max or made._queue.owners > 1
+                smallest = min((each.weight for each in gate._queue if each.owner not in held), default=9)
+                assert gate.inside + smallest > requests_max or gate._queue.owners > 1
             for scope in scopes:
                 scope.cancel()
-        assert made.statistics() == AdmissionStatistics(0, 0, {})
+        assert gate.statistics() == AdmissionStatistics(0, 0, {})
 
     trio.run(main)
 
@@ -351,17 +351,17 @@ async def test_b13_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
 ) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'[key.alice]\nsha256 = "{digest("a" * 30)}"\nconcurrency_max = 1\n')
-    async with rig(requests_max=256) as made:
-        made.gateway.keys.sources = KeySources(file)
-        made.gateway.keys.load()
-        client = await made.client()
+    async with gateway_rig(requests_max=256) as rig:
+        rig.gateway.keys.sources = KeySources(file)
+        rig.gateway.keys.load()
+        client = await rig.client()
         key = {"authorization": f"Bearer {'a' * 30}"}
         reply = await client.ask(post(texts(n=128), "/v1/completions", **key))
         assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "n")
         assert "concurrency_max" in reply.error["message"]
         assert (await client.ask(post(texts(), "/v1/completions", **key))).status == 200
         await client.stream.aclose()
-        await at_rest(made)
+        await at_rest(rig)
 
 
 @pytest.mark.parametrize(
@@ -370,11 +370,11 @@ async def test_b13_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
 async def test_b13_more_choices_than_the_gateway_admits_are_refused_by_their_field(
     fields: dict[str, Any], param: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with rig(requests_max=8) as made:
-        client = await made.client()
+    async with gateway_rig(requests_max=8) as rig:
+        client = await rig.client()
         reply = await client.ask(post(texts(**fields), "/v1/completions"))
         assert (reply.status, reply.error["param"]) == (400, param)
         assert "requests_max" in reply.error["message"]
         assert (await client.ask(post(texts(n=8), "/v1/completions"))).status == 200
         await client.stream.aclose()
-        await at_rest(made)
+        await at_rest(rig)

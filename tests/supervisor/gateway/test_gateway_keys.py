@@ -27,7 +27,7 @@ from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
-from tests.rig.gateway import SECRET, Client, Reply, Rig, at_rest, chat, create, head, post, rig
+from tests.rig.gateway import SECRET, Client, Reply, Rig, at_rest, chat, create, gateway_rig, head, post
 from tests.rig.keys import as_, sha
 from tests.rig.sockets import whole
 
@@ -42,16 +42,16 @@ async def locked(tmp_path: Path, *lines: str, **limits: Any) -> AsyncIterator[Ri
     )
     keys = Keys(KeySources(path))
     keys.load()
-    async with rig(**limits) as made:
-        made.gateway.keys = keys
-        yield made
-        await at_rest_soon(made)
+    async with gateway_rig(**limits) as rig:
+        rig.gateway.keys = keys
+        yield rig
+        await at_rest_soon(rig)
 
 
-async def at_rest_soon(made: Rig) -> None:
-    made.hang_up()
-    await at_rest(made)
-    assert set(made.gateway.keys.statistics().values()) <= {KeyStatistics(0, 0)}
+async def at_rest_soon(rig: Rig) -> None:
+    rig.hang_up()
+    await at_rest(rig)
+    assert set(rig.gateway.keys.statistics().values()) <= {KeyStatistics(0, 0)}
 
 
 async def eventually(ask: Callable[[], Awaitable[Reply]]) -> None:
@@ -62,22 +62,22 @@ async def eventually(ask: Callable[[], Awaitable[Reply]]) -> None:
 
 
 async def test_without_a_key_only_health_and_readiness_are_answered(tmp_path: Path) -> None:
-    async with locked(tmp_path) as made:
+    async with locked(tmp_path) as rig:
         for data in (post(chat()), head("GET", "/v1/models"), head("GET", "/nothing"), head("GET", "/metrics")):
-            client = await made.client()
+            client = await rig.client()
             reply = await client.ask(data)
             assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
             assert reply.headers["www-authenticate"] == "Bearer"
         for path in ("/health", "/ready"):
-            assert (await (await made.client()).ask(head("GET", path))).status == 200
-        refused = await (await made.client()).upgrade()
+            assert (await (await rig.client()).ask(head("GET", path))).status == 200
+        refused = await (await rig.client()).upgrade()
         assert refused.status == 401
-        assert not made.worker.prompts
+        assert not rig.worker.prompts
 
 
 async def test_a_wrong_key_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
-    async with locked(tmp_path) as made:
-        client = await made.client()
+    async with locked(tmp_path) as rig:
+        client = await rig.client()
         reply = await client.ask(head("POST", "/v1/chat/completions", content_length=4_000_000, **as_("eve")))
         assert (reply.status, reply.headers["connection"]) == (401, "close")
 
@@ -85,15 +85,15 @@ async def test_a_wrong_key_is_refused_before_its_body_is_read(tmp_path: Path) ->
 async def test_a_key_is_accepted_over_http_and_websocket_and_logged_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with locked(tmp_path) as made:
+    async with locked(tmp_path) as rig:
         with caplog.at_level(logging.INFO):
-            client = await made.client()
+            client = await rig.client()
             assert (await client.ask(post(chat(f"n=5 {SECRET}"), **as_("alice")))).status == 200
             assert (await client.ask(head("GET", "/v1/models", x_api_key=f"bob-{SECRET}"))).status == 200
-            other = await made.client()
+            other = await rig.client()
             assert (await other.upgrade(**as_("bob"))).status == 101
             assert (await whole(other, create("n=3")))["status"] == "completed"
-            await at_rest_soon(made)
+            await at_rest_soon(rig)
         lines = [vars(each) for each in caplog.records if each.name == "espalier.requests"]
         assert [(line["key"], line["request"], line["status"]) for line in lines] == [
             ("alice", "POST /v1/chat/completions", 200),
@@ -107,15 +107,15 @@ async def test_a_key_is_accepted_over_http_and_websocket_and_logged_by_name(
 
 
 async def test_metrics_take_an_admin_key(tmp_path: Path) -> None:
-    async with locked(tmp_path) as made:
-        client = await made.client()
+    async with locked(tmp_path) as rig:
+        client = await rig.client()
         assert (await client.ask(head("GET", "/metrics", **as_("alice")))).error["code"] == "forbidden"
         assert (await client.ask(head("GET", "/metrics", **as_("admin")))).status == 200
 
 
 async def test_a_request_beyond_the_rate_of_its_key_gets_429_with_retry_after(tmp_path: Path) -> None:
-    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
-        client = await made.client()
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as rig:
+        client = await rig.client()
         replies = [await client.ask(post(chat(), **as_("alice"))) for _ in range(3)]
         assert [reply.status for reply in replies] == [200, 200, 429]
         assert replies[2].error["type"] == "rate_limit_error"
@@ -125,15 +125,15 @@ async def test_a_request_beyond_the_rate_of_its_key_gets_429_with_retry_after(tm
 
 
 async def test_refused_requests_are_charged_to_the_rate_limit(tmp_path: Path) -> None:
-    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
-        client = await made.client()
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as rig:
+        client = await rig.client()
         replies = [await client.ask(post(body, **as_("alice"))) for body in (b"[", chat(model="no"), chat())]
         assert [reply.status for reply in replies] == [400, 404, 429]
 
 
 async def test_refused_messages_are_charged_to_the_rate_limit_and_cancels_are_not(tmp_path: Path) -> None:
-    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as made:
-        socket = await made.client()
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 2") as rig:
+        socket = await rig.client()
         await socket.upgrade(**as_("alice"))
         await socket.say({"type": "response.cancel"})  # of nothing
         codes = []
@@ -144,8 +144,8 @@ async def test_refused_messages_are_charged_to_the_rate_limit_and_cancels_are_no
 
 
 async def test_a_message_beyond_the_rate_of_its_key_gets_an_error_event(tmp_path: Path) -> None:
-    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 1") as made:
-        client = await made.client()
+    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 1") as rig:
+        client = await rig.client()
         await client.upgrade(**as_("alice"))
         for wanted in ("response.completed", "error"):
             await client.say(create("n=2"))
@@ -156,11 +156,11 @@ async def test_a_message_beyond_the_rate_of_its_key_gets_an_error_event(tmp_path
 
 
 async def test_a_client_that_leaves_frees_its_place_in_the_concurrency_of_its_key(tmp_path: Path) -> None:
-    async with locked(tmp_path, "concurrency_max = 1") as made:
-        slow = await made.client()
+    async with locked(tmp_path, "concurrency_max = 1") as rig:
+        slow = await rig.client()
         await slow.send(post(chat("n=500 s=0.05", stream=True), **as_("alice")))
-        await made.worker.began.wait()
-        client = await made.client()
+        await rig.worker.began.wait()
+        client = await rig.client()
         refused = await client.ask(post(chat(), **as_("alice")))
         assert (refused.status, refused.error["code"]) == (429, "concurrency_limit_exceeded")
         assert (await client.ask(post(chat(), **as_("bob")))).status == 200
@@ -169,8 +169,8 @@ async def test_a_client_that_leaves_frees_its_place_in_the_concurrency_of_its_ke
 
 
 async def test_connections_of_a_key_are_limited_over_both_protocols(tmp_path: Path) -> None:
-    async with locked(tmp_path, "connections_max = 2") as made:
-        first, second, third = [await made.client() for _ in range(3)]
+    async with locked(tmp_path, "connections_max = 2") as rig:
+        first, second, third = [await rig.client() for _ in range(3)]
         assert (await first.ask(head("GET", "/v1/models", **as_("alice")))).status == 200
         assert (await second.upgrade(**as_("alice"))).status == 101
         assert (await third.ask(head("GET", "/v1/models", **as_("alice")))).status == 429
@@ -180,32 +180,32 @@ async def test_connections_of_a_key_are_limited_over_both_protocols(tmp_path: Pa
 
 
 async def test_a_revoked_key_is_refused_at_its_next_request(tmp_path: Path) -> None:
-    async with locked(tmp_path) as made:
-        client, socket = await made.client(), await made.client()
+    async with locked(tmp_path) as rig:
+        client, socket = await rig.client(), await rig.client()
         assert (await client.ask(post(chat(), **as_("alice")))).status == 200
         assert (await socket.upgrade(**as_("alice"))).status == 101
         path = tmp_path / "keys.toml"
         path.write_text("[key." + path.read_text().split("[key.", 2)[2])  # without the first, who is Alice
-        await made.gateway.reload(read_inline)
+        await rig.gateway.reload(read_inline)
         assert (await client.ask(post(chat(), **as_("alice")))).status == 401
         await socket.say(create("n=2"))
         assert (await socket.events())[-1]["error"]["code"] == "invalid_api_key"
-        assert (await (await made.client()).ask(post(chat(), **as_("bob")))).status == 200
+        assert (await (await rig.client()).ask(post(chat(), **as_("bob")))).status == 200
 
 
 async def test_many_wrong_keys_are_few_log_lines_and_hold_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with locked(tmp_path) as made:
+    async with locked(tmp_path) as rig:
         with caplog.at_level(logging.INFO):
             for _ in range(60):
-                client = await made.client()
+                client = await rig.client()
                 assert (await client.ask(post(chat(), **as_("eve")))).status == 401
                 await client.stream.aclose()
         lines = [each for each in caplog.records if each.name == "espalier.requests"]
         assert 10 <= len(lines) <= 40
         assert SECRET not in str([vars(each) for each in caplog.records])
-        assert b'espalier_refusals_total{code="invalid_api_key"} 60.0' in made.metrics.render({})
+        assert b'espalier_refusals_total{code="invalid_api_key"} 60.0' in rig.metrics.render({})
 
 
 # TLS ---------------------------------------------------------------------------------------------
@@ -213,27 +213,27 @@ async def test_many_wrong_keys_are_few_log_lines_and_hold_nothing(
 
 @asynccontextmanager
 async def secured(**limits: Any) -> AsyncIterator[Rig]:
-    async with rig(**limits) as made:
-        made.gateway.tls = Certificate(*certificate.files()).context()
-        yield made
-        await at_rest_soon(made)
+    async with gateway_rig(**limits) as rig:
+        rig.gateway.tls = Certificate(*certificate.files()).context()
+        yield rig
+        await at_rest_soon(rig)
 
 
-async def secure_client(made: Rig) -> Client:
-    raw = await made.connect()
+async def secure_client(rig: Rig) -> Client:
+    raw = await rig.connect()
     stream = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
     await stream.do_handshake()
     return Client(stream)
 
 
 async def test_http_and_websocket_work_over_tls() -> None:
-    async with secured() as made:
-        client = await secure_client(made)
+    async with secured() as rig:
+        client = await secure_client(rig)
         assert (await client.ask(post(chat("n=5")))).json["choices"][0]["message"]["content"]
         streamed = await client.ask(post(chat("n=50", stream=True)))
         assert streamed.whole
         assert streamed.events[-1] == "[DONE]"
-        other = await secure_client(made)
+        other = await secure_client(rig)
         assert (await other.upgrade()).status == 101
         await other.say(create("n=50"))
         events = await other.events()
@@ -243,29 +243,29 @@ async def test_http_and_websocket_work_over_tls() -> None:
 
 
 async def test_the_request_of_a_client_that_leaves_is_aborted_over_tls() -> None:
-    async with secured() as made:
-        client = await secure_client(made)
+    async with secured() as rig:
+        client = await secure_client(rig)
         await client.send(post(chat("n=500 s=0.05", stream=True)))
-        await made.worker.began.wait()
+        await rig.worker.began.wait()
         await client.stream.transport_stream.aclose()
-        await at_rest(made)
-        assert made.worker.left == 1
+        await at_rest(rig)
+        assert rig.worker.left == 1
 
 
 async def test_a_client_without_tls_gets_nothing_and_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with secured(head_s=0.3) as made:
+    async with secured(head_s=0.3) as rig:
         with caplog.at_level(logging.INFO):
-            plain = await made.client()
+            plain = await rig.client()
             await plain.send(head("GET", "/health"))
             with trio.fail_after(5):
                 assert b"HTTP" not in await rest(plain)
-                mute = await made.client()  # says nothing at all
+                mute = await rig.client()  # says nothing at all
                 assert await rest(mute) == b""
-                half = await made.client()
+                half = await rig.client()
                 await half.send(b"\x16\x03\x01\x02\x00")
                 assert b"HTTP" not in await rest(half)
         assert not caplog.records
-        assert (await (await secure_client(made)).ask(head("GET", "/health"))).status == 200
+        assert (await (await secure_client(rig)).ask(head("GET", "/health"))).status == 200
 
 
 async def rest(client: Client) -> bytes:
@@ -275,44 +275,44 @@ async def rest(client: Client) -> bytes:
 
 
 async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_aborted() -> None:
-    async with secured(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20.0, close_s=0.2) as made:
-        made.worker.line = "The oak is old. " * 50
-        raw = await made.connect(receive_buffer=4096)
+    async with secured(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20.0, close_s=0.2) as rig:
+        rig.worker.line = "The oak is old. " * 50
+        raw = await rig.connect(receive_buffer=4096)
         stream = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
         await stream.do_handshake()
         await stream.send_all(post(chat("n=1900 s=0.0001", stream=True)))
         with trio.fail_after(20):
-            await at_rest(made)
-        assert made.worker.left == 1
-        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.render({})
+            await at_rest(rig)
+        assert rig.worker.left == 1
+        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in rig.metrics.render({})
 
 
 async def test_a_new_certificate_is_used_for_new_connections(tmp_path: Path) -> None:
-    async with secured() as made:
-        made.gateway.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
-        before, client = made.gateway.tls, await secure_client(made)
-        await made.gateway.reload(read_inline)
-        assert made.gateway.tls is before  # there are no files
+    async with secured() as rig:
+        rig.gateway.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
+        before, client = rig.gateway.tls, await secure_client(rig)
+        await rig.gateway.reload(read_inline)
+        assert rig.gateway.tls is before  # there are no files
         certificate.make(tmp_path / "c.pem", tmp_path / "k.pem")
-        await made.gateway.reload(read_inline)
-        assert made.gateway.tls is not before
+        await rig.gateway.reload(read_inline)
+        assert rig.gateway.tls is not before
         assert (await client.ask(head("GET", "/health"))).status == 200
         with pytest.raises(trio.BrokenResourceError):  # trusts the old one
-            await secure_client(made)
+            await secure_client(rig)
 
 
 async def test_a_connection_beyond_connections_max_is_closed_without_a_tls_handshake() -> None:
-    async with secured(connections_max=1) as made:
-        first = await secure_client(made)
+    async with secured(connections_max=1) as rig:
+        first = await secure_client(rig)
         assert (await first.ask(head("GET", "/health"))).status == 200
         with pytest.raises(trio.BrokenResourceError):
-            await secure_client(made)
-        assert b'espalier_refusals_total{code="overloaded"} 1.0' in made.metrics.render({})
+            await secure_client(rig)
+        assert b'espalier_refusals_total{code="overloaded"} 1.0' in rig.metrics.render({})
         await first.stream.aclose()
         with trio.fail_after(5):
-            while made.gateway.connections:  # noqa: ASYNC110  # a gateway has no event for one that leaves
+            while rig.gateway.connections:  # noqa: ASYNC110  # a gateway has no event for one that leaves
                 await trio.sleep(0.01)
-        assert (await (await secure_client(made)).ask(head("GET", "/health"))).status == 200
+        assert (await (await secure_client(rig)).ask(head("GET", "/health"))).status == 200
 
 
 # A hang-up ------------------------------------------------------------------------------------------
@@ -343,11 +343,11 @@ async def test_c1_signals_are_handled_while_a_reload_waits_for_a_file(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     drained: list[str] = []
-    made = node._Node(UNUSED, UNUSED, UNUSED, terminal(gone=False, live=False), 30.0)
-    reloader = made._reloader = Reloading(trio.sleep_forever)
+    main_node = node._Node(UNUSED, UNUSED, UNUSED, terminal(gone=False, live=False), 30.0)
+    reloader = main_node._reloader = Reloading(trio.sleep_forever)
     monkeypatch.setattr(node._Node, "drain", lambda _, why: drained.append(why))
     async with trio.open_nursery() as nursery:
-        await nursery.start(handle_signals, made)
+        await nursery.start(handle_signals, main_node)
         nursery.start_soon(reloader.run)
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
             signal.raise_signal(number)
@@ -376,11 +376,11 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
         done.append("reload")
 
     assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=gateway, links=None)
-    made = node._Node(UNUSED, assembly, runtime, terminal(gone=gone, live=live), 30.0)
-    reloader = made._reloader = Reloading(reload)
+    main_node = node._Node(UNUSED, assembly, runtime, terminal(gone=gone, live=live), 30.0)
+    reloader = main_node._reloader = Reloading(reload)
     async with trio.open_nursery() as nursery:
-        made._nursery = nursery
-        await nursery.start(handle_signals, made)
+        main_node._nursery = nursery
+        await nursery.start(handle_signals, main_node)
         nursery.start_soon(reloader.run)
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
@@ -388,5 +388,5 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
             if gone:
                 break
         assert done == (["drain"] if gone else ["reload", "reload"])
-        assert made.exit_code == 0
+        assert main_node.exit_code == 0
         nursery.cancel_scope.cancel()

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.rig.gateway import Client, Reply, Worker, chat, create, head, leave_all, post, rig
+from tests.rig.gateway import Client, Reply, Worker, chat, create, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
 from tests.rig.sockets import collected, types, websocket_client, whole
 
@@ -36,48 +36,48 @@ def overloaded(event: dict[str, Any], message: str, lane: str | int | None = Non
 async def test_connections_beyond_connections_max_are_refused(
     most: int, websocket: bool, rather_slow: MockClock
 ) -> None:
-    async with rig(connections_max=most) as made:
-        clients = [await (websocket_client(made) if websocket else made.client()) for _ in range(most)]
+    async with gateway_rig(connections_max=most) as rig:
+        clients = [await (websocket_client(rig) if websocket else rig.client()) for _ in range(most)]
         for client in clients:
             if websocket:
                 assert (await whole(client, create("n=1")))["status"] == "completed"
             else:
                 assert (await client.ask(post(chat("n=1")))).status == 200
-        late = await made.client()
+        late = await rig.client()
         reply = await late.reply()
         refused(reply, 503, "overloaded", f"{most} clients are connected")
         assert reply.headers["connection"] == "close"
         assert await late.closed()
-        assert len(made.gateway.connections) == most
+        assert len(rig.gateway.connections) == most
         await clients[0].stream.aclose()
         await trio.sleep(0.1)
-        assert (await (await made.client()).ask(head())).status == 200
+        assert (await (await rig.client()).ask(head())).status == 200
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 async def test_connections_beyond_key_connections_max_are_refused(most: int, rather_slow: MockClock) -> None:
-    async with rig(key_connections_max=most) as made:
-        require_keys(made)
+    async with gateway_rig(key_connections_max=most) as rig:
+        require_keys(rig)
         message = f"the key 'alice' has {most} connections, as many as it may"
-        clients = [await made.client() for _ in range(most)]
+        clients = [await rig.client() for _ in range(most)]
         for client in clients[1:]:
             assert (await client.ask(post(chat("n=1"), **as_("alice")))).status == 200
         assert (await clients[0].upgrade(**as_("alice"))).status == 101
-        for late in (await made.client(), await made.client()):
+        for late in (await rig.client(), await rig.client()):
             refused(await late.ask(post(chat(), **as_("alice"))), 429, "concurrency_limit_exceeded", message)
             assert (
                 await late.ask(post(chat(), **as_("bob")))
             ).status == 200  # and now it is Bob's, who may have as many
             await late.stream.aclose()
             await trio.sleep(0.1)
-        late = await made.client()
+        late = await rig.client()
         refused(await late.upgrade(**as_("alice")), 429, "concurrency_limit_exceeded", message)
         for client in clients[1:]:
             assert (await client.ask(post(chat("n=1"), **as_("alice")))).status == 200
         assert (await whole(clients[0], create("n=1")))["status"] == "completed"
         await clients[-1].stream.aclose()
         await trio.sleep(0.1)
-        assert (await (await made.client()).upgrade(**as_("alice"))).status == 101
+        assert (await (await rig.client()).upgrade(**as_("alice"))).status == 101
 
 
 # Requests ------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ async def test_requests_beyond_requests_max_wait_and_beyond_waiting_max_are_refu
     inside: int, waiting: int, websocket: bool, rather_slow: MockClock
 ) -> None:
     """Those up to the limit run at once; as many as may wait do so and are served; one more is refused at once."""
-    async with rig(requests_max=inside, waiting_max=waiting, admit_s=60) as made, trio.open_nursery() as nursery:
+    async with gateway_rig(requests_max=inside, waiting_max=waiting, admit_s=60) as rig, trio.open_nursery() as nursery:
         ends = []
 
         async def ask(client: Client) -> None:
@@ -97,19 +97,19 @@ async def test_requests_beyond_requests_max_wait_and_beyond_waiting_max_are_refu
             ends.append((trio.current_time(), reply.status))
 
         for place in range(inside + waiting):
-            nursery.start_soon(ask, await made.client())
+            nursery.start_soon(ask, await rig.client())
             await trio.sleep(0.1)
-            assert made.worker.running == made.gateway.gate.inside == min(place + 1, inside)
-            assert made.gateway.gate.waiting == max(0, place + 1 - inside)
+            assert rig.worker.running == rig.gateway.gate.inside == min(place + 1, inside)
+            assert rig.gateway.gate.waiting == max(0, place + 1 - inside)
         before, message = trio.current_time(), f"{inside} requests are being served and {waiting} wait"
-        late = await (websocket_client(made) if websocket else made.client())
+        late = await (websocket_client(rig) if websocket else rig.client())
         if websocket:
             await late.say(create("n=1", stream_id="a"))
             overloaded(await late.event(), message, "a")
         else:
             refused(await late.ask(post(chat("n=1"))), 503, "overloaded", message)
         assert trio.current_time() == before
-        while made.gateway.gate.waiting == waiting:  # noqa: ASYNC110  # a gate has no event for one that comes in
+        while rig.gateway.gate.waiting == waiting:  # noqa: ASYNC110  # a gate has no event for one that comes in
             await trio.sleep(0.1)
         if websocket:  # now there is room for one that waits
             assert (await whole(late, create("n=1")))["status"] == "completed"
@@ -117,12 +117,12 @@ async def test_requests_beyond_requests_max_wait_and_beyond_waiting_max_are_refu
             assert (await late.ask(post(chat("n=1")))).status == 200
     assert [status for _, status in ends] == [200] * (inside + waiting)
     assert 10 <= ends[inside - 1][0] < 12
-    assert (made.gateway.gate.inside, made.gateway.gate.waiting) == (0, 0)
+    assert (rig.gateway.gate.inside, rig.gateway.gate.waiting) == (0, 0)
 
 
 async def test_requests_of_all_routes_are_counted_together(rather_slow: MockClock) -> None:
-    async with rig(requests_max=2, waiting_max=1, admit_s=60) as made:
-        lane, streaming, waiting, late = await websocket_client(made), *[await made.client() for _ in range(3)]
+    async with gateway_rig(requests_max=2, waiting_max=1, admit_s=60) as rig:
+        lane, streaming, waiting, late = await websocket_client(rig), *[await rig.client() for _ in range(3)]
         await lane.say(create("n=5 s=1"))
         await streaming.send(post(chat("n=5 s=1", stream=True)))
         await trio.sleep(0.1)
@@ -137,8 +137,8 @@ async def test_requests_of_all_routes_are_counted_together(rather_slow: MockCloc
 
 
 async def test_a_request_that_left_the_queue_makes_room(rather_slow: MockClock) -> None:
-    async with rig(requests_max=1, waiting_max=1, admit_s=60) as made:
-        inside, waiting, late = [await made.client() for _ in range(3)]
+    async with gateway_rig(requests_max=1, waiting_max=1, admit_s=60) as rig:
+        inside, waiting, late = [await rig.client() for _ in range(3)]
         await inside.send(post(chat("n=5 s=1")))
         await trio.sleep(0.1)
         await waiting.send(post(chat()))
@@ -156,8 +156,8 @@ async def test_a_request_that_left_the_queue_makes_room(rather_slow: MockClock) 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("state", ["running", "waiting", "remembered"])
 async def test_lanes_beyond_websocket_lanes_max_are_refused(state: str, most: int, rather_slow: MockClock) -> None:
-    async with rig(websocket_lanes_max=most, websocket_running_max=1 if state == "waiting" else 16) as made:
-        client, other = await websocket_client(made), await websocket_client(made)
+    async with gateway_rig(websocket_lanes_max=most, websocket_running_max=1 if state == "waiting" else 16) as rig:
+        client, other = await websocket_client(rig), await websocket_client(rig)
         if state == "waiting":
             await client.say(create("n=9 s=1"))
         for lane in range(most):
@@ -181,27 +181,27 @@ async def test_lanes_beyond_websocket_lanes_max_are_refused(state: str, most: in
 async def test_responses_beyond_websocket_running_max_wait_and_beyond_websocket_queue_max_are_refused(
     most: int, rather_slow: MockClock
 ) -> None:
-    async with rig(websocket_running_max=most, websocket_queue_max=2) as made:
-        client, other = await websocket_client(made), await websocket_client(made)
+    async with gateway_rig(websocket_running_max=most, websocket_queue_max=2) as rig:
+        client, other = await websocket_client(rig), await websocket_client(rig)
         for lane in range(most + 2):
             await client.say(create("n=2 s=1", stream_id=f"l{lane}"))
             await trio.sleep(0.01)
-            assert made.worker.running == min(lane + 1, most)
+            assert rig.worker.running == min(lane + 1, most)
         for name in (None, "late", "l0"):
             await client.say(create("n=1", stream_id=name))
             overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", name)
         assert (await whole(other, create("n=1")))["status"] == "completed"  # it has places of its own
         lanes = await collected(client, most + 2)
         assert {events[-1]["type"] for events in lanes.values()} == {"response.completed"}
-        assert len(made.worker.prompts) == most + 3
+        assert len(rig.worker.prompts) == most + 3
         for lane in range(most + 2):  # and now there is room again
             await client.say(create("n=1", stream_id=f"l{lane}"))
         assert len(await collected(client, most + 2)) == most + 2
 
 
 async def test_a_request_that_waits_for_its_own_lane_counts_as_waiting(rather_slow: MockClock) -> None:
-    async with rig(websocket_running_max=8, websocket_queue_max=2) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_running_max=8, websocket_queue_max=2) as rig:
+        client = await websocket_client(rig)
         for _ in range(4):
             await client.say(create("n=2 s=1", stream_id="a"))
         overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", "a")
@@ -212,8 +212,8 @@ async def test_a_request_that_waits_for_its_own_lane_counts_as_waiting(rather_sl
 
 
 async def test_a_waiting_request_that_is_cancelled_makes_room(rather_slow: MockClock) -> None:
-    async with rig(worker=Worker(mute=True), websocket_running_max=1, websocket_queue_max=1) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(worker=Worker(mute=True), websocket_running_max=1, websocket_queue_max=1) as rig:
+        client = await websocket_client(rig)
         for lane in "abc":
             await client.say(create(stream_id=lane))
         overloaded((await client.events("error"))[-1], "1 responses wait for their turn on this connection", "c")
@@ -222,4 +222,4 @@ async def test_a_waiting_request_that_is_cancelled_makes_room(rather_slow: MockC
         for lane in "cd":
             await client.say(create(stream_id=lane))
         overloaded((await client.events("error"))[-1], "1 responses wait for their turn on this connection", "d")
-        await leave_all(made)
+        await leave_all(rig)

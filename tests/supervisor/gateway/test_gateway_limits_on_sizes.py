@@ -30,7 +30,7 @@ from supervisor.node.gateway_children import make_gateway
 from supervisor.node.model_children import Reloadable
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
-from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, gateway_rig, head, post
 from tests.rig.sockets import websocket_client, whole
 
 OF_THE_LIMITS = [each.name for each in attrs.fields(GatewayLimits)]
@@ -90,39 +90,39 @@ def test_a_prompt_is_limited_by_the_gateway_and_by_the_smallest_engine(most: int
 # Heads, bodies and messages ------------------------------------------------------------------------
 
 
-async def answer_to_head(made: Rig, size: int, pieces: int) -> Reply:
+async def answer_to_head(rig: Rig, size: int, pieces: int) -> Reply:
     """Send a head of exactly so many bytes in so many pieces, and return the response."""
     data = head("GET", "/health", x="y" * (size - len(head("GET", "/health", x=""))))
     assert len(data) == size
-    client = await made.client()
+    client = await rig.client()
     for place in range(pieces):
         await client.send(data[size * place // pieces : size * (place + 1) // pieces])
         await trio.sleep(0.001)
     reply = await client.reply()
     await client.stream.aclose()
-    await at_rest(made)
+    await at_rest(rig)
     return reply
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
 @pytest.mark.parametrize("size", [4095, 4096])
 async def test_a_head_of_head_bytes_max_is_read(size: int, pieces: int, rather_slow: MockClock) -> None:
-    async with rig(head_bytes_max=4096) as made:
-        assert (await answer_to_head(made, size, pieces)).status == 200
+    async with gateway_rig(head_bytes_max=4096) as rig:
+        assert (await answer_to_head(rig, size, pieces)).status == 200
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(4097, 1), (4097, 2), (4097, 50), (20_000, 1), (60_000, 1)])
 async def test_a_longer_head_is_refused(size: int, pieces: int, rather_slow: MockClock) -> None:
-    async with rig(head_bytes_max=4096, close_s=0.1) as made:
-        reply = await answer_to_head(made, size, pieces)
+    async with gateway_rig(head_bytes_max=4096, close_s=0.1) as rig:
+        reply = await answer_to_head(rig, size, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
         assert (reply.headers["x-should-retry"], "retry-after" in reply.headers) == ("false", False)
 
 
 @pytest.mark.parametrize("pieces", [2, 50])
 async def test_a_head_that_exceeds_the_limit_in_part_is_refused(pieces: int, rather_slow: MockClock) -> None:
-    async with rig(head_bytes_max=4096, close_s=0.1) as made:
-        reply = await answer_to_head(made, 20_000, pieces)
+    async with gateway_rig(head_bytes_max=4096, close_s=0.1) as rig:
+        reply = await answer_to_head(rig, 20_000, pieces)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (431, "too_large", "close")
 
 
@@ -137,8 +137,8 @@ def padded(size: int) -> bytes:
 async def test_a_body_beyond_body_bytes_max_is_refused(
     more: int, fine: bool, chunked: bool, rather_slow: MockClock
 ) -> None:
-    async with rig(body_bytes_max=200) as made:
-        client = await made.client()
+    async with gateway_rig(body_bytes_max=200) as rig:
+        client = await rig.client()
         data = padded(200 + more)
         if chunked:
             start = head("POST", "/v1/chat/completions", transfer_encoding="chunked")
@@ -159,8 +159,8 @@ async def test_a_body_beyond_body_bytes_max_is_refused(
 async def test_a_message_beyond_body_bytes_max_closes_with_1009(
     more: int, fine: bool, pieces: int, rather_slow: MockClock
 ) -> None:
-    async with rig(body_bytes_max=2000) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(body_bytes_max=2000) as rig:
+        client = await websocket_client(rig)
         event = json.dumps(create("n=2")).encode()
         event = event[:-1] + b" " * (2000 + more - len(event)) + b"}"
         cuts = [len(event) * place // pieces for place in range(pieces + 1)]
@@ -185,7 +185,7 @@ APIS: dict[str, tuple[str, Callable[..., Any]]] = {  # the field of the prompt, 
 }
 
 
-async def asked(made: Rig, client: Client, api: str, **more: int) -> tuple[Any, Any]:
+async def asked(rig: Rig, client: Client, api: str, **more: int) -> tuple[Any, Any]:
     """Return the answer of an API, or None, and its error, or None."""
     body = APIS[api][1](**more)
     if api != "socket":
@@ -207,26 +207,26 @@ async def asked(made: Rig, client: Client, api: str, **more: int) -> tuple[Any, 
 @asynccontextmanager
 async def prompted(api: str) -> AsyncIterator[tuple[Rig, Client, int]]:
     """Run a gateway, and yield it with a client of an API and the tokens of the prompt that `asked` sends."""
-    async with rig() as made:
-        client = await (websocket_client(made) if api == "socket" else made.client())
-        answer, _ = await asked(made, client, api)
-        yield made, client, answer["usage"].get("prompt_tokens", answer["usage"].get("input_tokens"))
+    async with gateway_rig() as rig:
+        client = await (websocket_client(rig) if api == "socket" else rig.client())
+        answer, _ = await asked(rig, client, api)
+        yield rig, client, answer["usage"].get("prompt_tokens", answer["usage"].get("input_tokens"))
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", APIS)
 async def test_a_prompt_beyond_prompt_max_is_refused(api: str, more: int, fine: bool, rather_slow: MockClock) -> None:
-    async with prompted(api) as (made, client, size):
-        made.limits[0] = PromptLimits(INFO, 2048, size - more)
-        answer, error = await asked(made, client, api)
+    async with prompted(api) as (rig, client, size):
+        rig.limits[0] = PromptLimits(INFO, 2048, size - more)
+        answer, error = await asked(rig, client, api)
         if fine:
             assert answer is not None
         else:
             assert (error["code"], error["param"]) == ("context_length_exceeded", APIS[api][0])
             assert error["message"] == f"the prompt is {size} tokens long, and prompts here can have {size - 1}"
-            assert len(made.worker.prompts) == 1
-        made.limits[0] = PromptLimits(INFO, 2048, 2048)
-        assert (await asked(made, client, api))[0] is not None  # a mistake costs its answer and nothing else
+            assert len(rig.worker.prompts) == 1
+        rig.limits[0] = PromptLimits(INFO, 2048, 2048)
+        assert (await asked(rig, client, api))[0] is not None  # a mistake costs its answer and nothing else
 
 
 @pytest.mark.parametrize(("more", "fine"), AROUND)
@@ -234,10 +234,10 @@ async def test_a_prompt_beyond_prompt_max_is_refused(api: str, more: int, fine: 
 async def test_a_prompt_and_its_answer_beyond_total_max_are_refused(
     api: str, more: int, fine: bool, rather_slow: MockClock
 ) -> None:
-    async with prompted(api) as (made, client, size):
+    async with prompted(api) as (rig, client, size):
         name = "max_output_tokens" if APIS[api][0] == "input" else "max_tokens"
-        made.limits[0] = PromptLimits(INFO, size + 16 - more, 2048)
-        answer, error = await asked(made, client, api, **{name: 16})
+        rig.limits[0] = PromptLimits(INFO, size + 16 - more, 2048)
+        answer, error = await asked(rig, client, api, **{name: 16})
         if fine:
             assert answer is not None
         else:
@@ -248,9 +248,9 @@ async def test_a_prompt_and_its_answer_beyond_total_max_are_refused(
 @pytest.mark.parametrize(("more", "fine"), AROUND)
 @pytest.mark.parametrize("api", [api for api in APIS if api != "/v1/completions"])  # which always asks for some
 async def test_a_prompt_must_leave_room_for_one_token(api: str, more: int, fine: bool, rather_slow: MockClock) -> None:
-    async with prompted(api) as (made, client, size):
-        made.limits[0] = PromptLimits(INFO, size + 1 - more, 2048)
-        answer, error = await asked(made, client, api)
+    async with prompted(api) as (rig, client, size):
+        rig.limits[0] = PromptLimits(INFO, size + 1 - more, 2048)
+        answer, error = await asked(rig, client, api)
         if fine:
             assert answer is not None
         else:
@@ -259,9 +259,9 @@ async def test_a_prompt_must_leave_room_for_one_token(api: str, more: int, fine:
 
 
 async def test_each_prompt_of_a_list_is_limited_by_itself(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        made.limits[0] = PromptLimits(INFO, 2048, 30)
-        client = await made.client()
+    async with gateway_rig() as rig:
+        rig.limits[0] = PromptLimits(INFO, 2048, 30)
+        client = await rig.client()
         body = {"model": "tiny", "max_tokens": 1}
         reply = await client.ask(post(body | {"prompt": [[7] * 30, [7] * 29, [7] * 30]}, "/v1/completions"))
         assert len(reply.json["choices"]) == 3
@@ -280,14 +280,14 @@ async def test_a_history_beyond_history_bytes_max_forgets_the_oldest(
 ) -> None:
     prompt = "x" * 50 + " n=1"
     size = Conversation.after(None, "", Turn(Role.USER, prompt), Turn(Role.ASSISTANT, "The")).size_bytes
-    async with rig(history_bytes_max=size * len(lanes) - more) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(history_bytes_max=size * len(lanes) - more) as rig:
+        client = await websocket_client(rig)
         ids = {lane: (await whole(client, create(prompt, stream_id=lane)))["id"] for lane in lanes}
         await client.say(create(prompt, stream_id="a", previous_response_id=ids["a"]))
         last = (await client.events())[-1]
         if fine:
             assert last["type"] == "response.completed"
-            assert made.worker.prompts[-1].count(prompt) == 2
+            assert rig.worker.prompts[-1].count(prompt) == 2
         else:
             assert (last["status"], last["error"]["code"]) == (400, "previous_response_not_found")
             assert (last["error"]["param"], last.get("headers")) == ("previous_response_id", None)
@@ -303,31 +303,31 @@ async def test_a_history_beyond_history_bytes_max_forgets_the_oldest(
 
 @pytest.mark.parametrize("websocket", [False, True])
 async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(websocket: bool) -> None:
-    async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, close_s=0.2) as made:
-        made.worker.line = "The oak is old. " * 50
-        client = Client(await made.connect(receive_buffer=4096))
+    async with gateway_rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, close_s=0.2) as rig:
+        rig.worker.line = "The oak is old. " * 50
+        client = Client(await rig.connect(receive_buffer=4096))
         if websocket:
             assert (await client.upgrade()).status == 101
             await client.say(create("n=1900 s=0.0001"))
         else:
             await client.send(post(chat("n=1900 s=0.0001", stream=True)))
         with trio.fail_after(20):
-            await at_rest(made)
-        assert made.worker.left == 1
-        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in made.metrics.render({})
+            await at_rest(rig)
+        assert rig.worker.left == 1
+        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in rig.metrics.render({})
 
 
 async def test_a_client_that_reads_is_not_dropped_with_a_small_backlog() -> None:
-    async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096) as made:
-        made.worker.line = "The oak is old. " * 50
-        reply = await (await made.client()).ask(post(chat("n=1900 s=0.0001", stream=True)))
+    async with gateway_rig(backlog_bytes_max=20_000, send_buffer_bytes=4096) as rig:
+        rig.worker.line = "The oak is old. " * 50
+        reply = await (await rig.client()).ask(post(chat("n=1900 s=0.0001", stream=True)))
         assert reply.events[-1] == "[DONE]"
-        assert b"espalier_clients_dropped_total{" not in made.metrics.render({})
+        assert b"espalier_clients_dropped_total{" not in rig.metrics.render({})
 
 
 async def test_the_send_buffer_of_a_connection_is_send_buffer_bytes(rather_slow: MockClock) -> None:
-    async with rig(send_buffer_bytes=40_000) as made:
-        assert (await (await made.client()).ask(head())).status == 200
-        [outbox] = made.gateway.connections
+    async with gateway_rig(send_buffer_bytes=40_000) as rig:
+        assert (await (await rig.client()).ask(head())).status == 200
+        [outbox] = rig.gateway.connections
         kept = outbox.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert kept in {40_000, 80_000}  # Linux counts twice, for what it notes beside the bytes

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.rig.gateway import Client, Rig, Worker, at_rest, chat, create, frame, head, post, rig
+from tests.rig.gateway import Client, Rig, Worker, at_rest, chat, create, frame, gateway_rig, head, post
 from tests.rig.sockets import websocket_client, whole
 
 JUST = 0.01
@@ -34,8 +34,8 @@ async def drip(client: Client, data: bytes, seconds: float) -> None:
 
 @pytest.mark.parametrize("served", [0, 1])
 async def test_a_head_must_come_within_head_s(served: int, rather_slow: MockClock) -> None:
-    async with rig(head_s=10, idle_s=75) as made:
-        client = await made.client()
+    async with gateway_rig(head_s=10, idle_s=75) as rig:
+        client = await rig.client()
         for _ in range(served):
             assert (await client.ask(head())).status == 200
         await client.send(head()[:20])
@@ -47,12 +47,12 @@ async def test_a_head_must_come_within_head_s(served: int, rather_slow: MockCloc
             while await client.more():
                 pass
         assert trio.current_time() == at(before + 10)
-        await at_rest(made)
+        await at_rest(rig)
 
 
 async def test_half_a_head_gets_408_after_head_s(rather_slow: MockClock) -> None:
-    async with rig(head_s=10) as made:
-        client = await made.client()
+    async with gateway_rig(head_s=10) as rig:
+        client = await rig.client()
         reply = await client.ask(head()[:-1])
         assert trio.current_time() == at(10)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (408, "slow_client", "close")
@@ -61,18 +61,18 @@ async def test_half_a_head_gets_408_after_head_s(rather_slow: MockClock) -> None
 
 
 async def test_a_silent_connection_is_closed_after_head_s_without_a_response(rather_slow: MockClock) -> None:
-    async with rig(head_s=10, idle_s=75) as made:
-        client = await made.client()
+    async with gateway_rig(head_s=10, idle_s=75) as rig:
+        client = await rig.client()
         await trio.sleep(10 - JUST)
-        assert len(made.gateway.connections) == 1
+        assert len(rig.gateway.connections) == 1
         assert await client.closed()  # nothing was asked, so nothing is answered
         assert trio.current_time() == at(10)
-        await at_rest(made)
+        await at_rest(rig)
 
 
 async def test_half_a_pipelined_head_has_head_s(rather_slow: MockClock) -> None:
-    async with rig(head_s=10, idle_s=75, close_s=1) as made:
-        client = await made.client()
+    async with gateway_rig(head_s=10, idle_s=75, close_s=1) as rig:
+        client = await rig.client()
         assert (await client.ask(head() + b"GET /heal")).status == 200
         while await client.more():
             pass
@@ -80,8 +80,8 @@ async def test_half_a_pipelined_head_has_head_s(rather_slow: MockClock) -> None:
 
 
 async def test_an_idle_connection_is_closed_after_idle_s(rather_slow: MockClock) -> None:
-    async with rig(idle_s=75, head_s=10) as made:
-        client = await made.client()
+    async with gateway_rig(idle_s=75, head_s=10) as rig:
+        client = await rig.client()
         for _ in range(3):
             assert (await client.ask(head())).status == 200
             await trio.sleep(75 - JUST)
@@ -89,13 +89,13 @@ async def test_an_idle_connection_is_closed_after_idle_s(rather_slow: MockClock)
         before = trio.current_time()
         assert await client.closed()
         assert trio.current_time() == at(before + 75)
-        await at_rest(made)
+        await at_rest(rig)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_must_come_within_body_s(chunked: bool, rather_slow: MockClock) -> None:
-    async with rig(body_s=30, close_s=1) as made:
-        client = await made.client()
+    async with gateway_rig(body_s=30, close_s=1) as rig:
+        client = await rig.client()
         data = post(chat("n=1"))
         if chunked:
             start, _, body = data.partition(b"\r\n\r\n")
@@ -114,23 +114,23 @@ async def test_a_body_must_come_within_body_s(chunked: bool, rather_slow: MockCl
         assert reply.error["message"] == "the body did not come within 30 s"
         assert await client.closed()
         assert "retry-after" not in reply.headers
-        assert len(made.worker.prompts) == 1
+        assert len(rig.worker.prompts) == 1
 
 
 # Until it is answered ------------------------------------------------------------------------------
 
 
-async def answer(made: Rig, api: str, prompt: str) -> tuple[float, Any, Any]:
+async def answer(rig: Rig, api: str, prompt: str) -> tuple[float, Any, Any]:
     """Send a request, and return when its response ended, whether it is complete, and its error."""
     if api == "socket":
-        client = await websocket_client(made)
+        client = await websocket_client(rig)
         await client.say(create(prompt))
         last = (await client.events())[-1]
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
         if last["type"] == "error":
             assert (last["status"], last["headers"]) == (503, {"retry-after": "1"})
         return trio.current_time(), last["type"] == "response.completed", error
-    client = await made.client()
+    client = await rig.client()
     reply = await client.ask(post(chat(prompt, stream=api == "stream")))
     now = trio.current_time()
     if api == "stream" and reply.status == 200:
@@ -149,58 +149,58 @@ def code_of(error: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("api", ["whole", "stream", "socket"])
 async def test_a_request_waits_for_admission_for_admit_s(api: str, rather_slow: MockClock) -> None:
-    async with rig(requests_max=1, admit_s=5) as made, trio.open_nursery() as nursery:
-        nursery.start_soon(answer, made, "whole", f"n=1 s={5 - JUST}")
+    async with gateway_rig(requests_max=1, admit_s=5) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(answer, rig, "whole", f"n=1 s={5 - JUST}")
         await trio.lowlevel.checkpoint()
-        await made_busy(made)
-        ended, whole_, _ = await answer(made, api, "n=1 s=0")
+        await made_busy(rig)
+        ended, whole_, _ = await answer(rig, api, "n=1 s=0")
         assert (whole_, ended) == (True, at(5 - JUST))
-        nursery.start_soon(answer, made, "whole", "n=1 s=5.1")
-        await made_busy(made)
+        nursery.start_soon(answer, rig, "whole", "n=1 s=5.1")
+        await made_busy(rig)
         before = trio.current_time()
-        ended, whole_, error = await answer(made, api, "n=1 s=0")
+        ended, whole_, error = await answer(rig, api, "n=1 s=0")
         assert (whole_, ended) == (False, at(before + 5))
         assert (error["code"], error["message"]) == ("overloaded", "no place was free within 5 s")
 
 
-async def made_busy(made: Rig) -> None:
+async def made_busy(rig: Rig) -> None:
     """Wait until a request is admitted, which takes no virtual time."""
-    while not made.gateway.gate.inside:
+    while not rig.gateway.gate.inside:
         await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.mark.parametrize("api", ["whole", "stream", "socket"])
 async def test_a_first_token_must_come_within_first_token_s(api: str, rather_slow: MockClock) -> None:
-    async with rig(first_token_s=10) as made:
-        ended, whole_, _ = await answer(made, api, f"n=1 s={10 - JUST}")
+    async with gateway_rig(first_token_s=10) as rig:
+        ended, whole_, _ = await answer(rig, api, f"n=1 s={10 - JUST}")
         assert (whole_, ended) == (True, at(10 - JUST))
         before = trio.current_time()
-        ended, whole_, error = await answer(made, api, f"n=1 s={10 + JUST}")
+        ended, whole_, error = await answer(rig, api, f"n=1 s={10 + JUST}")
         assert (whole_, ended) == (False, at(before + 10))
         assert (code_of(error), error["message"]) == ("deadline_exceeded", "there was no token within 10 s")
         await trio.sleep(JUST / 2)
-        assert made.worker.left == 1  # before it would have begun
+        assert rig.worker.left == 1  # before it would have begun
 
 
 @pytest.mark.parametrize("api", ["whole", "stream", "socket"])
 async def test_a_request_must_end_within_total_s(api: str, rather_slow: MockClock) -> None:
-    async with rig(total_s=10) as made:
-        ended, whole_, _ = await answer(made, api, f"n=2 s={5 - JUST}")
+    async with gateway_rig(total_s=10) as rig:
+        ended, whole_, _ = await answer(rig, api, f"n=2 s={5 - JUST}")
         assert (whole_, ended) == (True, at(10 - 2 * JUST))
         before = trio.current_time()
-        ended, whole_, error = await answer(made, api, f"n=2 s={5 + JUST}")
+        ended, whole_, error = await answer(rig, api, f"n=2 s={5 + JUST}")
         assert (whole_, ended) == (False, at(before + 10))
         assert (code_of(error), error["message"]) == ("deadline_exceeded", "the answer took longer than 10 s")
         await trio.sleep(JUST)
-        assert made.worker.left == 1
-        assert (await answer(made, api, "n=1"))[1]  # the next request has its own time
+        assert rig.worker.left == 1
+        assert (await answer(rig, api, "n=1"))[1]  # the next request has its own time
 
 
 async def test_waiting_for_admission_counts_into_the_total_time(rather_slow: MockClock) -> None:
-    async with rig(requests_max=1, admit_s=8, total_s=10) as made, trio.open_nursery() as nursery:
-        nursery.start_soon(answer, made, "whole", "n=1 s=6")
-        await made_busy(made)
-        ended, whole_, error = await answer(made, "stream", "n=5 s=1")
+    async with gateway_rig(requests_max=1, admit_s=8, total_s=10) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(answer, rig, "whole", "n=1 s=6")
+        await made_busy(rig)
+        ended, whole_, error = await answer(rig, "stream", "n=5 s=1")
         assert (whole_, ended) == (False, at(10))
         assert (code_of(error), error["message"]) == ("deadline_exceeded", "the answer took longer than 10 s")
 
@@ -210,8 +210,8 @@ async def test_waiting_for_admission_counts_into_the_total_time(rather_slow: Moc
 
 @pytest.mark.parametrize("data", [frame(b"", 0x89), frame(b'{"type": "response.cancel"}'), frame(b"{")])
 async def test_a_silent_websocket_is_closed_after_websocket_idle_s(data: bytes, rather_slow: MockClock) -> None:
-    async with rig(websocket_idle_s=50, close_s=1) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_idle_s=50, close_s=1) as rig:
+        client = await websocket_client(rig)
         for _ in range(3):
             await trio.sleep(50 - JUST)
             await client.send(data)
@@ -221,8 +221,8 @@ async def test_a_silent_websocket_is_closed_after_websocket_idle_s(data: bytes, 
 
 
 async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: MockClock) -> None:
-    async with rig(websocket_idle_s=50, first_token_s=600) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_idle_s=50, first_token_s=600) as rig:
+        client = await websocket_client(rig)
         assert (await whole(client, create("n=1 s=300")))["status"] == "completed"
         await trio.sleep(50 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
@@ -232,8 +232,8 @@ async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: MockC
 
 
 async def test_a_websocket_is_closed_after_websocket_s_max(rather_slow: MockClock) -> None:
-    async with rig(websocket_s_max=100) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_s_max=100) as rig:
+        client = await websocket_client(rig)
         await trio.sleep(100 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
         error = await client.event()
@@ -245,8 +245,8 @@ async def test_a_websocket_is_closed_after_websocket_s_max(rather_slow: MockCloc
 
 
 async def test_a_response_that_began_before_websocket_s_max_is_completed(rather_slow: MockClock) -> None:
-    async with rig(websocket_s_max=100) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_s_max=100) as rig:
+        client = await websocket_client(rig)
         await trio.sleep(100 - JUST)
         assert (await whole(client, create("n=5 s=10")))["status"] == "completed"
         assert trio.current_time() == at(150 - JUST)
@@ -255,8 +255,8 @@ async def test_a_response_that_began_before_websocket_s_max_is_completed(rather_
 
 
 async def test_the_time_of_a_websocket_begins_with_its_handshake(rather_slow: MockClock) -> None:
-    async with rig(websocket_s_max=100, idle_s=75) as made:
-        client = await made.client()
+    async with gateway_rig(websocket_s_max=100, idle_s=75) as rig:
+        client = await rig.client()
         assert (await client.ask(head())).status == 200
         await trio.sleep(75 - JUST)
         assert (await client.upgrade()).status == 101
@@ -270,38 +270,38 @@ async def test_the_time_of_a_websocket_begins_with_its_handshake(rather_slow: Mo
 
 @pytest.mark.parametrize("answers", [False, True])
 async def test_a_closing_handshake_is_waited_for_for_close_s(answers: bool, rather_slow: MockClock) -> None:
-    async with rig(close_s=2) as made:
-        client = await websocket_client(made)
-        made.gateway.drain()
+    async with gateway_rig(close_s=2) as rig:
+        client = await websocket_client(rig)
+        rig.gateway.drain()
         assert await client.close_frame() == (1012, "the server is shutting down")
         before = trio.current_time()
         if answers:
             await trio.sleep(2 - JUST)
             await client.send(frame(struct.pack(">H", 1012), 0x88))
             await client.stream.aclose()
-        await at_rest(made)
+        await at_rest(rig)
         assert trio.current_time() - before == at(2 - JUST if answers else 2)
 
 
 async def test_a_refused_client_that_goes_on_sending_is_read_for_close_s(rather_slow: MockClock) -> None:
-    async with rig(body_bytes_max=1000, close_s=2) as made:
-        client = await made.client()
+    async with gateway_rig(body_bytes_max=1000, close_s=2) as rig:
+        client = await rig.client()
         reply = await client.ask(head("POST", "/v1/chat/completions", content_length=1001))
         assert reply.status == 413
         before = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drip, client, b"x" * 100, 1.9)
-            await at_rest(made)
+            await at_rest(rig)
         assert trio.current_time() == at(before + 2)
 
 
 async def test_a_client_that_reads_nothing_is_dropped_after_stall_s(rather_slow: MockClock) -> None:
-    async with rig(worker=Worker(line="The oak is old. " * 50), stall_s=20, send_buffer_bytes=4096) as made:
-        client = Client(await made.connect(receive_buffer=2048))
+    async with gateway_rig(worker=Worker(line="The oak is old. " * 50), stall_s=20, send_buffer_bytes=4096) as rig:
+        client = Client(await rig.connect(receive_buffer=2048))
         await client.send(post(chat("n=1900", stream=True)))
         await trio.sleep(20 - JUST)
-        assert made.gateway.connections
+        assert rig.gateway.connections
         with trio.fail_after(200):  # the kernel moves a little more of it in its own time
-            await made.gateway.connections.wait_closed()
-        await at_rest(made)
-        assert b'espalier_clients_dropped_total{reason="stalled"} 1.0' in made.metrics.render({})
+            await rig.gateway.connections.wait_closed()
+        await at_rest(rig)
+        assert b'espalier_clients_dropped_total{reason="stalled"} 1.0' in rig.metrics.render({})

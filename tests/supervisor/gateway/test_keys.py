@@ -60,7 +60,7 @@ def loaded(path: Path | None = None, /, **environment: str) -> Keys:
     return keys
 
 
-def gateway(keys: Keys | None = None, **limits: int) -> Gateway:
+def make_gateway(keys: Keys | None = None, **limits: int) -> Gateway:
     metrics = Metrics()
     return Gateway(
         runner=RequestRunner({}, metrics, 60.0, 600.0),
@@ -273,20 +273,20 @@ async def test_a_broken_file_keeps_the_old_keys_and_logs_one_line(
     text: bytes | None, file: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = file(("alice", "a"))
-    made = gateway(loaded(path))
-    key = made.authenticate(bearer("a"))
+    gateway = make_gateway(loaded(path))
+    key = gateway.authenticate(bearer("a"))
     if text is None:
         path.unlink()
     else:
         path.write_bytes(text)
     with caplog.at_level(logging.INFO):
-        await made.reload(read_inline)
+        await gateway.reload(read_inline)
     assert [(record.levelname, record.message) for record in log_records(caplog)] == [
         ("ERROR", "the keys stay as they were")
     ]
     assert str(path) in log_records(caplog)[0].reason
     assert "\n" not in log_records(caplog)[0].reason
-    assert made.authenticate(bearer("a")) is key
+    assert gateway.authenticate(bearer("a")) is key
     assert not key.revoked
 
 
@@ -369,29 +369,29 @@ async def test_a_concurrency_limit_counts_generations_until_they_end() -> None:
 
 def test_connections_are_counted_for_the_key_that_uses_them(file: Callable[..., Path]) -> None:
     path = file(("a", "a", "connections_max = 2"), ("b", "b"))
-    made = gateway(loaded(path), key_connections_max=1)
+    gateway = make_gateway(loaded(path), key_connections_max=1)
     first, second, third = boxes = list[Any](object() for _ in range(3))
-    a = made.authorize(first, bearer("a"))
-    assert made.authorize(first, bearer("a")) is made.authorize(second, bearer("a")) is a
+    a = gateway.authorize(first, bearer("a"))
+    assert gateway.authorize(first, bearer("a")) is gateway.authorize(second, bearer("a")) is a
     assert a.connections == 2
     with pytest.raises(ConcurrencyLimited, match="'a' has 2 connections"):
-        made.authorize(third, bearer("a"))
-    b = made.authorize(second, bearer("b"))  # the same connection with another key
+        gateway.authorize(third, bearer("a"))
+    b = gateway.authorize(second, bearer("b"))  # the same connection with another key
     assert (a.connections, b.connections) == (1, 1)
     with pytest.raises(ConcurrencyLimited, match="'b' has 1 connections"):
-        made.authorize(third, bearer("b"))
-    made.authorize(third, bearer("a"))
+        gateway.authorize(third, bearer("b"))
+    gateway.authorize(third, bearer("a"))
     for box in boxes:
-        made.connections.remove(box)
+        gateway.connections.remove(box)
     assert (a.connections, b.connections) == (0, 0)
 
 
 def test_connections_without_a_key_are_not_limited_as_those_of_a_key() -> None:
-    made = gateway(key_connections_max=1)
+    gateway = make_gateway(key_connections_max=1)
     boxes: list[Any] = [object(), object()]
     for box in boxes:
-        assert made.authorize(box, [(b"host", b"localhost:8000")]) is made.keys.anonymous
-        made.connections.remove(box)
+        assert gateway.authorize(box, [(b"host", b"localhost:8000")]) is gateway.keys.anonymous
+        gateway.connections.remove(box)
 
 
 # Requests of a key -----------------------------------------------------------------------------
@@ -400,21 +400,21 @@ def test_connections_without_a_key_are_not_limited_as_those_of_a_key() -> None:
 async def test_a_request_beyond_a_limit_of_its_key_is_logged_once_and_not_admitted(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = gateway()
+    gateway = make_gateway()
     key = Key("alice", KeySection(sha256="", concurrency_max=1), running=1)
     counted = RequestRecord("r", "tiny", "chat", trio.current_time(), key=key, request_line="POST /v1/chat/completions")
     with caplog.at_level(logging.INFO, "espalier.requests"):
         with pytest.raises(ConcurrencyLimited) as caught:
-            await made.answer(Respond("r"), UNUSED, counted, UNUSED, UNUSED)
-        made.access_log.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
+            await gateway.answer(Respond("r"), UNUSED, counted, UNUSED, UNUSED)
+        gateway.access_log.log_refused(caught.value, request_id="r", request_line="POST /v1/chat/completions", key=key)
     (line,) = log_records(caplog)
     assert (line.key, line.status, line.outcome, line.waited_s) == ("alice", 429, "concurrency_limit_exceeded", None)
-    assert (made.gate.inside, key.running) == (0, 1)
+    assert (gateway.gate.inside, key.running) == (0, 1)
 
 
 async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(autojump_clock: MockClock) -> None:
-    made, seen = gateway(), []
-    made.gate.requests_max = 1
+    gateway, seen = make_gateway(), []
+    gateway.gate.requests_max = 1
 
     class Model:
         @asynccontextmanager
@@ -436,9 +436,9 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
     async def ask(name: str, priority: int = 0) -> None:
         counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
         with pytest.raises(EngineLost):
-            await made.answer(evolve(Respond("r"), id=name, priority=priority), served, counted, UNUSED, UNUSED)
+            await gateway.answer(evolve(Respond("r"), id=name, priority=priority), served, counted, UNUSED, UNUSED)
 
-    async with trio.open_nursery() as nursery, made.gate.admitted():
+    async with trio.open_nursery() as nursery, gateway.gate.admitted():
         for name, priority in (("low", 9), ("plain", 9), ("none", 2), ("high", 9)):
             nursery.start_soon(ask, name, priority)
             await trio.testing.wait_all_tasks_blocked()
@@ -448,9 +448,9 @@ async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
 async def test_where_keys_are_wanted_the_gateway_itself_refuses_a_request_without_one(
     autojump_clock: MockClock,
 ) -> None:
-    made = gateway(loaded(**{KEYS: "alice=a"}))
+    gateway = make_gateway(loaded(**{KEYS: "alice=a"}))
     with pytest.raises(Unauthorized):
-        await made.answer(Respond("r"), UNUSED, RequestRecord("r", "tiny", "chat", 0.0), UNUSED, UNUSED)
+        await gateway.answer(Respond("r"), UNUSED, RequestRecord("r", "tiny", "chat", 0.0), UNUSED, UNUSED)
 
 
 def test_a_presented_secret_has_at_most_1024_bytes() -> None:

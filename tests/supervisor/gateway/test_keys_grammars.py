@@ -15,7 +15,7 @@ from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import gateway
 from supervisor.launcher import preflight
 from supervisor.node import preview
-from tests.rig.gateway import chat, create, post, rig
+from tests.rig.gateway import chat, create, gateway_rig, post
 from tests.rig.keys import as_
 from tests.rig.sockets import whole
 from tests.supervisor.gateway.test_gateway_keys import locked
@@ -29,8 +29,8 @@ def tag(content: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 async def test_b2_a_key_may_use_only_the_kinds_of_grammars_of_its_section(tmp_path: Path) -> None:
-    async with locked(tmp_path, SCHEMAS) as made:
-        client = await made.client()
+    async with locked(tmp_path, SCHEMAS) as rig:
+        client = await rig.client()
         for field, text in (("regex", "a+"), ("ebnf", 'root ::= "a"')):
             refused = await client.ask(post(chat(**{field: text}), **as_("alice")))
             assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "forbidden", field)
@@ -38,7 +38,7 @@ async def test_b2_a_key_may_use_only_the_kinds_of_grammars_of_its_section(tmp_pa
                 f"the key 'alice' may not use grammars of the kind {field}: allowed are json_schema, structural_tag"
                 in (refused.error["message"])
             )
-        assert not made.worker.prompts
+        assert not rig.worker.prompts
         for key, fields in (("alice", {"response_format": SCHEMA}), ("bob", {"regex": "a+"})):
             assert (await client.ask(post(chat(**fields), **as_(key)))).status == 200
 
@@ -53,8 +53,8 @@ async def test_b2_a_key_may_use_only_the_kinds_of_grammars_of_its_section(tmp_pa
 async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(
     tmp_path: Path, content: dict[str, Any], kind: str
 ) -> None:
-    async with locked(tmp_path, SCHEMAS) as made:
-        client = await made.client()
+    async with locked(tmp_path, SCHEMAS) as rig:
+        client = await rig.client()
         for form in (tag(content), json.dumps(tag(content)).replace("g", "\\u0067")):
             refused = await client.ask(post(chat(structural_tag=form), **as_("alice")))
             assert (refused.status, refused.error["param"]) == (403, "structural_tag")
@@ -66,8 +66,8 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(
 async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with locked(tmp_path, SCHEMAS) as made:
-        plain, run_in_thread, within = grammar_kinds, made.gateway.run_in_thread, list[bool]()
+    async with locked(tmp_path, SCHEMAS) as rig:
+        plain, run_in_thread, within = grammar_kinds, rig.gateway.run_in_thread, list[bool]()
         now = False
 
         async def noted(function: Callable[[], Any], **given: Any) -> Any:
@@ -85,9 +85,9 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
             within.append(now)
             return plain(grammar)
 
-        made.gateway.run_in_thread = noted
+        rig.gateway.run_in_thread = noted
         monkeypatch.setattr(gateway, "grammar_kinds", seen)
-        client = await made.client()
+        client = await rig.client()
         long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}
         for content, status in ((long, 403), ({"type": "any_text"}, 200)):
             reply = await client.ask(post(chat(structural_tag=tag(content)), **as_("alice")))
@@ -96,8 +96,8 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
 
 
 async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path: Path) -> None:
-    async with locked(tmp_path, "grammars = []") as made:
-        client = await made.client()
+    async with locked(tmp_path, "grammars = []") as rig:
+        client = await rig.client()
         await client.upgrade(**as_("alice"))
         await client.say(create(text={"format": {"type": "json_object"}}))
         failed = (await client.events())[-1]
@@ -106,16 +106,16 @@ async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path: Pat
 
 
 async def test_b2_without_a_setting_of_the_key_the_gateways_section_applies(tmp_path: Path) -> None:
-    async with rig() as made:
-        made.gateway.grammars = frozenset({"json_schema"})
-        client = await made.client()
+    async with gateway_rig() as rig:
+        rig.gateway.grammars = frozenset({"json_schema"})
+        client = await rig.client()
         refused = await client.ask(post(chat(regex="a+")))
         assert (refused.status, refused.error["param"]) == (403, "regex")
         assert "requests here may not use grammars of the kind regex" in refused.error["message"]
         assert (await client.ask(post(chat(response_format=SCHEMA)))).status == 200
-    async with locked(tmp_path, 'grammars = ["regex"]') as made:
-        made.gateway.grammars = frozenset()
-        client = await made.client()
+    async with locked(tmp_path, 'grammars = ["regex"]') as rig:
+        rig.gateway.grammars = frozenset()
+        client = await rig.client()
         assert (await client.ask(post(chat(regex="a+"), **as_("alice")))).status == 200
         assert (await client.ask(post(chat(regex="a+"), **as_("bob")))).status == 403
 

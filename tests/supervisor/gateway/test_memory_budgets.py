@@ -17,41 +17,41 @@ from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.memory_budgets import Backlogs, BudgetStatistics, MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES
 from supervisor.gateway.websocket.history import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
-from tests.rig.gateway import chat, create, frame, head, leave_all, post, rig
+from tests.rig.gateway import chat, create, frame, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
 from tests.rig.sockets import websocket_client, whole
 
 
-def budget(most: int = 100, share: float = 0.75) -> MemoryBudget:
+def make_budget(most: int = 100, share: float = 0.75) -> MemoryBudget:
     return MemoryBudget("things", lambda: most, lambda: share)
 
 
 def test_a_reservation_that_does_not_fit_is_refused_and_takes_nothing() -> None:
-    made = budget()
-    with made.reserving(None) as held:
+    budget = make_budget()
+    with budget.reserving(None) as held:
         held.grow(60)
         with pytest.raises(Overloaded, match="60 of 100 bytes of things are in use") as caught:
             held.grow(41)
         assert caught.value.retry_after_s == 1
         held.grow(40)
-        assert made.reserved_bytes == 100
-    assert made.reserved_bytes == 0
+        assert budget.reserved_bytes == 100
+    assert budget.reserved_bytes == 0
 
 
 def test_the_free_bytes_of_a_reservation_are_granted_when_the_budget_is_used_up() -> None:
-    made = budget(10)
-    with made.reserving(None) as full, made.reserving(None, free_bytes=5) as held:
+    budget = make_budget(10)
+    with budget.reserving(None) as full, budget.reserving(None, free_bytes=5) as held:
         full.grow(10)
         held.grow(5)
         with pytest.raises(Overloaded):
             held.grow(1)
-    assert made.reserved_bytes == 0
+    assert budget.reserved_bytes == 0
 
 
 @pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
 def test_the_share_of_one_key_is_configurable(share: float, second: int | None) -> None:
-    made = budget(share=share)
-    with made.reserving("a") as one, made.reserving("a") as two:
+    budget = make_budget(share=share)
+    with budget.reserving("a") as one, budget.reserving("a") as two:
         one.grow(70)
         if second is None:
             with pytest.raises(Overloaded, match=r"its share \(key_share_max\)"):
@@ -61,15 +61,15 @@ def test_the_share_of_one_key_is_configurable(share: float, second: int | None) 
 
 
 def test_d11_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
-    made = budget()
-    with made.reserving("a") as one, made.reserving("a") as two, made.reserving("b") as other:
+    budget = make_budget()
+    with budget.reserving("a") as one, budget.reserving("a") as two, budget.reserving("b") as other:
         one.grow(70)
         with pytest.raises(Overloaded, match="the key 'a' has its share"):
             two.grow(6)
         other.grow(30)
-    with made.reserving("a") as one:
+    with budget.reserving("a") as one:
         one.grow(100)
-    assert made.statistics() == BudgetStatistics(0, {})
+    assert budget.statistics() == BudgetStatistics(0, {})
 
 
 STEPS = st.lists(
@@ -79,9 +79,9 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_a_budget_is_the_sum_of_its_reservations(steps: list[tuple[int, str, int]]) -> None:
-    made = budget()
+    budget = make_budget()
     owners = ["a", "a", "b", None]
-    holders = [made.reserve(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
+    holders = [budget.reserve(owner, free) for owner, free in zip(owners, (0, 5, 0, 10), strict=True)]
     for which, what, size in steps:
         held = holders[which]
         if what == "release":
@@ -92,12 +92,12 @@ def test_a_budget_is_the_sum_of_its_reservations(steps: list[tuple[int, str, int
             with suppress(Overloaded):
                 held.grow(size)
         counted = [max(0, each.size_bytes - each.free_bytes) for each in holders]
-        assert made.reserved_bytes == sum(counted) <= 100
+        assert budget.reserved_bytes == sum(counted) <= 100
         by_owner = {"a": counted[0] + counted[1], "b": counted[2]}
-        assert made.statistics().by_owner == {owner: size for owner, size in by_owner.items() if size}
+        assert budget.statistics().by_owner == {owner: size for owner, size in by_owner.items() if size}
     for held in holders:
         held.release()
-    assert made.statistics() == BudgetStatistics(0, {})
+    assert budget.statistics() == BudgetStatistics(0, {})
 
 
 # Bodies --------------------------------------------------------------------------------------------
@@ -109,12 +109,12 @@ def large(size: int, **headers: str) -> bytes:
 
 
 async def test_d11_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rather_slow: MockClock) -> None:
-    async with rig(bodies_bytes_max=100_000, close_s=0.1) as made:
-        slow, late, small = [await made.client() for _ in range(3)]
+    async with gateway_rig(bodies_bytes_max=100_000, close_s=0.1) as rig:
+        slow, late, small = [await rig.client() for _ in range(3)]
         await slow.send(large(90_000)[:1000])
         await late.send(large(90_000)[:80_000])
         await trio.sleep(1)
-        assert 40_000 < made.gateway.bodies.reserved_bytes < 80_000, "by what has come, not by what was promised"
+        assert 40_000 < rig.gateway.bodies.reserved_bytes < 80_000, "by what has come, not by what was promised"
         await slow.send(large(90_000)[1000:])
         reply = await slow.reply()
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
@@ -124,50 +124,50 @@ async def test_d11_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rat
         assert (await late.reply()).status == 200
         await late.stream.aclose()
         await trio.sleep(1)
-        assert made.gateway.bodies.reserved_bytes == 0
-        await leave_all(made)
+        assert rig.gateway.bodies.reserved_bytes == 0
+        await leave_all(rig)
 
 
 async def test_d11_requests_that_wait_in_lanes_share_the_limit_of_bodies(rather_slow: MockClock) -> None:
-    async with rig(bodies_bytes_max=50_000, websocket_running_max=1) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(bodies_bytes_max=50_000, websocket_running_max=1) as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
         for lane in "bcdefg":
             await client.say(create("n=1 " + "x" * 10_000, stream_id=lane, instructions="y" * 10_000))
         refused = [event for event in await client.events("error") if event["type"] == "error"]
         assert refused[0]["error"]["code"] == "overloaded"
-        assert made.gateway.bodies.reserved_bytes > 20_000
-        await leave_all(made)
+        assert rig.gateway.bodies.reserved_bytes > 20_000
+        await leave_all(rig)
 
 
 async def test_d11_half_a_message_counts_by_the_bytes_received(rather_slow: MockClock) -> None:
-    async with rig(bodies_bytes_max=300_000) as made:
-        require_keys(made)
-        clients = [await websocket_client(made, **as_("alice")) for _ in range(4)]
+    async with gateway_rig(bodies_bytes_max=300_000) as rig:
+        require_keys(rig)
+        clients = [await websocket_client(rig, **as_("alice")) for _ in range(4)]
         begun = bytes([0x81, 0xFF]) + (400_000).to_bytes(8, "big") + bytes(4) + b" " * 200_000
         for client in clients:
             await client.send(begun)
         await trio.sleep(1)
-        assert made.gateway.bodies.reserved_bytes <= 225_000
+        assert rig.gateway.bodies.reserved_bytes <= 225_000
         codes = []
         for client in clients[:1] + clients[-1:]:
             with trio.move_on_after(5):
                 codes.append(await client.close_code())
         assert 1013 in codes
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_d11_a_message_that_was_taken_gives_back_only_its_own_memory(rather_slow: MockClock) -> None:
-    async with rig(bodies_bytes_max=300_000) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(bodies_bytes_max=300_000) as rig:
+        client = await websocket_client(rig)
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
         await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
         await trio.sleep(1)
-        assert made.gateway.bodies.reserved_bytes == 100_000 - READ_BYTES
+        assert rig.gateway.bodies.reserved_bytes == 100_000 - READ_BYTES
         await client.send(b" " * 100_000)
         await trio.sleep(1)
-        assert made.gateway.bodies.reserved_bytes == 0
-        await leave_all(made)
+        assert rig.gateway.bodies.reserved_bytes == 0
+        await leave_all(rig)
 
 
 # Answers in one piece ------------------------------------------------------------------------------
@@ -176,30 +176,30 @@ async def test_d11_a_message_that_was_taken_gives_back_only_its_own_memory(rathe
 async def test_d11_a_response_in_one_piece_that_never_fits_is_refused_with_its_parameter(
     rather_slow: MockClock,
 ) -> None:
-    async with rig(answers_bytes_max=10_000) as made:
-        client = await made.client()
+    async with gateway_rig(answers_bytes_max=10_000) as rig:
+        client = await rig.client()
         asked = chat("n=5", max_completion_tokens=100, n=2, logprobs=True, top_logprobs=5)
         reply = await client.ask(post(asked))
         assert (reply.status, reply.error["param"]) == (400, "max_completion_tokens")
         assert "answers_bytes_max" in reply.error["message"]
         streamed = await client.ask(post({**asked, "stream": True}))
         assert streamed.status == 200
-        assert made.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.answers.reserved_bytes == 0
 
 
 async def test_d11_responses_in_one_piece_share_a_limit(rather_slow: MockClock) -> None:
-    async with rig(answers_bytes_max=10_000) as made:
-        first, second = await made.client(), await made.client()
+    async with gateway_rig(answers_bytes_max=10_000) as rig:
+        first, second = await rig.client(), await rig.client()
         asked = chat("n=5 s=1", max_completion_tokens=800)
         await first.send(post(asked))
         await trio.sleep(1)
-        assert made.gateway.answers.reserved_bytes == 6400
+        assert rig.gateway.answers.reserved_bytes == 6400
         refused = await second.ask(post(asked))
         assert (refused.status, refused.error["code"]) == (503, "overloaded")
         assert (await first.reply()).status == 200
         assert (await second.ask(post(asked))).status == 200
         await trio.sleep(0.1)
-        assert made.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.answers.reserved_bytes == 0
 
 
 # Conversations -------------------------------------------------------------------------------------
@@ -247,43 +247,43 @@ def test_a_conversation_larger_than_the_total_is_not_kept() -> None:
 
 
 async def test_d11_conversations_end_with_their_connection(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await whole(client, create("n=3"))
-        assert made.gateway.histories.size_bytes > 0
-        await leave_all(made)
+        assert rig.gateway.histories.size_bytes > 0
+        await leave_all(rig)
 
 
 # Backlogs ------------------------------------------------------------------------------------------
 
 
 def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_half() -> None:
-    made = Backlogs(lambda: 1000)
-    assert made.allows(0, 500)
-    assert not made.allows(0, 501)
-    made.size_bytes, made.count = 600, 4
-    assert made.allows(25, 100)
-    assert not made.allows(26, 100)
+    backlogs = Backlogs(lambda: 1000)
+    assert backlogs.allows(0, 500)
+    assert not backlogs.allows(0, 501)
+    backlogs.size_bytes, backlogs.count = 600, 4
+    assert backlogs.allows(25, 100)
+    assert not backlogs.allows(26, 100)
 
 
 async def test_d11_backlogs_of_all_clients_share_a_limit_and_a_client_that_reads_is_not_dropped(
     rather_slow: MockClock,
 ) -> None:
-    async with rig(backlogs_bytes_max=200_000, send_buffer_bytes=4096, close_s=0.1) as made:
-        greedy = [await made.connect(receive_buffer=2304) for _ in range(6)]
+    async with gateway_rig(backlogs_bytes_max=200_000, send_buffer_bytes=4096, close_s=0.1) as rig:
+        greedy = [await rig.connect(receive_buffer=2304) for _ in range(6)]
         for stream in greedy:
             await stream.send_all(post(chat("n=900", stream=True, max_completion_tokens=900)))
         await trio.sleep(1)
-        assert made.gateway.backlogs.size_bytes <= 220_000
-        client = await made.client()
+        assert rig.gateway.backlogs.size_bytes <= 220_000
+        client = await rig.client()
         reply = await client.ask(post(chat("n=50 s=0.01", stream=True, max_completion_tokens=50)))
         assert (reply.status, reply.whole) == (200, True)
         await client.stream.aclose()
-        await leave_all(made)
-        assert made.gateway.backlogs.count == 0
-        assert b'espalier_clients_dropped_total{reason="backlog"}' in made.metrics.render({})
+        await leave_all(rig)
+        assert rig.gateway.backlogs.count == 0
+        assert b'espalier_clients_dropped_total{reason="backlog"}' in rig.metrics.render({})
 
 
 async def test_a_probe_is_answered_when_all_budgets_are_used_up(rather_slow: MockClock) -> None:
-    async with rig(bodies_bytes_max=1, answers_bytes_max=1, histories_bytes_max=1, backlogs_bytes_max=1) as made:
-        assert (await (await made.client()).ask(head())).status == 200
+    async with gateway_rig(bodies_bytes_max=1, answers_bytes_max=1, histories_bytes_max=1, backlogs_bytes_max=1) as rig:
+        assert (await (await rig.client()).ask(head())).status == 200

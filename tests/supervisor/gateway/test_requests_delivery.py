@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from supervisor.cluster.directory import Directory
 from supervisor.node import node
 from supervisor.processes.process import GracePeriods
-from tests.rig.gateway import Client, Rig, at_rest, chat, create, head, leave_all, post, rig
+from tests.rig.gateway import Client, Rig, at_rest, chat, create, gateway_rig, head, leave_all, post
 from tests.rig.log_records import log_records
 
 SMALL: dict[str, Any] = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
@@ -49,17 +49,17 @@ class Slow(trio.abc.ReceiveStream):
         await self.stream.aclose()
 
 
-async def backlogged(made: Rig) -> None:
+async def backlogged(rig: Rig) -> None:
     """Wait until some client has a backlog."""
-    while not any(each.backlog_bytes for each in made.gateway.connections):  # noqa: ASYNC110  # there is no event for it
+    while not any(each.backlog_bytes for each in rig.gateway.connections):  # noqa: ASYNC110  # there is no event for it
         await trio.sleep(0.01)
 
 
-async def asked(made: Rig, request: bytes) -> Client:
+async def asked(rig: Rig, request: bytes) -> Client:
     """Connect a client that reads slowly, send a request, and return once its response waits in a backlog."""
-    client = Client(Slow(await made.connect(receive_buffer=2304)))
+    client = Client(Slow(await rig.connect(receive_buffer=2304)))
     await client.send(request)
-    await backlogged(made)
+    await backlogged(rig)
     return client
 
 
@@ -70,14 +70,14 @@ def streamed(**headers: str) -> bytes:
 async def test_b5_a_slow_reader_gets_its_whole_response_before_its_connection_closes(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig(**SMALL) as made:
-        client = await asked(made, streamed(connection="close"))
+    async with gateway_rig(**SMALL) as rig:
+        client = await asked(rig, streamed(connection="close"))
         reply = await client.reply()
         assert reply.whole
         assert reply.events[-1] == "[DONE]"
         assert await client.closed()
         assert trio.current_time() > 10 * SMALL["close_s"]
-        await at_rest(made)
+        await at_rest(rig)
         (line,) = lines()
         assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
 
@@ -85,19 +85,19 @@ async def test_b5_a_slow_reader_gets_its_whole_response_before_its_connection_cl
 async def test_b5_a_slow_reader_of_http_1_0_gets_its_whole_response(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig(**SMALL) as made:
-        client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
+    async with gateway_rig(**SMALL) as rig:
+        client = await asked(rig, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert not await client.closed()
         assert client.buffer.endswith(b"data: [DONE]\n\n")
-        await at_rest(made)
+        await at_rest(rig)
         assert lines()[0].response_bytes == client.stream.read_bytes == len(client.buffer)
 
 
 async def test_a_request_is_logged_when_its_last_byte_has_been_sent(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig(**SMALL) as made:
-        client = await asked(made, streamed())
+    async with gateway_rig(**SMALL) as rig:
+        client = await asked(rig, streamed())
         assert lines() == []
         assert (await client.reply()).whole
         await trio.sleep(0.1)
@@ -106,13 +106,13 @@ async def test_a_request_is_logged_when_its_last_byte_has_been_sent(
         assert line.duration_s < 5, "that is the time of the answer, not of its reader"
 
 
-def draining(made: Rig, drain_s: float) -> node._Node:
+def draining(rig: Rig, drain_s: float) -> node._Node:
     """Return a node with this gateway, for `drained`; its tree's scope is cancelled at the end of the drain."""
     unused: Any = None
-    assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=made.gateway, links=None)
+    assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=rig.gateway, links=None)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
     stopping = node._Node(unused, assembly, runtime, unused, drain_s)
-    made.gateway.gate.draining = False
+    rig.gateway.gate.draining = False
     return stopping
 
 
@@ -124,15 +124,15 @@ async def drained(stopping: node._Node, nursery: trio.Nursery) -> None:
 
 
 async def test_b5_a_drain_waits_for_slow_readers(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
-    async with rig(**SMALL) as made:
-        client = await asked(made, streamed())
+    async with gateway_rig(**SMALL) as rig:
+        client = await asked(rig, streamed())
         began_at = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drained, draining(made, 60.0), nursery)
+            nursery.start_soon(drained, draining(rig, 60.0), nursery)
             reply = await client.reply()
         assert (reply.whole, reply.events[-1]) == (True, "[DONE]")
         assert 10 < trio.current_time() - began_at < 59
-        await at_rest(made)
+        await at_rest(rig)
         assert [(each.outcome, each.response_bytes) for each in lines()] == [("length", client.stream.read_bytes)]
 
 
@@ -145,34 +145,34 @@ HALF = {
 
 @pytest.mark.parametrize("part", HALF)
 async def test_o_half_a_request_is_refused_at_the_end_of_a_drain(part: str, rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(HALF[part])
         if "100-continue" in HALF[part].decode():
             assert (await client.reply()).status == 100
         await trio.sleep(0.1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drained, draining(made, 60.0), nursery)
+            nursery.start_soon(drained, draining(rig, 60.0), nursery)
             reply = await client.reply()
             assert (reply.status, reply.error["code"]) == (503, "draining")
             assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
             assert await client.closed()
-        await at_rest(made)
+        await at_rest(rig)
 
 
 async def test_b5_a_drain_waits_for_slow_readers_of_websockets(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig(**SMALL) as made:
-        client = Client(Slow(await made.connect(receive_buffer=2304)))
+    async with gateway_rig(**SMALL) as rig:
+        client = Client(Slow(await rig.connect(receive_buffer=2304)))
         assert (await client.upgrade()).status == 101
         await client.say(create(f"n={LONG}", max_output_tokens=LONG))
-        await backlogged(made)
+        await backlogged(rig)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drained, draining(made, 90.0), nursery)
+            nursery.start_soon(drained, draining(rig, 90.0), nursery)
             assert (await client.events())[-1]["type"] == "response.incomplete"
             assert await client.close_code() == 1012
-        await at_rest(made)
+        await at_rest(rig)
         (line,) = lines()
         assert line.outcome == "length"
         assert line.response_bytes <= client.stream.read_bytes
@@ -181,15 +181,15 @@ async def test_b5_a_drain_waits_for_slow_readers_of_websockets(
 async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig(**SMALL) as made:
-        client = await asked(made, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
+    async with gateway_rig(**SMALL) as rig:
+        client = await asked(rig, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         with trio.CancelScope() as tree:
             async with trio.open_nursery() as nursery:
-                stopping = draining(made, 5.0)
+                stopping = draining(rig, 5.0)
                 await drained(stopping, nursery)
                 assert 5 <= trio.current_time() < 9
                 tree.cancel()
-        metrics, connections = made.metrics, tuple(made.gateway.connections)
+        metrics, connections = rig.metrics, tuple(rig.gateway.connections)
         assert connections
     (line,) = lines()
     assert (line.outcome, line.cut) == ("cut", "drain")
@@ -202,10 +202,10 @@ async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
 async def test_b5_a_cut_response_of_http_1_0_ends_with_a_reset(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig(**SMALL | {"stall_s": 3.0}) as made:
-        stream = await made.connect(receive_buffer=2304)
+    async with gateway_rig(**SMALL | {"stall_s": 3.0}) as rig:
+        stream = await rig.connect(receive_buffer=2304)
         await stream.send_all(streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
-        await at_rest(made)
+        await at_rest(rig)
         (line,) = lines()
         assert (line.outcome, line.cut) == ("cut", "stalled")
         with pytest.raises(trio.BrokenResourceError):
@@ -217,17 +217,17 @@ async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     """Its response was not complete when the server closed the connection, and that is logged and counted."""
-    async with rig(**SMALL | {"stall_s": 1.0}) as made:
-        stream = await made.connect(receive_buffer=2304)
+    async with gateway_rig(**SMALL | {"stall_s": 1.0}) as rig:
+        stream = await rig.connect(receive_buffer=2304)
         await stream.send_all(post(chat(f"n={LONG} s=0.05", stream=True, max_completion_tokens=LONG)))
         with trio.fail_after(30):
-            while not made.gateway.connections:  # noqa: ASYNC110  # there is no event for it
+            while not rig.gateway.connections:  # noqa: ASYNC110  # there is no event for it
                 await trio.sleep(0.01)
-        await made.gateway.connections.wait_closed()
-        await at_rest(made)
+        await rig.gateway.connections.wait_closed()
+        await at_rest(rig)
         (line,) = lines()
         assert line.outcome == "slow_client"
-        text = made.metrics.render({})
+        text = rig.metrics.render({})
         assert b'outcome="slow_client"' in text
         assert b"espalier_requests_cancelled_total{" not in text
 
@@ -235,28 +235,28 @@ async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(
 async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig(**SMALL) as made:
-        client = await asked(made, streamed())
+    async with gateway_rig(**SMALL) as rig:
+        client = await asked(rig, streamed())
         await trio.aclose_forcefully(client.stream.stream)
-        await at_rest(made)
+        await at_rest(rig)
         assert [(each.outcome, each.cut) for each in lines()] == [("cut", "left")]
 
 
 async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         reply = await client.ask(post(chat("n=3", n=100, max_completion_tokens=5)))
         assert reply.status == 400
-        await leave_all(made)
+        await leave_all(rig)
         (line,) = lines()
         assert (line.outcome, line.response_bytes > len(reply.body)) == ("invalid_request", True)
 
 
 async def test_a_probe_has_no_line_with_response_bytes(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         assert (await client.ask(head())).status == 200
-        await leave_all(made)
+        await leave_all(rig)
         assert lines() == []

@@ -12,7 +12,7 @@ from protocol.cluster import Leg, NodeState, Offer
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.requests import ServedModel
-from tests.rig.gateway import INFO, Reply, Rig, chat, post, rig
+from tests.rig.gateway import INFO, Reply, Rig, chat, gateway_rig, post
 
 PROMPT_MAX = 512
 SMALL = Offer("small", "tiny", Leg.BOTH, 4, up=True, engine=evolve(INFO, request_tokens_max=64))
@@ -24,7 +24,7 @@ BOTH = (SMALL, LARGE)
 class Offers:
     """The offers of another node, which change right after the gateway has read them for the `at`-th time."""
 
-    made: Rig
+    rig: Rig
     before: tuple[Offer, ...]
     after: tuple[Offer, ...]
     at: int = 1
@@ -33,8 +33,8 @@ class Offers:
 
     def __attrs_post_init__(self) -> None:
         self.tell(self.before)
-        served = self.made.gateway.runner.served["tiny"]
-        self.made.gateway.runner.served = {"tiny": ServedModel(served.model, served.ask, self.look)}
+        served = self.rig.gateway.runner.served["tiny"]
+        self.rig.gateway.runner.served = {"tiny": ServedModel(served.model, served.ask, self.look)}
 
     def look(self) -> int:
         self.looks += 1
@@ -45,11 +45,11 @@ class Offers:
 
     def tell(self, offers: tuple[Offer, ...]) -> None:
         self.directory.merge_state("far", NodeState(offers))
-        self.made.limits[0] = models.request_limits(self.directory, "tiny", PROMPT_MAX)
+        self.rig.limits[0] = models.request_limits(self.directory, "tiny", PROMPT_MAX)
 
 
-async def answered(made: Rig, **fields: Any) -> Reply:
-    client = await made.client()
+async def answered(rig: Rig, **fields: Any) -> Reply:
+    client = await rig.client()
     reply = await client.ask(post(chat("n=400", **fields)))
     assert reply.status == 200, reply.body
     return reply
@@ -57,36 +57,36 @@ async def answered(made: Rig, **fields: Any) -> Reply:
 
 @pytest.mark.parametrize("at", [1, 2])
 async def test_b18_an_engine_that_leaves_during_admission_does_not_change_the_limit(at: int) -> None:
-    async with rig() as made:
-        offers = Offers(made, BOTH, (LARGE,), at)
-        reply = await answered(made)
+    async with gateway_rig() as rig:
+        offers = Offers(rig, BOTH, (LARGE,), at)
+        reply = await answered(rig)
     assert reply.json["usage"]["total_tokens"] == 64, "more than its cost was weighed as, and its space promised for"
     assert reply.json["choices"][0]["finish_reason"] == "length"
     assert offers.looks == 1
 
 
 async def test_b18_a_streamed_response_has_the_limit_of_its_admission() -> None:
-    async with rig() as made:
-        Offers(made, BOTH, (LARGE,), at=2)
-        reply = await answered(made, stream=True, stream_options={"include_usage": True})
+    async with gateway_rig() as rig:
+        Offers(rig, BOTH, (LARGE,), at=2)
+        reply = await answered(rig, stream=True, stream_options={"include_usage": True})
     assert reply.whole
     assert reply.events[-1] == "[DONE]"
     assert reply.chunks[-1]["usage"]["total_tokens"] == 64
 
 
 async def test_b18_a_smaller_engine_that_joins_during_admission_lowers_the_limit() -> None:
-    async with rig() as made:
-        Offers(made, (LARGE,), BOTH)
-        reply = await answered(made)
+    async with gateway_rig() as rig:
+        Offers(rig, (LARGE,), BOTH)
+        reply = await answered(rig)
     assert reply.json["usage"]["total_tokens"] == 64
 
 
 async def test_b18_a_request_for_which_no_engine_was_ready_is_refused_though_one_is_by_now() -> None:
-    async with rig() as made:
-        Offers(made, (), BOTH)
-        reply = await (await made.client()).ask(post(chat()))
+    async with gateway_rig() as rig:
+        Offers(rig, (), BOTH)
+        reply = await (await rig.client()).ask(post(chat()))
         assert (reply.status, reply.error["code"]) == (503, "not_ready")
-        assert (await answered(made)).json["usage"]["total_tokens"] == 64, "and the next is answered"
+        assert (await answered(rig)).json["usage"]["total_tokens"] == 64, "and the next is answered"
 
 
 @pytest.mark.parametrize(

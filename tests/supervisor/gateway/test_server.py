@@ -24,11 +24,11 @@ from tests.rig.gateway import (
     chat,
     create,
     frame,
+    gateway_rig,
     head,
     leave,
     leave_all,
     post,
-    rig,
 )
 from tests.rig.sockets import websocket_client
 
@@ -41,35 +41,35 @@ from tests.rig.sockets import websocket_client
 async def test_the_request_of_a_client_that_leaves_is_aborted(
     stream: bool, how: str, when: str, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(post(chat("n=100 s=1", stream=stream)))
         await trio.sleep(0.5 if when == "before the first token" else 5.5)
-        assert made.worker.running == 1
+        assert rig.worker.running == 1
         await leave(client, how)
-        await at_rest(made)
+        await at_rest(rig)
         assert trio.current_time() < 8
-        assert made.worker.left == 1
+        assert rig.worker.left == 1
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not records, records[0].exc_text
 
 
 async def test_a_stream_that_fails_ends_with_an_error_and_without_its_last_chunk(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        reply = await (await made.client()).ask(post(chat("n=9 fail=3", stream=True)))
+    async with gateway_rig() as rig:
+        reply = await (await rig.client()).ask(post(chat("n=9 fail=3", stream=True)))
         assert (reply.status, reply.whole) == (200, False)
         assert "[DONE]" not in reply.events
         assert reply.chunks[-1]["error"]["code"] == "engine_lost"
         assert all(choice["finish_reason"] is None for chunk in reply.chunks[:-1] for choice in chunk["choices"])
-        early = await (await made.client()).ask(post(chat("n=9 fail=0", stream=True)))
+        early = await (await rig.client()).ask(post(chat("n=9 fail=0", stream=True)))
         assert (early.status, early.error["code"], early.headers["retry-after"]) == (503, "engine_lost", "1")
 
 
 async def test_waiting_for_admission_counts_into_the_time_to_the_first_token(rather_slow: MockClock) -> None:
-    async with rig(requests_max=1, first_token_s=6, admit_s=5) as made, trio.open_nursery() as nursery:
-        nursery.start_soon((await made.client()).ask, post(chat("n=4 s=1")))
+    async with gateway_rig(requests_max=1, first_token_s=6, admit_s=5) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon((await rig.client()).ask, post(chat("n=4 s=1")))
         await trio.sleep(0.1)
-        reply = await (await made.client()).ask(post(chat("n=5 s=3")))
+        reply = await (await rig.client()).ask(post(chat("n=5 s=3")))
         assert (reply.status, reply.error["code"]) == (503, "deadline_exceeded")
         assert 6 <= trio.current_time() < 6.5
 
@@ -80,62 +80,62 @@ async def test_waiting_for_admission_counts_into_the_time_to_the_first_token(rat
 LONG: dict[str, Any] = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
 
 
-async def unread(made: Rig) -> Client:
+async def unread(rig: Rig) -> Client:
     """Connect a client with a small receive buffer."""
-    return Client(await made.connect(receive_buffer=2048))
+    return Client(await rig.connect(receive_buffer=2048))
 
 
 async def test_a_client_that_does_not_read_is_dropped_with_1013_and_delays_no_other(rather_slow: MockClock) -> None:
-    async with rig(**LONG) as made:
-        slow, quick = await unread(made), await made.client()
+    async with gateway_rig(**LONG) as rig:
+        slow, quick = await unread(rig), await rig.client()
         assert (await slow.upgrade()).status == 101
         await slow.say(create("n=1900 s=0.004"))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow_is_dropped, slow, made)
+            nursery.start_soon(slow_is_dropped, slow, rig)
             before = trio.current_time()
             reply = await quick.ask(post(chat("n=100 s=0.01", stream=True)))
             assert reply.events[-1] == "[DONE]"
             assert trio.current_time() - before < 1.5
-        assert made.worker.left == 1
-        await leave_all(made)
+        assert rig.worker.left == 1
+        await leave_all(rig)
 
 
-async def slow_is_dropped(slow: Client, made: Rig) -> None:
-    await made.worker.wait_left()
+async def slow_is_dropped(slow: Client, rig: Rig) -> None:
+    await rig.worker.wait_left()
     assert await slow.close_code() == 1013
 
 
 async def test_a_stream_that_is_not_read_ends_in_an_error_between_two_chunks(rather_slow: MockClock) -> None:
-    async with rig(**LONG) as made:
-        slow = await unread(made)
+    async with gateway_rig(**LONG) as rig:
+        slow = await unread(rig)
         await slow.send(post(chat("n=1900 s=0.004", stream=True)))
-        await made.worker.wait_left()
+        await rig.worker.wait_left()
         reply = await slow.reply()
         assert (reply.status, reply.whole) == (200, False)
         assert reply.chunks[-1]["error"]["code"] == "slow_client"
-        await at_rest(made)
+        await at_rest(rig)
 
 
 async def test_dropping_a_response_leaves_the_complete_one_before_it_intact(rather_slow: MockClock) -> None:
     """Both wait in one backlog, and only the second may be dropped."""
-    async with rig(**LONG | {"backlog_bytes_max": 100_000}) as made:
-        slow = await unread(made)
+    async with gateway_rig(**LONG | {"backlog_bytes_max": 100_000}) as rig:
+        slow = await unread(rig)
         await slow.send(post(chat("n=120", stream=True)) + post(chat("n=1900 s=0.004", stream=True)))
-        await made.worker.wait_left()
+        await rig.worker.wait_left()
         first = await slow.reply()
         assert (first.whole, first.events[-1]) == (True, "[DONE]")
         with suppress(EOFError):
             assert not (await slow.reply()).whole
-        await at_rest(made)
+        await at_rest(rig)
 
 
 async def test_responses_that_are_not_read_stop_pipelined_requests(rather_slow: MockClock) -> None:
-    async with rig(**LONG) as made:
-        slow = await unread(made)
+    async with gateway_rig(**LONG) as rig:
+        slow = await unread(rig)
         for _ in range(30):
             await slow.send(head(path="/metrics") * 4)
         await trio.sleep(60)
-        await at_rest(made)
+        await at_rest(rig)
 
 
 # All of it ----------------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ class Passes(trio.abc.Instrument):
 
 async def test_many_connections_that_end_at_once_do_not_end_in_one_turn(rather_slow: MockClock) -> None:
     crowd, passes = 120, Passes()
-    async with rig() as made:
-        streams = [await made.connect() for _ in range(crowd)]
-        while len(made.gateway.connections) < crowd:  # noqa: ASYNC110  # nothing tells of it
+    async with gateway_rig() as rig:
+        streams = [await rig.connect() for _ in range(crowd)]
+        while len(rig.gateway.connections) < crowd:  # noqa: ASYNC110  # nothing tells of it
             await trio.sleep(0.01)
         trio.lowlevel.add_instrument(passes)
         for stream in streams:
             stream.socket.close()
-        await at_rest(made)
+        await at_rest(rig)
         trio.lowlevel.remove_instrument(passes)
     assert sum(steps > crowd // 2 for steps in passes.steps) <= 2  # all wake at once, and stand in line
 
@@ -171,39 +171,39 @@ async def test_many_connections_that_end_at_once_do_not_end_in_one_turn(rather_s
 async def test_refusing_a_client_that_is_gone_already_fails_silently(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with rig(connections_max=1) as made:
-        first = await made.client()
+    async with gateway_rig(connections_max=1) as rig:
+        first = await rig.client()
         await first.ask(head())
         for _ in range(30):
-            await leave(await made.client(), "reset")
+            await leave(await rig.client(), "reset")
         await trio.sleep(5)
         assert (await first.ask(head())).status == 200
     assert not caplog.records
 
 
 async def test_a_drain_finishes_what_runs_and_refuses_what_is_new(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        idle, fresh, streaming, whole = [await made.client() for _ in range(4)]
+    async with gateway_rig() as rig:
+        idle, fresh, streaming, whole = [await rig.client() for _ in range(4)]
         await idle.ask(head())
-        lane, quiet = await websocket_client(made), await websocket_client(made)
+        lane, quiet = await websocket_client(rig), await websocket_client(rig)
         await streaming.send(post(chat("n=5 s=1", stream=True)))
         await whole.send(post(chat("n=5 s=1")))
         await lane.say(create("n=5 s=1"))
         await lane.say(create("n=5 s=1"))
         await trio.sleep(2.5)
-        made.gateway.drain()
+        rig.gateway.drain()
         assert await idle.closed()
         assert await fresh.closed()
         assert await quiet.close_code() == 1012
         await quiet.send(frame(struct.pack(">H", 1012), 0x88))
         await quiet.stream.aclose()
         assert trio.current_time() < 3
-        late = await (await made.client()).ask(post(chat()))
+        late = await (await rig.client()).ask(post(chat()))
         assert (late.status, late.error["code"], late.headers["retry-after"]) == (503, "draining", "1")
         assert late.headers["connection"] == "close"
-        assert (await (await made.client()).ask(head(path="/ready"))).status == 503
-        assert (await (await made.client()).upgrade()).status == 503
-        assert (await (await made.client()).ask(head())).status == 200
+        assert (await (await rig.client()).ask(head(path="/ready"))).status == 503
+        assert (await (await rig.client()).upgrade()).status == 503
+        assert (await (await rig.client()).ask(head())).status == 200
         await lane.say(create(stream_id="late"))
         events = await lane.events("response.completed")
         refused = [event for event in events if event["type"] == "error"]
@@ -219,38 +219,38 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_is_new(rather_slow: M
         assert await streaming.closed()
         done = await whole.reply()
         assert (done.status, done.headers["connection"]) == (200, "close")
-        await at_rest(made)
+        await at_rest(rig)
         assert trio.current_time() < 6
 
 
 async def test_a_drain_that_takes_too_long_ends_responses_with_an_error(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        streaming, lane = await made.client(), await websocket_client(made)
+    async with gateway_rig() as rig:
+        streaming, lane = await rig.client(), await websocket_client(rig)
         await streaming.send(post(chat("n=99 s=1", stream=True)))
         await lane.say(create("n=99 s=1"))
         await trio.sleep(2.5)
-        made.gateway.drain()
-        assert made.gateway.abort() == 2
+        rig.gateway.drain()
+        assert rig.gateway.abort() == 2
         reply = await streaming.reply()
         assert (reply.whole, reply.chunks[-1]["error"]["code"]) == (False, "draining")
         last = (await lane.events())[-1]
         assert (last["type"], last["response"]["error"]["cause"]) == ("response.failed", "draining")
         assert await lane.close_code() == 1012
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_a_port_in_use_is_reported_in_one_sentence(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        with pytest.raises(StartFailed, match=f"cannot listen on 127.0.0.1:{made.port}"):
-            await serve(made.gateway, ROUTES, "127.0.0.1", made.port)
+    async with gateway_rig() as rig:
+        with pytest.raises(StartFailed, match=f"cannot listen on 127.0.0.1:{rig.port}"):
+            await serve(rig.gateway, ROUTES, "127.0.0.1", rig.port)
 
 
 async def test_metrics_count_requests_by_outcome(rather_slow: MockClock) -> None:
-    async with rig(requests_max=1, waiting_max=1, admit_s=0.5) as made:
-        client = await made.client()
+    async with gateway_rig(requests_max=1, waiting_max=1, admit_s=0.5) as rig:
+        client = await rig.client()
         await client.ask(post(chat("n=5 s=0.02", stream=True)))
         await client.ask(post(chat("n=5 fail=2")))
-        lane = await websocket_client(made)
+        lane = await websocket_client(rig)
         await lane.say(create("n=50 s=1"))
         await lane.events("response.created")
         await client.ask(post(chat()))
@@ -272,10 +272,10 @@ async def test_metrics_count_requests_by_outcome(rather_slow: MockClock) -> None
 
 async def test_prompts_and_answers_are_in_no_log(rather_slow: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with rig(worker=Worker(line=f"I know {SECRET}. ")) as made:
-        client, lane = await made.client(), await websocket_client(made)
+    async with gateway_rig(worker=Worker(line=f"I know {SECRET}. ")) as rig:
+        client, lane = await rig.client(), await websocket_client(rig)
         for body in (chat(f"{SECRET} n=9"), chat(f"{SECRET} n=9 fail=3", stream=True), chat(SECRET, nope=SECRET)):
-            await (await made.client()).ask(post(body, x_request_id="r1"))
+            await (await rig.client()).ask(post(body, x_request_id="r1"))
         await client.send(post(b'{"model": "tiny", "messages": "' + SECRET.encode()))
         for event in (create(f"{SECRET} n=9"), create(f"{SECRET} n=9 fail=2"), create(SECRET, metadata=SECRET), SECRET):
             await lane.say(event)
@@ -288,14 +288,14 @@ async def test_prompts_and_answers_are_in_no_log(rather_slow: MockClock, caplog:
 async def test_a_bug_in_a_handler_fails_its_request_alone(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with rig() as made:
+    async with gateway_rig() as rig:
 
         async def broken() -> bytes:
             await trio.lowlevel.checkpoint()
             raise ZeroDivisionError
 
-        made.gateway.metrics_text = broken
-        client = await made.client()
+        rig.gateway.metrics_text = broken
+        client = await rig.client()
         reply = await client.ask(head(path="/metrics"))
         assert (reply.status, reply.error["code"]) == (500, "internal")
         assert (await client.ask(head())).status == 200

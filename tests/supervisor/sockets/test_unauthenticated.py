@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
-from tests.rig.gateway import chat, head, leave_all, post, rig
+from tests.rig.gateway import chat, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
 
 KEY = as_("alice")
@@ -19,13 +19,13 @@ KEY = as_("alice")
 
 async def test_o4_slow_heads_without_a_key_keep_out_no_client_with_a_key(rather_slow: MockClock) -> None:
     """Each of them is opened again when it ends; every request with a key is answered."""
-    async with rig(connections_max=20) as made:
-        require_keys(made)
+    async with gateway_rig(connections_max=20) as rig:
+        require_keys(rig)
         answered = 0
 
         async def slow() -> None:
             while True:
-                stream = await made.connect()
+                stream = await rig.connect()
                 await stream.send_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n")
                 try:
                     while await stream.receive_some(100):
@@ -39,29 +39,29 @@ async def test_o4_slow_heads_without_a_key_keep_out_no_client_with_a_key(rather_
             for _ in range(60):
                 nursery.start_soon(slow)
             await trio.sleep(1)
-            held = await made.client()
+            held = await rig.client()
             await held.send(post(chat("n=20 s=1", stream=True, max_completion_tokens=20), **KEY))
             for _ in range(15):
-                client = await made.client()
+                client = await rig.client()
                 assert (await client.ask(post(chat("n=1"), **KEY))).status == 200
                 answered += 1
                 await client.stream.aclose()
                 await trio.sleep(1)
             assert (await held.reply()).whole
-            assert len(made.gateway.connections) <= 20
+            assert len(rig.gateway.connections) <= 20
             nursery.cancel_scope.cancel()
         assert answered == 15
-        assert b'espalier_clients_dropped_total{reason="unauthenticated"}' in made.metrics.render({})
+        assert b'espalier_clients_dropped_total{reason="unauthenticated"}' in rig.metrics.render({})
 
 
 async def test_the_oldest_unauthenticated_connection_makes_room(rather_slow: MockClock) -> None:
-    async with rig(connections_max=3) as made:
-        require_keys(made)
-        authenticated, old, young = [await made.client() for _ in range(3)]
+    async with gateway_rig(connections_max=3) as rig:
+        require_keys(rig)
+        authenticated, old, young = [await rig.client() for _ in range(3)]
         assert (await authenticated.ask(post(chat("n=1"), **KEY))).status == 200
         for client in (old, young):
             await client.send(b"GET /hea")
-        assert (await (await made.client()).ask(post(chat("n=1"), **KEY))).status == 200
+        assert (await (await rig.client()).ask(post(chat("n=1"), **KEY))).status == 200
         assert await old.closed()
         await young.send(head()[8:])
         assert (await young.reply()).status == 200
@@ -69,20 +69,20 @@ async def test_the_oldest_unauthenticated_connection_makes_room(rather_slow: Moc
 
 
 async def test_authenticated_connections_make_no_room(rather_slow: MockClock) -> None:
-    async with rig(connections_max=2) as made:
-        require_keys(made)
+    async with gateway_rig(connections_max=2) as rig:
+        require_keys(rig)
         for _ in range(2):
-            assert (await (await made.client()).ask(post(chat("n=1"), **KEY))).status == 200
-        assert (await (await made.client()).reply()).status == 503
-        await leave_all(made)
+            assert (await (await rig.client()).ask(post(chat("n=1"), **KEY))).status == 200
+        assert (await (await rig.client()).reply()).status == 503
+        await leave_all(rig)
 
 
 async def test_a_probe_does_not_authenticate_its_connection_where_keys_are_wanted(rather_slow: MockClock) -> None:
-    async with rig(connections_max=1) as made:
-        require_keys(made)
-        probe = await made.client()
+    async with gateway_rig(connections_max=1) as rig:
+        require_keys(rig)
+        probe = await rig.client()
         assert (await probe.ask(head())).status == 200
-        assert (await (await made.client()).ask(post(chat("n=1"), **KEY))).status == 200
+        assert (await (await rig.client()).ask(post(chat("n=1"), **KEY))).status == 200
         assert await probe.closed()
 
 
@@ -93,10 +93,10 @@ async def test_o4_an_address_with_too_many_unauthenticated_connections_loses_its
 
     addresses = iter(["far", "near", "far", "far"])
     monkeypatch.setattr(module, "address_of", lambda _: next(addresses))
-    async with rig(address_connections_max=2) as made:
+    async with gateway_rig(address_connections_max=2) as rig:
         clients = []
         for _ in range(4):
-            clients.append(await made.client())
+            clients.append(await rig.client())
             await clients[-1].send(b"GET /hea")
             await trio.sleep(0.1)
         assert await clients[0].closed()
@@ -141,40 +141,40 @@ def test_addresses_of_this_host_are_empty_and_ipv6_counts_by_its_first_half(
     st.lists(st.tuples(st.sampled_from(["add", "remove", "end", "end of"]), st.sampled_from("ab"), st.integers(0, 9)))
 )
 def test_unauthenticated_connections_are_closed_oldest_first(steps: list[Any]) -> None:
-    made: UnauthenticatedConnections[int] = UnauthenticatedConnections()
+    connections: UnauthenticatedConnections[int] = UnauthenticatedConnections()
     all_: list[tuple[int, str]] = []
     scopes: dict[int, trio.CancelScope] = {}
     for number, (what, address, at) in enumerate(steps):
         if what == "add":
             scopes[number] = trio.CancelScope()
-            made.add(number, address, scopes[number])
+            connections.add(number, address, scopes[number])
             all_.append((number, address))
         elif what == "remove" and all_:
             gone, _ = all_.pop(at % len(all_))
-            assert made.remove(gone) is scopes[gone]
-            assert made.remove(gone) is None
+            assert connections.remove(gone) is scopes[gone]
+            assert connections.remove(gone) is None
         elif what.startswith("end"):
             only = None if what == "end" else address
             oldest = next((each for each in all_ if only in {None, each[1]}), None)
-            assert made.close_oldest(only) == (None if oldest is None else oldest[0])
+            assert connections.close_oldest(only) == (None if oldest is None else oldest[0])
             if oldest is not None:
                 all_.remove(oldest)
                 assert scopes[oldest[0]].cancel_called
-        assert all(made.count_from(each) == sum(own == each for _, own in all_) for each in "ab")
-    assert list(made) == [number for number, _ in all_]
+        assert all(connections.count_from(each) == sum(own == each for _, own in all_) for each in "ab")
+    assert list(connections) == [number for number, _ in all_]
 
 
 @given(st.lists(st.sampled_from("abc")))
 def test_d9_the_busiest_address_loses_its_oldest_connection(addresses: list[Any]) -> None:
-    made: UnauthenticatedConnections[int] = UnauthenticatedConnections()
+    connections: UnauthenticatedConnections[int] = UnauthenticatedConnections()
     left = list(enumerate(addresses))
     for number, address in left:
-        made.add(number, address, trio.CancelScope())
+        connections.add(number, address, trio.CancelScope())
     while left:
         own = [address for _, address in left]
         most = max(map(own.count, own))
         expected = next(each for each in left if own.count(each[1]) == most)
-        assert len(made) == len(left)
-        assert made.close_oldest_of_busiest_address() == expected[0]
+        assert len(connections) == len(left)
+        assert connections.close_oldest_of_busiest_address() == expected[0]
         left.remove(expected)
-    assert (made.close_oldest_of_busiest_address(), len(made)) == (None, 0)
+    assert (connections.close_oldest_of_busiest_address(), len(connections)) == (None, 0)

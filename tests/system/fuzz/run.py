@@ -14,7 +14,7 @@ from attrs import Factory, frozen
 from trio.testing import MockClock
 
 from supervisor.gateway.keys import KEYS, Keys, KeySources
-from tests.rig.gateway import Rig, at_rest, rig
+from tests.rig.gateway import Rig, at_rest, gateway_rig
 from tests.system.fuzz.player import Player, log_watched
 
 CLIENTS = 64
@@ -49,8 +49,8 @@ async def _run(numbers: Sequence[int], seed: int, *, show: bool) -> tuple[list[s
     active: set[int] = set()
     left = iter(numbers)
 
-    async def client(made: Rig) -> None:
-        player = Player(made.port, watch, problems, counts, active, show, key)
+    async def client(rig: Rig) -> None:
+        player = Player(rig.port, watch, problems, counts, active, show, key)
         try:
             for number in left:
                 await player.play(number, seed)
@@ -60,15 +60,15 @@ async def _run(numbers: Sequence[int], seed: int, *, show: bool) -> tuple[list[s
             player.forget()
 
     with log_watched() as watch:
-        async with rig(**LIMITS) as made:
-            made.gateway.keys = _keys(key)
+        async with gateway_rig(**LIMITS) as rig:
+            rig.gateway.keys = _keys(key)
             await trio.testing.wait_all_tasks_blocked()
             before = _held()
             async with trio.open_nursery() as nursery:
                 for _ in range(min(CLIENTS, len(numbers))):
-                    nursery.start_soon(client, made)
+                    nursery.start_soon(client, rig)
             try:
-                await at_rest(made)
+                await at_rest(rig)
             except (trio.TooSlowError, AssertionError) as error:
                 problems.append(f"no rest: {error!r}")
             await trio.testing.wait_all_tasks_blocked()

@@ -197,60 +197,60 @@ class Group:
 
 
 @asynccontextmanager
-async def group(*linked: str, **fields: Any) -> AsyncIterator[Group]:
+async def running_group(*linked: str, **fields: Any) -> AsyncIterator[Group]:
     """Run node a of a group, with links to some of the others."""
     async with trio.open_nursery() as nursery:
-        made = Group(nursery, **fields)
+        group = Group(nursery, **fields)
         for node in linked:
-            made.link(node)
-        nursery.start_soon(made.supervise, name="node a")
-        yield made
+            group.link(node)
+        nursery.start_soon(group.supervise, name="node a")
+        yield group
         nursery.cancel_scope.cancel()
 
 
 async def test_every_other_rank_is_asked_for_before_rank_0_starts_and_all_together_are_one_engine(
     autojump_clock: MockClock,
 ) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
-        assert [what for _, what in made.hosts.log] == ["1 starts", "2 starts", "0 starts"]
-        assert made.ready == [LOAD_S]
-        assert made.registration.blocked_by is None
+    async with running_group("b", "c") as group:
+        await group.until_ready()
+        assert [what for _, what in group.hosts.log] == ["1 starts", "2 starts", "0 starts"]
+        assert group.ready == [LOAD_S]
+        assert group.registration.blocked_by is None
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 async def test_whichever_rank_ends_all_end_and_all_start_again(rank: int, autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
+    async with running_group("b", "c") as group:
+        await group.until_ready()
         await trio.sleep_until(10)
-        made.hosts.kill(rank)
-        await made.until_ready(2)
-        first, again = made.hosts.log[:3], [what for _, what in made.hosts.log[6:]]
-        assert sorted(what for _, what in made.hosts.log[3:6]) == ["0 is gone", "1 is gone", "2 is gone"]
+        group.hosts.kill(rank)
+        await group.until_ready(2)
+        first, again = group.hosts.log[:3], [what for _, what in group.hosts.log[6:]]
+        assert sorted(what for _, what in group.hosts.log[3:6]) == ["0 is gone", "1 is gone", "2 is gone"]
         assert again == [what for _, what in first]
-        assert set(made.hosts.alive) == set(made.hosts.met) == {0, 1, 2}
-        assert made.ready[1] == 10 + LADDER_S + LOAD_S
+        assert set(group.hosts.alive) == set(group.hosts.met) == {0, 1, 2}
+        assert group.ready[1] == 10 + LADDER_S + LOAD_S
         where = (
             "host 0 was killed" if rank == 0 else f"rank {rank} of engine big on node {'abc'[rank]}: host {rank} was"
         )
-        assert len(made.why) == 1
-        assert where in made.why[0]
+        assert len(group.why) == 1
+        assert where in group.why[0]
 
 
 async def test_each_life_of_a_prefill_has_one_port_which_all_ranks_get(autojump_clock: MockClock) -> None:
-    async with group("b", "c", another=partial(next, count(9000))) as made:
+    async with running_group("b", "c", another=partial(next, count(9000))) as group:
         for life in range(3):
-            await made.until_ready(life + 1)
-            assert made.hosts.ports == dict.fromkeys(range(3), 9000 + life)
-            made.hosts.kill(life)
+            await group.until_ready(life + 1)
+            assert group.hosts.ports == dict.fromkeys(range(3), 9000 + life)
+            group.hosts.kill(life)
 
 
 async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock: MockClock) -> None:
     taken = []
-    async with group("b", another=lambda: taken.append(trio.current_time())) as made:
+    async with running_group("b", another=lambda: taken.append(trio.current_time())) as group:
         await trio.sleep(40)
-        made.link("c")
-        await made.until_ready()
+        group.link("c")
+        await group.until_ready()
         assert taken == [40]
 
 
@@ -258,182 +258,182 @@ async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock
     def another() -> NoReturn:
         raise StartFailed("none of the ports is free")
 
-    async with group("b", "c", another=another) as made:
-        await made.over.wait()
-        assert str(made.failed) == "none of the ports is free"
-        assert made.hosts.log == []
+    async with running_group("b", "c", another=another) as group:
+        await group.over.wait()
+        assert str(group.failed) == "none of the ports is free"
+        assert group.hosts.log == []
 
 
 async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refused_there(
     autojump_clock: MockClock,
 ) -> None:
-    async with group("b", "c", another=lambda: 9032) as made:
+    async with running_group("b", "c", another=lambda: 9032) as group:
         with trio.fail_after(1):
-            await made.over.wait()
+            await group.over.wait()
         said = "rank 1 of engine big on node b: the file of node b does not allow it bootstrap port 9032"
-        assert str(made.failed) == said
-        assert made.hosts.log == []
+        assert str(group.failed) == said
+        assert group.hosts.log == []
 
 
 async def test_a_rank_that_ends_before_the_engine_is_ready_ends_the_start(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
+    async with running_group("b", "c") as group:
         await trio.sleep(LOAD_S / 2)
-        made.hosts.kill(2)
-        await made.over.wait()
-        assert str(made.failed) == "a/engine could not start: rank 2 of engine big on node c: host 2 was killed"
-        assert made.hosts.alive == {}
-        assert made.ready == []
+        group.hosts.kill(2)
+        await group.over.wait()
+        assert str(group.failed) == "a/engine could not start: rank 2 of engine big on node c: host 2 was killed"
+        assert group.hosts.alive == {}
+        assert group.ready == []
 
 
 async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
+    async with running_group("b", "c") as group:
+        await group.until_ready()
         await trio.sleep_until(10)
-        made.cut("c")
+        group.cut("c")
         await trio.sleep_until(13)
-        assert (made.hosts.alive, made.registration.blocked_by) == ({}, "there is no link to node c")
+        assert (group.hosts.alive, group.registration.blocked_by) == ({}, "there is no link to node c")
         await trio.sleep_until(30)
-        assert made.hosts.alive == {}
-        made.link("c")
-        await made.until_ready(2)
-        assert made.ready[1] == 30 + LOAD_S
-        assert made.registration.blocked_by is None
-        assert "rank 2 of engine big on node c: the link went down" in made.why[0]
+        assert group.hosts.alive == {}
+        group.link("c")
+        await group.until_ready(2)
+        assert group.ready[1] == 30 + LOAD_S
+        assert group.registration.blocked_by is None
+        assert "rank 2 of engine big on node c: the link went down" in group.why[0]
 
 
 async def test_a_rank_that_is_asked_for_again_waits_until_the_last_one_is_gone(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
-        made.hosts.ladder_s[1] = 7.0
+    async with running_group("b", "c") as group:
+        await group.until_ready()
+        group.hosts.ladder_s[1] = 7.0
         await trio.sleep_until(10)
-        made.cut("b")
+        group.cut("b")
         await trio.sleep(0.5)
-        made.link("b")
-        await made.until_ready(2)
-        starts = [at for at, what in made.hosts.log if what in {"1 starts", "2 starts", "0 starts"} and at > 5]
+        group.link("b")
+        await group.until_ready(2)
+        starts = [at for at, what in group.hosts.log if what in {"1 starts", "2 starts", "0 starts"} and at > 5]
         assert min(starts) >= 17
-        assert set(made.hosts.met) == {0, 1, 2}
+        assert set(group.hosts.met) == {0, 1, 2}
 
 
 async def test_the_end_of_rank_0s_node_ends_every_rank(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
-        made.scope.cancel()
-        await made.over.wait()
+    async with running_group("b", "c") as group:
+        await group.until_ready()
+        group.scope.cancel()
+        await group.over.wait()
         await trio.sleep(LADDER_S)
-        assert made.hosts.alive == {}
+        assert group.hosts.alive == {}
         assert [name for name in tasks() if name.startswith("rank")] == ["rank 1", "rank 2"]
 
 
 async def test_an_engine_that_is_left_while_a_rank_of_it_waits_starts_nothing_there(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
-        made.hosts.ladder_s[1] = 20.0
-        made.hosts.kill(2)
+    async with running_group("b", "c") as group:
+        await group.until_ready()
+        group.hosts.ladder_s[1] = 20.0
+        group.hosts.kill(2)
         await trio.sleep(LADDER_S + 1)
-        assert len(made.why) == 1
-        assert set(made.hosts.alive) == {1}  # rank 0's node has asked for it again, and waits
-        made.scope.cancel()
-        await made.over.wait()
+        assert len(group.why) == 1
+        assert set(group.hosts.alive) == {1}  # rank 0's node has asked for it again, and waits
+        group.scope.cancel()
+        await group.over.wait()
         await trio.sleep(50)
-        assert [what for _, what in made.hosts.log[3:]] == ["2 is gone", "0 is gone", "1 is gone"]
+        assert [what for _, what in group.hosts.log[3:]] == ["2 is gone", "0 is gone", "1 is gone"]
 
 
 async def test_a_start_without_all_nodes_in_time_fails_with_the_missing_one(autojump_clock: MockClock) -> None:
-    async with group("b") as made:
-        await made.over.wait()
+    async with running_group("b") as group:
+        await group.over.wait()
         assert trio.current_time() == LINKED_WITHIN_S
-        assert str(made.failed) == "engine big spans 3 nodes: there is no link to node c"
-        assert made.hosts.log == []
+        assert str(group.failed) == "engine big spans 3 nodes: there is no link to node c"
+        assert group.hosts.log == []
 
 
 async def test_a_node_that_drains_is_not_asked_for_a_rank(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
-        made.directory.merge_state("c", NodeState(draining=True))
+    async with running_group("b", "c") as group:
+        group.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
-        assert made.registration.blocked_by == "node c drains"
-        assert made.hosts.log == []
-        made.directory.merge_state("c", NodeState())
-        await made.until_ready()
-        assert made.ready == [5 + LOAD_S]
+        assert group.registration.blocked_by == "node c drains"
+        assert group.hosts.log == []
+        group.directory.merge_state("c", NodeState())
+        await group.until_ready()
+        assert group.ready == [5 + LOAD_S]
 
 
 async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_has_and_ends(
     autojump_clock: MockClock,
 ) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
-        made.here.busy = 1
+    async with running_group("b", "c") as group:
+        await group.until_ready()
+        group.here.busy = 1
         await trio.sleep_until(10)
-        made.nodes["c"].drain()
-        made.directory.merge_state("c", NodeState(draining=True))
+        group.nodes["c"].drain()
+        group.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep_until(15)
-        assert made.registration.current is None
-        assert made.registration.blocked_by == "node c drains"
-        assert set(made.hosts.alive) == {0, 1, 2}
-        made.here.busy = 0
-        made.directory.notify()
-        await made.nodes["c"].wait_idle()
-        assert (trio.current_time(), made.nodes["c"].follower_ranks) == (15 + LADDER_S, 0)
+        assert group.registration.current is None
+        assert group.registration.blocked_by == "node c drains"
+        assert set(group.hosts.alive) == {0, 1, 2}
+        group.here.busy = 0
+        group.directory.notify()
+        await group.nodes["c"].wait_idle()
+        assert (trio.current_time(), group.nodes["c"].follower_ranks) == (15 + LADDER_S, 0)
         await trio.sleep(10)
-        assert made.why == ["engine big gave way: node c drains"]
-        assert made.hosts.alive == {}
-        made.nodes["c"].draining = False
-        made.directory.merge_state("c", NodeState())
-        await made.until_ready(2)
+        assert group.why == ["engine big gave way: node c drains"]
+        assert group.hosts.alive == {}
+        group.nodes["c"].draining = False
+        group.directory.merge_state("c", NodeState())
+        await group.until_ready(2)
 
 
 async def test_the_requests_of_a_draining_gateway_are_served_before_the_engine_ends(autojump_clock: MockClock) -> None:
-    async with group("b", "c", gateway="c") as made:
-        await made.until_ready()
-        made.here.busy = 1
-        made.directory.merge_state("c", NodeState(draining=True))
+    async with running_group("b", "c", gateway="c") as group:
+        await group.until_ready()
+        group.here.busy = 1
+        group.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
-        assert made.registration.current is not None
-        made.here.busy = 0
-        made.directory.notify()
+        assert group.registration.current is not None
+        group.here.busy = 0
+        group.directory.notify()
         await trio.sleep(LADDER_S + 1)
-        assert made.why == ["engine big gave way: node c drains"]
+        assert group.why == ["engine big gave way: node c drains"]
 
 
 async def test_an_engine_that_is_not_ready_ends_at_once_when_a_node_drains(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
+    async with running_group("b", "c") as group:
         await trio.sleep(LOAD_S / 2)
-        made.here.busy = 1
-        made.directory.merge_state("c", NodeState(draining=True))
-        await made.over.wait()
-        assert str(made.failed) == "a/engine could not start: engine big gave way: node c drains"
+        group.here.busy = 1
+        group.directory.merge_state("c", NodeState(draining=True))
+        await group.over.wait()
+        assert str(group.failed) == "a/engine could not start: engine big gave way: node c drains"
         assert trio.current_time() == LOAD_S / 2 + LADDER_S
 
 
 async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autojump_clock: MockClock) -> None:
-    async with group("b", "c") as made:
-        await made.until_ready()
-        made.directory.drain()
-        made.directory.merge_state("c", NodeState(draining=True))
+    async with running_group("b", "c") as group:
+        await group.until_ready()
+        group.directory.drain()
+        group.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(30)
-        assert made.registration.current is not None
-        assert made.why == []
-        assert made.nodes["b"].follower_ranks == made.nodes["c"].follower_ranks == 1
+        assert group.registration.current is not None
+        assert group.why == []
+        assert group.nodes["b"].follower_ranks == group.nodes["c"].follower_ranks == 1
 
 
 async def test_a_lost_link_is_not_used_while_it_is_still_recorded(autojump_clock: MockClock) -> None:
-    async with group("b") as made:
+    async with running_group("b") as group:
         link = Link(sim_pair()[0], Peer("a", serves_max=4))
         link.abort(PeerLost("cut"))
-        made.directory.linked("c", link)
+        group.directory.linked("c", link)
         await trio.sleep(1)
-        assert made.registration.blocked_by == "there is no link to node c"
-        assert made.failed is None
+        assert group.registration.blocked_by == "there is no link to node c"
+        assert group.failed is None
 
 
 async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojump_clock: MockClock) -> None:
-    async with group("b", "c", agreed={**AGREED, "slots": "17"}) as made:
+    async with running_group("b", "c", agreed={**AGREED, "slots": "17"}) as group:
         with trio.fail_after(1):
-            await made.over.wait()
+            await group.over.wait()
         said = "rank 1 of engine big on node b: the file of node b disagrees about slots"
-        assert str(made.failed) == said
-        assert made.hosts.log == []
+        assert str(group.failed) == said
+        assert group.hosts.log == []
 
 
 @pytest.mark.parametrize(
@@ -486,22 +486,22 @@ def test_a_node_that_drains_begins_no_rank() -> None:
 
 
 async def test_a_node_whose_file_has_no_such_engine_is_named(autojump_clock: MockClock) -> None:
-    async with group("b") as made:
-        made.link("c", serves={})
+    async with running_group("b") as group:
+        group.link("c", serves={})
         with trio.fail_after(1):
-            await made.over.wait()
-        assert str(made.failed) == "rank 2 of engine big on node c: there is no big here"
+            await group.over.wait()
+        assert str(group.failed) == "rank 2 of engine big on node c: there is no big here"
         await trio.sleep(2 * LADDER_S)
-        assert made.hosts.alive == {}
+        assert group.hosts.alive == {}
 
 
 async def test_a_rank_that_is_asked_for_twice_runs_once_at_a_time(autojump_clock: MockClock) -> None:
-    async with group() as made:
+    async with running_group() as group:
         order = []
 
         async def ask(name: str, for_s: int) -> None:
             with trio.move_on_after(for_s):
-                async with made.asked["b"].ask(RunRank(dict(AGREED)), 1) as answer:
+                async with group.asked["b"].ask(RunRank(dict(AGREED)), 1) as answer:
                     await anext(answer)
                     order.append((trio.current_time(), name))
                     await answer.result()
@@ -516,36 +516,36 @@ async def test_a_rank_that_is_asked_for_twice_runs_once_at_a_time(autojump_clock
 # At every step ---------------------------------------------------------------------------
 
 
-def cut(made: Group) -> None:
-    made.cut("b")
+def cut(group: Group) -> None:
+    group.cut("b")
 
 
-def kill_the_first(made: Group) -> None:
-    made.hosts.kill(0)
+def kill_the_first(group: Group) -> None:
+    group.hosts.kill(0)
 
 
-def kill_another(made: Group) -> None:
-    made.hosts.kill(2)
+def kill_another(group: Group) -> None:
+    group.hosts.kill(2)
 
 
 async def one_fault(rng: random.Random, step: int, act: Callable[[Any], None]) -> bool:
     """Do `act` just before a step of a life from its start on; return whether the life had been over by then."""
-    async with group("b", "c") as made:
-        with counting(step, lambda: act(made)) as steps:
+    async with running_group("b", "c") as group:
+        with counting(step, lambda: act(group)) as steps:
             await trio.sleep(20)
         await trio.sleep(1)
-        if made.directory.nodes["b"].link is None:
-            made.link("b")
-        if made.failed is not None:  # whoever runs the node runs it again
-            made.failed, made.scope = None, trio.CancelScope()
-            made.nursery.start_soon(made.supervise, name="node a")
+        if group.directory.nodes["b"].link is None:
+            group.link("b")
+        if group.failed is not None:  # whoever runs the node runs it again
+            group.failed, group.scope = None, trio.CancelScope()
+            group.nursery.start_soon(group.supervise, name="node a")
         await trio.sleep(20)
-        assert made.failed is None
-        assert set(made.hosts.alive) == set(made.hosts.met) == {0, 1, 2}
-        made.scope.cancel()
+        assert group.failed is None
+        assert set(group.hosts.alive) == set(group.hosts.met) == {0, 1, 2}
+        group.scope.cancel()
         await trio.sleep(2 * LADDER_S)
-        assert made.hosts.alive == {}
-        links = [link for name in "bc" if (link := made.directory.nodes[name].link) is not None]
+        assert group.hosts.alive == {}
+        links = [link for name in "bc" if (link := group.directory.nodes[name].link) is not None]
         assert len(links) == 2
         assert all(link.statistics().answers == link.statistics().streams_asked == 0 for link in links)
     return steps.taken < step
@@ -558,13 +558,13 @@ def test_at_every_step_all_ranks_come_back_or_none_is_left(act: Callable[[Any], 
 
 def test_the_node_of_rank_0_can_be_stopped_at_every_step() -> None:
     async def stop(rng: random.Random, step: int) -> bool:
-        async with group("b", "c") as made:
-            with counting(step, made.scope.cancel) as steps:
+        async with running_group("b", "c") as group:
+            with counting(step, group.scope.cancel) as steps:
                 await trio.sleep(20)
-            made.scope.cancel()
+            group.scope.cancel()
             await trio.sleep(2 * LADDER_S)
-            assert made.over.is_set()
-            assert made.hosts.alive == {}
+            assert group.over.is_set()
+            assert group.hosts.alive == {}
         return steps.taken < step
 
     sweep(stop)

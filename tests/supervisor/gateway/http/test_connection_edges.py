@@ -11,7 +11,7 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
-from tests.rig.gateway import at_rest, chat, frame, head, leave_all, post, rig
+from tests.rig.gateway import at_rest, chat, frame, gateway_rig, head, leave_all, post
 
 CHAT = "/v1/chat/completions"
 GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
@@ -37,8 +37,8 @@ GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
 async def test_options_lists_the_methods_of_a_path_and_others_get_405(
     path: str, allow: str, rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(head("OPTIONS", path))
         reply = await client.reply(head_only=True)
         assert (reply.status, reply.headers["allow"]) == (204, allow)
@@ -50,8 +50,8 @@ async def test_options_lists_the_methods_of_a_path_and_others_get_405(
 
 
 async def test_options_of_the_server_as_a_whole_lists_all_methods(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(head("OPTIONS", "*"))
         reply = await client.reply(head_only=True)
         assert (reply.status, reply.headers["allow"]) == (204, "GET, HEAD, POST, OPTIONS")
@@ -61,9 +61,9 @@ async def test_options_of_the_server_as_a_whole_lists_all_methods(rather_slow: M
 
 
 async def test_a_page_of_an_allowed_origin_gets_its_preflight_and_may_read_responses(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://friend.example"}))
-        client = await made.client()
+    async with gateway_rig() as rig:
+        rig.gateway.origins = evolve(rig.gateway.origins, origins=frozenset({"https://friend.example"}))
+        client = await rig.client()
         wishes = {"origin": "https://friend.example", "access_control_request_method": "POST"}
         await client.send(head("OPTIONS", CHAT, **wishes, access_control_request_headers="authorization"))
         reply = await client.reply(head_only=True)
@@ -82,8 +82,8 @@ async def test_a_page_of_an_allowed_origin_gets_its_preflight_and_may_read_respo
 
 
 async def test_every_response_has_an_id_and_a_date(rather_slow: MockClock) -> None:
-    async with rig(body_bytes_max=1000) as made:
-        client = await made.client()
+    async with gateway_rig(body_bytes_max=1000) as rig:
+        client = await rig.client()
         for data, status in [
             (head(x_request_id="mine"), 200),
             (head("HEAD", x_request_id="mine"), 200),
@@ -99,8 +99,8 @@ async def test_every_response_has_an_id_and_a_date(rather_slow: MockClock) -> No
 
 
 async def test_a_request_target_may_be_a_whole_url(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         assert (await client.ask(head(path="http://127.0.0.1/health?x=1"))).body == b"alive\n"
         assert (await client.ask(head(path="http://127.0.0.1"))).status == 404
         assert (await client.ask(head(path="http://[::1/health"))).status == 404
@@ -122,10 +122,10 @@ async def test_a_request_target_may_be_a_whole_url(rather_slow: MockClock) -> No
     ],
 )
 async def test_json_is_read_under_each_of_its_media_types(media: str | None, rather_slow: MockClock) -> None:
-    async with rig() as made:
+    async with gateway_rig() as rig:
         headers = {} if media is None else {"content_type": media}
         body = b" \r\n" + json.dumps(chat("n=2")).encode()
-        reply = await (await made.client()).ask(post(body, content_encoding="identity", **headers))
+        reply = await (await rig.client()).ask(post(body, content_encoding="identity", **headers))
         assert reply.status == 200
 
 
@@ -145,8 +145,8 @@ async def test_json_is_read_under_each_of_its_media_types(media: str | None, rat
 async def test_other_media_types_and_encodings_get_415_with_the_accepted_ones(
     body: bytes, headers: dict[str, str], rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         reply = await client.ask(post(body, **headers))
         assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
         assert (reply.headers["accept"], reply.headers["accept-encoding"]) == ("application/json", "identity")
@@ -154,8 +154,8 @@ async def test_other_media_types_and_encodings_get_415_with_the_accepted_ones(
 
 
 async def test_the_body_of_a_get_is_ignored(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         reply = await client.ask(head(content_length=5, content_type="text/plain") + b"hello")
         assert (reply.status, reply.body) == (200, b"alive\n")
         assert (await client.ask(head(path="/v1/responses", content_type="text/plain"))).status == 426
@@ -165,21 +165,21 @@ async def test_the_body_of_a_get_is_ignored(rather_slow: MockClock) -> None:
 
 
 async def test_a_body_is_refused_by_its_content_length_or_when_it_exceeds_the_limit(rather_slow: MockClock) -> None:
-    async with rig(body_bytes_max=1000) as made:
+    async with gateway_rig(body_bytes_max=1000) as rig:
         for expect in ({}, {"expect": "100-continue"}):
-            client = await made.client()
+            client = await rig.client()
             reply = await client.ask(head("POST", CHAT, content_length=1001, **expect))
             assert (reply.status, reply.error["code"], reply.headers["connection"]) == (413, "too_large", "close")
             await client.stream.aclose()
-        await at_rest(made)
-        client = await made.client()
+        await at_rest(rig)
+        client = await rig.client()
         many = b"1\r\nx\r\n" * 1001
         reply = await client.ask(head("POST", CHAT, transfer_encoding="chunked") + many)
         assert reply.status == 413
 
 
 async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(rather_slow: MockClock) -> None:
-    async with rig() as made:
+    async with gateway_rig() as rig:
         cases: list[tuple[dict[str, Any], int]] = [
             ({"content_length": 5, "transfer_encoding": "chunked"}, 400),
             ({"transfer_encoding": "gzip"}, 501),
@@ -189,17 +189,17 @@ async def test_a_body_with_two_lengths_is_refused_and_so_is_an_unknown_coding(ra
             ({"content_length": "9" * 400}, 400),
         ]
         for headers, status in cases:
-            client = await made.client()
+            client = await rig.client()
             reply = await client.ask(head("POST", CHAT, **headers) + b"5\r\nhello\r\n0\r\n\r\n")
             assert (reply.status, reply.headers["connection"]) == (status, "close"), headers
             await client.stream.aclose()
-        await at_rest(made)
+        await at_rest(rig)
 
 
 async def test_a_request_with_two_lengths_closes_its_connection(rather_slow: MockClock) -> None:
     both: dict[str, Any] = {"content_length": 60, "transfer_encoding": "chunked"}
-    async with rig() as made:
-        made.gateway.origins = evolve(made.gateway.origins, origins=frozenset({"https://friend.example"}))
+    async with gateway_rig() as rig:
+        rig.gateway.origins = evolve(rig.gateway.origins, origins=frozenset({"https://friend.example"}))
         ahead: dict[str, Any] = {"origin": "https://friend.example", "access_control_request_method": "POST"}
         for data, status in [
             (head("OPTIONS", CHAT, **ahead, **both), 204),
@@ -207,26 +207,26 @@ async def test_a_request_with_two_lengths_closes_its_connection(rather_slow: Moc
             (head("POST", CHAT, host="evil.example", **both), 403),
             (head("POST", "/nope", **both), 400),
         ]:
-            client = await made.client()
+            client = await rig.client()
             await client.send(data + b"0\r\n\r\n" + head(path="/v1/models"))  # the last one smuggled in
             reply = await client.reply(head_only=status == 204)
             assert (reply.status, reply.headers["connection"]) == (status, "close")
             with trio.fail_after(1):
                 assert await client.closed()
             await client.stream.aclose()
-        await at_rest(made)
+        await at_rest(rig)
 
 
 @pytest.mark.parametrize(("trailers", "status"), [(b"x: y\r\nx-request-id: z\r\n", 200), (b"x: y" * 20_000, 431)])
 async def test_trailers_are_ignored_but_limited(trailers: bytes, status: int, rather_slow: MockClock) -> None:
     body = json.dumps(chat("n=2")).encode()
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         data = head("POST", CHAT, transfer_encoding="chunked") + b"%x;a=b\r\n%b\r\n0\r\n" % (len(body), body)
         reply = await client.ask(data + trailers + b"\r\n")
         assert reply.status == status
         assert reply.headers["x-request-id"] != "z"
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_a_body_of_single_bytes_lets_other_tasks_run(rather_slow: MockClock) -> None:
@@ -239,8 +239,8 @@ async def test_a_body_of_single_bytes_lets_other_tasks_run(rather_slow: MockCloc
             turns += 1
             await trio.lowlevel.checkpoint()
 
-    async with rig() as made, trio.open_nursery() as nursery:
-        client = await made.client()
+    async with gateway_rig() as rig, trio.open_nursery() as nursery:
+        client = await rig.client()
         pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
         data = head("POST", CHAT, transfer_encoding="chunked") + pieces + b"0\r\n\r\n"
         nursery.start_soon(others)
@@ -256,9 +256,9 @@ async def test_a_body_of_single_bytes_lets_other_tasks_run(rather_slow: MockCloc
 async def test_pipelined_requests_beyond_the_limit_close_the_connection_after_the_response(
     rather_slow: MockClock,
 ) -> None:
-    async with rig() as made:
+    async with gateway_rig() as rig:
         for stream in (False, True):
-            client = await made.client()
+            client = await rig.client()
             await client.send(post(chat("n=3 s=1", stream=stream)))
             await trio.sleep(0.1)
             await client.send(head() * (2 * PIPELINED_BYTES_MAX // len(head())))
@@ -267,12 +267,12 @@ async def test_pipelined_requests_beyond_the_limit_close_the_connection_after_th
             assert reply.headers["connection"] == "close"
             assert await client.closed()
             await client.stream.aclose()
-        await at_rest(made)
+        await at_rest(rig)
 
 
 async def test_pipelined_requests_within_the_limit_are_answered(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         many = PIPELINED_BYTES_MAX // len(head()) - 1
         await client.send(post(chat("n=3 s=1")) + head() * many)
         assert (await client.reply()).json["usage"]["completion_tokens"] == 3
@@ -282,8 +282,8 @@ async def test_pipelined_requests_within_the_limit_are_answered(rather_slow: Moc
 
 
 async def test_requests_that_were_pipelined_earlier_count_into_the_limit(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         most = head() * (PIPELINED_BYTES_MAX // len(head()) - 20)
         await client.send(post(chat("n=3 s=1")) * 2 + most)
         assert "connection" not in (await client.reply()).headers
@@ -294,38 +294,38 @@ async def test_requests_that_were_pipelined_earlier_count_into_the_limit(rather_
 
 
 async def test_a_client_that_leaves_is_noticed_behind_pipelined_requests(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
         await client.send(head() * (2 * PIPELINED_BYTES_MAX // len(head())))
-        await leave_all(made)
+        await leave_all(rig)
         assert trio.current_time() < 2
-        assert made.worker.left == 1
+        assert rig.worker.left == 1
 
 
 # Connections ---------------------------------------------------------------------------------------
 
 
 async def test_a_connection_closes_when_its_client_asks_for_it(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         assert (await client.ask(head(connection="close"))).headers["connection"] == "close"
         assert await client.closed()
         await client.stream.aclose()
-        client = await made.client()
+        client = await rig.client()
         await client.send(post(chat("n=3", stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         start = await client.until(b"\r\n\r\n")
         assert b"transfer-encoding" not in start.lower()
         while await client.more():
             pass
         assert client.buffer.endswith(b"data: [DONE]\n\n")
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_an_upgrade_to_something_else_is_ignored(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         wishes = {"upgrade": "h2c", "connection": "Upgrade, HTTP2-Settings", "http2_settings": "AAMAAABkAAQAAP__"}
         for _ in range(2):
             assert (await client.ask(post(chat("n=2"), **wishes))).status == 200
@@ -335,23 +335,23 @@ async def test_an_upgrade_to_something_else_is_ignored(rather_slow: MockClock) -
 
 
 async def test_a_get_without_an_upgrade_gets_426_with_the_upgrade_header(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         reply = await client.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["upgrade"], reply.headers["connection"]) == (426, "websocket", "upgrade")
-        made.gateway.gate.drain()
-        client = await made.client()
+        rig.gateway.gate.drain()
+        client = await rig.client()
         reply = await client.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["connection"]) == (426, "upgrade, close")
         assert await client.closed()
 
 
 async def test_a_handshake_with_a_body_is_refused(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         reply = await client.upgrade(content_length=5)
         assert (reply.status, reply.headers["connection"]) == (400, "close")
-        assert (await (await made.client()).upgrade(content_length=0)).status == 101
-        client = await made.client()
+        assert (await (await rig.client()).upgrade(content_length=0)).status == 101
+        client = await rig.client()
         assert (await client.upgrade(transfer_encoding="chunked")).status == 400
         await client.send(frame(b"{}"))

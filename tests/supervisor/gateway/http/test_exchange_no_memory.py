@@ -12,7 +12,7 @@ import trio
 import wsproto
 from trio.testing import MockClock
 
-from tests.rig.gateway import chat, create, head, leave_all, post, rig
+from tests.rig.gateway import chat, create, gateway_rig, head, leave_all, post
 from tests.rig.sockets import websocket_client, whole
 
 FAMINE = b"famine"  # for data that contains this, memory runs out
@@ -40,8 +40,8 @@ async def test_a_body_for_which_no_memory_is_left_gets_a_retryable_error(
         starve(monkeypatch, h11.Connection, "receive_data", 1)
     else:
         starve(monkeypatch, msgspec.json, "decode", 0)
-    async with rig() as made:
-        beside, client = await made.client(), await made.client()
+    async with gateway_rig() as rig:
+        beside, client = await rig.client(), await rig.client()
         await beside.send(post(chat("n=9 s=1", stream=True)))
         await trio.sleep(1.5)
         begin, _, rest = post(chat("famine")).partition(b"\r\n\r\n")
@@ -58,15 +58,15 @@ async def test_a_body_for_which_no_memory_is_left_gets_a_retryable_error(
         streamed = await beside.reply()
         assert (streamed.whole, streamed.events[-1]) == (True, "[DONE]")
         assert (await beside.ask(head())).status == 200
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_a_message_for_which_no_memory_is_left_is_refused_alone(
     rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starve(monkeypatch, msgspec.json, "decode", 0)
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=5 s=1", stream_id="a"))
         await client.events("response.created")
         await client.say(create("famine", stream_id="b"))
@@ -74,19 +74,19 @@ async def test_a_message_for_which_no_memory_is_left_is_refused_alone(
         assert (events[-1]["error"]["code"], events[-1]["status"]) == ("overloaded", 503)
         assert (await client.events())[-1]["type"] == "response.completed", "of the lane beside it"
         assert (await whole(client, create("n=2")))["status"] == "completed"
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_a_websocket_for_which_no_memory_is_left_is_closed_with_1013(
     rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     starve(monkeypatch, wsproto.WSConnection, "receive_data", 1)
-    async with rig() as made:
-        beside, client = await websocket_client(made), await websocket_client(made)
+    async with gateway_rig() as rig:
+        beside, client = await websocket_client(rig), await websocket_client(rig)
         await beside.say(create("n=5 s=1"))
         await client.say(create("famine"))
         with trio.fail_after(5):
             assert await client.close_code() == 1013
         assert (await beside.events())[-1]["type"] == "response.completed"
         assert caplog.messages == ["no memory was left for a request"]
-        await leave_all(made)
+        await leave_all(rig)

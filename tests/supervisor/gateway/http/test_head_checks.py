@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
 from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
-from tests.rig.gateway import at_rest, head, leave_all, rig
+from tests.rig.gateway import at_rest, gateway_rig, head, leave_all
 
 
 @pytest.mark.parametrize(
@@ -99,39 +99,39 @@ RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 async def test_o13_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
     data: bytes, status: int, rather_slow: MockClock
 ) -> None:
-    async with rig(close_s=0.1) as made:
-        client = await made.client()
+    async with gateway_rig(close_s=0.1) as rig:
+        client = await rig.client()
         reply = await client.ask(data)
         assert reply.status == status
         assert status in {200, 403} or reply.headers["connection"] == "close"
-        await leave_all(made)
+        await leave_all(rig)
 
 
 @pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
 async def test_c1_a_head_has_at_most_512_headers(count: int, status: int, rather_slow: MockClock) -> None:
-    async with rig(close_s=0.1) as made:
-        client = await made.client()
+    async with gateway_rig(close_s=0.1) as rig:
+        client = await rig.client()
         assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
-        await leave_all(made)
+        await leave_all(rig)
 
 
 @pytest.mark.parametrize("given", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
 async def test_o15_a_request_id_that_is_unsafe_in_logs_is_replaced(given: str, rather_slow: MockClock) -> None:
-    async with rig() as made:
-        reply = await (await made.client()).ask(head(x_request_id=given))
+    async with gateway_rig() as rig:
+        reply = await (await rig.client()).ask(head(x_request_id=given))
         assert reply.headers["x-request-id"] == "0" * 31 + "1"
 
 
 @pytest.mark.parametrize("given", ["my-id", "a/b:c=d+e._-", "x" * 128])
 async def test_o15_a_safe_request_id_is_returned(given: str, rather_slow: MockClock) -> None:
-    async with rig() as made:
-        assert (await (await made.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
+    async with gateway_rig() as rig:
+        assert (await (await rig.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
 
 
 async def test_o14_the_last_response_to_too_many_pipelined_requests_announces_the_close(rather_slow: MockClock) -> None:
     one = head(x="y" * 40)
-    async with rig(close_s=0.1) as made:
-        client = await made.client()
+    async with gateway_rig(close_s=0.1) as rig:
+        client = await rig.client()
         await client.send(one * (2 * PIPELINED_BYTES_MAX // len(one)))
         last = None
         while last != "close":
@@ -139,20 +139,20 @@ async def test_o14_the_last_response_to_too_many_pipelined_requests_announces_th
             assert (reply.status, reply.whole) == (200, True)
             last = reply.headers.get("connection")
         assert await client.closed()
-        await at_rest(made)
+        await at_rest(rig)
 
 
 @pytest.mark.parametrize(("path", "line"), [("/health", b"HTTP/1.1 200 OK"), ("/no", b"HTTP/1.1 404 Not Found")])
 async def test_a_status_has_its_reason_phrase(path: str, line: bytes, rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(head(path=path))
         assert (await client.until(b"\r\n")).strip() == line
 
 
 async def test_a_503_has_its_reason_phrase(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        made.ready.append("engine a is starting")
-        client = await made.client()
+    async with gateway_rig() as rig:
+        rig.ready.append("engine a is starting")
+        client = await rig.client()
         await client.send(head(path="/ready"))
         assert (await client.until(b"\r\n")).strip() == b"HTTP/1.1 503 Service Unavailable"

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from wsproto import WSConnection
 
 from supervisor.gateway.websocket.frame_counter import FrameCounter
-from tests.rig.gateway import create, frame, head, rig
+from tests.rig.gateway import create, frame, gateway_rig, head
 from tests.rig.sockets import websocket_client, whole
 
 CLIENTS = 12
@@ -42,26 +42,26 @@ class Pass(trio.abc.Instrument):
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
     """The number of small pieces that the libraries have read, and the most of them in one pass."""
-    made = Pass()
+    counted = Pass()
     receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
 
     def frames(self: WSConnection, data: bytes) -> None:
-        made.add((data or b"").count(EMPTY))
+        counted.add((data or b"").count(EMPTY))
         receive_data(self, data)
 
     def chunks(self: Connection) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         event = next_event(self)
-        made.add(isinstance(event, h11.Data))
+        counted.add(isinstance(event, h11.Data))
         return event
 
     monkeypatch.setattr(WSConnection, "receive_data", frames)
     monkeypatch.setattr(h11.Connection, "next_event", chunks)
-    return made
+    return counted
 
 
 async def test_empty_frames_of_many_clients_are_read_one_client_at_a_time(rather_slow: MockClock, seen: Pass) -> None:
-    async with rig() as made:
-        clients = [await websocket_client(made) for _ in range(CLIENTS)]
+    async with gateway_rig() as rig:
+        clients = [await websocket_client(rig) for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
         for each in clients:
             await each.send(frame(b"", 0x01) + EMPTY * 600)
@@ -75,8 +75,8 @@ async def test_empty_frames_of_many_clients_are_read_one_client_at_a_time(rather
 
 
 async def test_bodies_of_single_bytes_are_read_one_client_at_a_time(rather_slow: MockClock, seen: Pass) -> None:
-    async with rig() as made:
-        clients = [await made.client() for _ in range(CLIENTS)]
+    async with gateway_rig() as rig:
+        clients = [await rig.client() for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(seen)
         for each in clients:
             await each.send(head("POST", "/v1/chat/completions", transfer_encoding="chunked") + b"1\r\n \r\n" * 600)
@@ -91,8 +91,8 @@ async def test_bodies_of_single_bytes_are_read_one_client_at_a_time(rather_slow:
 
 
 async def test_the_rest_of_a_refused_body_is_not_read_in_one_turn(rather_slow: MockClock, seen: Pass) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         trio.lowlevel.add_instrument(seen)
         await client.send(head("POST", "/nothing", transfer_encoding="chunked") + b"1\r\n \r\n" * 600)
         reply = await client.reply()
@@ -103,16 +103,16 @@ async def test_the_rest_of_a_refused_body_is_not_read_in_one_turn(rather_slow: M
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch) -> Pass:
     """The number of requests that have been read, and the most of them in one pass."""
-    made = Pass()
+    counted = Pass()
     next_event = h11.Connection.next_event
 
     def requests(self: Connection) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         event = next_event(self)
-        made.add(isinstance(event, h11.Request))
+        counted.add(isinstance(event, h11.Request))
         return event
 
     monkeypatch.setattr(h11.Connection, "next_event", requests)
-    return made
+    return counted
 
 
 AHEAD = 200  # requests in one piece
@@ -121,8 +121,8 @@ AHEAD = 200  # requests in one piece
 async def test_pipelined_requests_of_many_clients_are_read_one_client_at_a_time(
     rather_slow: MockClock, heads: Pass
 ) -> None:
-    async with rig() as made:
-        clients = [await made.client() for _ in range(CLIENTS)]
+    async with gateway_rig() as rig:
+        clients = [await rig.client() for _ in range(CLIENTS)]
         trio.lowlevel.add_instrument(heads)
         for each in clients:
             await each.send(head(path="/nothing") * AHEAD)
@@ -134,8 +134,8 @@ async def test_pipelined_requests_of_many_clients_are_read_one_client_at_a_time(
 
 
 async def test_each_pipelined_request_is_read_in_a_turn_of_its_own(rather_slow: MockClock, heads: Pass) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         trio.lowlevel.add_instrument(heads)
         await client.send(head(path="/nothing") * FREE)
         for _ in range(FREE):
@@ -146,27 +146,27 @@ async def test_each_pipelined_request_is_read_in_a_turn_of_its_own(rather_slow: 
 async def test_a_client_with_few_pipelined_requests_does_not_wait_for_one_with_many(
     rather_slow: MockClock, heads: Pass
 ) -> None:
-    async with rig() as made:
-        many, few = await made.client(), await made.client()
-        await made.gateway.reading.acquire()  # as if a client sent very many pieces
+    async with gateway_rig() as rig:
+        many, few = await rig.client(), await rig.client()
+        await rig.gateway.reading.acquire()  # as if a client sent very many pieces
         await many.send(head(path="/nothing") * AHEAD)
         await few.send(head() * FREE)
         for _ in range(FREE):
             assert (await few.reply()).status == 200
         assert heads.all <= 2 * FREE + 1
-        made.gateway.reading.release()
+        rig.gateway.reading.release()
         for _ in range(AHEAD):
             assert (await many.reply()).status == 404
 
 
 async def test_a_client_with_few_frames_does_not_wait_for_one_with_many(rather_slow: MockClock, seen: Pass) -> None:
-    async with rig() as made:
-        many, few = await websocket_client(made), await websocket_client(made)
-        await made.gateway.reading.acquire()  # as if a client sent very many pieces
+    async with gateway_rig() as rig:
+        many, few = await websocket_client(rig), await websocket_client(rig)
+        await rig.gateway.reading.acquire()  # as if a client sent very many pieces
         await many.send(frame(b"", 0x01) + EMPTY * 600)
         assert (await whole(few, create("n=2")))["status"] == "completed"
         assert seen.all <= FREE
-        made.gateway.reading.release()
+        rig.gateway.reading.release()
         await many.send(frame(b'{"type": "response.cancel"}', 0x80))
         assert (await whole(many, create("n=2")))["status"] == "completed"
 

@@ -10,15 +10,15 @@ from trio.testing import MockClock
 
 from protocol.text_messages import Role, Turn
 from supervisor.gateway.websocket.history import TURN_BYTES, Conversation, ResponseHistory
-from tests.rig.gateway import Client, create, leave_all, rig
+from tests.rig.gateway import Client, create, gateway_rig, leave_all
 from tests.rig.sockets import collected, error_code, output_text, types, websocket_client, whole
 
 # Order -------------------------------------------------------------------------------------------
 
 
 async def test_lanes_run_at_the_same_time_and_each_of_them_in_order(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         for lane in ("a", "b", None):
             for number in (1, 2):
                 await client.say(create(f"{lane}{number} n=4 s=1", stream_id=lane))
@@ -30,17 +30,17 @@ async def test_lanes_run_at_the_same_time_and_each_of_them_in_order(rather_slow:
             assert [event["sequence_number"] for event in events[: first + 1]] == list(range(first + 1))
             assert output_text(events[: first + 1]) == output_text(events[first + 1 :]) == "The oak is o"
         assert set(lanes) == {"a", "b", None}
-        assert [prompt.split()[1] for prompt in made.worker.prompts[3:]].count("None2") == 1
-        await leave_all(made)
+        assert [prompt.split()[1] for prompt in rig.worker.prompts[3:]].count("None2") == 1
+        await leave_all(rig)
 
 
 async def test_responses_beyond_the_limit_start_in_the_order_of_their_requests(rather_slow: MockClock) -> None:
-    async with rig(websocket_running_max=2) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_running_max=2) as rig:
+        client = await websocket_client(rig)
         for lane in "abcd":
             await client.say(create("n=2 s=1", stream_id=lane))
         await trio.sleep(1.5)
-        assert made.worker.running == 2
+        assert rig.worker.running == 2
         lanes = await collected(client, 4)
         assert 4 <= trio.current_time() < 4.2
         ends = {lane: events[0]["response"]["id"] for lane, events in lanes.items()}
@@ -48,8 +48,8 @@ async def test_responses_beyond_the_limit_start_in_the_order_of_their_requests(r
 
 
 async def test_requests_that_wait_for_their_lane_do_not_delay_other_lanes(rather_slow: MockClock) -> None:
-    async with rig(websocket_running_max=2) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_running_max=2) as rig:
+        client = await websocket_client(rig)
         for _ in range(3):
             await client.say(create("n=5 s=1", stream_id="long"))
         await client.say(create("n=1", stream_id="short"))
@@ -59,16 +59,16 @@ async def test_requests_that_wait_for_their_lane_do_not_delay_other_lanes(rather
 
 
 async def test_a_lane_without_a_response_makes_room_for_another(rather_slow: MockClock) -> None:
-    async with rig(websocket_lanes_max=1) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_lanes_max=1) as rig:
+        client = await websocket_client(rig)
         assert await error_code(client, create(model="other", stream_id="a")) == "model_not_found"
         assert (await whole(client, create("n=1", stream_id="b")))["status"] == "completed"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a b", "ä", 7, ["a"]])
 async def test_an_invalid_lane_name_is_refused(name: str | int | list[str], rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create(stream_id=name))
         refused = await client.event()
         assert (refused["type"], refused["status"], refused["error"]["code"]) == ("error", 400, "invalid_stream_id")
@@ -80,23 +80,23 @@ async def test_an_invalid_lane_name_is_refused(name: str | int | list[str], rath
 
 
 async def test_a_lane_can_continue_the_latest_response_of_any_other(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         first = await whole(client, create("first n=2", stream_id="a"))
         for lane in ("b", None):
             forked = await whole(client, create("fork n=2", stream_id=lane, previous_response_id=first["id"]))
             assert forked["previous_response_id"] == first["id"]
-            assert made.worker.prompts[-1] == "user\nfirst n=2\nassistant\nThe oak\nuser\nfork n=2\nassistant\n"
+            assert rig.worker.prompts[-1] == "user\nfirst n=2\nassistant\nThe oak\nuser\nfork n=2\nassistant\n"
         second = await whole(client, create("second n=2", stream_id="a", previous_response_id=first["id"]))
         await client.say(create("late", stream_id="b", previous_response_id=first["id"]))
         assert (await client.event())["error"]["code"] == "previous_response_not_found"  # it is no lane's latest
         await whole(client, create("third n=1", stream_id="c", previous_response_id=second["id"]))
-        assert made.worker.prompts[-1].count("The oak") == 2
+        assert rig.worker.prompts[-1].count("The oak") == 2
 
 
 async def test_a_fork_waits_for_its_parent_to_end(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=5 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
@@ -106,15 +106,15 @@ async def test_a_fork_waits_for_its_parent_to_end(rather_slow: MockClock) -> Non
         lanes = await collected(client, 3)
         assert 5 <= trio.current_time() < 5.2
         assert types(lanes["b"]).count("response.completed") == 2
-        assert made.worker.prompts[-2:] == [
+        assert rig.worker.prompts[-2:] == [
             "user\nn=5 s=1\nassistant\nThe oak is old\nuser\nfork n=1 s=0\nassistant\n",
             "user\nbehind n=1 s=0\nassistant\n",
         ]
 
 
 async def test_a_fork_of_a_failed_response_is_refused(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=5 s=1 fail=2", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork", stream_id="b", previous_response_id=parent))
@@ -125,30 +125,30 @@ async def test_a_fork_of_a_failed_response_is_refused(rather_slow: MockClock) ->
 
 
 async def test_a_fork_continues_the_response_that_was_the_latest_when_it_came(rather_slow: MockClock) -> None:
-    async with rig(websocket_running_max=1) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_running_max=1) as rig:
+        client = await websocket_client(rig)
         first = await whole(client, create("first n=1", stream_id="a"))
         await client.say(create("second n=3 s=1", stream_id="a", previous_response_id=first["id"]))
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=first["id"]))
         await collected(client, 2)
-        assert made.worker.prompts[-1] == "user\nfirst n=1\nassistant\nThe\nuser\nfork n=1 s=0\nassistant\n"
+        assert rig.worker.prompts[-1] == "user\nfirst n=1\nassistant\nThe\nuser\nfork n=1 s=0\nassistant\n"
 
 
 async def test_a_fork_keeps_its_parent_while_it_waits(rather_slow: MockClock) -> None:
-    async with rig(websocket_running_max=1) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_running_max=1) as rig:
+        client = await websocket_client(rig)
         await client.say(create("first n=3 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("second n=1 s=0", stream_id="a", previous_response_id=parent))
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
         lanes = await collected(client, 3)
         assert lanes["b"][-1]["type"] == "response.completed"
-        assert made.worker.prompts[-1].count("user") == 2
+        assert rig.worker.prompts[-1].count("user") == 2
 
 
 async def test_a_failed_fork_keeps_its_parent_and_a_failed_lane_forgets_it(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         parent = await whole(client, create("n=1", stream_id="a"))
         for fields in ({"model": "other"}, {"max_output_tokens": 5000}):
             await client.say(create("fork", stream_id="b", previous_response_id=parent["id"], **fields))
@@ -166,8 +166,8 @@ async def test_a_failed_fork_keeps_its_parent_and_a_failed_lane_forgets_it(rathe
 async def test_a_message_that_is_no_event_counts_as_a_failure_of_its_lane(
     lane: str | None, rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         parent = await whole(client, create("n=1", stream_id=lane))
         cases: list[tuple[dict[str, Any], str]] = [
             ({"stream_id": "b", "temperature": 9}, "invalid_request"),
@@ -182,15 +182,15 @@ async def test_a_message_that_is_no_event_counts_as_a_failure_of_its_lane(
 
 
 async def test_a_response_of_another_connection_cannot_be_continued(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        one, other = await websocket_client(made), await websocket_client(made)
+    async with gateway_rig() as rig:
+        one, other = await websocket_client(rig), await websocket_client(rig)
         response = await whole(one, create("n=1"))
         assert await error_code(other, create(previous_response_id=response["id"])) == "previous_response_not_found"
 
 
 async def test_a_full_history_forgets_the_oldest_conversation(rather_slow: MockClock) -> None:
-    async with rig(history_bytes_max=2_300) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(history_bytes_max=2_300) as rig:
+        client = await websocket_client(rig)
         ids = {}
         for lane in "abc":
             ids[lane] = (await whole(client, create("x" * 600 + " n=1", stream_id=lane)))["id"]
@@ -230,15 +230,15 @@ def test_a_history_counts_the_conversations_that_it_keeps() -> None:
 
 
 async def test_a_warm_up_has_no_output_and_can_be_continued(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("warm n=3", generate=False, stream_id="a"))
         events = await client.events()
         assert types(events) == ["response.created", "response.in_progress", "response.completed"]
         last = events[-1]["response"]
         assert (last["output"], last["usage"]["output_tokens"]) == ([], 0)
         await whole(client, create("then n=2", stream_id="a", previous_response_id=last["id"]))
-        assert made.worker.prompts[-1] == "user\nwarm n=3\nuser\nthen n=2\nassistant\n"
+        assert rig.worker.prompts[-1] == "user\nwarm n=3\nuser\nthen n=2\nassistant\n"
 
 
 @pytest.mark.parametrize(("answers_bytes_max", "waits"), [(10_000_000, True), (2000, False)])
@@ -251,11 +251,11 @@ async def test_c2_last_events_that_wait_for_their_reader_reserve_memory(
         "backlog_bytes_max": 60_000,
         "send_buffer_bytes": 4096,
     }
-    async with rig(stall_s=600.0, **limits) as made:
-        client = Client(await made.connect(receive_buffer=4096))
+    async with gateway_rig(stall_s=600.0, **limits) as rig:
+        client = Client(await rig.connect(receive_buffer=4096))
         await client.upgrade()
         await client.say(create("n=240"))
         await trio.sleep(60)
-        assert (made.gateway.answers.reserved_bytes > 2000) is waits
+        assert (rig.gateway.answers.reserved_bytes > 2000) is waits
         assert (await client.events())[-1]["type"] == "response.completed"
-        assert made.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.answers.reserved_bytes == 0

@@ -7,15 +7,15 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.rig.gateway import Client, at_rest, create, leave, leave_all, post, rig
+from tests.rig.gateway import Client, at_rest, create, gateway_rig, leave, leave_all, post
 from tests.rig.sockets import collected, websocket_client
 
 # Cancelling ----------------------------------------------------------------------------------------
 
 
 async def test_a_cancel_ends_the_response_that_it_names_and_no_other(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         for lane in ("a", "b", None):
             await client.say(create("n=50 s=1", stream_id=lane))
         await trio.sleep(2.5)
@@ -23,23 +23,23 @@ async def test_a_cancel_ends_the_response_that_it_names_and_no_other(rather_slow
         lanes = await collected(client, 1)
         assert lanes["b"][-1]["response"]["incomplete_details"] == {"reason": "cancelled"}
         await trio.sleep(0.1)
-        assert (made.worker.running, made.worker.left) == (2, 1)
+        assert (rig.worker.running, rig.worker.left) == (2, 1)
         await client.say({"type": "response.cancel"})
         assert (await client.events())[-1].get("stream_id") is None
         mine = lanes["a"][0]["response"]["id"]
         for nothing in ({"stream_id": "b", "response_id": mine}, {"response_id": "resp_x"}, {"stream_id": "z"}, {}):
             await client.say({"type": "response.cancel", **nothing})
         await trio.sleep(2)
-        assert made.worker.running == 1
+        assert rig.worker.running == 1
         await client.say({"type": "response.cancel", "response_id": mine})
         assert (await client.events())[-1]["response"]["id"] == mine
         await trio.testing.wait_all_tasks_blocked()
-        assert made.worker.running == 0
+        assert rig.worker.running == 0
 
 
 async def test_a_cancel_ends_a_waiting_request_and_starts_the_next_of_its_lane(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=5 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork", stream_id="b", previous_response_id=parent))
@@ -54,8 +54,8 @@ async def test_a_cancel_ends_a_waiting_request_and_starts_the_next_of_its_lane(r
 
 
 async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=50 s=1", stream_id="a"))
         parent = (await client.events("response.output_text.delta"))[0]["response"]["id"]
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
@@ -63,7 +63,7 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
         lanes = await collected(client, 2)
         assert lanes["a"][-1]["type"] == "response.incomplete"
         assert lanes["b"][-1]["type"] == "response.completed"
-        assert made.worker.prompts[-1] == "user\nn=50 s=1\nassistant\nThe\nuser\nfork n=1 s=0\nassistant\n"
+        assert rig.worker.prompts[-1] == "user\nn=50 s=1\nassistant\nThe\nuser\nfork n=1 s=0\nassistant\n"
 
 
 # Ends ----------------------------------------------------------------------------------------------
@@ -73,38 +73,38 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
 async def test_a_client_that_leaves_ends_every_lane_and_waiting_requests_never_start(
     how: str, rather_slow: MockClock
 ) -> None:
-    async with rig(websocket_running_max=3) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_running_max=3) as rig:
+        client = await websocket_client(rig)
         for number in range(6):
             await client.say(create("n=100 s=1", stream_id=f"l{number}"))
         await trio.sleep(2.5)
         await leave(client, how)
-        await at_rest(made)
+        await at_rest(rig)
         assert trio.current_time() < 3
-        assert (made.worker.left, len(made.worker.prompts)) == (3, 3)
+        assert (rig.worker.left, len(rig.worker.prompts)) == (3, 3)
 
 
 async def test_a_drain_waits_for_every_lane(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         for lane, tokens in (("a", 3), ("b", 6)):
             await client.say(create(f"n={tokens} s=1", stream_id=lane))
         await trio.sleep(1.5)
-        made.gateway.drain()
+        rig.gateway.drain()
         await client.say(create(stream_id="c"))
         lanes = await collected(client, 3)
         assert lanes["c"][0]["error"]["code"] == "draining"
         assert [lanes[lane][-1]["type"] for lane in "ab"] == ["response.completed"] * 2
         assert await client.close_code() == 1012
         assert 6 <= trio.current_time() < 6.2
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_responses_that_began_before_the_age_limit_are_completed_and_later_ones_refused(
     rather_slow: MockClock,
 ) -> None:
-    async with rig(websocket_s_max=100) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(websocket_s_max=100) as rig:
+        client = await websocket_client(rig)
         await trio.sleep(99)
         for lane in "aba":  # the last one waits for its lane
             await client.say(create("n=3 s=1", stream_id=lane))
@@ -116,14 +116,14 @@ async def test_responses_that_began_before_the_age_limit_are_completed_and_later
         assert [lanes[lane][-1]["type"] for lane in "ab"] == ["response.completed"] * 2
         assert lanes[None][-1]["error"]["code"] == "websocket_connection_limit_reached"
         assert await client.close_code() == 1000
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_a_bug_fails_its_response_alone(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=5 s=1", stream_id="a"))
         await client.events("response.in_progress")
 
@@ -131,7 +131,7 @@ async def test_a_bug_fails_its_response_alone(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(made.gateway.runner), "find", lambda _, name: broken(name))
+            patch.setattr(type(rig.gateway.runner), "find", lambda _, name: broken(name))
             await client.say(create("n=5 s=1", stream_id="b"))
             assert (await client.events("error"))[-1]["error"]["code"] == "internal"
         assert (await client.events())[-1]["type"] == "response.completed"
@@ -139,33 +139,33 @@ async def test_a_bug_fails_its_response_alone(
 
 
 async def test_a_slow_reader_of_many_lanes_is_dropped_with_1013(rather_slow: MockClock) -> None:
-    async with rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20, close_s=2) as made:
-        client = type(await made.client())(await made.connect(receive_buffer=2048))
+    async with gateway_rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20, close_s=2) as rig:
+        client = type(await rig.client())(await rig.connect(receive_buffer=2048))
         assert (await client.upgrade()).status == 101
         for lane in "abc":
             await client.say(create("n=1900 s=0.004", stream_id=lane))
-        await made.worker.wait_left(3)
+        await rig.worker.wait_left(3)
         assert await client.close_code() == 1013
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_c5_last_events_of_long_responses_wait_for_their_reader(rather_slow: MockClock) -> None:
     """They repeat the whole text several times, so two responses that end together could fill a backlog."""
-    async with rig(backlog_bytes_max=6_000, send_buffer_bytes=4096) as made:
-        client = Client(await made.connect(receive_buffer=2048))
+    async with gateway_rig(backlog_bytes_max=6_000, send_buffer_bytes=4096) as rig:
+        client = Client(await rig.connect(receive_buffer=2048))
         assert (await client.upgrade()).status == 101
         for lane in "abc":
             await client.say(create("n=1000 s=0.01", stream_id=lane))
         texts = [(await client.events())[-1]["response"]["output"][0]["content"][0]["text"] for _ in "abc"]
         assert list(map(len, texts)) == [1120] * 3
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_c5_last_events_of_a_long_streamed_response_wait_for_their_reader(rather_slow: MockClock) -> None:
-    async with rig(backlog_bytes_max=8_500, send_buffer_bytes=2048) as made:
-        client = Client(await made.connect(receive_buffer=2048))
+    async with gateway_rig(backlog_bytes_max=8_500, send_buffer_bytes=2048) as rig:
+        client = Client(await rig.connect(receive_buffer=2048))
         await client.send(post({"model": "tiny", "input": "n=60 s=0.001", "stream": True}, "/v1/responses"))
         await trio.sleep(5)  # all deltas have come, and most of them wait
         reply = await client.reply()
         assert (reply.whole, b"response.completed" in reply.body) == (True, True)
-        await leave_all(made)
+        await leave_all(rig)

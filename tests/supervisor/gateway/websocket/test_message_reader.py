@@ -9,27 +9,27 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from tests.rig.gateway import Rig, Worker, create, frame, leave_all, rig
+from tests.rig.gateway import Rig, Worker, create, frame, gateway_rig, leave_all
 from tests.rig.sockets import websocket_client
 
 
 @asynccontextmanager
 async def reading(**limits: Any) -> AsyncIterator[tuple[Rig, Any, trio.Event]]:
     """Run a gateway whose threads parse nothing before an event, and a client with a response that runs."""
-    async with rig(worker=Worker(mute=True), **limits) as made:
+    async with gateway_rig(worker=Worker(mute=True), **limits) as rig:
         parsing = trio.Event()
 
         async def run_late(function: Callable[[], Any], **_: object) -> Any:
             await parsing.wait()
             return function()
 
-        made.gateway.run_in_thread = run_late
-        client = await websocket_client(made)
+        rig.gateway.run_in_thread = run_late
+        client = await websocket_client(rig)
         await client.say(create("a prompt that takes its time"))
         await client.events("response.in_progress")
         await client.say(create("x" * 200_000))
-        yield made, client, parsing
-        await leave_all(made)
+        yield rig, client, parsing
+        await leave_all(rig)
 
 
 async def test_b1_pings_and_cancels_behind_a_long_message_are_handled_at_once(rather_slow: MockClock) -> None:
@@ -46,15 +46,15 @@ async def test_b1_pings_and_cancels_behind_a_long_message_are_handled_at_once(ra
 
 
 async def test_b5_a_drain_waits_for_a_message_that_is_being_parsed(rather_slow: MockClock) -> None:
-    async with reading() as (made, client, parsing):
+    async with reading() as (rig, client, parsing):
         await client.say({"type": "response.cancel"})
         assert (await client.events("response.incomplete"))[-1]["type"] == "response.incomplete"
-        made.gateway.drain()
+        rig.gateway.drain()
         async with trio.open_nursery() as nursery:
             answered = trio.Event()
 
             async def wait() -> None:
-                await made.gateway.connections.wait_idle()
+                await rig.gateway.connections.wait_idle()
                 answered.set()
 
             nursery.start_soon(wait)

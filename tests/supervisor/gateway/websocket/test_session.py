@@ -17,13 +17,13 @@ from supervisor.gateway.origins import Origins
 from supervisor.gateway.websocket import message_reader
 from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 from tests.rig.dialects import response_event_types
-from tests.rig.gateway import Worker, at_rest, chat, create, frame, handshake, head, leave, leave_all, post, rig
+from tests.rig.gateway import Worker, at_rest, chat, create, frame, gateway_rig, handshake, head, leave, leave_all, post
 from tests.rig.sockets import output_text, types, websocket_client, whole
 
 
 async def test_the_events_of_a_response_are_in_the_order_that_clients_expect(rather_slow: MockClock) -> None:
-    async with rig(worker=Worker(cached=1)) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(worker=Worker(cached=1)) as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=3", stream_id="lane"))
         events = await client.events()
         assert types(events) == response_event_types(3)
@@ -41,8 +41,8 @@ async def test_the_events_of_a_response_are_in_the_order_that_clients_expect(rat
 
 
 async def test_an_upgrade_may_follow_requests_and_be_followed_by_messages_at_once(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         assert (await client.ask(head())).status == 200
         assert (await client.ask(post(chat("n=2")))).status == 200
         lines = {"upgrade": "WebSocket", "connection": "keep-alive, Upgrade", "x_request_id": "mine"}
@@ -67,8 +67,8 @@ async def test_frames_behind_a_handshake_are_read_in_pieces(
         return data
 
     monkeypatch.setattr(ReplayedStream, "receive_some", noted)
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(handshake() + frame(b"", 0x8A) * 9_000)  # pongs, of which each is looked at
         assert (await client.reply()).status == 101
         await client.say(create("n=3"))
@@ -91,21 +91,21 @@ async def test_frames_behind_a_handshake_are_read_in_pieces(
 async def test_a_wrong_upgrade_is_refused_over_http_and_closes_the_connection(
     headers: dict[str, Any], status: int, rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         reply = await client.upgrade(**headers)
         assert (reply.status, reply.whole, reply.headers["connection"]) == (status, True, "close")
         assert await client.closed()
-        await leave_all(made)
+        await leave_all(rig)
 
 
 @pytest.mark.parametrize("twice", ["connection: close", "sec-websocket-key: eA==", "sec-websocket-version: 8"])
 async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice: str, rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(handshake()[:-2] + twice.encode() + b"\r\n\r\n")
         assert (await client.reply()).status == 400
-        await leave_all(made)
+        await leave_all(rig)
 
 
 @pytest.mark.parametrize(
@@ -116,29 +116,29 @@ async def test_headers_that_the_library_cannot_read_do_not_fail_a_handshake(
     line: str, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such a client may use another name of the host, or offer another extension."""
-    async with rig() as made:
-        made.gateway.origins = Origins(frozenset({"*"}))
-        client = await made.client()
+    async with gateway_rig() as rig:
+        rig.gateway.origins = Origins(frozenset({"*"}))
+        client = await rig.client()
         if line.startswith("host: "):
             await client.send(handshake(host=line[6:]))
         else:
             await client.send(handshake()[:-2] + line.encode("latin-1") + b"\r\n\r\n")
         assert (await client.reply()).status == 101
-        await leave_all(made)
+        await leave_all(rig)
     assert "a bug ended a connection" not in caplog.messages
 
 
 @pytest.mark.parametrize("key", ["x", "%%%", "dGhlIHNhbXBsZSBub25jZQ==" * 50])
 async def test_an_invalid_websocket_key_leaves_nothing_behind(key: str, rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.upgrade(sec_websocket_key=key)
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_mistakes_in_messages_are_error_events_and_the_socket_stays_open(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         for event, status, code in [
             (b"{", 400, "invalid_request"),
             ({"type": "nope"}, 400, "unsupported_parameter"),
@@ -158,8 +158,8 @@ async def test_mistakes_in_messages_are_error_events_and_the_socket_stays_open(r
 
 
 async def test_a_ping_is_answered_during_a_response(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=50 s=1"))
         await client.events("response.output_text.delta")
         await client.send(frame(b"are you there", 0x89))
@@ -169,12 +169,12 @@ async def test_a_ping_is_answered_during_a_response(rather_slow: MockClock) -> N
             kinds.append(got)
         assert got[1] == b"are you there"
         assert trio.current_time() - before <= 1.1
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=50 s=1", stream_id="a"))
         started = await client.events("response.output_text.delta")
         response_id = started[0]["response"]["id"]
@@ -187,19 +187,19 @@ async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_sl
         assert last["usage"]["output_tokens"] == len(last["output"][0]["content"][0]["text"].split()) == 2
         assert last["output"][0]["status"] == "incomplete"
         await trio.testing.wait_all_tasks_blocked()
-        assert (made.worker.running, made.worker.left) == (0, 1)
+        assert (rig.worker.running, rig.worker.left) == (0, 1)
         await client.say({"type": "response.cancel"})  # nothing runs, which is no mistake
         assert (await whole(client, create("n=1", previous_response_id=response_id)))["status"] == "completed"
-        assert "The oak<|im_end|>" in made.worker.prompts[-1] or "The oak" in made.worker.prompts[-1]
+        assert "The oak<|im_end|>" in rig.worker.prompts[-1] or "The oak" in rig.worker.prompts[-1]
 
 
 @pytest.mark.parametrize("requests_max", [1, 8])
 async def test_a_response_that_has_not_begun_can_be_cancelled(requests_max: int, rather_slow: MockClock) -> None:
-    async with rig(requests_max=requests_max) as made:
-        other = await made.client()
+    async with gateway_rig(requests_max=requests_max) as rig:
+        other = await rig.client()
         await other.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
-        client = await websocket_client(made)
+        client = await websocket_client(rig)
         await client.send(
             b"".join(frame(json.dumps(each).encode()) for each in (create(), {"type": "response.cancel"}))
         )
@@ -208,18 +208,18 @@ async def test_a_response_that_has_not_begun_can_be_cancelled(requests_max: int,
         assert types(events)[-1] == "response.incomplete"
         assert events[-1]["response"]["incomplete_details"] == {"reason": "cancelled"}
         assert trio.current_time() - before < 1
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_a_response_continues_the_one_before(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("first n=2", instructions="Be kind."))
         first = (await client.events())[-1]["response"]
         await client.say(create("second n=2", previous_response_id=first["id"]))
         second = (await client.events())[-1]["response"]
         assert second["previous_response_id"] == first["id"]
-        assert made.worker.prompts[1] == "user\nfirst n=2\nassistant\nThe oak\nuser\nsecond n=2\nassistant\n"
+        assert rig.worker.prompts[1] == "user\nfirst n=2\nassistant\nThe oak\nuser\nsecond n=2\nassistant\n"
         await client.say(create("third", previous_response_id=first["id"]))
         assert (await client.event())["error"]["code"] == "previous_response_not_found"
         await client.say(create("n=5 fail=2", previous_response_id=second["id"]))
@@ -230,8 +230,8 @@ async def test_a_response_continues_the_one_before(rather_slow: MockClock) -> No
 
 
 async def test_an_error_in_the_middle_is_a_failed_response(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=9 fail=3"))
         events = await client.events()
         last = events[-1]["response"]
@@ -250,14 +250,14 @@ async def test_an_error_in_the_middle_is_a_failed_response(rather_slow: MockCloc
 async def test_the_responses_of_a_socket_are_aborted_when_its_client_leaves(
     how: str, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say(create("n=100 s=1"))
         await client.say(create("n=100 s=1"))
         await client.events("response.output_text.delta")
         await leave(client, how)
-        await at_rest(made)
-        assert (made.worker.left, len(made.worker.prompts)) == (1, 1)
+        await at_rest(rig)
+        assert (rig.worker.left, len(rig.worker.prompts)) == (1, 1)
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
@@ -274,31 +274,31 @@ async def test_the_responses_of_a_socket_are_aborted_when_its_client_leaves(
 async def test_garbage_closes_a_socket_with_the_code_of_the_violation(
     garbage: bytes, code: int, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.send(garbage)
         assert await client.close_code() == code
         assert await client.closed()
-        await leave_all(made)
+        await leave_all(rig)
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
 async def test_a_message_far_beyond_the_limit_closes_with_1009(rather_slow: MockClock) -> None:
-    async with rig(body_bytes_max=50_000) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(body_bytes_max=50_000) as rig:
+        client = await websocket_client(rig)
         with trio.move_on_after(5):
             await client.say(b"x" * 3_000_000)
         assert await client.close_code() == 1009
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_nothing_follows_a_close_frame(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.send(frame(json.dumps(create("n=50 s=1")).encode()) + frame(b"\x03\xe8", 0x88))
         assert await client.close_code() == 1000
         assert await client.closed()
-        await leave_all(made)
+        await leave_all(rig)
 
 
 async def test_a_message_that_is_no_event_is_decoded_once(
@@ -312,8 +312,8 @@ async def test_a_message_that_is_no_event_is_decoded_once(
 
     for module in (message_reader, responses.requests):
         monkeypatch.setattr(module, "decode", counting)
-    async with rig() as made:
-        client = await websocket_client(made)
+    async with gateway_rig() as rig:
+        client = await websocket_client(rig)
         await client.say({"type": "response.create", "model": "tiny", "input": 5, "stream_id": "lane"})
         [event] = await client.events()
         assert (event["type"], event["stream_id"], event["error"]["param"]) == ("error", "lane", "input")
@@ -322,32 +322,32 @@ async def test_a_message_that_is_no_event_is_decoded_once(
 
 async def test_a_client_that_leaves_is_noticed_while_a_long_message_waits_to_be_parsed(rather_slow: MockClock) -> None:
     """The threads that parse long messages may be busy for long; the responses of this client end all the same."""
-    async with rig(worker=Worker(mute=True)) as made:
+    async with gateway_rig(worker=Worker(mute=True)) as rig:
         busy = trio.Event()
 
         async def run_late(function: Callable[[], Any], **_: object) -> Any:
             await busy.wait()
             return function()
 
-        made.gateway.run_in_thread = run_late
+        rig.gateway.run_in_thread = run_late
         for leave in ("close", "end"):
-            client = await websocket_client(made)
+            client = await websocket_client(rig)
             await client.say(create("a prompt that takes its time"))
             await client.events("response.created")
             await client.say(create("x" * 200_000))
             await client.send(frame(b"\x03\xe8", 0x88)) if leave == "close" else await client.stream.aclose()
-            await at_rest(made)
+            await at_rest(rig)
 
 
 async def test_pings_take_no_more_memory_than_a_message(rather_slow: MockClock) -> None:
-    async with rig(body_bytes_max=100_000, bodies_bytes_max=1_000_000) as made:
-        client = await websocket_client(made)
+    async with gateway_rig(body_bytes_max=100_000, bodies_bytes_max=1_000_000) as rig:
+        client = await websocket_client(rig)
         for _ in range(100):
             await client.send(frame(b"x" * 125, 0x89) * 50)
             for _ in range(50):
                 assert (await client.frame())[0] == 0x8A
-        assert made.gateway.bodies.reserved_bytes <= 100_000
+        assert rig.gateway.bodies.reserved_bytes <= 100_000
         await client.say(create("n=3"))
         assert output_text(await client.events()) == "The oak is"
-        assert made.gateway.bodies.reserved_bytes == 0
-        await leave_all(made)
+        assert rig.gateway.bodies.reserved_bytes == 0
+        await leave_all(rig)

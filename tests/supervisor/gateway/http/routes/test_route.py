@@ -20,7 +20,7 @@ from protocol.openapi.document import Access, Operation, json_body
 from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
 from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
-from tests.rig.gateway import Reply, Worker, chat, head, leave_all, post, response, rig, text
+from tests.rig.gateway import Reply, Worker, chat, gateway_rig, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
 from tests.system.fuzz import bodies
 from tests.system.fuzz.http import attacked
@@ -42,8 +42,8 @@ def server_sent(reply: Reply) -> list[Any]:
 
 
 async def test_a_text_is_completed_in_one_piece_or_streamed(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         whole = (await client.ask(text("n=4"))).json
         assert (whole["object"], whole["choices"][0]["text"]) == ("text_completion", "The oak is o")
         assert whole["usage"]["completion_tokens"] == 4
@@ -54,8 +54,8 @@ async def test_a_text_is_completed_in_one_piece_or_streamed(rather_slow: MockClo
 
 
 async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         for reply, key in [
             (await client.ask(post(chat("n=3 s=1", n=3, stream=True))), "delta"),
             (await client.ask(text(["n=3 s=1", "n=2 s=1"], stream=True)), "text"),
@@ -78,20 +78,20 @@ async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_s
 async def test_a_request_of_any_route_is_aborted_when_its_client_leaves(
     ask: Callable[..., bytes], stream: bool, rather_slow: MockClock
 ) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         await client.send(ask("n=100 s=1", stream=stream))
         await trio.sleep(2.5)
-        await leave_all(made)
-        assert (made.worker.left, trio.current_time() < 3) == (1, True)
+        await leave_all(rig)
+        assert (rig.worker.left, trio.current_time() < 3) == (1, True)
 
 
 # Responses -----------------------------------------------------------------------------------------
 
 
 async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: MockClock) -> None:
-    async with rig(worker=Worker(cached=1)) as made:
-        client = await made.client()
+    async with gateway_rig(worker=Worker(cached=1)) as rig:
+        client = await rig.client()
         whole = (await client.ask(response("n=3"))).json
         assert (whole["object"], whole["status"]) == ("response", "completed")
         assert whole["output"][0]["content"][0]["text"] == "The oak is"
@@ -105,8 +105,8 @@ async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: MockClock
 
 
 async def test_a_response_that_fails_ends_with_response_failed(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         early = await client.ask(response("n=5 fail=0"))
         assert (early.status, early.error["code"]) == (503, "engine_lost")
         reply = await client.ask(response("n=5 fail=2", stream=True))
@@ -116,8 +116,8 @@ async def test_a_response_that_fails_ends_with_response_failed(rather_slow: Mock
 
 
 async def test_over_http_no_response_can_be_continued_or_read_again(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         first = (await client.ask(response("n=1"))).json["id"]
         reply = await client.ask(response("n=1", previous_response_id=first))
         assert (reply.status, reply.error["code"]) == (400, "previous_response_not_found")
@@ -128,8 +128,8 @@ async def test_over_http_no_response_can_be_continued_or_read_again(rather_slow:
 
 
 async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         there = (await client.ask(post({"model": "tiny", "prompt": "The oak is old"}, "/tokenize"))).json
         assert (there["count"], there["max_model_len"]) == (len(there["tokens"]), 2048)
         back = await client.ask(post({"model": "tiny", "tokens": there["tokens"]}, "/detokenize"))
@@ -141,17 +141,17 @@ async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: MockClock) ->
 
 
 async def test_tokenize_waits_for_admission(rather_slow: MockClock) -> None:
-    async with rig(requests_max=1, waiting_max=1, admit_s=1) as made:
-        busy = await made.client()
+    async with gateway_rig(requests_max=1, waiting_max=1, admit_s=1) as rig:
+        busy = await rig.client()
         await busy.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
-        client = await made.client()
+        client = await rig.client()
         reply = await client.ask(post({"model": "tiny", "prompt": "x"}, "/tokenize"))
         assert (reply.status, reply.error["code"]) == (503, "overloaded")
         await busy.stream.aclose()
         await trio.sleep(0.1)
-        made.gateway.drain()
-        reply = await (await made.client()).ask(post({"model": "tiny", "prompt": "x"}, "/tokenize"))
+        rig.gateway.drain()
+        reply = await (await rig.client()).ask(post({"model": "tiny", "prompt": "x"}, "/tokenize"))
         assert (reply.status, reply.error["code"]) == (503, "draining")
 
 
@@ -159,11 +159,11 @@ async def test_tokenize_waits_for_admission(rather_slow: MockClock) -> None:
 
 
 async def test_server_info_shows_the_limits_of_this_moment(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         assert (await client.ask(head(path="/server_info"))).status == 404
-        made.gateway.server_info = lambda: {"version": "1", "engines": {}}
-        made.gateway.limits = evolve(made.gateway.limits, websocket_lanes_max=3)  # as a reload does
+        rig.gateway.server_info = lambda: {"version": "1", "engines": {}}
+        rig.gateway.limits = evolve(rig.gateway.limits, websocket_lanes_max=3)  # as a reload does
         for path in ("/server_info", "/get_server_info"):
             info = (await client.ask(head(path=path))).json
             assert info.pop("limits")["websocket_lanes_max"] == 3
@@ -171,14 +171,14 @@ async def test_server_info_shows_the_limits_of_this_moment(rather_slow: MockCloc
 
 
 async def test_model_info_names_the_model_or_the_only_one(rather_slow: MockClock) -> None:
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         for path in ("/model_info", "/get_model_info", "/model_info?model=tiny&x=1"):
             info = (await client.ask(head(path=path))).json
             assert (info["model_path"], info["max_model_len"], info["is_generation"]) == ("tiny", 2048, True)
         assert (await client.ask(head(path="/model_info?model=other"))).status == 404
-        served = made.gateway.runner.served
-        made.gateway.runner.served = {**served, "second": served["tiny"]}
+        served = rig.gateway.runner.served
+        rig.gateway.runner.served = {**served, "second": served["tiny"]}
         refused = await client.ask(head(path="/model_info"))
         assert (refused.status, refused.error["param"]) == (400, "model")
         assert (await client.ask(post({"prompt": "x"}, "/tokenize"))).error["param"] == "model"
@@ -192,10 +192,10 @@ async def test_flush_cache_is_refused_to_foreign_pages_and_ignored_for_head(rath
         flushed += 1
         await trio.lowlevel.checkpoint()
 
-    async with rig() as made:
-        client = await made.client()
+    async with gateway_rig() as rig:
+        client = await rig.client()
         assert (await client.ask(post(b"", "/flush_cache"))).status == 404
-        made.gateway.flush_cache = flush
+        rig.gateway.flush_cache = flush
         assert (await client.ask(head("HEAD", "/flush_cache"))).status == 200
         assert (await client.ask(head(path="/flush_cache", sec_fetch_site="cross-site"))).status == 403
         assert flushed == 0
@@ -266,8 +266,8 @@ async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(
     with_reverse: RouteTable, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "espalier.requests")
-    async with rig(routes=with_reverse) as made:
-        client = await made.client()
+    async with gateway_rig(routes=with_reverse) as rig:
+        client = await rig.client()
         assert (await client.ask(post({"text": "oak"}, "/reverse"))).json == {"text": "kao"}
         wrong = await client.ask(post({"text": 5}, "/reverse"))
         assert (wrong.status, wrong.error["param"]) == (400, "text")
