@@ -23,7 +23,7 @@ demo-disagg: $(VENV)/ready  ## the same by two engines, one for prompts and one 
 test: check  ## every test, the real engine included
 	$(BIN)/python -m pytest -m "realtime or engine"
 
-check: $(VENV)/ready-dev  ## tidy, types, lint, units, simulation, sweep: about a minute
+check: $(VENV)/ready-dev  ## types, lint, units, simulation, sweep: the fast part of the tests
 	@$(MAKE) --no-print-directory -j3 wide units lint types
 
 # Two runs of pytest beside each other, about as long: what takes the system or a dialect as a whole, and the rest.
@@ -68,7 +68,7 @@ news: $(VENV)/ready-dev  ## print what the next release's entry in CHANGELOG.md 
 hunt: $(VENV)/ready-dev  ## 2,000 seeds of the simulator, on all cores
 	$(BIN)/python -m tests.system.hunt --seeds 2000
 
-mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and say which suites notice
+mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and print which suites notice
 	$(BIN)/python -m tests.mutants
 
 abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing, 50 tries a moment
@@ -80,7 +80,7 @@ endings: $(VENV)/ready-dev  ## every way to end, ten times each, with times
 soak: $(VENV)/ready-dev  ## 2,000 requests, 30 % cancelled: nothing grows
 	$(BIN)/python -m bench.soak
 
-fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs at every door: all are answered rightly, and nothing is left
+fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs to every endpoint: all are answered rightly, and nothing is left
 	$(BIN)/python -m tests.system.fuzz --inputs 200000
 
 schema: $(VENV)/ready-dev $(VENV)/schema/ready  ## two minutes of schemathesis against what /openapi.json says

@@ -4,7 +4,7 @@ A slot is the right to have one request inside the engine. When the request ends
 and its slot stays taken until the engine itself confirms that it holds nothing of it any more: a slot that is given to
 the next request too early is memory that two requests count on.
 
-An engine may never confirm. The slot is then set aside: it is not used, and waited for. One slot may be the fault of
+An engine may never confirm. The slot is then stuck: it is not used, and waited for. One slot may be the fault of
 its request, so it costs one slot and no other stream. Several, or one of an engine that sends nothing to any request,
 are the fault of the engine: `EngineStuck` ends the actor, and the supervisor starts the engine and the actor again.
 """
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 class Deadlines:
     """How long an engine may take: for the first token, between two tokens, for the whole answer, to free a slot.
 
-    A slot that is not free after `release_s` is set aside. The engine is at fault once a slot has been set aside for
-    `leak_s`, or once `stuck_max` of them are, or all.
+    A slot that is not free after `release_s` is stuck. The engine is at fault once a slot has been stuck for `leak_s`,
+    or once `stuck_max` of them are, or all.
     """
 
     first_token_s: float = 60.0
@@ -62,7 +62,7 @@ class SlotObserver:
         """The slot of a request that was left is free again, so many seconds after that."""
 
     def stuck(self, slots: int) -> None:
-        """The number of slots that are set aside has changed."""
+        """The number of stuck slots has changed."""
 
 
 async def end_with(engine: Engine) -> None:
@@ -112,14 +112,14 @@ async def generate(
 
 @define(eq=False)
 class Slots:
-    """The slots of one engine: how many are free, and which are set aside."""
+    """The slots of one engine: how many are free, and which are stuck."""
 
     engine: Engine
     number: int
     deadlines: Deadlines
     observer: SlotObserver
     last_reply_at: float = -inf  # the last reply of the engine to any request
-    stuck: dict[str, bool] = field(factory=dict)  # request ids of slots set aside; True if the engine was silent
+    stuck: dict[str, bool] = field(factory=dict)  # request ids of stuck slots; True if the engine was silent
     free: trio.Semaphore = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -171,7 +171,7 @@ class Slots:
         return self.last_reply_at <= since and trio.current_time() >= since + longest_s
 
     async def wait_released(self, request_id: str) -> None:
-        """Wait for a slot that is set aside; raises `EngineStuck` once the engine is at fault."""
+        """Wait for a stuck slot; raises `EngineStuck` once the engine is at fault."""
         await trio.lowlevel.checkpoint()
         limits = self.deadlines
         log.warning("an engine keeps a slot", extra={"request_id": request_id, "stuck": len(self.stuck)})

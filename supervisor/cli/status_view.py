@@ -58,8 +58,8 @@ def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]
                 yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", WARN
         yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in each.refused)
         for ejection in each.aside:
-            again = f"is tried again in {ejection.for_s:.0f} s" if ejection.for_s else "is tried again"
-            yield f"{ejection.worker} keeps failing ({ejection.why}), is set aside by node {name} and {again}", WARN
+            probe = f"is probed in {ejection.for_s:.0f} s" if ejection.for_s else "is being probed"
+            yield f"{ejection.worker} keeps failing ({ejection.why}), is ejected by node {name} and {probe}", WARN
         for link in each.links:
             if not link.up and not isinstance(statuses.get(link.node), str):  # else that node has a sentence of its own
                 yield f"node {name} has no link to node {link.node}", BAD

@@ -6,14 +6,14 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "actors/routing/outliers.py": (
-        Bug("nobody is ever set aside", "bool(breaker.blamed(limits)) and self._eject", "False and self._eject"),
-        Bug("all may be set aside", "if others_open + 1 > limits.share_max * suspect.peers:", "if False:"),
+        Bug("nobody is ever ejected", "bool(breaker.blamed(limits)) and self._eject", "False and self._eject"),
+        Bug("all may be ejected", "if others_open + 1 > limits.share_max * suspect.peers:", "if False:"),
         Bug(
             "one that fails with many others is found pair by pair",
             "if partners > 1 and self._eject",
             "if False and self._eject",
         ),
-        Bug("one cut way sets a worker aside", "if partners > 1 and self._eject", "if partners and self._eject"),
+        Bug("one cut way ejects a worker", "if partners > 1 and self._eject", "if partners and self._eject"),
         Bug("a worker answers for what another has failed with it", "self._forget_failures_with(suspect.name)", "pass"),
         Bug("any number of requests tries a worker", "breaker.until or breaker.probed_by is not None", "breaker.until"),
         Bug("whoever ends lets others try", " is not None and breaker.probed_by is by:", " is not None:"),

@@ -24,14 +24,14 @@ BUGS: Bugs = {
     ),
     "actors/routing/routing.py": (
         Bug(
-            "a pair that is set aside is asked while the others are busy",
+            "an ejected pair is asked while the others are busy",
             "if not self.outliers or self._has_eligible_pair(excluded, now):",
             "if not self.outliers:",
         ),
     ),
     "actors/routing/outliers.py": (
         Bug(
-            "a worker that was set aside is never asked again",
+            "a worker that was ejected is never asked again",
             "return now < breaker.until or breaker.probed_by is not None",
             "return True",
         ),

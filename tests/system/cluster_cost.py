@@ -1,8 +1,8 @@
 """The cost of an idle cluster: bytes and CPU a node and second, CPU a routing decision, at 10, 100 and 1,000 nodes.
 
-Real links, directories and tellers in one process, in virtual time, over a network in memory: WebSockets, TLS and the
-kernel are not in it. CPU is measured for all nodes together, and for the gateway's alone: each step of its tasks, which
-read frames, note loads, rank workers and tell others, by the thread's own clock.
+Real links, directories and announcements in one process, in virtual time, over a network in memory: WebSockets, TLS and the
+kernel are not in it. CPU is measured for all nodes together, and for the gateway's alone: each turn of its tasks, which
+read frames, record loads, rank workers and announce, by the thread's own clock.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Links(Mesh):
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the steps of one task and of all below it, and the CPU seconds that they took."""
+    """Counts the turns of one task and of all below it, and the CPU seconds that they took."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -180,7 +180,7 @@ async def _period(
         f"{what}: bytes a second of a worker": (sum(map(_bytes, workers)) - own) / LASTS_S / len(workers),
         f"{what}: CPU of all, share of a core": spent_s / LASTS_S,
         f"{what}: CPU of the gateway, share of a core": (steps.spent_s - gateway_s) / LASTS_S,
-        f"{what}: steps of the gateway a second": (steps.number - number) / LASTS_S,
+        f"{what}: turns of the gateway a second": (steps.number - number) / LASTS_S,
     }
 
 

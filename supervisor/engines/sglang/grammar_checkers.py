@@ -110,7 +110,7 @@ def _tree(
         restarts_max=None,
         backoff=Backoff(min_s=0.5, crashes=True),
         needs=tuple(filter(None, [zygote_name(name, section)])),
-        about=f"checks what answers of {section.model} are to keep to",
+        about=f"checks the grammars of requests for {section.model}",
     )
 
 

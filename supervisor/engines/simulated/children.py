@@ -40,7 +40,7 @@ def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: Loca
         name="engine",
         run=_run,
         args=(simulated, partial(context.runtime.chance, spec.seed), local.registration),
-        about="simulated: it says sentences at a stated pace",
+        about="simulated: sends sentences at a configured pace",
         limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
     )
     return EngineChild(child, about="simulated")

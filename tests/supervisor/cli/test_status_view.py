@@ -107,8 +107,8 @@ def test_an_ejected_worker_is_among_the_problems() -> None:
         )
     )
     assert lines[1:3] == [
-        "  two/b keeps failing (internal), is set aside by node one and is tried again in 4 s",
-        "  p+d keeps failing (internal), is set aside by node one and is tried again",
+        "  two/b keeps failing (internal), is ejected by node one and is probed in 4 s",
+        "  p+d keeps failing (internal), is ejected by node one and is being probed",
     ]
 
 

@@ -282,18 +282,18 @@ def test_an_impossible_announcement_interval_is_a_violation(tell_s: float) -> No
         check_state(NodeState(tell_s=tell_s))
 
 
-async def test_d1_announcements_of_many_workers_cost_a_gateway_limited_steps_and_bytes(
+async def test_d1_announcements_of_many_workers_cost_a_gateway_limited_turns_and_bytes(
     autojump_clock: MockClock,
 ) -> None:
     """Counted, so that no other load of the machine matters; `make cluster-cost` has the CPU."""
     many = 60
     found = await measured(many)
-    idle, busy = (found[f"{what}: steps of the gateway a second"] for what in ("idle", "asked by others"))
+    idle, busy = (found[f"{what}: turns of the gateway a second"] for what in ("idle", "asked by others"))
     assert found["links of a worker"] == 1
     assert idle <= 4.3 * many, (
         "two to write a heartbeat a second and two to read one; one task sends them for all links"
     )
     assert busy - idle <= ClusterSection().announcements_max
-    assert found["asked by the gateway: steps of the gateway a second"] <= idle + 1, "it knows what it asks itself"
+    assert found["asked by the gateway: turns of the gateway a second"] <= idle + 1, "it knows what it asks itself"
     assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().announcements_max
     assert found["idle: bytes a second of a worker"] <= 20
