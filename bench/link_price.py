@@ -69,12 +69,12 @@ def main() -> int:
         for name in ("one", "two"):
             (folder / name).mkdir()
         plan = Plan({WORKER: simulated(WORKER, slots=streams, costs=COSTS)})
-        with node(folder / "one", slots=streams, engine=ENGINE + costs) as one, cluster(folder / "two", plan) as two:
+        with node(folder / "one", slots=streams, engine=ENGINE + costs) as single, cluster(folder / "two", plan) as two:
             pair = [two.front, two.nodes[WORKER]]
-            for nodes in ([one], pair):
+            for nodes in ([single], pair):
                 burst(nodes, streams, 16)  # first requests cost more than any others
             for _ in range(arguments.rounds):
-                within += burst([one], streams, tokens)
+                within += burst([single], streams, tokens)
                 across.append(burst(pair, streams, tokens))
     print(f"CPU us a token, {streams} streams of {tokens} tokens, {arguments.rounds} rounds in alternation")
     print(f"{'':<34}{'median':>8}{'min':>8}{'max':>8}")

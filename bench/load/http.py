@@ -46,23 +46,23 @@ class Chunked:
 
     def feed(self, data: bytes) -> bytes:
         """Return the contents of the chunks in `data`."""
-        buffer, at, parts = self._rest + data if self._rest else data, 0, []
-        while at < len(buffer) and not self.done:
+        buffer, offset, parts = self._rest + data if self._rest else data, 0, []
+        while offset < len(buffer) and not self.done:
             if self._place == "data":
-                part = buffer[at : at + self._left]
+                part = buffer[offset : offset + self._left]
                 parts.append(part)
-                at += len(part)
+                offset += len(part)
                 self._left -= len(part)
                 self._place = "data" if self._left else "end"
                 continue
-            end = buffer.find(b"\r\n", at)
+            end = buffer.find(b"\r\n", offset)
             if end < 0:
-                if len(buffer) - at > LINE_BYTES_MAX:
+                if len(buffer) - offset > LINE_BYTES_MAX:
                     raise RequestFailed("shape", "not HTTP", "a chunk's head does not end")
                 break
-            self._line(buffer[at:end])
-            at = end + 2
-        self._rest = buffer[at:]
+            self._line(buffer[offset:end])
+            offset = end + 2
+        self._rest = buffer[offset:]
         return b"".join(parts)
 
     def _line(self, line: bytes) -> None:

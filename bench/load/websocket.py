@@ -54,28 +54,28 @@ class Frames:
         self._held += len(data)
         if self._held < self._wanted:
             return []
-        buffer, at, messages = b"".join(self._rest), 0, []
+        buffer, offset, messages = b"".join(self._rest), 0, []
         self._wanted = 0
-        while len(buffer) - at >= 2:
-            first, second = buffer[at], buffer[at + 1]
-            start, size = at + 2, second & 0x7F
+        while len(buffer) - offset >= 2:
+            first, second = buffer[offset], buffer[offset + 1]
+            start, size = offset + 2, second & 0x7F
             if size >= 126:
                 start += 2 if size == 126 else 8
                 if len(buffer) < start:
                     break
-                size = int.from_bytes(buffer[at + 2 : start], "big")
+                size = int.from_bytes(buffer[offset + 2 : start], "big")
             if first & 0x70 or second & 0x80 or size > MESSAGE_BYTES_MAX:
                 raise RequestFailed("shape", "not WebSocket", "a frame is masked, too long or of an extension")
             if len(buffer) < start + size:
-                self._wanted = start + size - at
+                self._wanted = start + size - offset
                 break
-            at = start + size
-            payload = buffer[start:at]
+            offset = start + size
+            payload = buffer[start:offset]
             if (first & 0x8F) == (0x80 | TEXT) and self._opcode is None:
                 messages.append((TEXT, payload))
             else:
                 messages += self._unusual(first & 0x0F, bool(first & 0x80), payload)
-        self._rest, self._held = [buffer[at:]], len(buffer) - at
+        self._rest, self._held = [buffer[offset:]], len(buffer) - offset
         return messages
 
     def _unusual(self, opcode: int, last: bool, payload: bytes) -> list[tuple[int, bytes]]:

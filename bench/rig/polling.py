@@ -73,13 +73,13 @@ class LoadPoller:
             for name in names:
                 self._send(name)
             texts = {name: self._connections[name].getresponse().read().decode() for name in names}
-            at = time.perf_counter()
-            self.periods.append(at - asked_at + self.pause_s)
+            answered_at = time.perf_counter()
+            self.periods.append(answered_at - asked_at + self.pause_s)
             prefill, decode = (engine_load(texts[PREFILL], name) for name in (PREFILL, DECODE))
             if prefill is not None and decode is not None:
                 waits = [metric(texts[FRONT], f"espalier_requests_{state}") for state in FRONT_STATES] if front else []
-                return PairLoad(prefill, decode, at, *waits)
-            if at - start > GIVE_UP_S:
+                return PairLoad(prefill, decode, answered_at, *waits)
+            if answered_at - start > GIVE_UP_S:
                 raise RequestNotReleased(f"for {GIVE_UP_S:g} s an engine did not report its load")
 
     def wait(self, holds: Callable[[PairLoad], bool], *, front: bool = False) -> bool:

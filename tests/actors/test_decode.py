@@ -223,13 +223,13 @@ async def test_time_in_the_inbox_does_not_count(autojump_clock: MockClock) -> No
 
 async def test_the_end_of_the_actor_fails_every_call_taken_or_not(autojump_clock: MockClock) -> None:
     async with working(Costs(stuck=True), slots=1, inbox_size=0) as worker:
-        heard = []
+        failures = []
 
         async def client(name: str) -> None:
             try:
                 await ask(worker, generate(name, tokens_max=50))
             except ActorLost:
-                heard.append((name, trio.current_time()))
+                failures.append((name, trio.current_time()))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client, "a")
@@ -242,7 +242,7 @@ async def test_the_end_of_the_actor_fails_every_call_taken_or_not(autojump_clock
                 await trio.sleep(2)
             nursery.cancel_scope.cancel()
         assert not late.cancelled_caught
-        assert heard == [("a", 2)]  # b was never taken: it waits for the next life of the actor
+        assert failures == [("a", 2)]  # b was never taken: it waits for the next life of the actor
         assert worker.address.inbox.waiting[1] == 0  # type: ignore[attr-defined]
 
 

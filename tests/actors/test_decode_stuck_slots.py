@@ -126,26 +126,26 @@ async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(a
 async def test_tokens_from_a_stuck_slot_are_dropped_after_its_request_has_ended(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
-        heard: list[Any] = []
+        replies: list[Any] = []
         with pytest.raises(DeadlineExceeded):
             async with worker.address.ask(wanted_of("bad"), 3) as answer:
-                await answer.relay(heard.append)
+                await answer.relay(replies.append)
         worker.engine._answers["bad"].put(Tokens([1]))
-        assert (heard, answer.credit) == ([], 3)
+        assert (replies, answer.credit) == ([], 3)
         worker.engine.healed.set()
 
 
 async def test_an_observer_gets_the_number_of_stuck_slots(autojump_clock: MockClock) -> None:
-    heard = []
+    observed = []
 
-    class Hears(SlotObserver):
+    class RecordingObserver(SlotObserver):
         def stuck(self, slots: int) -> None:
-            heard.append((trio.current_time(), slots))
+            observed.append((trio.current_time(), slots))
 
     engine, (address, inbox) = Hanging("a", "b"), priority_inbox(2, lambda _: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
-        await nursery.start(decode, inbox, engine, 8, DEADLINES, Hears())
+        await nursery.start(decode, inbox, engine, 8, DEADLINES, RecordingObserver())
         for name in "ab":
             with trio.move_on_after(1):
                 async with address.ask(wanted_of(name), 3) as replies:
@@ -154,7 +154,7 @@ async def test_an_observer_gets_the_number_of_stuck_slots(autojump_clock: MockCl
         engine.healed.set()
         await trio.sleep(5)
         nursery.cancel_scope.cancel()
-    assert heard == [(6, 1), (7, 2), (12, 1), (12, 0)]
+    assert observed == [(6, 1), (7, 2), (12, 1), (12, 0)]
 
 
 # Behind a router --------------------------------------------------------------------------

@@ -171,17 +171,17 @@ async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_c
     async with running(checks_max=1, waiting_max=4) as world, trio.open_nursery() as nursery:
         refused = []
 
-        async def one(text: str, owner: str) -> None:
+        async def check_one(text: str, owner: str) -> None:
             try:
                 await world.check(text, owner)
             except Overloaded:
                 refused.append(text)
 
         for number in range(5):
-            nursery.start_soon(one, f"g{number} 5", "greedy")
+            nursery.start_soon(check_one, f"g{number} 5", "greedy")
             await trio.testing.wait_all_tasks_blocked()
         for text, owner in (("h1 1", "honest"), ("h2 1", "honest"), ("h3 1", "honest"), ("g5 1", "greedy")):
-            nursery.start_soon(one, text, owner)
+            nursery.start_soon(check_one, text, owner)
             await trio.testing.wait_all_tasks_blocked()
         assert refused == ["g4 5", "g3 5", "h3 1", "g5 1"], "whoever has most in line, and who would have"
         await trio.sleep(30)

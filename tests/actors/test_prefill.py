@@ -71,9 +71,9 @@ async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojum
     async def ask_leg(leg: str, address: AnyAddress) -> None:
         answers[leg] = await ask(address, met("a", 1))
 
-    async with pair() as made, trio.open_nursery() as legs:
-        legs.start_soon(ask_leg, "prefill", made.prefill)
-        legs.start_soon(ask_leg, "decode", made.decode)
+    async with pair() as workers, trio.open_nursery() as legs:
+        legs.start_soon(ask_leg, "prefill", workers.prefill)
+        legs.start_soon(ask_leg, "decode", workers.decode)
     [started, first], finished = answers["prefill"]
     assert isinstance(started, Started)
     assert (finished.reason, finished.usage) == (FinishReason.LENGTH, Usage(16, 1))
@@ -82,69 +82,69 @@ async def test_the_answer_is_the_one_token_that_its_decode_streams_first(autojum
 
 
 async def test_a_prompt_keeps_its_slot_until_its_decode_has_room_for_the_cache(autojump_clock: MockClock) -> None:
-    async with pair(slots=1, decode_memory=40) as made, trio.open_nursery() as legs:
-        legs.start_soon(ask, made.decode, met("long", 1, tokens_max=24))
+    async with pair(slots=1, decode_memory=40) as workers, trio.open_nursery() as legs:
+        legs.start_soon(ask, workers.decode, met("long", 1, tokens_max=24))
         await trio.sleep(0.5)
-        legs.start_soon(ask, made.decode, met("a", 2, tokens_max=24))
-        legs.start_soon(ask, made.prefill, met("a", 2, tokens_max=24))
+        legs.start_soon(ask, workers.decode, met("a", 2, tokens_max=24))
+        legs.start_soon(ask, workers.prefill, met("a", 2, tokens_max=24))
         await trio.sleep(5)
-        legs.start_soon(ask, made.prefill, met("b", 3))
+        legs.start_soon(ask, workers.prefill, met("b", 3))
         await trio.sleep(5)
-        assert made.prefill.inbox.waiting == (1, 0), "the prompt of a is computed, and its slot is not free"  # type: ignore[attr-defined]
-        assert await made.prefill_engine.load() == EngineLoad(1, 0, 16)
+        assert workers.prefill.inbox.waiting == (1, 0), "the prompt of a is computed, and its slot is not free"  # type: ignore[attr-defined]
+        assert await workers.prefill_engine.load() == EngineLoad(1, 0, 16)
         await trio.sleep(30)
-        assert made.prefill.inbox.waiting == (0, 0)  # type: ignore[attr-defined]
+        assert workers.prefill.inbox.waiting == (0, 0)  # type: ignore[attr-defined]
 
 
 async def test_leaving_aborts_the_prompt_and_frees_the_slot(autojump_clock: MockClock) -> None:
-    async with pair(slots=1, decode_memory=40) as made, trio.open_nursery() as legs:
-        legs.start_soon(ask, made.decode, met("long", 1, tokens_max=24))
+    async with pair(slots=1, decode_memory=40) as workers, trio.open_nursery() as legs:
+        legs.start_soon(ask, workers.decode, met("long", 1, tokens_max=24))
         await trio.sleep(0.5)
-        legs.start_soon(ask, made.decode, met("a", 2, tokens_max=24))
+        legs.start_soon(ask, workers.decode, met("a", 2, tokens_max=24))
         with trio.move_on_after(5):
-            await ask(made.prefill, met("a", 2, tokens_max=24))
+            await ask(workers.prefill, met("a", 2, tokens_max=24))
         await wait_all_tasks_blocked()
-        assert await made.prefill_engine.load() == EngineLoad(0, 0, 0)
+        assert await workers.prefill_engine.load() == EngineLoad(0, 0, 0)
         with trio.fail_after(2):
-            await ask(made.prefill, met("b", 3))
+            await ask(workers.prefill, met("b", 3))
         legs.cancel_scope.cancel()
 
 
 async def test_a_request_without_a_rendezvous_is_refused_alone(autojump_clock: MockClock) -> None:
-    async with pair() as made:
+    async with pair() as workers:
         with pytest.raises(BadRequest, match="rendezvous"):
-            await ask(made.prefill, generate("a", 16))
-        _, finished = await ask(made.prefill, met("b", 1))
+            await ask(workers.prefill, generate("a", 16))
+        _, finished = await ask(workers.prefill, met("b", 1))
         assert finished.usage.completion_tokens == 1
 
 
 async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autojump_clock: MockClock) -> None:
     began: list[str] = []
 
-    async def ask_for(made: Pair, name: str, **more: int) -> None:
-        await ask(made.prefill, met(name, len(name), **more))
+    async def ask_for(workers: Pair, name: str, **more: int) -> None:
+        await ask(workers.prefill, met(name, len(name), **more))
         began.append(name)
 
-    async with pair(slots=2) as made:
+    async with pair(slots=2) as workers:
         async with trio.open_nursery() as legs:
             for name, priority in (("a", 0), ("bb", 0), ("ccc", 0), ("dddd", 1)):
-                legs.start_soon(partial(ask_for, made, name, prompt=200, priority=priority))
+                legs.start_soon(partial(ask_for, workers, name, prompt=200, priority=priority))
                 await wait_all_tasks_blocked()
-            assert made.prefill.inbox.waiting == (2, 0)  # type: ignore[attr-defined]
-            assert (await made.prefill_engine.load()).running == 2, "however long the prompts are"
+            assert workers.prefill.inbox.waiting == (2, 0)  # type: ignore[attr-defined]
+            assert (await workers.prefill_engine.load()).running == 2, "however long the prompts are"
         assert began[2:] == ["dddd", "ccc"]
 
 
 async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock: MockClock) -> None:
     ends = [pytest.RaisesExc(EngineDied, match=why) for why in ("crashed", "is lost")]
 
-    async def ask_and_fail(made: Pair) -> None:
+    async def ask_and_fail(workers: Pair) -> None:
         with pytest.raises(EngineLost):
-            await ask(made.prefill, met("a", 1, prompt=200))
+            await ask(workers.prefill, met("a", 1, prompt=200))
 
     with pytest.RaisesGroup(*ends, flatten_subgroups=True):
-        async with pair() as made, trio.open_nursery() as legs:
-            legs.start_soon(ask_and_fail, made)
+        async with pair() as workers, trio.open_nursery() as legs:
+            legs.start_soon(ask_and_fail, workers)
             await trio.sleep(0.5)
-            made.prefill_engine.crash()
+            workers.prefill_engine.crash()
             await trio.sleep(1)

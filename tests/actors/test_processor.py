@@ -26,18 +26,18 @@ from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.gateway import FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 
 MOST = 100
-KNOWN = PromptLimits(INFO, MOST, MOST)
+LIMITS = PromptLimits(INFO, MOST, MOST)
 CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
 
 
 def respond(
-    said: str = "n=5",
+    content: str = "n=5",
     *,
     turns: Sequence[Any] | tuple[Any, ...] | None = None,
     params: dict[Any, Any] | None = None,
     **fields: Any,
 ) -> Respond:
-    turns = turns or (Turn(Role.USER, said),)
+    turns = turns or (Turn(Role.USER, content),)
     return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
 
 
@@ -59,7 +59,7 @@ class Spy(Worker):
 async def running(
     worker: Worker | None = None,
     model: TextModel = TINY,
-    known: PromptLimits | None = KNOWN,
+    limits: PromptLimits | None = LIMITS,
     aside: Any = None,
     requests_max: int = 4,
     tokenize_max: int = 10**6,
@@ -71,7 +71,7 @@ async def running(
     address, inbox = mailbox(requests_max)
     async with trio.open_nursery() as nursery:
         work = partial(
-            processor, inbox, model, worker or Worker(), lambda: known, aside or at_once, requests_max, tokenize_max
+            processor, inbox, model, worker or Worker(), lambda: limits, aside or at_once, requests_max, tokenize_max
         )
         await nursery.start(work)
         yield address
@@ -160,7 +160,7 @@ def test_defaults_are_read_as_transformers_writes_them(config: dict[str, Any], w
 
 
 @pytest.mark.parametrize(
-    ("request_", "kind", "param", "said"),
+    ("request_", "kind", "param", "reason"),
     [
         (
             respond("word " * 200, params={"turns": "messages"}),
@@ -178,12 +178,12 @@ async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
     request_: Respond,
     kind: type[ContextTooLong | BadRequest],
     param: str,
-    said: str,
+    reason: str,
     autojump_clock: MockClock,
 ) -> None:
     worker = Worker()
     async with running(worker) as address:
-        with pytest.raises(kind, match=said) as caught:
+        with pytest.raises(kind, match=reason) as caught:
             await ask(address, request_)
         assert caught.value.param == param
         assert worker.prompts == []
@@ -201,7 +201,7 @@ async def test_the_last_token_that_fits_fits(autojump_clock: MockClock) -> None:
 
 
 async def test_before_the_first_engine_nothing_is_ready(autojump_clock: MockClock) -> None:
-    async with running(known=None) as address:
+    async with running(limits=None) as address:
         with pytest.raises(NotReady, match="no engine has been ready"):
             await ask(address, respond())
 
@@ -263,8 +263,8 @@ async def test_a_template_can_refuse_but_do_nothing_else(
     ],
 )
 def test_a_template_has_what_transformers_gives_it(template: str, text: str | None) -> None:
-    said = load_with_fixed_clock(CONTENTS, template).prompt(respond("n=4").turns)
-    assert said == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
+    prompt = load_with_fixed_clock(CONTENTS, template).prompt(respond("n=4").turns)
+    assert prompt == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
 
 
 def test_of_several_templates_the_default_one_counts() -> None:
@@ -280,7 +280,7 @@ def test_a_template_sees_nothing_of_the_program(template: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contents", "template", "said"),
+    ("contents", "template", "reason"),
     [
         ({}, None, "no tokenizer.json and no config.json"),
         (CONTENTS | {"config.json": b"{"}, None, "cannot be read"),
@@ -290,9 +290,9 @@ def test_a_template_sees_nothing_of_the_program(template: str) -> None:
     ],
 )
 def test_a_model_that_cannot_be_used_fails_the_start_with_the_reason(
-    contents: dict[str, bytes], template: str | None, said: str
+    contents: dict[str, bytes], template: str | None, reason: str
 ) -> None:
-    with pytest.raises(StartFailed, match=said):
+    with pytest.raises(StartFailed, match=reason):
         load_with_fixed_clock(contents, template)
 
 
@@ -346,21 +346,21 @@ async def test_leaving_ends_the_workers_call_at_once(autojump_clock: MockClock) 
 
 
 async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockClock) -> None:
-    made: list[Any] = []
+    types: list[Any] = []
 
     async def aside(function: Callable[[], T], *, owner: str, size: int) -> T:
         await trio.sleep(1)
         assert (owner, size >= OFFLOAD_SIZE_MIN) == ("alice", True)
-        made.append(type(function()))
+        types.append(type(function()))
         return function()
 
-    async with running(aside=aside, known=PromptLimits(INFO, 10**6, 10**6)) as address:
+    async with running(aside=aside, limits=PromptLimits(INFO, 10**6, 10**6)) as address:
         await ask(address, respond("a" * (OFFLOAD_SIZE_MIN // 2), owner="alice"))
-        assert made == []
+        assert types == []
         await ask(address, respond("a" * OFFLOAD_SIZE_MIN, owner="alice"))
-        assert made == [str, list]  # the template, and then the tokens
+        assert types == [str, list]  # the template, and then the tokens
         await ask(address, respond(turns=[Turn(Role.USER, "")] * 200, owner="alice"))  # many turns are long too
-        assert made == [str, list] * 2
+        assert types == [str, list] * 2
 
 
 async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: MockClock) -> None:

@@ -195,11 +195,11 @@ async def test_the_failure_of_a_leg_ends_the_other_in_the_same_instant(
     async with routed(prefill, decoder) as world:
         with pytest.raises(BadRequest, match="no"):
             await ask(world, generate())
-        at = tokens + 0.5
-        assert trio.current_time() == at
+        failed_at = tokens + 0.5
+        assert trio.current_time() == failed_at
         other = decoder if failing == "prefill" else prefill
         ended = failing == "decode" and tokens  # the prefill had done its part
-        assert other.left == ([] if ended else [at])
+        assert other.left == ([] if ended else [failed_at])
 
 
 class Late(Fake):
@@ -290,7 +290,7 @@ def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed: int) -> 
         pairs += [Fake(f"d{n}", plays(), Leg.DECODE, 2) for n in range(2)]
         async with routed(*wholes, *pairs, prefill_tokens_min=3) as world:
 
-            async def one(name: str) -> None:
+            async def ask_one(name: str) -> None:
                 wanted = generate(name, rng.randrange(1, 12), [rng.randrange(90) for _ in range(rng.randrange(1, 6))])
                 got: list[Any] = []
                 try:
@@ -302,6 +302,6 @@ def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed: int) -> 
 
             async with trio.open_nursery() as clients:
                 for number in range(25):
-                    clients.start_soon(one, str(number))
+                    clients.start_soon(ask_one, str(number))
 
     simulate(scenario, seed)

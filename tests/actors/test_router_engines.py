@@ -108,7 +108,7 @@ async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expecte
             else:
                 world.pool.all[crash].engine.crash()
 
-        async def one(name: str, scope: trio.CancelScope) -> None:
+        async def ask_one(name: str, scope: trio.CancelScope) -> None:
             with scope:
                 got = await ask(world, generate(name, 4, temperature=0.0))
                 assert (len(got.ids), got.ids) == (4, expected)
@@ -117,9 +117,9 @@ async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expecte
         ended: list[str] = []
         with counting(step, act) as steps:
             async with trio.open_nursery() as clients:
-                clients.start_soon(one, "a" * 32, victim)
-                clients.start_soon(one, "b" * 32, trio.CancelScope())
-                clients.start_soon(one, "c" * 32, trio.CancelScope())
+                clients.start_soon(ask_one, "a" * 32, victim)
+                clients.start_soon(ask_one, "b" * 32, trio.CancelScope())
+                clients.start_soon(ask_one, "c" * 32, trio.CancelScope())
         await trio.sleep(1)
         world.check_at_rest()
         for worker in world.pool.workers():

@@ -89,8 +89,8 @@ def test_the_table_is_a_section_of_the_file(tmp_path: Path) -> None:
 
 
 def test_tokens_without_text_are_taken_to_come_evenly() -> None:
-    told = StreamTimes(0.0, pieces=[1.0, 2.0, 3.0, 4.0], ended_at=4.0, completion_tokens=4)
-    assert told.tokens_between(1.0, 3.5) == 2
+    uneven = StreamTimes(0.0, pieces=[1.0, 2.0, 3.0, 4.0], ended_at=4.0, completion_tokens=4)
+    assert uneven.tokens_between(1.0, 3.5) == 2
     silent = StreamTimes(0.0, pieces=[1.0], ended_at=11.0, completion_tokens=11)
     assert silent.tokens_between(3.0, 6.0) == 3
 

@@ -146,8 +146,8 @@ async def test_requests_wait_for_kv_memory(autojump_clock: MockClock) -> None:
 @pytest.mark.parametrize("far", [False, True])
 async def test_a_crash_fails_every_answer_as_engine_lost(far: bool, autojump_clock: MockClock) -> None:
     opened: AbstractAsyncContextManager[Any] = far_engine() if far else near_engine()
-    async with opened as made:
-        engine, host = (made.engine, made.host) if far else (made, made)
+    async with opened as entered:
+        engine, host = (entered.engine, entered.host) if far else (entered, entered)
         answers = [engine.submit(generate(name)) for name in "abcdef"]
         await trio.sleep(1.5)
         host.crash()

@@ -236,8 +236,8 @@ def test_both_ends_name_the_reason_of_a_refusal(
     sentences: tuple[str, str],
     order: tuple[int, ...],
 ) -> None:
-    make, one, other = ends
-    exchange = Exchange(make(**one), listener(**other)).play(order)
+    make, dialer_fields, listener_fields = ends
+    exchange = Exchange(make(**dialer_fields), listener(**listener_fields)).play(order)
     assert exchange.sentences == list(sentences)
     assert exchange.peers == [None, None]
 

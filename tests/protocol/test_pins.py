@@ -98,7 +98,7 @@ def enumerations(cls: Any, found: set[tuple[StrEnum, ...]]) -> None:
             found.add(tuple(hint))
 
 
-def wire(module: ModuleType) -> dict[Any, Any]:
+def encoded_examples(module: ModuleType) -> dict[Any, Any]:
     return {str(number): [module.encode(each).hex() for each in both] for number, both in examples(module.KINDS)}
 
 
@@ -148,7 +148,7 @@ def is_sentence(key: object) -> bool:
 def current() -> dict[Any, Any]:
     documents = [served(keys_wanted=wanted) for wanted in (False, True)]
     return {
-        **{name: wire(module) for name, module in SETS.items()},
+        **{name: encoded_examples(module) for name, module in SETS.items()},
         "greeted": greeted(),
         "values": values(),
         "errors": errors(),
@@ -162,7 +162,7 @@ PINNED = json.loads(PINS.read_text()) if PINS.exists() else {}
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_message_is_encoded_as_pinned(name: str) -> None:
-    assert wire(SETS[name]) == PINNED[name]
+    assert encoded_examples(SETS[name]) == PINNED[name]
 
 
 @pytest.mark.parametrize("name", ["messages", "greeting"])

@@ -49,7 +49,7 @@ class TwoEnds(RuleBasedStateMachine):
             Peer("left", serves_max=3, attached_bytes_max=30),
             Peer("right", serves_max=2, attached_bytes_max=30),
         )
-        self.wires = (bytearray(), bytearray())  # wires[i]: from end i
+        self.in_flight = (bytearray(), bytearray())  # in_flight[i]: from end i
         self.granted: Numbers = ({}, {})  # the units that each end has granted to the streams it opened
         self.spent: Numbers = ({}, {})  # the units that each end has spent on the streams it serves
         self.credit: Numbers = ({}, {})  # by stream that each end still answers: the credit that it has been granted
@@ -87,7 +87,7 @@ class TwoEnds(RuleBasedStateMachine):
         ready = self.ends[end].ready
         data = self.ends[end].data_to_send()
         assert bool(data) == ready
-        self.wires[end].extend(data)
+        self.in_flight[end].extend(data)
 
     def body(self, size: int) -> tuple[bytes, tuple[memoryview[int], memoryview[int]] | tuple[()]]:
         """Return a new body, and a new attachment for it."""
@@ -163,11 +163,11 @@ class TwoEnds(RuleBasedStateMachine):
             for stream in ended:
                 del self.credit[end][stream]
 
-    @precondition(lambda self: any(self.wires))
+    @precondition(lambda self: any(self.in_flight))
     @rule(end=which, size=st.sampled_from((1, 13, 1000, 1000)))
     def delivers(self, end: int, size: int) -> None:
-        data = bytes(self.wires[end][:size])
-        del self.wires[end][:size]
+        data = bytes(self.in_flight[end][:size])
+        del self.in_flight[end][:size]
         peer = self.ends[1 - end]
         for frame in peer.receive_data(data):  # raises PeerViolation if the other end was wrong
             self.handles(1 - end, frame, bytes(peer.attached))
@@ -201,12 +201,12 @@ class TwoEnds(RuleBasedStateMachine):
     @invariant()
     def the_answerer_never_holds_more_streams_than_the_asker(self) -> None:
         for end in (0, 1):
-            assert len(self.ends[1 - end].served) <= len(self.ends[end].asked) or self.wires[1 - end]
+            assert len(self.ends[1 - end].served) <= len(self.ends[end].asked) or self.in_flight[1 - end]
             assert len(self.ends[1 - end].served) <= self.ends[1 - end].served.open_max
 
     @invariant()
     def when_quiet_both_ends_agree(self) -> None:
-        if any(self.wires) or any(end.ready for end in self.ends):
+        if any(self.in_flight) or any(end.ready for end in self.ends):
             return
         for end in (0, 1):
             asked, served = self.ends[end].asked, self.ends[1 - end].served
@@ -242,7 +242,7 @@ class TwoEnds(RuleBasedStateMachine):
     def settles(self) -> None:
         """Deliver everything that was sent; it takes a limited number of messages."""
         for _ in range(1000):
-            if not (any(end.ready for end in self.ends) or any(self.wires)):
+            if not (any(end.ready for end in self.ends) or any(self.in_flight)):
                 break
             for end in (0, 1):
                 self.writes(end)

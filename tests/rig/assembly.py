@@ -26,7 +26,7 @@ def everybody() -> Credentials:
 def built_assembly(cluster: Cluster, node: str, credentials: Credentials | None = None) -> tuple[Assembly, Metrics]:
     """Return an assembled node and its metrics; everybody may connect unless `credentials` are given."""
     numbers = count(1)
-    world = Runtime(
+    runtime = Runtime(
         folder=RunFolder(Path(), -1),
         logs=Path(),
         environment={},
@@ -40,4 +40,4 @@ def built_assembly(cluster: Cluster, node: str, credentials: Credentials | None 
         new_nonce=lambda: bytes(32),
         new_room=partial(next, numbers),
     )
-    return assemble(cluster, node, world, credentials or everybody()), world.metrics
+    return assemble(cluster, node, runtime, credentials or everybody()), runtime.metrics

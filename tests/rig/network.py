@@ -30,8 +30,8 @@ class _Pipe:
 
     async def write(self, data: bytes) -> None:
         await trio.lowlevel.checkpoint()
-        at = 0
-        while at < len(data):
+        start = 0
+        while start < len(data):
             while self.held >= self.room and not self.cut:
                 await self._changed.park()
             if self.cut or self.closed:
@@ -39,8 +39,8 @@ class _Pipe:
             size = min(
                 self.room - self.held, self.piece_max if self.rng is None else self.rng.randint(1, self.piece_max)
             )
-            piece = data[at : at + size]
-            at += len(piece)
+            piece = data[start : start + size]
+            start += len(piece)
             if self.swallows:
                 continue
             self._pieces.append((self._due(), piece))

@@ -107,8 +107,8 @@ class Fake:
 
     async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
         prefill = self.leg is Leg.PREFILL
-        wanted, said = request.sampling, request.said
-        whole = text(request.tokens[: len(request.tokens) - said], play.length)[said:]
+        wanted, sent = request.sampling, request.said
+        whole = text(request.tokens[: len(request.tokens) - sent], play.length)[sent:]
         ends = {*wanted.stop_token_ids} if wanted.ignore_eos else {EOS, *wanted.stop_token_ids}
         most = 1 if prefill else wanted.tokens_max
         with scope:

@@ -48,10 +48,10 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the steps that tasks take, by the task's name, and acts just before the `at`-th of all."""
+    """Counts the steps that tasks take, by the task's name, and acts just before the `act_at`-th of all."""
 
-    def __init__(self, at: int = -1, act: Callable[[], None] | None = None) -> None:
-        self.at, self.act = at, act
+    def __init__(self, act_at: int = -1, act: Callable[[], None] | None = None) -> None:
+        self.act_at, self.act = act_at, act
         self.taken = 0
         self.by_name: dict[str, int] = {}
 
@@ -59,14 +59,14 @@ class Steps(trio.abc.Instrument):
         self.taken += 1
         name = task.name.rpartition(".")[2]
         self.by_name[name] = self.by_name.get(name, 0) + 1
-        if self.taken == self.at and self.act is not None:
+        if self.taken == self.act_at and self.act is not None:
             self.act()
 
 
 @contextmanager
-def counting(at: int = -1, act: Callable[[], None] | None = None) -> Iterator[Steps]:
+def counting(act_at: int = -1, act: Callable[[], None] | None = None) -> Iterator[Steps]:
     """Count the steps taken while the body runs."""
-    steps = Steps(at, act)
+    steps = Steps(act_at, act)
     trio.lowlevel.add_instrument(steps)
     try:
         yield steps

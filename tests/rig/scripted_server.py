@@ -142,17 +142,17 @@ class Scripted:
         protocol = WSConnection(ConnectionType.SERVER)
         protocol.receive_data(head)
         while True:
-            for each in protocol.events():
-                match each:
+            for event in protocol.events():
+                match event:
                     case Request():
                         await stream.send_all(protocol.send(AcceptConnection()))
                     case TextMessage():
-                        body = json.loads(each.data)
+                        body = json.loads(event.data)
                         self.bodies.append(body)
-                        said = cast("SocketScript", self.script)(body)
-                        for part in [b"".join(map(protocol.send, said))] if self.at_once else map(protocol.send, said):
+                        sent = cast("SocketScript", self.script)(body)
+                        for part in [b"".join(map(protocol.send, sent))] if self.at_once else map(protocol.send, sent):
                             await stream.send_all(part)
-                        if isinstance(said[-1], CloseConnection):
+                        if isinstance(sent[-1], CloseConnection):
                             while await stream.receive_some():
                                 pass  # to close with a pong unread would reset the connection
                             return

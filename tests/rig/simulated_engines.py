@@ -28,13 +28,15 @@ def spec(**changes: Any) -> SimulatedSpec:
 
 @asynccontextmanager
 async def running(
-    made: SimulatedSpec | None = None,
+    engine_spec: SimulatedSpec | None = None,
     lines: Sequence[list[int]] = (),
     seed: int = 0,
     meetings: RendezvousRooms | None = None,
 ) -> AsyncIterator[SimulatedEngine]:
     """Run an engine for the body."""
-    engine = SimulatedEngine(made or spec(), random.Random(seed), lines, rendezvous_rooms=meetings or RendezvousRooms())
+    engine = SimulatedEngine(
+        engine_spec or spec(), random.Random(seed), lines, rendezvous_rooms=meetings or RendezvousRooms()
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine

@@ -55,7 +55,7 @@ class SmallSystem:
     engines: list[Registration[Engine]] = Factory(list)
     hosts: dict[int, Any] = Factory(dict)  # a `FakeHost` or a `LocalEngine`
     lines: dict[int, Link] = Factory(dict)
-    wires: dict[str, SimTransport] = Factory(dict)
+    transports: dict[str, SimTransport] = Factory(dict)
     server: Link | None = None  # the front's other end
     child_events: list[ChildEvent] = Factory(list)
     tasks: list[str] = Factory(list)
@@ -93,7 +93,7 @@ class SmallSystem:
 
     def pair(self, name: str) -> tuple[SimTransport, SimTransport]:
         near, far = sim_pair(self.rng, **self.network)
-        self.wires[name] = near
+        self.transports[name] = near
         return near, far
 
     # The children ----------------------------------------------------------------------

@@ -61,8 +61,8 @@ class Costs(trio.abc.Instrument):
                 spent += not inside
             elif event in {"call", "return"}:
                 code = frame.f_code
-                known = free.get(id(code))
-                if is_free(code) if known is None else known:
+                cached = free.get(id(code))
+                if is_free(code) if cached is None else cached:
                     inside += 1 if event == "call" else -1
                 elif event == "call":
                     spent += not inside

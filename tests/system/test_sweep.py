@@ -21,11 +21,11 @@ def leave(_: SmallSystem, victim: trio.CancelScope) -> None:
 
 
 def cut_the_front(world: SmallSystem, _: trio.CancelScope) -> None:
-    world.wires["front"].cut()
+    world.transports["front"].cut()
 
 
 def cut_the_line(world: SmallSystem, _: trio.CancelScope) -> None:
-    world.wires["line 0"].cut()
+    world.transports["line 0"].cut()
 
 
 def crash_the_host(world: SmallSystem, _: trio.CancelScope) -> None:

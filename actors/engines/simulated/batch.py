@@ -169,12 +169,13 @@ class Batch:
         """Return when something happens next without further calls: `inf` for never, a time in the past for at once."""
         if self._news:
             return self._stalled_until
-        at = inf if self._step is None else self._step.ends_at
+        earliest = inf if self._step is None else self._step.ends_at
         for held in self._leaving.values():
-            if held.free_at < at and not self._is_stuck(held):
-                at = held.free_at
-        at = min(at, *(held.ready_at for held in self._transferring.values())) if self._transferring else at
-        return max(at, self._stalled_until)
+            if held.free_at < earliest and not self._is_stuck(held):
+                earliest = held.free_at
+        if self._transferring:
+            earliest = min(earliest, *(held.ready_at for held in self._transferring.values()))
+        return max(earliest, self._stalled_until)
 
     def advance(self, now: float) -> BatchUpdate:
         """Return what has happened by `now`; at most one step ends in one call, however late it is."""

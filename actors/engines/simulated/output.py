@@ -75,7 +75,7 @@ class OutputGenerator:
         luck = drawn >> 16 & 0xFF | 0x100
         rank = 0 if voice.greedy else min((luck & -luck).bit_length() - 1, vocabulary_size - 1)
 
-        def at(rank: int) -> float:
+        def value_of(rank: int) -> float:
             return log1p(-likeliest) + rank * _HALF if rank else log(likeliest)
 
         others = vocabulary_size - 1
@@ -86,8 +86,8 @@ class OutputGenerator:
                 return token
             return (token + 1 + (drawn + each - (each > rank)) % others) % vocabulary_size
 
-        top = tuple((candidate(each), at(each)) for each in range(min(most, vocabulary_size)))
-        return Logprob(at(rank), top)
+        top = tuple((candidate(each), value_of(each)) for each in range(min(most, vocabulary_size)))
+        return Logprob(value_of(rank), top)
 
     def _biased(self, request: Generate, key: bytes, ends: frozenset[int], tokens_min: int) -> Iterator[int]:
         """Return the ids of the whole answer: a forced one, or else sentences without the ids that are ruled out."""
@@ -125,10 +125,10 @@ class OutputGenerator:
             yield from self._drawn_ids(key)
         elif many == 1:
             yield from cycle(self.sentences)
-        at = _draw(key, _SENTENCE, 0) % many
+        index = _draw(key, _SENTENCE, 0) % many
         for number in count(1):
-            yield self.sentences[at]
-            at = (at + 1 + _draw(key, _SENTENCE, number) % (many - 1)) % many  # never the same one twice in a row
+            yield self.sentences[index]
+            index = (index + 1 + _draw(key, _SENTENCE, number) % (many - 1)) % many  # never the same one twice in a row
 
     def _drawn_ids(self, key: bytes) -> Iterator[tuple[int, ...]]:
         """Yield drawn ids, eight at a time; the eos token is none of them."""

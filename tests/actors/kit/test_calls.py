@@ -261,14 +261,14 @@ async def serve(
 ) -> None:
     bugs = bugs or BugCounter()
 
-    async def one(call: AnyCall) -> None:
+    async def answer_call(call: AnyCall) -> None:
         with call.answering(bugs) as replies:
             await serve_one(call, replies)
 
     async with trio.open_nursery() as nursery:
         task_status.started()
         async for call in inbox:
-            nursery.start_soon(one, call)
+            nursery.start_soon(answer_call, call)
 
 
 async def served(

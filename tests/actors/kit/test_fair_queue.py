@@ -39,8 +39,8 @@ class Model:
             self.turns[owner] = self.now
 
     def first(self) -> Entry[Any] | None:
-        def place(each: Entry[Any]) -> tuple[Any, int, Any, Any]:
-            return -each.priority, self.accounts[each.owner], self.turns[each.owner], each.number
+        def place(entry: Entry[Any]) -> tuple[Any, int, Any, Any]:
+            return -entry.priority, self.accounts[entry.owner], self.turns[entry.owner], entry.number
 
         return min(self.waiting, key=place, default=None)
 
@@ -60,21 +60,21 @@ STEPS = st.lists(
 @given(STEPS)
 def test_the_queue_equals_a_simple_model_after_every_operation(steps: list[tuple[Any, ...]]) -> None:
     line, model = FairQueue[object](), Model()
-    for what, *of in steps:
+    for what, *arguments in steps:
         if what == "add":
-            model.add(line.add(object(), of[0], of[1]))
+            model.add(line.add(object(), arguments[0], arguments[1]))
         elif what == "remove" and model.waiting:
-            line.remove(model.waiting.pop(of[0] % len(model.waiting)))
+            line.remove(model.waiting.pop(arguments[0] % len(model.waiting)))
         elif what == "take" and model.waiting:
             entry = line.first()
             assert entry is not None
             line.remove(entry)
-            line.charge(entry.owner, of[0])
+            line.charge(entry.owner, arguments[0])
             model.waiting.remove(entry)
-            model.charge(entry.owner, of[0])
+            model.charge(entry.owner, arguments[0])
         elif what == "charge":
-            line.charge(*of)
-            model.charge(*of)
+            line.charge(*arguments)
+            model.charge(*arguments)
         assert line.first() is model.first()
         assert sorted(map(id, line)) == sorted(id(each.item) for each in model.waiting)
         heads = {(each.owner, each.priority): each for each in reversed(model.waiting)}
@@ -91,12 +91,12 @@ def test_the_queue_equals_a_simple_model_after_every_operation(steps: list[tuple
 def test_a_full_line_finds_the_last_of_the_owner_with_most_at_the_lowest_priority(added: list[Any]) -> None:
     line = FairQueue[None]()
     entries = [line.add(None, owner, priority) for owner, priority in added]
-    lowest = [each for each in entries if each.priority == min(each.priority for each in entries)]
-    most = Counter(each.owner for each in lowest)
+    lowest = [entry for entry in entries if entry.priority == min(entry.priority for entry in entries)]
+    most = Counter(entry.owner for entry in lowest)
     found = line.last_of_largest()
     assert found is not None
     assert most[found.owner] == max(most.values())
-    assert found is [each for each in lowest if each.owner == found.owner][-1]
+    assert found is [entry for entry in lowest if entry.owner == found.owner][-1]
 
 
 def test_owners_take_turns_though_each_account_is_empty_again_before_the_next_turn() -> None:
@@ -115,76 +115,76 @@ def call(owner: str, weight: int = 1, name: str | None = None) -> AnyCall:
     return AnyCall((owner, weight, name), AnyAnswer(0))
 
 
-def made(size: int = 1000) -> AnyPriorityInbox:
+def new_inbox(size: int = 1000) -> AnyPriorityInbox:
     return AnyPriorityInbox(size, lambda _: 0, lambda request: request[0], lambda request: request[1])
 
 
-async def taken(of: AnyPriorityInbox, times: int) -> list[Any]:
-    return [(await of.receive()).request[0] for _ in range(times)]
+async def taken(inbox: AnyPriorityInbox, times: int) -> list[Any]:
+    return [(await inbox.receive()).request[0] for _ in range(times)]
 
 
 async def test_owners_take_turns_however_many_one_of_them_has() -> None:
-    of = made()
+    inbox = new_inbox()
     for owner in ("a",) * 100 + ("b",) * 3 + ("c",) * 2:
-        await of.send(call(owner))
-    assert sorted(await taken(of, 3)) == ["a", "b", "c"]
-    assert sorted(await taken(of, 3)) == ["a", "b", "c"]
-    assert sorted(await taken(of, 2)) == ["a", "b"]
-    assert await taken(of, 97) == ["a"] * 97
+        await inbox.send(call(owner))
+    assert sorted(await taken(inbox, 3)) == ["a", "b", "c"]
+    assert sorted(await taken(inbox, 3)) == ["a", "b", "c"]
+    assert sorted(await taken(inbox, 2)) == ["a", "b"]
+    assert await taken(inbox, 97) == ["a"] * 97
 
 
 async def test_turns_are_weighed_by_what_they_take() -> None:
-    of = made()
+    inbox = new_inbox()
     for _ in range(10):
-        await of.send(call("long", 10))
+        await inbox.send(call("long", 10))
     for _ in range(50):
-        await of.send(call("short", 1))
-    assert Counter(await taken(of, 33)) == {"long": 3, "short": 30}
+        await inbox.send(call("short", 1))
+    assert Counter(await taken(inbox, 33)) == {"long": 3, "short": 30}
 
 
 async def test_an_owner_that_was_away_has_no_advantage() -> None:
-    of = made()
+    inbox = new_inbox()
     for _ in range(50):
-        await of.send(call("a"))
-    assert await taken(of, 20) == ["a"] * 20
+        await inbox.send(call("a"))
+    assert await taken(inbox, 20) == ["a"] * 20
     for _ in range(30):
-        await of.send(call("b"))
-    assert Counter(await taken(of, 20)) == {"a": 10, "b": 10}
+        await inbox.send(call("b"))
+    assert Counter(await taken(inbox, 20)) == {"a": 10, "b": 10}
 
 
 async def test_an_owner_that_sends_one_call_at_a_time_gets_no_more_than_its_turns() -> None:
-    of = made()
+    inbox = new_inbox()
     for _ in range(20):
-        await of.send(call("a", 1))
+        await inbox.send(call("a", 1))
     got = []
     for _ in range(10):
-        await of.send(call("b", 5))
-        got += await taken(of, 2)
+        await inbox.send(call("b", 5))
+        got += await taken(inbox, 2)
     assert Counter(got) == {"a": 16, "b": 4}
 
 
 async def test_a_call_whose_asker_has_left_takes_no_turn() -> None:
-    of = made()
+    inbox = new_inbox()
     left, stays = call("a"), call("b")
-    await of.send(left)
-    await of.send(stays)
+    await inbox.send(left)
+    await inbox.send(stays)
     left.scope.cancel()
-    assert await of.receive() is stays
-    assert of.waiting == (0, 0)
+    assert await inbox.receive() is stays
+    assert inbox.waiting == (0, 0)
     with trio.move_on_after(0):
-        await of.receive()
+        await inbox.receive()
         pytest.fail("nobody waits")
 
 
 @given(st.lists(st.tuples(OWNERS, st.integers(1, 9)), min_size=1, max_size=60))
 def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_turn(sent: list[Any]) -> None:
     async def main() -> None:
-        of = made()
+        inbox = new_inbox()
         for owner, weight in sent:
-            await of.send(call(owner, weight))
+            await inbox.send(call(owner, weight))
         left, had = Counter(owner for owner, _ in sent), Counter[str]()
         for _ in sent:
-            owner, weight, _ = (await of.receive()).request
+            owner, weight, _ = (await inbox.receive()).request
             left[owner] -= 1
             had[owner] += weight
             waiting = [each for each in left if left[each]]
@@ -203,9 +203,9 @@ async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_
             nursery.start_soon(answer, await inbox.receive())
 
     async def answer(asked: Call[Generate, Started | Tokens, Finished]) -> None:
-        with asked.answering(BugCounter()) as said:
+        with asked.answering(BugCounter()) as replies:
             await trio.sleep(asked.request.sampling.tokens_max / 100)
-            said.end(None)
+            replies.end(None)
         slots.release()
 
     async def ask(owner: str, tokens: int) -> None:

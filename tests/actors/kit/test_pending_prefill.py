@@ -64,11 +64,11 @@ per_prefill_token_s = 0.0001
 @asynccontextmanager
 async def node(folder: Path, *legs: str) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
-    text = "".join(ENGINE.format(f"{leg}-{at}", leg) for at, leg in enumerate(legs))
+    text = "".join(ENGINE.format(f"{leg}-{number}", leg) for number, leg in enumerate(legs))
     (folder / "cluster.toml").write_text(CLUSTER + text)
     assembly, _ = built_assembly(read_cluster(folder / "cluster.toml"), "main")
-    children = [each for each in assembly.tree.children if each.name != "gateway"]
-    needs = [tuple(name for name in each.needs or () if name != "gateway") for each in children]
+    children = [child for child in assembly.tree.children if child.name != "gateway"]
+    needs = [tuple(name for name in child.needs or () if name != "gateway") for child in children]
     tree = evolve(assembly.tree, children=tuple(map(lambda child, own: evolve(child, needs=own), children, needs)))
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))
@@ -272,19 +272,19 @@ def call(name: str, size: int) -> AnyCall:
 
 
 async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_queue(autojump_clock: MockClock) -> None:
-    of = AnyPriorityInbox(1, lambda request: request[0] == "b")
+    inbox = AnyPriorityInbox(1, lambda request: request[0] == "b")
     got = []
 
     async def take() -> None:
         while True:
-            got.append((await of.receive(lambda request: request[1] < 9)).request)
+            got.append((await inbox.receive(lambda request: request[1] < 9)).request)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(of.send, call("a", 8))
+        nursery.start_soon(inbox.send, call("a", 8))
         nursery.start_soon(take)
         await wait_all_tasks_blocked()
         for sent in (call("a", 9), call("a", 9), call("b", 1)):
-            nursery.start_soon(of.send, sent)
+            nursery.start_soon(inbox.send, sent)
             await wait_all_tasks_blocked()
         assert got == [("a", 8), ("b", 1)]
         nursery.cancel_scope.cancel()
@@ -303,7 +303,7 @@ def test_room_that_is_given_back_twice_is_one_room() -> None:
 # At a router ------------------------------------------------------------------------------
 
 
-class Told:
+class FixedLoad:
     """A worker as busy as a test says."""
 
     def __init__(self, load: Load) -> None:
@@ -313,8 +313,8 @@ class Told:
 def test_a_worker_with_prompts_enough_is_behind_all_that_have_room() -> None:
     loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
     assert [load.full for load in loads] == [True, False, False]
-    ranked = RankedWorkers.of([cast("Worker", Told(load)) for load in loads])
-    assert [each.load.name for each in ranked] == ["c", "b", "a"]
+    ranked = RankedWorkers.of([cast("Worker", FixedLoad(load)) for load in loads])
+    assert [worker.load.name for worker in ranked] == ["c", "b", "a"]
 
 
 def held(places: Reservations, decode: str, *sizes: int) -> None:
@@ -357,7 +357,7 @@ def section(cls: type[SglangSection | SimulatedSection] = SglangSection, **more:
 
 
 @pytest.mark.parametrize(
-    ("made", "most"),
+    ("engine", "most"),
     [
         (section(device="cpu"), 512),
         (section(device="cuda"), 16_384),
@@ -369,8 +369,8 @@ def section(cls: type[SglangSection | SimulatedSection] = SglangSection, **more:
         (section(device="cuda", leg="decode"), 0),
     ],
 )
-def test_the_bound_of_pending_prompts_is_two_chunks_by_default(made: EngineSection, most: int) -> None:
-    assert made.pending_prefill_max == most
+def test_the_bound_of_pending_prompts_is_two_chunks_by_default(engine: EngineSection, most: int) -> None:
+    assert engine.pending_prefill_max == most
 
 
 def test_the_bound_of_pending_prompts_is_a_key_of_engines_that_compute_them(tmp_path: Path) -> None:

@@ -21,49 +21,49 @@ def call(urgency: int, name: str | int = "") -> AnyCall:
     return AnyCall((urgency, name), AnyAnswer(0))
 
 
-def made(size: int = 10) -> AnyPriorityInbox:
+def new_inbox(size: int = 10) -> AnyPriorityInbox:
     return AnyPriorityInbox(size, lambda request: request[0])
 
 
 async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery: trio.Nursery) -> None:
-    of = made()
+    inbox = new_inbox()
     for urgency, name in [(0, "a"), (5, "b"), (0, "c"), (5, "d"), (-1, "e")]:
-        await of.send(call(urgency, name))
-    assert [(await of.receive()).request[1] for _ in range(5)] == ["b", "d", "a", "c", "e"]
-    assert of.waiting == (0, 0)
+        await inbox.send(call(urgency, name))
+    assert [(await inbox.receive()).request[1] for _ in range(5)] == ["b", "d", "a", "c", "e"]
+    assert inbox.waiting == (0, 0)
 
 
 async def test_room_goes_to_the_most_urgent_call_that_waits(nursery: trio.Nursery) -> None:
-    of = made(1)
-    await of.send(call(9, "first"))
+    inbox = new_inbox(1)
+    await inbox.send(call(9, "first"))
     for urgency, name in [(1, "low"), (5, "high")]:
-        nursery.start_soon(of.send, call(urgency, name))
+        nursery.start_soon(inbox.send, call(urgency, name))
         await trio.testing.wait_all_tasks_blocked()
-    assert of.waiting == (1, 2)
-    assert [(await of.receive()).request[1] for _ in range(3)] == ["first", "high", "low"]
+    assert inbox.waiting == (1, 2)
+    assert [(await inbox.receive()).request[1] for _ in range(3)] == ["first", "high", "low"]
 
 
 async def test_an_asker_that_gives_up_leaves_its_room_to_the_next(autojump_clock: MockClock) -> None:
-    of = made(1)
-    await of.send(call(0, "first"))
+    inbox = new_inbox(1)
+    await inbox.send(call(0, "first"))
     with trio.move_on_after(1):
-        await of.send(call(9, "gone"))
-    assert of.waiting == (1, 0)
+        await inbox.send(call(9, "gone"))
+    assert inbox.waiting == (1, 0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(of.send, call(0, "second"))
+        nursery.start_soon(inbox.send, call(0, "second"))
         await trio.testing.wait_all_tasks_blocked()
-        assert [(await of.receive()).request[1] for _ in range(2)] == ["first", "second"]
+        assert [(await inbox.receive()).request[1] for _ in range(2)] == ["first", "second"]
 
 
 async def test_an_asker_that_gives_up_is_removed_at_once(autojump_clock: MockClock) -> None:
-    of, calls = made(1), WeakSet[AnyCall]()
+    inbox, calls = new_inbox(1), WeakSet[AnyCall]()
 
     async def send(urgency: int, patience_s: int) -> None:
         calls.add(asked := call(urgency, patience_s))
         with trio.move_on_after(patience_s):
-            await of.send(asked)
+            await inbox.send(asked)
 
-    await of.send(call(0, "first"))
+    await inbox.send(call(0, "first"))
     async with trio.open_nursery() as nursery:
         for urgency, patience_s in [(0, 8), (3, 1), (0, 1), (-3, 1), (0, 9)]:
             nursery.start_soon(send, urgency, patience_s)
@@ -71,64 +71,64 @@ async def test_an_asker_that_gives_up_is_removed_at_once(autojump_clock: MockClo
         await trio.sleep(2)
         gc.collect()
         assert sorted(each.request for each in calls) == [(0, 8), (0, 9)]
-        assert of.waiting == (1, 2)
-        assert [(await of.receive()).request[1] for _ in range(3)] == ["first", 8, 9]
-    assert of.waiting == (0, 0)
+        assert inbox.waiting == (1, 2)
+        assert [(await inbox.receive()).request[1] for _ in range(3)] == ["first", 8, 9]
+    assert inbox.waiting == (0, 0)
 
 
 async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nursery) -> None:
-    of, done = made(2), []
+    inbox, done = new_inbox(2), []
 
     async def send(urgency: int, name: str) -> None:
-        await of.send(call(urgency, name))
+        await inbox.send(call(urgency, name))
         done.append(name)
 
     for urgency, name in [(0, "a"), (1, "b"), (1, "c"), (9, "d"), (-1, "e")]:
         nursery.start_soon(send, urgency, name)
         await trio.testing.wait_all_tasks_blocked()
-    assert (done, of.waiting) == (["a", "b"], (2, 3))
-    assert (await of.receive()).request[1] == "d"
+    assert (done, inbox.waiting) == (["a", "b"], (2, 3))
+    assert (await inbox.receive()).request[1] == "d"
     await trio.testing.wait_all_tasks_blocked()
-    assert (done, of.waiting) == (["a", "b", "d"], (2, 2)), "whoever is received waits no more"
-    assert [(await of.receive()).request[1] for _ in range(4)] == ["b", "c", "a", "e"]
+    assert (done, inbox.waiting) == (["a", "b", "d"], (2, 2)), "whoever is received waits no more"
+    assert [(await inbox.receive()).request[1] for _ in range(4)] == ["b", "c", "a", "e"]
 
 
 async def test_a_call_whose_asker_leaves_as_it_is_received_is_dropped_once(autojump_clock: MockClock) -> None:
-    of = made(1)
-    await of.send(call(0, "first"))
+    inbox = new_inbox(1)
+    await inbox.send(call(0, "first"))
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(of.send, call(9, "high"))
+            nursery.start_soon(inbox.send, call(9, "high"))
             await trio.testing.wait_all_tasks_blocked()
-            taken = await of.receive()
+            taken = await inbox.receive()
             scope.cancel()
-    assert (taken.request[1], of.waiting) == ("high", (1, 0))
-    assert (await of.receive()).request[1] == "first"
+    assert (taken.request[1], inbox.waiting) == ("high", (1, 0))
+    assert (await inbox.receive()).request[1] == "first"
 
 
 async def test_a_receiver_that_is_cancelled_takes_nothing_along(autojump_clock: MockClock) -> None:
-    of, got = made(), []
+    inbox, got = new_inbox(), []
 
     async def receive() -> None:
-        got.append((await of.receive()).request[1])
+        got.append((await inbox.receive()).request[1])
 
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(1):
-            await of.receive()
+            await inbox.receive()
         nursery.start_soon(receive)
         nursery.start_soon(receive)
         await trio.testing.wait_all_tasks_blocked()
-        await of.send(call(0, "a"))
-        await of.send(call(0, "b"))
+        await inbox.send(call(0, "a"))
+        await inbox.send(call(0, "b"))
     assert sorted(got) == ["a", "b"]
 
 
 async def test_a_cancelled_asker_puts_nothing_in() -> None:
-    of = made()
+    inbox = new_inbox()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await of.send(call(0))
-    assert of.waiting == (0, 0)
+        await inbox.send(call(0))
+    assert inbox.waiting == (0, 0)
 
 
 async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
@@ -136,8 +136,8 @@ async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
 
     async def answer() -> None:
         taken = await inbox.receive()
-        with taken.answering(BugCounter()) as said:
-            said.end(taken.request * 2)
+        with taken.answering(BugCounter()) as replies:
+            replies.end(taken.request * 2)
 
     nursery.start_soon(answer)
     async with address.ask(21, 0) as answered:
@@ -148,12 +148,12 @@ async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
 @given(urgencies=st.lists(st.integers(-3, 3), max_size=12))
 def test_any_calls_come_out_in_order_once_each(size: int, urgencies: list[Any]) -> None:
     async def main() -> None:
-        of = made(size)
+        inbox = new_inbox(size)
         async with trio.open_nursery() as nursery:
             for number, urgency in enumerate(urgencies):
-                nursery.start_soon(of.send, call(urgency, number))
+                nursery.start_soon(inbox.send, call(urgency, number))
                 await trio.testing.wait_all_tasks_blocked()
-            out = [(await of.receive()).request[1] for _ in urgencies]
+            out = [(await inbox.receive()).request[1] for _ in urgencies]
         assert out == sorted(range(len(urgencies)), key=lambda number: (-urgencies[number], number))
 
     trio.run(main)

@@ -82,11 +82,11 @@ async def test_a_token_that_ends_nothing_is_gone_on_from(
 async def test_what_is_no_loss_is_passed_as_it_is(
     error: type[BadRequest | ContextTooLong | DeadlineExceeded | InternalError], tokens: int, autojump_clock: MockClock
 ) -> None:
-    made = error("because", param="x")
-    async with routed(Fake("a", [Play(made, tokens)]), Fake("b")) as world:
+    failure = error("because", param="x")
+    async with routed(Fake("a", [Play(failure, tokens)]), Fake("b")) as world:
         with pytest.raises(error) as caught:
             await ask(world, generate())
-        assert caught.value is made
+        assert caught.value is failure
         assert not world.worker("b").asked
 
 

@@ -90,9 +90,9 @@ def test_the_choice_does_not_depend_on_the_order(every: list[Load], rng: random.
 
 @given(loads, st.data())
 def test_a_busier_worker_does_not_change_the_choice(every: list[Load], data: st.DataObject) -> None:
-    at = least_loaded(generate(), every)
+    chosen = least_loaded(generate(), every)
     other = data.draw(st.integers(0, len(every) - 1))
     busier = [*every]
-    if other != at:
+    if other != chosen:
         busier[other] = evolve(every[other], busy=every[other].busy + 1)
-    assert least_loaded(generate(), busier) == at
+    assert least_loaded(generate(), busier) == chosen

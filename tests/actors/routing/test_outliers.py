@@ -37,11 +37,11 @@ def fail(
     outliers: OutlierDetector,
     name: str = "a",
     times: int = 1,
-    at: float = 0.0,
+    now: float = 0.0,
     peers: int = 4,
     limits: Ejection = LIMITS,
 ) -> list[bool]:
-    return [outliers.failed(Suspect(name, "both", peers), "internal", limits, at) for _ in range(times)]
+    return [outliers.failed(Suspect(name, "both", peers), "internal", limits, now) for _ in range(times)]
 
 
 # The policy -------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_b11_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
     assert outliers.begin_probe("a", "where there is no other worker"), "a request fails on one that must be probed"
     outliers.end_probe("a", "where there is no other worker")
     assert outliers.avoided("a", 10), "the first one still probes it"
-    assert fail(outliers, at=11) == [True]
+    assert fail(outliers, now=11) == [True]
     assert outliers.avoided("a", 1_000), "the first one still"
     outliers.end_probe("a", "first")
     assert not outliers.avoided("a", 1_000)
@@ -104,7 +104,7 @@ def test_b11_an_earlier_probe_does_not_end_a_later_one() -> None:
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
     assert outliers.answered("a", LIMITS, 11), "and the first goes on to speak"
-    fail(outliers, times=3, at=12)
+    fail(outliers, times=3, now=12)
     assert outliers.begin_probe("a", "second")
     outliers.end_probe("a", "first")
     assert outliers.avoided("a", 1_000), "the second one probes it"
@@ -113,23 +113,23 @@ def test_b11_an_earlier_probe_does_not_end_a_later_one() -> None:
 def test_an_answer_to_a_request_from_before_the_ejection_does_not_count() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
-    assert fail(outliers, at=5) == [False]
+    assert fail(outliers, now=5) == [False]
     assert not outliers.answered("a", LIMITS, 5)
     assert outliers.avoided("a", 9)
 
 
 def test_each_ejection_is_twice_as_long_up_to_a_limit_until_a_quiet_time() -> None:
-    outliers, at, times = OutlierDetector(), 0.0, []
+    outliers, now, times = OutlierDetector(), 0.0, []
     fail(outliers, times=3)
     for _ in range(5):
-        (worker,) = outliers.ejected(at)
+        (worker,) = outliers.ejected(now)
         times.append(worker.for_s)
-        at += worker.for_s
-        assert fail(outliers, at=at) == [True]
+        now += worker.for_s
+        assert fail(outliers, now=now) == [True]
     assert times == [10, 20, 40, 60, 60]
-    outliers.answered("a", LIMITS, at + 60)
-    fail(outliers, times=3, at=at + 130)
-    assert [each.for_s for each in outliers.ejected(at + 130)] == [10]
+    outliers.answered("a", LIMITS, now + 60)
+    fail(outliers, times=3, now=now + 130)
+    assert [each.for_s for each in outliers.ejected(now + 130)] == [10]
 
 
 @pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
@@ -211,7 +211,7 @@ async def many(world: World, number: int, **options: Any) -> list[str]:
     """Ask ten times a second; return what each request that failed has failed with."""
     failed: list[str] = []
 
-    async def one(name: str) -> None:
+    async def ask_one(name: str) -> None:
         try:
             wanted = generate(name, **options)
             check_whole(await ask(world, wanted), wanted)
@@ -219,8 +219,8 @@ async def many(world: World, number: int, **options: Any) -> list[str]:
             failed.append(error.code)
 
     async with trio.open_nursery() as clients:
-        for each in range(number):
-            clients.start_soon(one, str(each))
+        for index in range(number):
+            clients.start_soon(ask_one, str(index))
             await trio.sleep(0.1)
     return failed
 
@@ -331,14 +331,16 @@ FOR_LONG = FailoverLimits(ejection=Ejection(ejected_s=3600, ejected_max_s=3600))
 
 async def one_by_one(world: World, number: int) -> list[str]:
     """Ask for one answer after the other; return which workers and pairs are ejected then."""
-    for each in range(number):
-        wanted = generate(str(each))
+    for index in range(number):
+        wanted = generate(str(index))
         check_whole(await ask(world, wanted), wanted)
     return ejected(world)
 
 
 def met(world: World, prefill: str) -> int:
-    return sum(each.rendezvous.host == prefill for at in range(8) for each in world.worker(f"d{at}").asked)
+    return sum(
+        request.rendezvous.host == prefill for number in range(8) for request in world.worker(f"d{number}").asked
+    )
 
 
 @pytest.mark.parametrize("late_s", [0, 2])
@@ -424,7 +426,7 @@ class Ordered:
     leg: Leg = Leg.BOTH
     looks: Counter[Leg] = Factory(Counter)
 
-    def of(self, leg: Leg) -> Ordered:
+    def of_leg(self, leg: Leg) -> Ordered:
         return Ordered([each for each in self.workers if each.leg is leg], leg, self.looks)
 
     def __len__(self) -> int:
@@ -443,7 +445,7 @@ async def chooses(workers: Sequence[Fake], ejected_names: tuple[()] | list[Any] 
         for _ in range(5):
             routing.failed(name, HandOffFailed("cut") if "+" in name else InternalError("a bug"))
     ordered = Ordered(workers)
-    routing.ranked = ordered.of
+    routing.ranked = ordered.of_leg
     return routing, ordered
 
 
@@ -474,9 +476,9 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: 
     decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
     routing, _ = await chooses([*prefills, *decodes])
     routing._reservations = places = Counted()
-    for one in prefills:
-        for two in decodes[:10]:
-            places.add(one.name, two.name, 100)
+    for prefill in prefills:
+        for decode in decodes[:10]:
+            places.add(prefill.name, decode.name, 100)
     route = routing.choose(generate())
     assert route is not None
     assert route.names == ("d10", "p0")
@@ -489,28 +491,28 @@ async def test_the_same_worker_or_pair_is_chosen_from_ranked_workers_and_others(
 ) -> None:
     rng = random.Random(seed)
     legs = rng.choice([[Leg.BOTH] * 5, [Leg.PREFILL] * 3 + [Leg.DECODE] * 4, [Leg.PREFILL, Leg.DECODE, Leg.BOTH] * 3])
-    workers = [Fake(f"w{at}", leg=leg, slots=4, more=rng.randrange(5)) for at, leg in enumerate(legs)]
-    for each in workers:
-        each.bootstrap = (each.name, 1) if each.leg is Leg.PREFILL and rng.random() < 0.9 else None
-    names = [each.name for each in workers]
+    workers = [Fake(f"w{number}", leg=leg, slots=4, more=rng.randrange(5)) for number, leg in enumerate(legs)]
+    for worker in workers:
+        worker.bootstrap = (worker.name, 1) if worker.leg is Leg.PREFILL and rng.random() < 0.9 else None
+    names = [worker.name for worker in workers]
     pairs = [
-        f"{one.name}+{two.name}"
-        for one in workers
-        for two in workers
-        if (one.leg, two.leg) == (Leg.PREFILL, Leg.DECODE)
+        f"{prefill.name}+{decode.name}"
+        for prefill in workers
+        for decode in workers
+        if (prefill.leg, decode.leg) == (Leg.PREFILL, Leg.DECODE)
     ]
     routing, ordered = await chooses(workers, rng.sample([*names, *pairs], rng.randrange(5)))
     but = rng.sample(names, rng.randrange(3))
     for _ in range(12):  # each keeps its place
-        routing.ranked = ordered.of
-        one, routing.ranked = routing.choose(generate(), but), None
-        if one is not None:
-            one.end()
-        two = routing.choose(generate(), but)
-        if one is None or two is None:
-            assert one is two
+        routing.ranked = ordered.of_leg
+        from_ranked, routing.ranked = routing.choose(generate(), but), None
+        if from_ranked is not None:
+            from_ranked.end()
+        from_all = routing.choose(generate(), but)
+        if from_ranked is None or from_all is None:
+            assert from_ranked is from_all
             break
-        assert one.names == two.names
+        assert from_ranked.names == from_all.names
 
 
 async def test_a_lone_worker_is_never_ejected(autojump_clock: MockClock) -> None:
@@ -530,7 +532,7 @@ async def test_ejected_workers_are_asked_where_there_are_no_others(autojump_cloc
 async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockClock) -> None:
     observed: list[Any] = []
 
-    class Hears(RoutingObserver):
+    class RecordingObserver(RoutingObserver):
         def worker_ejected(self, worker: str, code: str) -> None:
             observed.append((worker, code))
 
@@ -538,7 +540,7 @@ async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockC
             observed.append(worker)
 
     async with routed(*four(InternalError("a bug"))) as world:
-        world.routing.observer = Hears()
+        world.routing.observer = RecordingObserver()
         await many(world, 60)
         world.worker("bad").otherwise = Play()
         await trio.sleep(20)

@@ -86,18 +86,18 @@ def test_the_policy_of_a_model_is_named_in_its_section(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
-    made = scratch(tmp_path)
-    made.add("actors/routing/by_prompt.py", DUMMY)
-    made.insert("actors/routing/policies.py", '    "least_loaded"', '"by_prompt": by_prompt,\n')
-    made.insert(
+    copy = scratch(tmp_path)
+    copy.add("actors/routing/by_prompt.py", DUMMY)
+    copy.insert("actors/routing/policies.py", '    "least_loaded"', '"by_prompt": by_prompt,\n')
+    copy.insert(
         "actors/routing/policies.py",
         "from actors.routing.least_loaded import least_loaded",
         "from actors.routing.by_prompt import by_prompt\n",
     )
-    assert made.touched == {"actors/routing/by_prompt.py", "actors/routing/policies.py"}
+    assert copy.touched == {"actors/routing/by_prompt.py", "actors/routing/policies.py"}
 
     file = write(tmp_path, "by_prompt")
-    code, shown = made.run("-m", "supervisor", "--check", str(file))
+    code, shown = copy.run("-m", "supervisor", "--check", str(file))
     assert (code, "chosen by by_prompt" in shown) == (0, True), shown
-    names = made.program(ROUTED.format(file=str(file))).split()
+    names = copy.program(ROUTED.format(file=str(file))).split()
     assert names == ["main/a", "main/b", "main/a", "main/b", "main/b"]

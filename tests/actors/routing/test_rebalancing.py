@@ -42,10 +42,10 @@ async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(a
     async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
         got: list[Any] = []
 
-        async def one() -> None:
+        async def ask_one() -> None:
             got.append(await ask(world, generate()))
 
-        nursery.start_soon(one)
+        nursery.start_soon(ask_one)
         await wait_all_tasks_blocked()
         world.worker("a").kv = 120
         await trio.sleep(20)
@@ -147,10 +147,10 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
     async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
         got: list[Any] = []
 
-        async def one() -> None:
+        async def ask_one() -> None:
             got.append(await ask(world, generate()))
 
-        nursery.start_soon(one)
+        nursery.start_soon(ask_one)
         await wait_all_tasks_blocked()
         d.kv = 120
         await trio.sleep(20)

@@ -101,23 +101,23 @@ async def test_b1_an_answer_in_one_piece_is_built_in_pieces(
     with watched() as turns:
         reply = await asked(body, f"/v1/{path}")
     assert (reply.status, reply.whole, len(reply.body) > 2_000_000) == (200, True, True)
-    said = [choice.get("text") or choice["message"]["content"] for choice in reply.json["choices"]]
-    assert len(said) == 128
-    assert min(map(len, said)) > 50
+    contents = [choice.get("text") or choice["message"]["content"] for choice in reply.json["choices"]]
+    assert len(contents) == 128
+    assert min(map(len, contents)) > 50
     assert turns.longest < TURN_S, turns.task
 
 
 @pytest.mark.parametrize(("dialect", "most"), [(chat, 1500), (completions, 600)])
 def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect: ModuleType, most: int) -> None:
     """Objects took 4 kB a token with 20 log probabilities; now a token takes what it takes in the body."""
-    said = (
+    fields = (
         {"messages": [{"role": "user", "content": "x"}], **SCORED}
         if dialect is chat
         else {"prompt": "x", "logprobs": 20}
     )
-    request = dialect.parse(json.dumps({"model": "m"} | said).encode())
-    gathered, told = dialect.Completion(request, request_id="0" * 32, created=1), list(texts(1000))
-    for text in told:
+    request = dialect.parse(json.dumps({"model": "m"} | fields).encode())
+    gathered, chunks = dialect.Completion(request, request_id="0" * 32, created=1), list(texts(1000))
+    for text in chunks:
         gathered.add(text)
     gathered.add(ChoiceEnded(FinishReason.STOP))
     kept = [each for each in gc.get_referents(*gc.get_referents(gathered)) if isinstance(each, Text)]
@@ -221,14 +221,14 @@ async def test_b1_candidates_are_kept_packed_and_replayed_in_many_turns(autojump
 
 @pytest.mark.parametrize("top", [0, 5])
 async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) -> None:
-    line, said = ids("The oak is old. wörld 日本 🙂 "), list[Any]()
+    line, replies = ids("The oak is old. wörld 日本 🙂 "), list[Any]()
     reading = IncrementalDetokenizer(
         TINY.tokenizer,
         StopStrings(["old"]),
         pending_logprobs=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data),
         choice=3,
     )
-    draft, straight = CandidateChoice(said.append), []
+    draft, straight = CandidateChoice(replies.append), []
     for place, token in enumerate(line * 5):
         tokens = Tokens([token], (logprob_at(token, place, top, 512),))
         draft.note(tokens, scored=True)
@@ -243,13 +243,15 @@ async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) 
         pending_logprobs=PendingLogprobs(TINY.tokenizer.id_to_token, TINY.data),
         choice=3,
     )
-    await draft.replay(again, said.append)
-    *pieces, ended = said
+    await draft.replay(again, replies.append)
+    *pieces, ended = replies
     assert ended == ChoiceEnded(FinishReason.STOP, 3, "old")
-    wanted = [each for each in straight if each is not None]
-    assert "".join(each.text for each in pieces) == "".join(each.text for each in wanted) == "The oak is "
-    assert [one for each in pieces for one in each.logprobs] == [one for each in wanted for one in each.logprobs]
-    assert sum(each.tokens for each in pieces) == sum(each.tokens for each in wanted)
+    wanted = [piece for piece in straight if piece is not None]
+    assert "".join(piece.text for piece in pieces) == "".join(piece.text for piece in wanted) == "The oak is "
+    assert [logprob for piece in pieces for logprob in piece.logprobs] == [
+        logprob for piece in wanted for logprob in piece.logprobs
+    ]
+    assert sum(piece.tokens for piece in pieces) == sum(piece.tokens for piece in wanted)
 
 
 @pytest.mark.parametrize("last", ["b", "a"])
@@ -259,7 +261,7 @@ async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
     """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
     line = "a" * 300 + last
     worker, count = Worker(line=line), len(ids(line))
-    async with running(worker, known=PromptLimits(INFO, 2048, 2048)) as address:
+    async with running(worker, limits=PromptLimits(INFO, 2048, 2048)) as address:
         asked_for = Respond("b" * 32, texts=(f"n={count}",), n=4, logprobs=20, stop=(line + "c",))
         async with address.ask(asked_for, 10_000) as answer:
             replies: list[Any] = []
@@ -274,14 +276,14 @@ async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
 
 
 async def test_b1_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
-    draft, line, said, turns = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any](), Turns()
+    draft, line, replies, turns = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any](), Turns()
     for place in range(1000):
         draft.note(Tokens([line[place % len(line)]]), scored=False)
     draft(ChoiceEnded(FinishReason.LENGTH))
     trio.lowlevel.add_instrument(turns)
-    await draft.replay(IncrementalDetokenizer(TINY.tokenizer), said.append)
+    await draft.replay(IncrementalDetokenizer(TINY.tokenizer), replies.append)
     trio.lowlevel.remove_instrument(turns)
-    assert sum(each.tokens for each in said[:-1]) == 1000
+    assert sum(piece.tokens for piece in replies[:-1]) == 1000
     assert turns.count >= 1000 / TOKENS_A_TURN
 
 
@@ -317,10 +319,10 @@ def test_a_stop_string_is_found_as_by_comparing(stops: list[Any], pieces: list[A
         text += piece
         certain, matched = scanner.scan(piece)
         out += certain
-        found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
         if found:
-            _, at, stop = min(found)
-            assert (matched, out) == (stop, text[:at])
+            _, start, stop = min(found)
+            assert (matched, out) == (stop, text[:start])
             return
         assert matched is None
         keep = max(

@@ -36,7 +36,7 @@ from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 ROOMY = PromptLimits(INFO, 2048, 1024)
 
 
-def said(replies: Sequence[Started | Accepted | ChoiceEnded | Text], choice: int = 0) -> str:
+def text_of(replies: Sequence[Started | Accepted | ChoiceEnded | Text], choice: int = 0) -> str:
     return "".join(each.text for each in replies if isinstance(each, Text) and each.choice == choice)
 
 
@@ -47,10 +47,10 @@ def texts(*prompts: str, **fields: Any) -> Respond:
 async def test_every_choice_is_answered_and_the_prompt_counts_once(autojump_clock: MockClock) -> None:
     worker = Spy()
     worker.cached = 3
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         replies, answered = await ask(address, respond("n=4", n=3))
     prompt = replies[0].prompt_tokens
-    assert [said(replies, choice) for choice in range(3)] == ["The oak is o"] * 3
+    assert [text_of(replies, choice) for choice in range(3)] == ["The oak is o"] * 3
     ended = sorted(each.choice for each in replies if isinstance(each, ChoiceEnded))
     assert ended == [0, 1, 2]
     assert answered == Answered(Usage(prompt, 12, 3))
@@ -69,14 +69,14 @@ async def test_the_first_choice_goes_ahead_so_that_the_others_find_its_prompt(au
             async with super().ask(request, credit) as answer:
                 yield answer
 
-    async with running(Noting(), known=ROOMY) as address:
+    async with running(Noting(), limits=ROOMY) as address:
         await ask(address, respond("n=2 s=3", n=3))
     assert started == [0, 3, 3]
 
 
 async def test_a_seed_gives_each_choice_its_own(autojump_clock: MockClock) -> None:
     worker = Spy()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         await ask(address, respond("n=1", n=3, seed=2**63 - 1))
         await ask(address, respond("n=1", n=2))
     seeds: list[Any] = [each.sampling.seed for each in worker.asked]
@@ -87,7 +87,7 @@ async def test_a_seed_gives_each_choice_its_own(autojump_clock: MockClock) -> No
 
 async def test_choices_fail_together_and_leave_nothing_running(autojump_clock: MockClock) -> None:
     worker = Worker()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         with pytest.raises(EngineLost):
             await ask(address, texts("n=50 s=1", "n=9 s=1 fail=2"))
         await trio.testing.wait_all_tasks_blocked()
@@ -96,7 +96,7 @@ async def test_choices_fail_together_and_leave_nothing_running(autojump_clock: M
 
 async def test_leaving_ends_every_choice(autojump_clock: MockClock) -> None:
     worker = Worker()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         with trio.move_on_after(2.5):
             await ask(address, respond("n=50 s=1", n=4))
         await trio.testing.wait_all_tasks_blocked()
@@ -104,25 +104,25 @@ async def test_leaving_ends_every_choice(autojump_clock: MockClock) -> None:
 
 
 async def test_of_several_prompts_the_choices_are_numbered_through(autojump_clock: MockClock) -> None:
-    async with running(known=ROOMY) as address:
+    async with running(limits=ROOMY) as address:
         replies, answered = await ask(address, texts("n=1 x", "n=2 x", n=2))
-    assert [said(replies, choice) for choice in range(4)] == ["The", "The", "The oak", "The oak"]
+    assert [text_of(replies, choice) for choice in range(4)] == ["The", "The", "The oak", "The oak"]
     assert answered.usage == Usage(len(ids("n=1 x")) + len(ids("n=2 x")), 6)
 
 
 async def test_token_ids_go_in_and_come_out(autojump_clock: MockClock) -> None:
     worker = Spy()
     prompt = tuple(ids("n=3 x"))
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         replies, _ = await ask(address, Respond("b" * 32, token_lists=(prompt,), token_ids=True))
     assert worker.asked[0].tokens == list(prompt)
     assert [token for each in replies if isinstance(each, Text) for token in each.ids] == ids("The oak is")
 
 
 async def test_an_echo_begins_with_the_prompt_and_costs_nothing(autojump_clock: MockClock) -> None:
-    async with running(known=ROOMY) as address:
+    async with running(limits=ROOMY) as address:
         replies, answered = await ask(address, texts("n=2 x", echo=True))
-    assert said(replies) == "n=2 xThe oak"
+    assert text_of(replies) == "n=2 xThe oak"
     assert answered.usage.completion_tokens == 2
 
 
@@ -131,32 +131,32 @@ async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock: MockC
 
     async def aside(function: Callable[[], T], **_: object) -> T:
         await trio.sleep(1)
-        if isinstance(said := function(), str):  # the ids are looked at aside, too
-            read.append(said)
-        return said
+        if isinstance(result := function(), str):  # the ids are looked at aside, too
+            read.append(result)
+        return result
 
     long, short = tuple(ids("n=1 " + "oak " * OFFLOAD_SIZE_MIN))[:OFFLOAD_SIZE_MIN], tuple(ids("n=1 x"))
-    async with running(known=PromptLimits(INFO, 10**6, 10**6), aside=aside) as address:
+    async with running(limits=PromptLimits(INFO, 10**6, 10**6), aside=aside) as address:
         replies, _ = await ask(address, Respond("b" * 32, token_lists=(long, short), n=2, echo=True))
         assert read == [TINY.decode(long)]
         prompts = [TINY.decode(long), "n=1 x"]
-        assert [said(replies, choice) for choice in range(4)] == [text + "The" for text in prompts for _ in range(2)]
+        assert [text_of(replies, choice) for choice in range(4)] == [text + "The" for text in prompts for _ in range(2)]
         await ask(address, Respond("b" * 32, token_lists=(short,), echo=True))
         await ask(address, Respond("b" * 32, token_lists=(long,)))
     assert len(read) == 1
 
 
 async def test_of_several_prompts_the_likeliest_choices_begin_with_their_own(autojump_clock: MockClock) -> None:
-    async with running(known=ROOMY) as address:
+    async with running(limits=ROOMY) as address:
         replies, _ = await ask(address, texts("n=1 x", "n=2 x", best_of=3, echo=True))
-    assert [said(replies, choice) for choice in range(2)] == ["n=1 xThe", "n=2 xThe oak"]
+    assert [text_of(replies, choice) for choice in range(2)] == ["n=1 xThe", "n=2 xThe oak"]
 
 
 async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_accepted(autojump_clock: MockClock) -> None:
     worker, replies = Worker(), list[Any]()
     asked = Respond("b" * 32, token_lists=((599,),), echo=True, params={"turns": "prompt"})
     padded = PromptLimits(evolve(INFO, vocabulary_size=600), 2048, 2048)  # engines round it up
-    async with running(worker, known=padded) as address, address.ask(asked, 10_000) as answer:
+    async with running(worker, limits=padded) as address, address.ask(asked, 10_000) as answer:
         with pytest.raises(BadRequest, match="not all token ids") as caught:
             await answer.relay(replies.append)
     assert (caught.value.param, replies, worker.prompts) == ("prompt", [], [])
@@ -174,26 +174,26 @@ async def test_the_likeliest_of_many_choices_is_sent_and_all_are_in_the_usage(au
                 answer.put(Tokens([token], (Logprob((-3.0, -0.5, -2.0)[choice]),)), 1)
             answer.end(Finished(FinishReason.STOP, Usage(len(request.tokens), len(sequence))))
 
-    async with running(Poet(), known=ROOMY) as address:
+    async with running(Poet(), limits=ROOMY) as address:
         replies, answered = await ask(address, texts("x", n=2, best_of=3))
-    assert (said(replies, 0), said(replies, 1)) == ("The oak", "so so")
+    assert (text_of(replies, 0), text_of(replies, 1)) == ("The oak", "so so")
     assert not any(each.logprobs for each in replies if isinstance(each, Text))
     assert answered.usage.completion_tokens == sum(len(ids(line)) for line in lines)
 
 
 async def test_log_probabilities_are_requested_and_sent(autojump_clock: MockClock) -> None:
     worker = Spy()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         replies, _ = await ask(address, respond("n=6", logprobs=2))
     assert worker.asked[0].logprobs == 2
-    told = [token for each in replies if isinstance(each, Text) for token in each.logprobs]
-    assert "".join(token.text for token in told) == said(replies)
-    assert all(len(token.top) == 2 for token in told)
+    scored = [token for each in replies if isinstance(each, Text) for token in each.logprobs]
+    assert "".join(token.text for token in scored) == text_of(replies)
+    assert all(len(token.top) == 2 for token in scored)
 
 
 async def test_a_warm_up_request_computes_its_prompt_and_sends_no_text(autojump_clock: MockClock) -> None:
     worker = Spy()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         replies, answered = await ask(address, respond("n=9 s=1", warm_up=True, tokens_min=5))
     assert worker.asked[0].sampling.tokens_max == 1
     assert worker.asked[0].sampling.tokens_min == 0
@@ -226,7 +226,7 @@ async def test_what_does_not_fit_is_refused_before_any_choice_runs(
     autojump_clock: MockClock,
 ) -> None:
     worker = Worker()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         with pytest.raises(kind, match=words) as caught:
             await ask(address, asked)
     assert caught.value.param == param
@@ -234,7 +234,7 @@ async def test_what_does_not_fit_is_refused_before_any_choice_runs(
 
 
 async def test_the_longest_prompt_that_may_be_is_taken(autojump_clock: MockClock) -> None:
-    async with running(known=ROOMY) as address:
+    async with running(limits=ROOMY) as address:
         _, answered = await ask(address, Respond("b" * 32, token_lists=((1,) * 1024,), tokens_max=1))
     assert answered.usage.prompt_tokens == 1024
 
@@ -242,12 +242,12 @@ async def test_the_longest_prompt_that_may_be_is_taken(autojump_clock: MockClock
 async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autojump_clock: MockClock) -> None:
     plain = PromptLimits(evolve(INFO, grammars=()), 2048, 2048)
     grammar = Grammar(GrammarKind.REGEX, "a+")
-    async with running(known=plain) as address:
+    async with running(limits=plain) as address:
         with pytest.raises(Unsupported) as caught:
             await ask(address, respond(grammar=grammar, params={"grammar": "regex"}))
         assert caught.value.param == "regex"
     worker = Spy()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         await ask(address, respond(grammar=grammar))
     assert worker.asked[0].sampling.grammar == grammar
 
@@ -276,7 +276,7 @@ async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock
     worker = Spy()
     turns = talk(41)
     limits = PromptLimits(INFO, 300, 300)
-    async with running(worker, known=limits) as address:
+    async with running(worker, limits=limits) as address:
         with pytest.raises(ContextTooLong):
             await ask(address, respond(turns=turns, tokens_max=20))
         await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
@@ -300,15 +300,15 @@ async def test_a_truncated_conversation_begins_with_a_user(count: int, kept: int
 
 async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_clock: MockClock) -> None:
     worker = Spy()
-    turns = (Turn(Role.USER, "word " * 1000), *(Turn(Role.ASSISTANT, said) for said in ("n=1 a", "n=1 b")))
-    async with running(worker, known=ROOMY) as address:
+    turns = (Turn(Role.USER, "word " * 1000), *(Turn(Role.ASSISTANT, content) for content in ("n=1 a", "n=1 b")))
+    async with running(worker, limits=ROOMY) as address:
         await ask(address, respond(turns=turns, truncate=True))
     assert worker.asked[0].tokens == TINY.encode(turns[-1:])
 
 
 async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_clock: MockClock) -> None:
     worker = Spy()
-    async with running(worker, known=ROOMY) as address:
+    async with running(worker, limits=ROOMY) as address:
         await ask(address, respond(turns=talk(3), truncate=True))
         with pytest.raises(ContextTooLong):
             await ask(address, respond("word " * 1000, truncate=True))
@@ -319,7 +319,7 @@ async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_cl
 
 
 async def test_text_and_tokens_are_turned_into_each_other(autojump_clock: MockClock) -> None:
-    async with running(known=ROOMY) as address:
+    async with running(limits=ROOMY) as address:
         _, there = await ask(address, Tokenize(text="The oak, wörld 🙂"))
         assert there == Tokenized(ids("The oak, wörld 🙂"), 2048)
         assert (await ask(address, Detokenize(tuple(there.ids))))[1] == Detokenized("The oak, wörld 🙂")

@@ -34,17 +34,17 @@ def ids(text: str) -> list[int]:
 
 def cut(sequence: list[Any], sizes: list[int]) -> Iterator[list[int]]:
     """Split a list into pieces of these sizes, over and over."""
-    at, turn = 0, 0
-    while at < len(sequence):
+    start, turn = 0, 0
+    while start < len(sequence):
         size = sizes[turn % len(sizes)]
-        yield sequence[at : at + size]
-        at, turn = at + size, turn + 1
+        yield sequence[start : start + size]
+        start, turn = start + size, turn + 1
 
 
 def read(reading: IncrementalDetokenizer, pieces: Iterator[list[int]] | Sequence[Any]) -> tuple[str, list[Text]]:
-    heard = [*[reading.feed(piece) for piece in pieces], reading.finish()]
-    said = [text for text in heard if text is not None]
-    return "".join(text.text for text in said), said
+    results = [*[reading.feed(piece) for piece in pieces], reading.finish()]
+    pieces_read = [text for text in results if text is not None]
+    return "".join(text.text for text in pieces_read), pieces_read
 
 
 def sound(text: str) -> str:
@@ -60,18 +60,18 @@ def naively(
     tokens_min: int = 0,
 ) -> tuple[str, Any, int]:
     """The slow way: decode everything up to each token anew, and look for every stop in all of it."""
-    heard: list[int] = []
+    kept: list[int] = []
     for count, token in enumerate(sequence, start=1):
         early = count <= tokens_min
         if token in stop_ids and not early:
-            return TINY.decode(heard), token, count
-        heard += [] if token in silent else [token]
-        text = sound(TINY.decode(heard))
+            return TINY.decode(kept), token, count
+        kept += [] if token in silent else [token]
+        text = sound(TINY.decode(kept))
         if early:
             start = len(text)
         elif (hit := first_stop(text, stops, start if tokens_min else 0)) is not None:
             return text[: hit[0]], hit[1], count
-    text = TINY.decode(heard)
+    text = TINY.decode(kept)
     hit = first_stop(text, stops, start if tokens_min else 0) if len(sequence) > tokens_min else None
     return (text, None, len(sequence)) if hit is None else (text[: hit[0]], hit[1], len(sequence))
 
@@ -90,9 +90,9 @@ def first_stop(text: str, stops: tuple[()] | list[str], start: int) -> tuple[int
 
 @given(answers, st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_any_split_of_the_ids_reads_as_in_one_piece(sequence: list[int], sizes: list[Any]) -> None:
-    text, said = read(IncrementalDetokenizer(TINY), cut(sequence, sizes))
+    text, pieces = read(IncrementalDetokenizer(TINY), cut(sequence, sizes))
     assert text == TINY.decode(sequence)
-    assert sum(each.tokens for each in said) <= len(sequence)
+    assert sum(piece.tokens for piece in pieces) <= len(sequence)
 
 
 @given(texts)
@@ -125,8 +125,8 @@ def test_a_character_that_the_answer_broke_off_reads_as_broken() -> None:
 
 def test_bytes_that_are_no_text_are_not_held_for_ever() -> None:
     reading = IncrementalDetokenizer(TINY)
-    said = [reading.feed([BYTES["ĥ"]]) for _ in range(10 * HELD_IDS_MAX)]
-    given = "".join(text.text for text in said if text is not None)
+    results = [reading.feed([BYTES["ĥ"]]) for _ in range(10 * HELD_IDS_MAX)]
+    given = "".join(text.text for text in results if text is not None)
     assert 0 <= 10 * HELD_IDS_MAX - len(given) <= HELD_IDS_MAX + 3
     smile = [reading.feed([BYTES[letter]]) for letter in "ðŁĻĤ"]
     assert smile[-1] is not None
@@ -151,7 +151,9 @@ def sentencepiece() -> Tokenizer:
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += ["▁", "▁a", "a", "▁the", "é", "日", "▁日本", "END", "EN", "D", "▁▁", "▁END"]
     tokenizer = Tokenizer(
-        models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>")
+        models.BPE(
+            vocab={word: number for number, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>"
+        )
     )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -206,10 +208,10 @@ def test_reading_is_what_the_naive_way_gives(
     sequence: list[int], stops: list[str], stop_ids: list[Any], silent: set[Any], tokens_min: int, sizes: list[Any]
 ) -> None:
     reading = IncrementalDetokenizer(TINY, StopStrings(stops), stop_ids, silent, tokens_min)
-    text, said = read(reading, cut(sequence, sizes))
+    text, pieces = read(reading, cut(sequence, sizes))
     assert (text, reading.matched, reading.tokens) == naively(sequence, stops, stop_ids, silent, tokens_min)
-    assert sum(each.tokens for each in said) <= reading.tokens
-    assert all(each.text for each in said)
+    assert sum(piece.tokens for piece in pieces) <= reading.tokens
+    assert all(piece.text for piece in pieces)
 
 
 @given(texts, st.text(st.sampled_from("abEND日é🙂"), min_size=1, max_size=6), texts)

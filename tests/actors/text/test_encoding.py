@@ -46,14 +46,14 @@ def tokenizer(
     pre: pre_tokenizers.Metaspace | pre_tokenizers.Whitespace | pre_tokenizers.Split | None = None,
     added: tuple[()] | list[Any] = (),
 ) -> Tokenizer:
-    made = Tokenizer(model)
+    result = Tokenizer(model)
     if normalizer is not None:
-        made.normalizer = normalizer
+        result.normalizer = normalizer
     if pre is not None:
-        made.pre_tokenizer = pre
-    made.decoder = decoders.ByteFallback()
-    made.add_tokens(list(added))
-    return made
+        result.pre_tokenizer = pre
+    result.decoder = decoders.ByteFallback()
+    result.add_tokens(list(added))
+    return result
 
 
 def bpe(**options: Any) -> models.BPE:
@@ -85,21 +85,21 @@ UNBOUNDED = {
 }
 
 
-def bound(made: Tokenizer) -> int | None:
-    return characters_a_token(json.loads(made.to_str()))
+def bound(tokenizer: Tokenizer) -> int | None:
+    return characters_a_token(json.loads(tokenizer.to_str()))
 
 
-@pytest.mark.parametrize("made", BOUNDED.values(), ids=BOUNDED)
+@pytest.mark.parametrize("tokenizer", BOUNDED.values(), ids=BOUNDED)
 @given(text=TEXTS)
-def test_no_token_stands_for_more_characters_than_the_bound(made: Tokenizer, text: str) -> None:
-    characters = bound(made)
+def test_no_token_stands_for_more_characters_than_the_bound(tokenizer: Tokenizer, text: str) -> None:
+    characters = bound(tokenizer)
     assert characters is not None
-    assert len(text) <= characters * len(made.encode(text, add_special_tokens=False).ids)
+    assert len(text) <= characters * len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-@pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
-def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(made: Tokenizer) -> None:
-    assert bound(made) is None
+@pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
+def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(tokenizer: Tokenizer) -> None:
+    assert bound(tokenizer) is None
 
 
 def test_the_bound_of_composed_characters_is_unicodes() -> None:
@@ -118,12 +118,12 @@ async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
     assert aside.sizes == []
 
 
-@pytest.mark.parametrize("made", UNBOUNDED.values(), ids=UNBOUNDED)
-async def test_b10_without_a_bound_a_refusal_costs_what_fits(made: Tokenizer) -> None:
+@pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
+async def test_b10_without_a_bound_a_refusal_costs_what_fits(tokenizer: Tokenizer) -> None:
     """The review's 4 MB prompts were tokenised whole, 1.4 s and half a gigabyte each."""
-    model, aside, limit = evolve(TINY, tokenizer=made, characters_a_token=bound(made)), Counting(), 200
+    model, aside, limit = evolve(TINY, tokenizer=tokenizer, characters_a_token=bound(tokenizer)), Counting(), 200
     text = "ab <|im_end|>" * 20_000
-    length = len(made.encode(text).ids)
+    length = len(tokenizer.encode(text).ids)
     if length > limit + SEAM_TOKENS:
         with pytest.raises(TooManyTokens):
             await tokenize_text(text, model, limit, Offload(aside, ""))
@@ -132,13 +132,13 @@ async def test_b10_without_a_bound_a_refusal_costs_what_fits(made: Tokenizer) ->
         assert len(await tokenize_text(text, model, limit, Offload(aside, ""))) == length
 
 
-@pytest.mark.parametrize("known", [TINY.characters_a_token, None])
+@pytest.mark.parametrize("bound_known", [TINY.characters_a_token, None])
 @given(
     text=st.text(st.sampled_from("ae \n日🙂"), max_size=300), repeat=st.integers(1, 400), limit=st.integers(1, 5_000)
 )
-def test_whatever_fits_is_tokenised_as_ever(known: int | None, text: str, repeat: int, limit: int) -> None:
+def test_whatever_fits_is_tokenised_as_ever(bound_known: int | None, text: str, repeat: int, limit: int) -> None:
     text *= repeat
-    model, ids = evolve(TINY, characters_a_token=known), TINY.encode_text(text)
+    model, ids = evolve(TINY, characters_a_token=bound_known), TINY.encode_text(text)
 
     async def read() -> list[int] | None:
         try:
@@ -160,9 +160,9 @@ async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() ->
 
 async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits() -> None:
     aside = Counting()
-    known = PromptLimits(INFO, 8192, 8192)
+    limits = PromptLimits(INFO, 8192, 8192)
     unbounded = evolve(TINY, characters_a_token=None)
-    async with running(aside=aside, known=known, model=unbounded) as address:
+    async with running(aside=aside, limits=limits, model=unbounded) as address:
         with pytest.raises(ContextTooLong, match="the prompt is more than 8191 tokens long, and prompt and answer"):
             await ask(address, respond("a" * 4_000_000))
     assert sum(aside.sizes[1:]) <= 5 * 8192  # the template comes first, and is linear

@@ -29,53 +29,53 @@ def reading(stops: tuple[()] | list[Any] = (), **fields: Any) -> IncrementalDeto
     )
 
 
-def fed(made: IncrementalDetokenizer, sequence: Sequence[Any], size: int = 1) -> list[Any]:
+def fed(detokenizer: IncrementalDetokenizer, sequence: Sequence[Any], size: int = 1) -> list[Any]:
     """Feed so many ids at a time, and return every piece."""
     pieces = []
-    for at in range(0, len(sequence), size):
-        part = sequence[at : at + size]
-        pieces.append(made.feed(part, [Logprob(-float(at + place)) for place in range(len(part))]))
-    return [piece for piece in [*pieces, made.finish()] if piece is not None]
+    for start in range(0, len(sequence), size):
+        part = sequence[start : start + size]
+        pieces.append(detokenizer.feed(part, [Logprob(-float(start + place)) for place in range(len(part))]))
+    return [piece for piece in [*pieces, detokenizer.finish()] if piece is not None]
 
 
 @given(TEXTS, st.integers(1, 5))
 def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text: str, size: int) -> None:
     pieces = fed(reading(), ids(text), size)
     for count in range(1, len(pieces) + 1):
-        told = b"".join(token.data for piece in pieces[:count] for token in piece.logprobs)
-        assert told == "".join(piece.text for piece in pieces[:count]).encode()
+        data = b"".join(token.data for piece in pieces[:count] for token in piece.logprobs)
+        assert data == "".join(piece.text for piece in pieces[:count]).encode()
     assert [token.logprob for piece in pieces for token in piece.logprobs] == [
-        -float(at) for at in range(len(ids(text)))
+        -float(place) for place in range(len(ids(text)))
     ]
 
 
 @given(TEXTS, TEXTS, st.integers(1, 5))
 def test_tokens_that_a_stop_string_cuts_off_have_no_log_probabilities(text: str, after: str, size: int) -> None:
     pieces = fed(reading(["END"]), ids(text + "END" + after), size)
-    said = "".join(piece.text for piece in pieces)
-    assert "END" not in said
-    told = [token for piece in pieces for token in piece.logprobs]
-    sizes = list(accumulate(len(token.data) for token in told))
-    assert b"".join(token.data for token in told).startswith(said.encode())
-    assert len(sizes) < 2 or sizes[-2] < len(said.encode()), "each of them has a part in the text"
+    sent = "".join(piece.text for piece in pieces)
+    assert "END" not in sent
+    tokens = [token for piece in pieces for token in piece.logprobs]
+    sizes = list(accumulate(len(token.data) for token in tokens))
+    assert b"".join(token.data for token in tokens).startswith(sent.encode())
+    assert len(sizes) < 2 or sizes[-2] < len(sent.encode()), "each of them has a part in the text"
 
 
 def test_the_log_probability_of_a_held_back_token_comes_with_its_text() -> None:
-    made = reading(["old oak"])
-    told = said = b""
+    detokenizer = reading(["old oak"])
+    token_bytes = text_bytes = b""
     for token in ids("an old oar"):
-        if (piece := made.feed([token], [Logprob(-1.0)])) is not None:
-            said += piece.text.encode()
-            told += b"".join(each.data for each in piece.logprobs)
-            assert said.startswith(told), "no token before the whole of its text"
-    assert made.finish() is None
-    assert told == said == b"an old oar"
+        if (piece := detokenizer.feed([token], [Logprob(-1.0)])) is not None:
+            text_bytes += piece.text.encode()
+            token_bytes += b"".join(scored.data for scored in piece.logprobs)
+            assert text_bytes.startswith(token_bytes), "no token before the whole of its text"
+    assert detokenizer.finish() is None
+    assert token_bytes == text_bytes == b"an old oar"
 
 
 def test_the_likeliest_tokens_are_sent_as_text_and_bytes() -> None:
-    made = reading()
+    detokenizer = reading()
     oak, old = ids(" oak")[0], ids(" old")[0]
-    piece = made.feed([oak], [Logprob(-0.5, ((oak, -0.5), (old, -1.5)))])
+    piece = detokenizer.feed([oak], [Logprob(-0.5, ((oak, -0.5), (old, -1.5)))])
     assert piece is not None
     [token] = piece.logprobs
     assert (token.text, token.data, token.logprob) == (TINY.tokenizer.decode([oak]), DATA(oak), -0.5)
@@ -84,11 +84,11 @@ def test_the_likeliest_tokens_are_sent_as_text_and_bytes() -> None:
 
 def test_a_special_token_adds_nothing_but_has_its_name() -> None:
     special = TINY.tokenizer.token_to_id("<|im_start|>")
-    made = reading()
-    pieces = fed(made, [*ids("a"), special, *ids("b")])
-    told = [token for piece in pieces for token in piece.logprobs]
-    assert ("<|im_start|>", b"") in [(token.text, token.data) for token in told]
-    assert b"".join(token.data for token in told) == b"ab"
+    detokenizer = reading()
+    pieces = fed(detokenizer, [*ids("a"), special, *ids("b")])
+    tokens = [token for piece in pieces for token in piece.logprobs]
+    assert ("<|im_start|>", b"") in [(token.text, token.data) for token in tokens]
+    assert b"".join(token.data for token in tokens) == b"ab"
 
 
 def test_bytes_are_found_for_a_vocabulary_with_byte_fallback() -> None:
@@ -112,9 +112,9 @@ def test_bytes_are_found_for_any_other_vocabulary() -> None:
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))
 def test_every_id_is_sent_in_order_whatever_became_of_its_text(sequence: list[Any], size: int) -> None:
-    made = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), eos_ids=[1], with_ids=True)
-    pieces = fed(made, sequence, size)
-    told = [token for piece in pieces for token in piece.ids]
-    assert told == sequence[: made.tokens]
-    if made.matched is None:
-        assert told == sequence
+    detokenizer = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["E"]), eos_ids=[1], with_ids=True)
+    pieces = fed(detokenizer, sequence, size)
+    sent = [token for piece in pieces for token in piece.ids]
+    assert sent == sequence[: detokenizer.tokens]
+    if detokenizer.matched is None:
+        assert sent == sequence

@@ -184,9 +184,9 @@ objects = st.recursive(
 
 @given(objects, st.sampled_from([read_chunk, read_response]), st.sampled_from([b"", b"error", b"\xff"]))
 def test_whatever_a_server_says_is_read_or_fails_as_a_request(
-    said: dict[str, Any] | list[Any] | int | str | None, read: Callable[..., Any], name: bytes
+    document: dict[str, Any] | list[Any] | int | str | None, read: Callable[..., Any], name: bytes
 ) -> None:
     answer = Answer()
     with suppress(RequestFailed):
-        assert read(answer, name, json.dumps(said).encode()) == answer.tokens
+        assert read(answer, name, json.dumps(document).encode()) == answer.tokens
         assert not answer.over or answer.finish is not None

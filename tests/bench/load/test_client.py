@@ -37,14 +37,14 @@ from tests.rig.scripted_server import (
 class Client:
     """Sends one request after the other as one client does."""
 
-    made: ClassVar[list["Client"]] = []
+    opened: ClassVar[list["Client"]] = []
 
     def __init__(self, server: Scripted, **options: Any) -> None:
         usual: dict[str, Any] = {"url": server.url, "api": "chat", "model": "m", "timeout_s": 20.0}
         self.target = Target(**usual | options)
         self.pool = Pool(self.target, parse_url(self.target.url, self.target.api))
         self.came: list[float] = []
-        Client.made.append(self)
+        Client.opened.append(self)
 
     async def ask(self, tokens: int = 4, leave: EarlyDisconnect | None = None, number: int = 0) -> Record:
         ask = PlannedRequest(number, "hello", tokens, None, leave)
@@ -56,8 +56,8 @@ class Client:
 async def closed() -> AsyncIterator[None]:
     """Leave no socket open: one that is would warn, and warnings are errors."""
     yield
-    while Client.made:
-        Client.made.pop().pool.close()
+    while Client.opened:
+        Client.opened.pop().pool.close()
 
 
 async def sent(script: Script, leave: EarlyDisconnect | None = None, **options: Any) -> Record:
@@ -318,10 +318,10 @@ async def test_many_clients_at_once_get_each_their_own_answer() -> None:
     async with scripted(whole) as server:
         records = []
 
-        async def one(number: int) -> None:
+        async def ask_one(number: int) -> None:
             records.append(await Client(server).ask(tokens=number + 1, number=number))
 
         async with trio.open_nursery() as nursery:
             for number in range(20):
-                nursery.start_soon(partial(one, number))
+                nursery.start_soon(partial(ask_one, number))
     assert sorted((each.number, each.output_tokens) for each in records) == [(n, n + 1) for n in range(20)]

@@ -35,20 +35,20 @@ def job(server: Scripted, **pace: Any) -> Job:
 
 async def worked(job: Job) -> list[Any]:
     """Return all that a worker says, from within this process."""
-    said: list[Message] = []
+    messages: list[Message] = []
 
     async def say(message: Message) -> None:
-        said.append(message)
+        messages.append(message)
 
     worker = Worker(job, say)
     worker.go(Go(time.perf_counter()))
     with trio.fail_after(30):
         await worker.run()
-    return said
+    return messages
 
 
-def records(said: list[Any]) -> list[Any]:
-    return sorted((r for m in said if isinstance(m, Records) for r in m.records), key=lambda r: r.number)
+def records(messages: list[Any]) -> list[Any]:
+    return sorted((r for m in messages if isinstance(m, Records) for r in m.records), key=lambda r: r.number)
 
 
 # The worker -------------------------------------------------------------------------------
@@ -56,28 +56,28 @@ def records(said: list[Any]) -> list[Any]:
 
 async def test_a_closed_loop_sends_each_request_once_over_as_many_connections_as_clients() -> None:
     async with scripted(whole) as server:
-        said = await worked(job(server, clients=4, requests=30, warmup=5))
-    assert said[0] == Ready(5, ())
-    assert [each.number for each in records(said)] == list(range(30))
-    assert all(each.ending == "completed" for each in records(said))
-    assert isinstance(said[-1], Done)
-    assert (said[-1].tokens, said[-1].connections) == (90, 4)
+        messages = await worked(job(server, clients=4, requests=30, warmup=5))
+    assert messages[0] == Ready(5, ())
+    assert [each.number for each in records(messages)] == list(range(30))
+    assert all(each.ending == "completed" for each in records(messages))
+    assert isinstance(messages[-1], Done)
+    assert (messages[-1].tokens, messages[-1].connections) == (90, 4)
     assert server.connections <= 8
-    assert [m for m in said if isinstance(m, Progress)][-1] == Progress(completed=30, tokens=90)
+    assert [m for m in messages if isinstance(m, Progress)][-1] == Progress(completed=30, tokens=90)
 
 
 async def test_failures_of_the_warm_up_are_reported_and_not_counted() -> None:
     async with scripted(saying(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")) as server:
-        said = await worked(job(server, clients=2, requests=1, warmup=2))
-    assert said[0] == Ready(2, (Fault("http", "500"),) * 2)
-    assert len(records(said)) == 1
+        messages = await worked(job(server, clients=2, requests=1, warmup=2))
+    assert messages[0] == Ready(2, (Fault("http", "500"),) * 2)
+    assert len(records(messages)) == 1
 
 
 @pytest.mark.realtime
 async def test_an_open_loop_sends_when_planned_and_records_its_delay() -> None:
     async with scripted(whole) as server:
-        said = await worked(job(server, rate=200.0, requests=40))
-    found = records(said)
+        messages = await worked(job(server, rate=200.0, requests=40))
+    found = records(messages)
     planned = [at_s for _, at_s in plan.share(Pace(rate=200.0, requests=40), 0, 0, 1)]
     assert [each.planned_s for each in found] == planned
     assert all(0 <= each.lag_s < 1.0 and each.held_s == 0.0 for each in found)
@@ -97,17 +97,17 @@ async def test_an_open_loop_holds_back_what_is_beyond_its_limit() -> None:
         await whole(asked)
 
     async with scripted(slow) as server:
-        said = await worked(job(server, rate=1000.0, requests=20, concurrency_max=4))
+        messages = await worked(job(server, rate=1000.0, requests=20, concurrency_max=4))
     assert peak == 4
-    assert max(each.held_s for each in records(said)) > 0.05
+    assert max(each.held_s for each in records(messages)) > 0.05
 
 
 @pytest.mark.realtime
 async def test_a_duration_ends_a_closed_loop_after_its_running_requests() -> None:
     async with scripted(whole) as server:
-        said = await worked(job(server, clients=2, duration_s=0.1))
-    assert all(each.sent_s < 0.15 and each.ending == "completed" for each in records(said))
-    assert len(records(said)) > 4
+        messages = await worked(job(server, clients=2, duration_s=0.1))
+    assert all(each.sent_s < 0.15 and each.ending == "completed" for each in records(messages))
+    assert len(records(messages)) > 4
 
 
 # Processes --------------------------------------------------------------------------------
@@ -172,15 +172,15 @@ async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Pat
 
 
 def test_frames_are_the_same_wherever_they_are_cut() -> None:
-    said: list[Message] = [
+    messages: list[Message] = [
         Job(target=Target(url="u", api="chat", model="m"), workload=Workload(), pace=Pace()),
         Go(1.5),
         Progress(),
     ]
-    data = b"".join(map(encode, said))
+    data = b"".join(map(encode, messages))
     for size in (1, 3, 7, len(data)):
         frames = Frames()
-        assert [m for at in range(0, len(data), size) for m in frames.feed(data[at : at + size])] == said
+        assert [m for start in range(0, len(data), size) for m in frames.feed(data[start : start + size])] == messages
     with pytest.raises(ValueError, match="not a frame of a worker"):
         list(Frames().feed(b"Hello, world"))
 

@@ -26,14 +26,14 @@ UNTIL_CLOSED = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    at = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
-    return [data[a:b] for a, b in pairwise(at) if a < b]
+    bounds = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
+    return [data[a:b] for a, b in pairwise(bounds) if a < b]
 
 
 def failure(feed: Callable[[bytes], bytes | Sequence[Event | tuple[int, bytes]]], *data: bytes) -> Fault:
     with pytest.raises(RequestFailed) as caught:
-        for each in data:
-            feed(each)
+        for piece in data:
+            feed(piece)
     return caught.value.fault
 
 
@@ -165,17 +165,17 @@ messages: st.SearchStrategy[list[Any]] = st.lists(
 
 @given(messages, cuts)
 def test_frames_of_another_library_are_read_wherever_they_are_cut(
-    said: list[tuple[int, Any, list[int]]], places: list[int]
+    sent: list[tuple[int, Any, list[int]]], places: list[int]
 ) -> None:
     server, data, wanted = Connection(ConnectionType.SERVER), b"", []
-    for opcode, payload, splits in said:
+    for opcode, payload, splits in sent:
         if opcode == PING:
             data += server.send(Ping(payload=payload))
             wanted.append((PING, bytes(payload)))
             continue
-        at = [0, *sorted({split % (len(payload) + 1) for split in splits}), len(payload)]
-        for number, (a, b) in enumerate(pairwise(at), 1):
-            data += server.send(TextMessage(payload[a:b], message_finished=number == len(at) - 1))
+        bounds = [0, *sorted({split % (len(payload) + 1) for split in splits}), len(payload)]
+        for number, (a, b) in enumerate(pairwise(bounds), 1):
+            data += server.send(TextMessage(payload[a:b], message_finished=number == len(bounds) - 1))
         wanted.append((TEXT, payload.encode()))
     data += server.send(CloseConnection(1012, "soon"))
     frames = Frames()
@@ -283,7 +283,7 @@ def test_a_long_message_in_small_parts_is_read_in_linear_time() -> None:
     frames, payload = Frames(), b"x" * (16 * 2**20)
     data = b"\x81\x7f" + len(payload).to_bytes(8, "big") + payload + b"\x81\x01y"
     begun = time.process_time()
-    messages = [each for at in range(0, len(data), 1024) for each in frames.feed(data[at : at + 1024])]
+    messages = [message for start in range(0, len(data), 1024) for message in frames.feed(data[start : start + 1024])]
     assert messages == [(TEXT, payload), (TEXT, b"y")]
     assert time.process_time() - begun < 2
 

@@ -48,25 +48,25 @@ def test_one_sample_is_every_percentile_and_none_is_no_number() -> None:
 
 
 def test_times_of_one_request_are_as_defined() -> None:
-    one = record(stamps=[0.5, 0.6, 0.8], ended_s=0.9, output_tokens=5)
-    assert measure.ttft_s(one) == 0.5
-    assert list(measure.gaps(one)) == pytest.approx([0.1, 0.2])
-    assert measure.tpot_s(one) == pytest.approx((0.9 - 0.5) / 4)  # by the server's count, not by events
+    request = record(stamps=[0.5, 0.6, 0.8], ended_s=0.9, output_tokens=5)
+    assert measure.ttft_s(request) == 0.5
+    assert list(measure.gaps(request)) == pytest.approx([0.1, 0.2])
+    assert measure.tpot_s(request) == pytest.approx((0.9 - 0.5) / 4)  # by the server's count, not by events
 
 
 def test_a_gap_is_spread_over_the_tokens_of_its_event() -> None:
-    one = record(stamps=[1.0, 1.3, 1.4], weights=[1, 3, 1], ended_s=1.4)
-    assert list(measure.gaps(one)) == pytest.approx([0.1, 0.1, 0.1, 0.1])
-    assert measure.tpot_s(one) == pytest.approx(0.1)
-    assert measure.tokens(one) == 5
+    request = record(stamps=[1.0, 1.3, 1.4], weights=[1, 3, 1], ended_s=1.4)
+    assert list(measure.gaps(request)) == pytest.approx([0.1, 0.1, 0.1, 0.1])
+    assert measure.tpot_s(request) == pytest.approx(0.1)
+    assert measure.tokens(request) == 5
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, max_size=30))
 def test_gaps_add_up_to_the_time_between_the_first_and_the_last_token(events: list[Any]) -> None:
-    times = sorted(at for at, _ in events)
-    one = record(stamps=times, weights=[count for _, count in events], ended_s=20.0)
-    assert sum(measure.gaps(one)) == pytest.approx(times[-1] - times[0], abs=1e-6)
-    assert len(list(measure.gaps(one))) == sum(count for _, count in events[1:])
+    times = sorted(at_s for at_s, _ in events)
+    request = record(stamps=times, weights=[count for _, count in events], ended_s=20.0)
+    assert sum(measure.gaps(request)) == pytest.approx(times[-1] - times[0], abs=1e-6)
+    assert len(list(measure.gaps(request))) == sum(count for _, count in events[1:])
 
 
 def test_a_request_without_tokens_or_with_one_has_no_time_per_token() -> None:

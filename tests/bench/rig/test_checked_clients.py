@@ -35,9 +35,9 @@ UP = GatewayInterruptions()
 
 
 def judged(
-    heard: AnswerOutcome, wanted: CheckedRequest = STREAM, *, left: bool = False, gateway: GatewayInterruptions = UP
+    outcome: AnswerOutcome, wanted: CheckedRequest = STREAM, *, left: bool = False, gateway: GatewayInterruptions = UP
 ) -> str:
-    return verdict(wanted, heard, RIGHT, left=left, gateway=gateway)[0]
+    return verdict(wanted, outcome, RIGHT, left=left, gateway=gateway)[0]
 
 
 # Verdicts --------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_an_answer_is_whole_when_text_reason_and_count_are_right() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         CompleteAnswer("An oak stands by the", "stop", 9),
         CompleteAnswer(RIGHT.text, "length", 9),
@@ -61,8 +61,8 @@ def test_an_answer_is_whole_when_text_reason_and_count_are_right() -> None:
         CompleteAnswer(RIGHT.text, "stop", 9, ()),
     ],
 )
-def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(said: CompleteAnswer) -> None:
-    assert judged(AnswerOutcome([said])) == "WRONG"
+def test_an_answer_that_claims_to_be_whole_and_differs_is_wrong(answer: CompleteAnswer) -> None:
+    assert judged(AnswerOutcome([answer])) == "WRONG"
 
 
 def test_of_two_answers_both_must_be_there() -> None:
@@ -191,8 +191,8 @@ def test_free_ports_differ() -> None:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack[bool | None]]:
-    with ExitStack() as made:
-        yield made
+    with ExitStack() as exit_stack:
+        yield exit_stack
 
 
 def joined(stack: ExitStack[bool | None]) -> tuple[FaultProxy, socket.socket, socket.socket]:
@@ -278,10 +278,10 @@ def test_a_slow_connection_passes_everything_piece_by_piece(stack: ExitStack[boo
     assert hears(far, b"first")
     sent = bytes(range(256)) * (4 * SLOW_CHUNK_BYTES // 256)
     near.sendall(sent)
-    begin, heard = time.monotonic(), b""
-    while len(heard) < len(sent):
-        heard += far.recv(len(sent))
-    assert (heard, time.monotonic() - begin > 0.15) == (sent, True)
+    begin, received = time.monotonic(), b""
+    while len(received) < len(sent):
+        received += far.recv(len(sent))
+    assert (received, time.monotonic() - begin > 0.15) == (sent, True)
     assert slowed is not None
     slowed.flow()
 

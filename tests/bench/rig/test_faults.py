@@ -54,12 +54,12 @@ def test_a_fault_can_hit_every_target_and_lasts_within_its_bounds() -> None:
 class Stub:
     """A node with a given log and exit code, which records its signals."""
 
-    def __init__(self, said: str = "", code: int | None = None, left: tuple[()] | list[Any] = ()) -> None:
-        self.said, self.left_behind, self.sent = said, list(left), list[int]()
+    def __init__(self, log: str = "", code: int | None = None, left: tuple[()] | list[Any] = ()) -> None:
+        self.log, self.left_behind, self.sent = log, list(left), list[int]()
         self.process = SimpleNamespace(poll=lambda: self.process.returncode, returncode=code)  # type: ignore[has-type]
 
     def output(self) -> str:
-        return self.said
+        return self.log
 
     def observe(self) -> dict[Any, Any]:
         return {}
@@ -138,11 +138,11 @@ def test_a_stopped_node_is_continued_or_killed(number: int, then: signal.Signals
 
 
 @pytest.mark.realtime
-@pytest.mark.parametrize(("said", "bad"), [("", 0), (UP, 1)])
+@pytest.mark.parametrize(("log", "bad"), [("", 0), (UP, 1)])
 def test_a_node_may_end_by_itself_only_when_a_fault_hit_its_first_start(
-    said: str, bad: int, monkeypatch: pytest.MonkeyPatch
+    log: str, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Stub(said)
+    node = Stub(log)
     host = ProcessEntry(1, 0, 1, "0", "S", "a host")
     monkeypatch.setattr(node, "observe", lambda: {"host": host})
 

@@ -22,11 +22,11 @@ class Scripted(LoadPoller):
         self.script, self.fronts = list(script), list[bool]()
 
     def read(self, *, front: bool = True) -> PairLoad:
-        at, prefill, decode, running = self.script.pop(0)
+        read_at, prefill, decode, running = self.script.pop(0)
         if not self.script:  # the last stays true
-            self.script.append((at + SETTLE_S, prefill, decode, running))
+            self.script.append((read_at + SETTLE_S, prefill, decode, running))
         self.fronts.append(front)
-        return PairLoad(prefill, decode, at, running) if front else PairLoad(prefill, decode, at)
+        return PairLoad(prefill, decode, read_at, running) if front else PairLoad(prefill, decode, read_at)
 
 
 def test_a_pair_is_idle_when_neither_engine_holds_a_request_or_kv_memory(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_request_that_is_not_released_raises_an_error(tmp_path: Path) -> None:
 
 
 def found(*taken_ms: float) -> list[Any]:
-    return [(each / 1000, True) for each in taken_ms]
+    return [(ms / 1000, True) for ms in taken_ms]
 
 
 def test_nine_tries_of_ten_must_be_within_the_target() -> None:

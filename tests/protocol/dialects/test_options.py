@@ -271,5 +271,5 @@ def test_every_field_of_the_openai_client_has_a_row(
     | type[response_params.ResponseCreateParamsBase],
     cls: type[chat.ChatRequest] | type[completions.CompletionRequest] | type[CreateHttp] | type[Create],
 ) -> None:
-    known = {*cls.harmless, *(field.name for field in attrs.fields(cls))}
-    assert params.__annotations__.keys() - known == set()
+    rows = {*cls.harmless, *(field.name for field in attrs.fields(cls))}
+    assert params.__annotations__.keys() - rows == set()

@@ -194,4 +194,4 @@ class Faults:
                 node.costs.slow = 1.0
 
     def _wire(self, kind: str, node: SmallSystem, number: int) -> SimTransport:
-        return node.wires["front" if "front" in kind else f"line {number}"]
+        return node.transports["front" if "front" in kind else f"line {number}"]

@@ -159,7 +159,7 @@ class NodeLife(SmallSystem):
         if self.starts_fail:
             raise StartFailed("it does not start")
         engine = self.hosts[number] = LocalEngine(self.costs)
-        self.wires[f"line {number}"] = cast("SimTransport", engine)
+        self.transports[f"line {number}"] = cast("SimTransport", engine)
         with self.engines[number].publish(engine):
             await engine.run(task_status=task_status)
 

@@ -314,7 +314,7 @@ class System(SmallSystem):
         """How long a `Cancel` that is sent now may wait behind earlier frames: ten usual delays for each buffer of them."""
         if not self.far or self.front.current is None:
             return 0.0
-        behind_bytes = self.front.current.peer.queued_bytes + self.wires["front"].in_flight
+        behind_bytes = self.front.current.peer.queued_bytes + self.transports["front"].in_flight
         room, delay_s = self.network["room"], self.network["delay_s"]
         return float(behind_bytes / room * 10 * delay_s)
 

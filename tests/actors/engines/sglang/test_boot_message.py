@@ -39,7 +39,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "mistake"),
     [
         ("is_embedding = true", "settings.is_embedding: cannot be set: an engine here generates text"),
         ("dp_size = 2", "settings.dp_size: cannot be set: name more engines"),
@@ -69,9 +69,9 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
     ],
 )
 def test_a_setting_that_would_lie_is_a_mistake_with_its_line(
-    line: str, said: str, read: Callable[..., Cluster]
+    line: str, mistake: str, read: Callable[..., Cluster]
 ) -> None:
-    with pytest.raises(StartFailed, match=re.escape(f"line 8: engine.tiny-0.{said}")):
+    with pytest.raises(StartFailed, match=re.escape(f"line 8: engine.tiny-0.{mistake}")):
         read(line)
 
 

@@ -25,8 +25,8 @@ PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_k
 
 
 def batch(seed: int = 0, **changes: Any) -> Batch:
-    made = spec(**changes)
-    return Batch(made, OutputGenerator.from_sentences(made, ()), random.Random(seed))
+    engine_spec = spec(**changes)
+    return Batch(engine_spec, OutputGenerator.from_sentences(engine_spec, ()), random.Random(seed))
 
 
 # What time costs --------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(
     asked: list[Any], page_size: int, chunk: int, cache: bool
 ) -> None:
     engine = batch(kv_tokens_max=64, page_size=page_size, prefill_chunk=chunk, prefix_cache=cache, slots=3)
-    moves = [(at, number, "submit") for number, (*_, at) in enumerate(asked)]
-    moves += [(at + after, number, "abort") for number, (*_, after, at) in enumerate(asked) if after is not None]
+    moves = [(at_s, number, "submit") for number, (*_, at_s) in enumerate(asked)]
+    moves += [(at_s + after, number, "abort") for number, (*_, after, at_s) in enumerate(asked) if after is not None]
     tokens: dict[str, int] = {}
     over: list[str] = []
 
@@ -183,16 +183,16 @@ def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(
             tokens[name] = tokens.get(name, 0) + 1
         over.extend(name for name, _ in (*update.ended, *update.failed))
 
-    for at, number, what in sorted(moves):
-        while engine.next_at() <= at:
+    for at_s, number, what in sorted(moves):
+        while engine.next_at() <= at_s:
             note(engine.advance(max(engine.next_at(), 0.0)))
         if what == "submit":
             prompt, tokens_max, kind, *_ = asked[number]
-            engine.submit(generate(str(number), [kind] * prompt, tokens_max), at)
+            engine.submit(generate(str(number), [kind] * prompt, tokens_max), at_s)
         else:
-            engine.abort(str(number), at)
+            engine.abort(str(number), at_s)
         assert 0 <= engine.load().kv_tokens_used <= 64
-    now = max(at for at, *_ in moves)
+    now = max(at_s for at_s, *_ in moves)
     for _ in range(1000):
         if engine.next_at() == float("inf"):
             break
@@ -319,10 +319,10 @@ async def everything(rng: random.Random) -> list[object]:
     """A mixed load with faults; returns all that can be seen of it, with its times."""
     seen: list[object] = []
     faults = Faults(refuse=0.2, stall=0.1, stall_s=0.5, stuck=0.1)
-    made = spec(costs=Costs(fixed_s=0.01, per_running_s=0.001), eos_id=99, length_max=40, faults=faults)
-    async with running(made) as engine, trio.open_nursery() as nursery:
+    engine_spec = spec(costs=Costs(fixed_s=0.01, per_running_s=0.001), eos_id=99, length_max=40, faults=faults)
+    async with running(engine_spec) as engine, trio.open_nursery() as nursery:
 
-        async def one(name: str, prompt: int, tokens_max: int, after_s: float, leaves_s: float) -> None:
+        async def ask_one(name: str, prompt: int, tokens_max: int, after_s: float, leaves_s: float) -> None:
             await trio.sleep(after_s)
             answer = engine.submit(generate(name, prompt, tokens_max, temperature=1.0))
             with trio.move_on_after(leaves_s):
@@ -335,7 +335,7 @@ async def everything(rng: random.Random) -> list[object]:
 
         for number in range(20):
             times = rng.uniform(0, 1), rng.choice((0.3, 100))
-            nursery.start_soon(one, f"{number}", rng.randrange(1, 200), rng.randrange(1, 60), *times)
+            nursery.start_soon(ask_one, f"{number}", rng.randrange(1, 200), rng.randrange(1, 60), *times)
     return seen
 
 

@@ -234,8 +234,8 @@ async def test_a_page_that_several_hold_counts_once(autojump_clock: MockClock) -
 
 
 def batch(**changes: Any) -> Batch:
-    made = spec(**changes)
-    return Batch(made, OutputGenerator.from_sentences(made, ()), random.Random(0))
+    engine_spec = spec(**changes)
+    return Batch(engine_spec, OutputGenerator.from_sentences(engine_spec, ()), random.Random(0))
 
 
 def test_two_that_compute_the_same_at_once_end_with_one_copy() -> None:

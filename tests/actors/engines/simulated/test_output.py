@@ -23,7 +23,7 @@ LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 EOS = 99
 
 
-async def said(request: Generate, lines: Sequence[list[int]] = LINES, **changes: int) -> tuple[list[int], Finished]:
+async def complete(request: Generate, lines: Sequence[list[int]] = LINES, **changes: int) -> tuple[list[int], Finished]:
     async with running(spec(eos_id=EOS, **changes), lines) as engine:
         ids, finished, _ = await read(engine.submit(request))
     return ids, finished
@@ -34,7 +34,7 @@ def many(**sampling: Any) -> Generate:
 
 
 async def test_sentences_are_whole_and_none_comes_twice_in_a_row(autojump_clock: MockClock) -> None:
-    ids, _ = await said(many(ignore_eos=True))
+    ids, _ = await complete(many(ignore_eos=True))
     lines, rest = [], ids
     while rest:
         line = next(line for line in LINES if line == rest[: len(line)] or rest == line[: len(rest)])
@@ -45,12 +45,12 @@ async def test_sentences_are_whole_and_none_comes_twice_in_a_row(autojump_clock:
 
 
 async def test_a_single_sentence_is_repeated(autojump_clock: MockClock) -> None:
-    ids, _ = await said(many(ignore_eos=True), lines=[[1, 2, 3]])
+    ids, _ = await complete(many(ignore_eos=True), lines=[[1, 2, 3]])
     assert ids == ([1, 2, 3] * 67)[:200]
 
 
 async def test_an_eos_token_within_a_sentence_is_left_out(autojump_clock: MockClock) -> None:
-    ids, finished = await said(many(), [[1, EOS, 2, 3], [EOS]], length_min=9, length_max=9)
+    ids, finished = await complete(many(), [[1, EOS, 2, 3], [EOS]], length_min=9, length_max=9)
     assert ids == [1, 2, 3] * 3 + [EOS]
     assert finished.matched == EOS
 
@@ -61,7 +61,7 @@ async def test_an_answer_ends_by_itself_at_a_drawn_length(
 ) -> None:
     lengths = set()
     for name in "abcdefgh":
-        ids, finished = await said(generate(name, tokens_max=100), lines, length_min=10, length_max=20)
+        ids, finished = await complete(generate(name, tokens_max=100), lines, length_min=10, length_max=20)
         assert (finished.reason, finished.matched, ids[-1], ids.count(EOS)) == (FinishReason.STOP, EOS, EOS, 1)
         lengths.add(len(ids) - 1)
     assert min(lengths) >= 10
@@ -70,33 +70,33 @@ async def test_an_answer_ends_by_itself_at_a_drawn_length(
 
 
 async def test_an_answer_that_ends_with_its_last_token_has_stopped(autojump_clock: MockClock) -> None:
-    made = generate("a", tokens_max=11)
-    ids, finished = await said(made, (), length_min=10, length_max=10)
+    request = generate("a", tokens_max=11)
+    ids, finished = await complete(request, (), length_min=10, length_max=10)
     assert (len(ids), finished.reason, finished.matched) == (11, FinishReason.STOP, EOS)
 
 
 async def test_an_ignored_eos_is_never_generated(autojump_clock: MockClock) -> None:
     for lines in (LINES, ()):
-        ids, finished = await said(many(ignore_eos=True), lines, length_min=1, length_max=2)
+        ids, finished = await complete(many(ignore_eos=True), lines, length_min=1, length_max=2)
         assert (len(ids), finished.reason) == (200, FinishReason.LENGTH)
         assert EOS not in ids
 
 
 async def test_an_answer_has_at_least_the_tokens_asked_for(autojump_clock: MockClock) -> None:
-    ids, finished = await said(many(tokens_min=50), (), length_min=5, length_max=5)
+    ids, finished = await complete(many(tokens_min=50), (), length_min=5, length_max=5)
     assert (len(ids), finished.matched) == (51, EOS)
-    assert ids[:50] == (await said(many(ignore_eos=True), ()))[0][:50]
+    assert ids[:50] == (await complete(many(ignore_eos=True), ()))[0][:50]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}])
 async def test_a_stop_token_is_delivered_and_named(sampling: dict[str, bool], autojump_clock: MockClock) -> None:
-    ids, finished = await said(many(stop_token_ids=(7,), **sampling))
+    ids, finished = await complete(many(stop_token_ids=(7,), **sampling))
     assert (ids[-1], finished.reason, finished.matched) == (7, FinishReason.STOP, 7)
     assert 7 not in ids[:-1]
 
 
 async def test_no_stop_token_is_generated_before_tokens_min(autojump_clock: MockClock) -> None:
-    ids, finished = await said(many(stop_token_ids=(7,), tokens_min=40))
+    ids, finished = await complete(many(stop_token_ids=(7,), tokens_min=40))
     assert 7 not in ids[:40]
     assert finished.matched == 7
 
@@ -105,23 +105,23 @@ async def test_no_stop_token_is_generated_before_tokens_min(autojump_clock: Mock
 async def test_a_bias_of_100_forces_a_token_and_its_opposite_forbids_one(
     lines: list[list[int]] | tuple[()], autojump_clock: MockClock
 ) -> None:
-    ids, _ = await said(many(logit_bias={5: 100.0, 9: 100.0, 7: 99.0, 3: -100.0}), lines)
+    ids, _ = await complete(many(logit_bias={5: 100.0, 9: 100.0, 7: 99.0, 3: -100.0}), lines)
     assert ids == [5] * 200
-    ids, _ = await said(many(logit_bias={5: -100.0, 6: -200.0, EOS: -100.0, 8: -99.0}), lines)
+    ids, _ = await complete(many(logit_bias={5: -100.0, 6: -200.0, EOS: -100.0, 8: -99.0}), lines)
     assert not {5, 6, EOS} & set(ids)
     assert len(ids) == 200
-    ids, _ = await said(many(logit_bias={EOS: -100.0}), lines, length_min=1, length_max=1)
-    assert ids == (await said(many(ignore_eos=True), lines))[0]
-    ids, finished = await said(many(logit_bias={EOS: 100.0}, tokens_min=3), lines)
+    ids, _ = await complete(many(logit_bias={EOS: -100.0}), lines, length_min=1, length_max=1)
+    assert ids == (await complete(many(ignore_eos=True), lines))[0]
+    ids, finished = await complete(many(logit_bias={EOS: 100.0}, tokens_min=3), lines)
     assert (len(ids), ids[-1], finished.matched) == (4, EOS, EOS)
     assert EOS not in ids[:-1]
 
 
 async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock) -> None:
-    expected, _ = await said(many(ignore_eos=True))
-    ids, _ = await said(many(ignore_eos=True, logit_bias=dict.fromkeys(range(100), -100.0)))
+    expected, _ = await complete(many(ignore_eos=True))
+    ids, _ = await complete(many(ignore_eos=True, logit_bias=dict.fromkeys(range(100), -100.0)))
     assert ids == expected
-    ids, finished = await said(many(stop_token_ids=tuple(range(100)), tokens_min=5))
+    ids, finished = await complete(many(stop_token_ids=tuple(range(100)), tokens_min=5))
     assert (len(ids), finished.matched) == (6, ids[-1])
 
 
@@ -172,8 +172,8 @@ def test_lines_must_be_in_the_vocabulary() -> None:
 def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(
     place: int, token: int, most: int, vocabulary: int, temperature: float
 ) -> None:
-    made = spec(vocabulary_size=vocabulary)
-    speech, token, most = OutputGenerator.from_sentences(made, ()), token % vocabulary, min(most, vocabulary)
+    engine_spec = spec(vocabulary_size=vocabulary)
+    speech, token, most = OutputGenerator.from_sentences(engine_spec, ()), token % vocabulary, min(most, vocabulary)
     sequence = speech.answer(generate("a", [1], temperature=temperature), pack_tokens([1]))
     scores = speech.logprob(sequence, place, token, most)
     assert scores == speech.logprob(sequence, place, token, most)

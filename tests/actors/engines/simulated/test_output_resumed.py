@@ -37,8 +37,8 @@ def whole(
     request: Generate, lines: list[list[int]] | tuple[()], **changes: Any
 ) -> tuple[list[int], list[Logprob | None], Finished]:
     """Return the ids, log probabilities and end of an answer."""
-    made = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
-    batch = Batch(made, OutputGenerator.from_sentences(made, lines), random.Random(0))
+    engine_spec = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
+    batch = Batch(engine_spec, OutputGenerator.from_sentences(engine_spec, lines), random.Random(0))
     batch.submit(request, 0.0)
     ids, scores, now = [], [], 0.0
     while True:
@@ -50,19 +50,19 @@ def whole(
         now = batch.next_at()
 
 
-def rest(request: Generate, ids: list[int], said: int) -> Generate:
+def rest(request: Generate, ids: list[int], sent: int) -> Generate:
     """What is left of a request after so many of its tokens."""
     wanted = request.sampling
-    left = evolve(wanted, tokens_max=wanted.tokens_max - said, tokens_min=max(0, wanted.tokens_min - said))
-    return evolve(request, id="another", tokens=request.tokens + ids[:said], said=request.said + said, sampling=left)
+    left = evolve(wanted, tokens_max=wanted.tokens_max - sent, tokens_min=max(0, wanted.tokens_min - sent))
+    return evolve(request, id="another", tokens=request.tokens + ids[:sent], said=request.said + sent, sampling=left)
 
 
 def check_cut_everywhere(request: Generate, lines: list[list[int]] | tuple[()]) -> None:
     ids, scores, finished = whole(request, lines)
-    for said in range(1, len(ids)):
-        after, scores_after, end = whole(rest(request, ids, said), lines)
-        assert after == ids[said:], f"cut after {said}"
-        assert scores_after == scores[said:], f"cut after {said}"
+    for sent in range(1, len(ids)):
+        after, scores_after, end = whole(rest(request, ids, sent), lines)
+        assert after == ids[sent:], f"cut after {sent}"
+        assert scores_after == scores[sent:], f"cut after {sent}"
         assert (end.reason, end.matched) == (finished.reason, finished.matched)
         assert end.usage.completion_tokens == len(after)
 
@@ -127,9 +127,9 @@ async def test_tokens_sent_before_are_part_of_the_prompt_and_may_be_cached(autoj
         assert finished.usage.cached_tokens == 12
 
 
-@pytest.mark.parametrize("said", [-1, 4, 5])
-async def test_no_more_tokens_can_have_been_sent_than_the_prompt_holds(said: int, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("sent", [-1, 4, 5])
+async def test_no_more_tokens_can_have_been_sent_than_the_prompt_holds(sent: int, autojump_clock: MockClock) -> None:
     async with running() as engine:
         with pytest.raises(BadRequest, match="said must be from 0 to 3") as caught:
-            engine.submit(evolve(generate("a", prompt=4), said=said))
+            engine.submit(evolve(generate("a", prompt=4), said=sent))
         assert caught.value.param == "said"

@@ -161,7 +161,7 @@ async def test_a_decode_alone_takes_what_both_take_and_the_transfer(
     began = trio.current_time()
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, transfer_s=transfer_s))) as engine:
         times = await timed(engine.submit(met(request)))
-    assert [at - began for at in times] == [at + transfer_s for at in both]
+    assert [at_s - began for at_s in times] == [at_s + transfer_s for at_s in both]
 
 
 async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock: MockClock) -> None:
@@ -181,17 +181,17 @@ def test_the_text_is_that_of_one_engine_whatever_comes_together(
     async def every(leg: Leg) -> list[Any]:
         answers: list[Any] = [None] * len(asked)
 
-        async def one(engine: SimulatedEngine, number: int, prompt: int, tokens_max: int, at: float) -> None:
-            await trio.sleep(at)
+        async def ask_one(engine: SimulatedEngine, number: int, prompt: int, tokens_max: int, delay_s: float) -> None:
+            await trio.sleep(delay_s)
             wanted = generate(f"r{number}", prompt, max(tokens_max, 4), logprobs=1, **sampling)
             ids, ended, replies = await read(engine.submit(wanted if leg is Leg.BOTH else met(wanted)))
             answers[number] = ids, evolve(ended, usage=evolve(ended.usage, cached_tokens=0)), replies
 
-        made = leg_of(leg, slots=slots, eos_id=99, length_min=2, length_max=12)
-        async with running(made) as engine:
+        engine_spec = leg_of(leg, slots=slots, eos_id=99, length_min=2, length_max=12)
+        async with running(engine_spec) as engine:
             async with trio.open_nursery() as clients:
-                for number, each in enumerate(asked):
-                    clients.start_soon(one, engine, number, *each)
+                for number, arguments in enumerate(asked):
+                    clients.start_soon(ask_one, engine, number, *arguments)
             assert await engine.load() == EngineLoad(0, 0, 0)
         return answers
 
@@ -215,8 +215,10 @@ async def test_transferred_prompts_delay_no_running_request(autojump_clock: Mock
 
 
 async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_clock: MockClock) -> None:
-    made = leg_of(Leg.DECODE, kv_tokens_max=40, page_size=4, costs=evolve(COSTS, transfer_s=100.0, release_s=0.5))
-    async with running(made) as engine:
+    engine_spec = leg_of(
+        Leg.DECODE, kv_tokens_max=40, page_size=4, costs=evolve(COSTS, transfer_s=100.0, release_s=0.5)
+    )
+    async with running(engine_spec) as engine:
         first = engine.submit(met(generate("a", prompt=16, tokens_max=8)))
         second = engine.submit(met(generate("b", prompt=16, tokens_max=8)))
         await trio.sleep(1)
@@ -304,11 +306,11 @@ def test_an_answer_that_was_cut_goes_on_in_a_pair_too() -> None:
         request = generate("a", prompt=6, tokens_max=12)
         async with running(leg_of(Leg.BOTH)) as engine:
             whole = (await read(engine.submit(request)))[0]
-        for said in range(1, 12):
-            sampling = evolve(request.sampling, tokens_max=12 - said)
-            rest = met(evolve(request, tokens=request.tokens + whole[:said], said=said, sampling=sampling))
+        for sent in range(1, 12):
+            sampling = evolve(request.sampling, tokens_max=12 - sent)
+            rest = met(evolve(request, tokens=request.tokens + whole[:sent], said=sent, sampling=sampling))
             async with running(leg_of(Leg.PREFILL)) as prefill, running(leg_of(Leg.DECODE)) as decoder:
-                assert (await read(prefill.submit(rest)))[0] == whole[said : said + 1]
-                assert (await read(decoder.submit(rest)))[0] == whole[said:]
+                assert (await read(prefill.submit(rest)))[0] == whole[sent : sent + 1]
+                assert (await read(decoder.submit(rest)))[0] == whole[sent:]
 
     simulate(scenario, 0)

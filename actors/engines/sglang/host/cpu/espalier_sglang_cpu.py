@@ -89,11 +89,11 @@ def _keep_indices_on_the_device():
 def _unpinned(make):
     from torch.jit._builtins import _find_builtin, _register_builtin
 
-    def made(*args, **kwargs):
+    def unpinned(*args, **kwargs):
         kwargs.pop("pin_memory", None)
         return make(*args, **kwargs)
 
-    made.__name__ = make.__name__
+    unpinned.__name__ = make.__name__
     if (builtin := _find_builtin(make)) is not None:
-        _register_builtin(made, builtin)  # torch.jit.script must still see the operator behind the name
-    return made
+        _register_builtin(unpinned, builtin)  # torch.jit.script must still see the operator behind the name
+    return unpinned

@@ -60,9 +60,9 @@ class Guarded:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "e"
-    made.mkdir()
-    return made
+    path = tmp_path / "e"
+    path.mkdir()
+    return path
 
 
 @pytest.fixture
