@@ -22,8 +22,8 @@ settings.load_profile("espalier")
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return a folder for nodes, whose path is short enough for their sockets."""
-    with short_folder() as made:
-        yield made
+    with short_folder() as path:
+        yield path
 
 
 CLOCKS = {"autojump_clock", "mock_clock"}

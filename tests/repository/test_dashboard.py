@@ -67,22 +67,22 @@ def happened(metrics: Metrics) -> None:
 
 
 @pytest.fixture
-async def told(tmp_path: Path) -> dict[str, set[str]]:
+async def exported(tmp_path: Path) -> dict[str, set[str]]:
     """The labels of every series that one of two nodes tells, by its name."""
     file = tmp_path / "cluster.toml"
     file.write_text(FILE)
     cluster, families = read_cluster(file), list[Metric]()
     for node in cluster.node:
-        house, metrics = built_assembly(cluster, node)
+        assembly, metrics = built_assembly(cluster, node)
         happened(metrics)
-        for routing in house.reloadable.routings.values():
+        for routing in assembly.reloadable.routings.values():
             suspect = Suspect("back/tiny-0", "both", 2)
             routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
-        assert house.links is not None
+        assert assembly.links is not None
         for other in cluster.node.keys() - {node}:
-            house.links.traffic[other].sent(1)
-            house.directory.linked(other, idle_link())
-        text = metrics.render({name: EngineLoad(0, 0, 0) for name in house.directory.local}).decode()
+            assembly.links.traffic[other].sent(1)
+            assembly.directory.linked(other, idle_link())
+        text = metrics.render({name: EngineLoad(0, 0, 0) for name in assembly.directory.local}).decode()
         families += text_string_to_metric_families(text)
     named: dict[str, set[str]] = {}
     for family in families:
@@ -143,21 +143,21 @@ def test_no_two_panels_lie_on_each_other() -> None:
 
 
 async def test_every_series_on_the_dashboard_is_exported_with_these_labels(
-    told: dict[str, set[str]],
+    exported: dict[str, set[str]],
 ) -> None:
     for panel in PANELS:
         for target in panel["targets"]:
             names = names_in(target["expr"])
             assert names, panel["title"]
-            assert names <= told.keys(), (panel["title"], names - told.keys())
-            known = {"le", *OF_PROMETHEUS}.union(*(told[name] for name in names))
+            assert names <= exported.keys(), (panel["title"], names - exported.keys())
+            labels = {"le", *OF_PROMETHEUS}.union(*(exported[name] for name in names))
             asked = labels_in(target["expr"], target["legendFormat"])
-            assert asked <= known, (panel["title"], asked - known)
+            assert asked <= labels, (panel["title"], asked - labels)
 
 
-async def test_every_exported_metric_is_on_the_dashboard(told: dict[str, set[str]]) -> None:
+async def test_every_exported_metric_is_on_the_dashboard(exported: dict[str, set[str]]) -> None:
     shown = {name for panel in PANELS for target in panel["targets"] for name in names_in(target["expr"])}
-    families = {re.sub("_(bucket|sum|count)$", "", name) for name in told}
+    families = {re.sub("_(bucket|sum|count)$", "", name) for name in exported}
     assert families == {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
 
 

@@ -156,20 +156,20 @@ def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster: Cluster, name
 
 # Commands ---------------------------------------------------------------------------------
 
-TOLD = [ROOT / "docs" / "operating.md", *sorted(EXAMPLES.glob("*/README.md")), SBATCH]
+DOCUMENTED = [ROOT / "docs" / "operating.md", *sorted(EXAMPLES.glob("*/README.md")), SBATCH]
 OUR_COMMAND = re.compile(r"(?:-m|\"-m\",) \"?supervisor\"?([^\n`#|>;)]*)")
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    known = {"hash-key", "status", "drain", "reload"}
+    existing = {"hash-key", "status", "drain", "reload"}
     for arguments in (["--help"], ["cluster.toml", "status", "--help"]):
         command = [sys.executable, "-m", "supervisor", *arguments]
         text = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
-        known |= set(re.findall(r"--[a-z-]+", text))
-    said = [words.split() for file in TOLD for words in OUR_COMMAND.findall(file.read_text())]
-    flags = {re.sub(r"[^a-z-]", "", word) for words in said for word in words if re.match(r"\W*--", word)}
-    verbs = {word for words in said for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}
-    assert {"--check", "--node", "--json", "status", "drain", "reload"} <= flags | verbs <= known
+        existing |= set(re.findall(r"--[a-z-]+", text))
+    commands = [words.split() for file in DOCUMENTED for words in OUR_COMMAND.findall(file.read_text())]
+    flags = {re.sub(r"[^a-z-]", "", word) for words in commands for word in words if re.match(r"\W*--", word)}
+    verbs = {word for words in commands for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}
+    assert {"--check", "--node", "--json", "status", "drain", "reload"} <= flags | verbs <= existing
 
 
 def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file() -> None:

@@ -102,18 +102,18 @@ trio.run(main)
 
 
 def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path: Path) -> None:
-    made = scratch(tmp_path)
-    made.insert("protocol/messages.py", "KINDS = (", MESSAGES)
-    made.insert("protocol/messages.py", "    Kind(31, GrammarChecked),", KINDS)
-    made.add("actors/echo.py", ACTOR)
-    made.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
-    made.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", CHILD)
-    made.insert("supervisor/node/assembly.py", "                *models.children,", ROW)
-    assert made.touched == {"protocol/messages.py", "actors/echo.py", "supervisor/node/assembly.py"}
+    scratch_copy = scratch(tmp_path)
+    scratch_copy.insert("protocol/messages.py", "KINDS = (", MESSAGES)
+    scratch_copy.insert("protocol/messages.py", "    Kind(31, GrammarChecked),", KINDS)
+    scratch_copy.add("actors/echo.py", ACTOR)
+    scratch_copy.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
+    scratch_copy.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", CHILD)
+    scratch_copy.insert("supervisor/node/assembly.py", "                *models.children,", ROW)
+    assert scratch_copy.touched == {"protocol/messages.py", "actors/echo.py", "supervisor/node/assembly.py"}
 
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(tiny=ROOT / "examples" / "tiny"))
-    code, shown = made.run("-m", "supervisor", "--check", str(file))
+    code, shown = scratch_copy.run("-m", "supervisor", "--check", str(file))
     assert (code, "repeats words" in shown) == (0, True), shown
-    written = made.program(ASKED.format(file=str(file)))
+    written = scratch_copy.program(ASKED.format(file=str(file)))
     assert written.splitlines() == ["('hello', 'hello')", "there is no word"]

@@ -102,16 +102,18 @@ UNLISTED = "a Unlisted has no row in `KINDS`, so it crosses no link"
 
 def written_by(folder: Path, answer: str) -> list[str]:
     """Add the message in a scratch copy whose node answers with `answer`, and return what its caller writes."""
-    made = scratch(folder)
-    made.insert("protocol/cluster.py", "KINDS = (", CLASSES)
-    made.insert("protocol/cluster.py", "    Kind(40, LoadUpdate),", ROWS)
-    made.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
-    made.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", SERVED.format(answer=answer))
-    made.add("supervisor/cli/zone.py", CALLER)
-    assert made.touched == {"protocol/cluster.py", "supervisor/node/assembly.py", "supervisor/cli/zone.py"}
+    scratch_copy = scratch(folder)
+    scratch_copy.insert("protocol/cluster.py", "KINDS = (", CLASSES)
+    scratch_copy.insert("protocol/cluster.py", "    Kind(40, LoadUpdate),", ROWS)
+    scratch_copy.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
+    scratch_copy.insert(
+        "supervisor/node/assembly.py", "    directory.attach_services(services)", SERVED.format(answer=answer)
+    )
+    scratch_copy.add("supervisor/cli/zone.py", CALLER)
+    assert scratch_copy.touched == {"protocol/cluster.py", "supervisor/node/assembly.py", "supervisor/cli/zone.py"}
     file = folder / "cluster.toml"
     file.write_text(CLUSTER.format(tiny=ROOT / "examples" / "tiny"))
-    return made.program(ASKED.format(file=str(file))).splitlines()
+    return scratch_copy.program(ASKED.format(file=str(file))).splitlines()
 
 
 def test_a_message_is_added_by_its_class_with_a_row_its_service_and_its_caller(tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ NETWORK = {"delay_s": 0.0, "piece_max": 65536, "room": 1 << 20}
 class _Links(Mesh):
     net: NodeNetwork = field(kw_only=True)
 
-    async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
+    async def _listen(self, nursery: trio.Nursery, listen: Endpoint) -> None:
         def accept(stream: trio.SocketStream) -> None:
             nursery.start_soon(self._accepted, stream)
 
-        self.directory.address = str(at)
-        self.net.listening[str(at)] = self.name, accept
+        self.directory.address = str(listen)
+        self.net.listening[str(listen)] = self.name, accept
 
 
 class Steps(trio.abc.Instrument):
@@ -105,9 +105,9 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
         inbox: RequestInbox
         address, inbox = priority_inbox(64, lambda _: 0)
         offer = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False)
-        plug: Registration[Engine] = Registration(directory.notify)
-        directory.local[offer.name] = LocalWorker(name, offer, address, plug, inbox, directory)
-        stack.enter_context(plug.publish(cast("Engine", _Engine(INFO))))
+        registration: Registration[Engine] = Registration(directory.notify)
+        directory.local[offer.name] = LocalWorker(name, offer, address, registration, inbox, directory)
+        stack.enter_context(registration.publish(cast("Engine", _Engine(INFO))))
         directory.configure(FRONT, f"{FRONT}:7400")
     numbers = count()
     return _Links(

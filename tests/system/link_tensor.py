@@ -66,21 +66,21 @@ def tell(line: str) -> None:
 async def say_tokens(inbox: trio.MemoryReceiveChannel[Call[Generate, Started | Tokens, Finished]]) -> None:
     """Answer each request with tokens at a steady pace; a token's id is when it was sent."""
 
-    async def one(call: Call[Generate, Started | Tokens, Finished]) -> None:
+    async def answer_call(call: Call[Generate, Started | Tokens, Finished]) -> None:
         with call.answering(bugs) as answer:
             most = call.request.sampling.tokens_max
-            at = trio.current_time() + int(call.request.id, 16) / STREAMS / TOKENS_A_SECOND
+            due_at = trio.current_time() + int(call.request.id, 16) / STREAMS / TOKENS_A_SECOND
             answer.put(Started(0), 0)
             for _ in range(most):
-                at += 1 / TOKENS_A_SECOND
-                await trio.sleep_until(at)
+                due_at += 1 / TOKENS_A_SECOND
+                await trio.sleep_until(due_at)
                 answer.put(Tokens([now_us()]), 1)
             answer.end(Finished(FinishReason.LENGTH, Usage(1, most)))
 
     bugs = BugCounter()
     async with trio.open_nursery() as nursery:
         async for call in inbox:
-            nursery.start_soon(one, call)
+            nursery.start_soon(answer_call, call)
 
 
 async def give_tensors(inbox: trio.MemoryReceiveChannel[Call[GetInfo, Embedded, None]], size: int) -> None:
@@ -120,7 +120,7 @@ async def serve(size: int) -> None:
 
 
 @define
-class Heard:
+class Arrivals:
     """Every token that came: when it was sent and when it was here, in microseconds."""
 
     tokens: list[tuple[int, int]] = field(factory=list)
@@ -130,14 +130,14 @@ class Heard:
         return sorted((here - sent) / 1000 for sent, here in self.tokens if begin_us <= sent <= end_us)
 
 
-async def listen_to(link: Link, number: int, tokens_max: int, heard: Heard) -> None:
+async def listen_to(link: Link, number: int, tokens_max: int, arrivals: Arrivals) -> None:
     """Ask for one stream, and note its tokens until cancelled."""
     request = Generate(f"{number:032x}", [1], Sampling(tokens_max=tokens_max))
     async with link.ask(request, tokens_max, TOKENS) as replies:
         async for reply in replies:
             if isinstance(reply, Tokens):
                 here = now_us()
-                heard.tokens += [(sent, here) for sent in reply.ids]
+                arrivals.tokens += [(sent, here) for sent in reply.ids]
 
 
 async def fetch(link: Link, size: int) -> None:
@@ -151,14 +151,14 @@ async def fetch(link: Link, size: int) -> None:
 @asynccontextmanager
 async def linked(port: int) -> AsyncIterator[Link]:
     """Dial the other process, and yield the link."""
-    made: list[Link] = []
+    links: list[Link] = []
     up, over = trio.Event(), trio.Event()
 
     async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("dials", CLUSTER, DIALS, b"", bytes(range(32)), LISTENS), GREET_S)
-        made.append(Link(wire, Peer(DIALS, serves_max=1), heartbeat=Heartbeat()))
+        links.append(Link(wire, Peer(DIALS, serves_max=1), heartbeat=Heartbeat()))
         async with trio.open_nursery() as nursery:
-            await nursery.start(made[0].run)
+            await nursery.start(links[0].run)
             up.set()
             await over.wait()
             nursery.cancel_scope.cancel(reason="all is measured")
@@ -166,7 +166,7 @@ async def linked(port: int) -> AsyncIterator[Link]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(websocket.dial, Endpoint("127.0.0.1", port), None, GREET_S, talk)
         await up.wait()
-        yield made[0]
+        yield links[0]
         over.set()
 
 
@@ -181,23 +181,25 @@ class Stretch:
     took_s: float
 
     @classmethod
-    def of(cls, heard: Heard, begin_us: int, end_us: int) -> Stretch:
+    def of(cls, arrivals: Arrivals, begin_us: int, end_us: int) -> Stretch:
         """Return the stretch between two readings of the clock."""
-        delays = heard.delays_ms(begin_us, end_us)
-        return cls(at(delays, 0.5), at(delays, 0.99), delays[-1], len(delays), (end_us - begin_us) / 1e6)
+        delays = arrivals.delays_ms(begin_us, end_us)
+        return cls(
+            percentile(delays, 0.5), percentile(delays, 0.99), delays[-1], len(delays), (end_us - begin_us) / 1e6
+        )
 
 
-def at(ordered: Sequence[float], share: float) -> float:
+def percentile(ordered: Sequence[float], share: float) -> float:
     """Return the value below which such a share of an ordered list is."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 async def measure(port: int, times: int, size: int) -> list[tuple[Stretch, Stretch]]:
     """Return so many pairs of stretches: one while a tensor crosses, and one of its length in which none does."""
-    heard, found = Heard(), []
+    arrivals, found = Arrivals(), []
     async with linked(port) as link, trio.open_nursery() as nursery:
         for number in range(STREAMS):
-            nursery.start_soon(listen_to, link, number, 1_000_000, heard)
+            nursery.start_soon(listen_to, link, number, 1_000_000, arrivals)
         await trio.sleep(1.0)
         await fetch(link, size)  # the first of anything is slower
         for _ in range(times):
@@ -209,7 +211,7 @@ async def measure(port: int, times: int, size: int) -> list[tuple[Stretch, Stret
             await trio.sleep((crossed_us - begin_us) / 1e6)
             end_us = now_us()
             await trio.sleep(0.5)
-            found.append((Stretch.of(heard, begin_us, crossed_us), Stretch.of(heard, quiet_us, end_us)))
+            found.append((Stretch.of(arrivals, begin_us, crossed_us), Stretch.of(arrivals, quiet_us, end_us)))
         nursery.cancel_scope.cancel(reason="all is measured")
     return found
 
@@ -243,8 +245,10 @@ def main() -> int:
     tell(f"{STREAMS} streams of {TOKENS_A_SECOND:g} tokens a second; a tensor of {arguments.bytes / 1e6:g} MB; in ms")
     tell(f"{'':<10}{'s':>7}{'tokens':>8}{'p50':>8}{'p99':>8}{'max':>8}")
     for crossing, quiet in found:
-        for name, each in (("crossing", crossing), ("quiet", quiet)):
-            tell(f"{name:<10}{each.took_s:>7.2f}{each.tokens:>8}{each.p50:>8.2f}{each.p99:>8.2f}{each.most:>8.2f}")
+        for name, stretch in (("crossing", crossing), ("quiet", quiet)):
+            tell(
+                f"{name:<10}{stretch.took_s:>7.2f}{stretch.tokens:>8}{stretch.p50:>8.2f}{stretch.p99:>8.2f}{stretch.most:>8.2f}"
+            )
     added_p50 = median(crossing.p50 - quiet.p50 for crossing, quiet in found)
     added_p99 = median(crossing.p99 - quiet.p99 for crossing, quiet in found)
     tell(f"added, median of {len(found)}: p50 {added_p50:.2f} ms, p99 {added_p99:.2f} ms (bound {BOUND_MS:g} ms)")

@@ -90,7 +90,7 @@ class Crowd:
                     await client.closed()
         client.stream.socket.close()
 
-    def said(self, most: int = 60) -> tuple[int, str]:
+    def draw_prompt(self, most: int = 60) -> tuple[int, str]:
         tokens = self.rng.randint(1, most)
         return tokens, f"n={tokens} s={self.rng.choice([0, 0, 0, 0.1])}"
 
@@ -98,9 +98,9 @@ class Crowd:
 
     async def ask(self, client: Client) -> None:
         for _ in range(self.rng.randint(1, 4)):
-            tokens, said = self.said()
+            tokens, prompt = self.draw_prompt()
             stream = self.rng.random() < 0.5
-            reply = await client.ask(post(chat(said, stream=stream)))
+            reply = await client.ask(post(chat(prompt, stream=stream)))
             if reply.status == 503:
                 self.refused += 1
                 assert reply.error["code"] in {"overloaded", "draining"}
@@ -121,8 +121,8 @@ class Crowd:
             self.refused += 1
             return
         for _ in range(self.rng.randint(1, 4)):
-            tokens, said = self.said()
-            await client.say(create(said))
+            tokens, prompt = self.draw_prompt()
+            await client.say(create(prompt))
             cancel = self.rng.random() < 0.3
             if cancel:
                 await trio.sleep(self.rng.choice([0, 0.05]))
@@ -156,23 +156,23 @@ class Crowd:
             self.refused += 1
             return
         wanted: dict[str, list[int]] = {}
-        heard: dict[str, str] = {}
-        known: list[str | None] = [None]
+        texts: dict[str, str] = {}
+        response_ids: list[str | None] = [None]
         for number in range(self.rng.randint(2, 8)):
-            lane, fork = f"l{self.rng.randrange(3)}", self.rng.choice(known)
-            tokens, said = self.said(most=30)
+            lane, fork = f"l{self.rng.randrange(3)}", self.rng.choice(response_ids)
+            tokens, prompt = self.draw_prompt(most=30)
             wanted.setdefault(lane, []).append(tokens)
-            await client.say(create(said, stream_id=lane, previous_response_id=fork))
+            await client.say(create(prompt, stream_id=lane, previous_response_id=fork))
             if self.rng.random() < 0.2:
                 await client.say({"type": "response.cancel", "stream_id": lane})
-            if number % 3 == 2 and not await self.hear(client, wanted, heard, known):
+            if number % 3 == 2 and not await self.hear(client, wanted, texts, response_ids):
                 return
         while any(wanted.values()):
-            if not await self.hear(client, wanted, heard, known):
+            if not await self.hear(client, wanted, texts, response_ids):
                 return
 
     async def hear(
-        self, client: Client, wanted: dict[str, list[int]], heard: dict[str, str], known: list[str | None]
+        self, client: Client, wanted: dict[str, list[int]], texts: dict[str, str], response_ids: list[str | None]
     ) -> bool:
         """Read one frame; return whether more can come."""
         first, payload = await client.frame()
@@ -182,11 +182,11 @@ class Crowd:
         lane = event.get("stream_id")
         match event["type"]:
             case "response.in_progress":
-                known.append(event["response"]["id"])
+                response_ids.append(event["response"]["id"])
             case "response.output_text.delta":
-                heard[lane] = heard.get(lane, "") + event["delta"]
+                texts[lane] = texts.get(lane, "") + event["delta"]
             case "response.completed" | "response.incomplete" | "response.failed":
-                tokens, text = wanted[lane].pop(0), heard.pop(lane, "")
+                tokens, text = wanted[lane].pop(0), texts.pop(lane, "")
                 assert expected(tokens).startswith(text)
                 assert event["type"] != "response.completed" or text == expected(tokens)
                 self.served += event["type"] == "response.completed"

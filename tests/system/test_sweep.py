@@ -20,16 +20,16 @@ def leave(_: SmallSystem, victim: trio.CancelScope) -> None:
     victim.cancel(reason="sweep")
 
 
-def cut_the_front(world: SmallSystem, _: trio.CancelScope) -> None:
-    world.transports["front"].cut()
+def cut_the_front(system: SmallSystem, _: trio.CancelScope) -> None:
+    system.transports["front"].cut()
 
 
-def cut_the_line(world: SmallSystem, _: trio.CancelScope) -> None:
-    world.transports["line 0"].cut()
+def cut_the_line(system: SmallSystem, _: trio.CancelScope) -> None:
+    system.transports["line 0"].cut()
 
 
-def crash_the_host(world: SmallSystem, _: trio.CancelScope) -> None:
-    world.hosts[0].crash()
+def crash_the_host(system: SmallSystem, _: trio.CancelScope) -> None:
+    system.hosts[0].crash()
 
 
 async def sweep_one(
@@ -37,51 +37,55 @@ async def sweep_one(
 ) -> bool:
     """Do `act` just before the step; return whether that came before the victim had ended."""
     costs = Costs(slots=1, step_s=0.05, prefill_s=0.01, release_s=0.03)
-    async with living(SmallSystem(costs=costs, inbox_size=1, streams=3)) as world:
+    async with living(SmallSystem(costs=costs, inbox_size=1, streams=3)) as system:
         victim, submitted = trio.CancelScope(), []
 
         async def ask(name: str, scope: trio.CancelScope) -> None:
             with scope:
                 try:
-                    await world.ask(generate(name, tokens_max=tokens_max))
+                    await system.ask(generate(name, tokens_max=tokens_max))
                 except (LinkLost, EngineLost, ActorLost):
                     if act is leave:
                         raise
             if scope.cancelled_caught:
                 await trio.sleep(0.04)  # a little longer than a release takes, and shorter than a step
-                assert not world.hosts[0].scheduler.holds(name), "whoever leaves is aborted"
-                submitted.append(f"submit {name}" in world.hosts[0].scheduler.log)
+                assert not system.hosts[0].scheduler.holds(name), "whoever leaves is aborted"
+                submitted.append(f"submit {name}" in system.hosts[0].scheduler.log)
 
-        with counting(step, lambda: act(world, victim)) as steps:
+        with counting(step, lambda: act(system, victim)) as steps:
             async with trio.open_nursery() as clients:
                 clients.start_soon(ask, "victim", victim)
                 clients.start_soon(ask, "bystander", trio.CancelScope())
         await trio.sleep(30)
-        await world.check_at_rest()
+        await system.check_at_rest()
         with trio.fail_after(5):
-            await world.ask(generate("after"))
+            await system.ask(generate("after"))
         await trio.sleep(1)
-        await world.check_at_rest()
-        served = {line.partition(" ")[2] for host in world.hosts.values() for line in host.scheduler.log}
+        await system.check_at_rest()
+        served = {line.partition(" ")[2] for host in system.hosts.values() for line in host.scheduler.log}
         assert "after" in served
         if act is leave:
             assert "bystander" in served, "who stays is served"
             assert submitted in ([], ["victim" in served]), "nothing begins for one who has left"
-            assert len({life.path for life in world.child_events}) * 2 == len(world.child_events), "it restarts nobody"
+            assert len({life.path for life in system.child_events}) * 2 == len(system.child_events), (
+                "it restarts nobody"
+            )
     return steps.taken < step
 
 
 async def stop_one(rng: Random, step: int) -> bool:
     """End the whole tree just before the step; return whether that came before its clients had ended."""
-    async with living(SmallSystem(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)) as world:
+    async with living(
+        SmallSystem(costs=Costs(slots=1, step_s=0.05, release_s=0.03), inbox_size=1, streams=3)
+    ) as system:
         ended = []
 
         async def ask(name: str) -> None:
             with trio.move_on_after(20) as late, suppress(LinkLost, EngineLost, ActorLost):
-                await world.ask(generate(name, tokens_max=2))
-            ended.append((name, late.cancelled_caught and world.front.current is not None))
+                await system.ask(generate(name, tokens_max=2))
+            ended.append((name, late.cancelled_caught and system.front.current is not None))
 
-        with counting(step, world.scope.cancel) as steps:
+        with counting(step, system.scope.cancel) as steps:
             async with trio.open_nursery() as clients:
                 for name in "abc":
                     clients.start_soon(ask, name)
@@ -89,7 +93,7 @@ async def stop_one(rng: Random, step: int) -> bool:
         assert not any(hung for _, hung in ended)
         if steps.taken >= step:
             await trio.sleep(10)
-            assert world.over.is_set(), "the tree did not end"
+            assert system.over.is_set(), "the tree did not end"
             assert not {"host", "line", "front.asker", "front.server"} & set(tasks())
             assert trio.current_time() < 40
     return steps.taken < step

@@ -55,10 +55,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """What was logged of requests, as a span or nothing."""
     caplog.set_level(logging.INFO)
 
-    def said(message: str = "request ended") -> list[Any]:
+    def logged(message: str = "request ended") -> list[Any]:
         return [each for each in caplog.records if each.message == message]
 
-    return said
+    return logged
 
 
 def span(line: Any) -> Trace:
@@ -126,8 +126,8 @@ async def test_a_bug_is_logged_with_its_trace(lines: Lines, monkeypatch: pytest.
 async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines: Lines) -> None:
     async with gateway_rig(worker=Keeping()) as rig:
         client = await websocket_client(rig, traceparent=PARENT)
-        for said in ("n=2", "n=3"):
-            await client.say(create(said))
+        for prompt in ("n=2", "n=3"):
+            await client.say(create(prompt))
             await client.events()
         await client.say(create(model="none"))
         await client.say(b"{")
@@ -136,9 +136,9 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
         await at_rest(rig)
         traces = [each.trace for each in rig.worker.asked]  # type: ignore[attr-defined]
     assert [span(line) for line in lines()] == traces
-    told = [*traces, *map(span, lines("request refused"))]
-    assert [(each.id, each.parent) for each in told] == [(ID, SPAN)] * 4
-    assert len({each.span for each in told}) == 4
+    spans = [*traces, *map(span, lines("request refused"))]
+    assert [(each.id, each.parent) for each in spans] == [(ID, SPAN)] * 4
+    assert len({each.span for each in spans}) == 4
 
 
 async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines: Lines) -> None:
@@ -168,17 +168,17 @@ def spans(*workers: Fake) -> list[Any]:
 
 async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock: MockClock) -> None:
     prefill, decode = pair()
-    async with routed(prefill, decode) as world:
-        world.routing.new_id = counted()
-        await router.ask(world, evolve(router.generate(), trace=GATEWAY))
+    async with routed(prefill, decode) as running_router:
+        running_router.routing.new_id = counted()
+        await router.ask(running_router, evolve(router.generate(), trace=GATEWAY))
     assert sorted(spans(prefill, decode)) == [(ID, f"{n:016x}", GATEWAY.span) for n in (1, 2)]
 
 
 async def test_a_worker_that_resumes_is_a_span_of_its_own(autojump_clock: MockClock) -> None:
     workers = Fake("a", [Play(EngineLost("it died"), tokens=2)]), Fake("b")
-    async with routed(*workers) as world:
-        world.routing.new_id = counted()
-        await router.ask(world, evolve(router.generate(tokens_max=4), trace=GATEWAY))
+    async with routed(*workers) as running_router:
+        running_router.routing.new_id = counted()
+        await router.ask(running_router, evolve(router.generate(tokens_max=4), trace=GATEWAY))
     (first,), (second,) = spans(workers[0]), spans(workers[1])
     assert (first[0], first[2]) == (second[0], second[2]) == (ID, GATEWAY.span)
     assert first[1] != second[1]
@@ -189,9 +189,9 @@ async def test_for_a_trace_that_the_client_does_not_record_no_random_ids_are_dra
     trace: Trace | None, autojump_clock: MockClock
 ) -> None:
     prefill, decode = pair()
-    async with routed(prefill, decode) as world:
-        world.routing.new_id = partial(pytest.fail, "an id is drawn")
-        await router.ask(world, evolve(router.generate(), trace=trace))
+    async with routed(prefill, decode) as running_router:
+        running_router.routing.new_id = partial(pytest.fail, "an id is drawn")
+        await router.ask(running_router, evolve(router.generate(), trace=trace))
     assert [each.trace for worker in (prefill, decode) for each in worker.asked] == [trace] * 2
 
 

@@ -88,8 +88,8 @@ def by_secret(cluster: load.Cluster, folders: Mapping[str, Path]) -> client.Clus
 
 def asks(file: Path, folders: Mapping[str, Path]) -> tuple[list[str], list[str], str]:
     """Return the nodes that a client asks, those of them that run here, and the mistakes in the file."""
-    made, wrong = commands._make_client(file, folders, by_secret, use_broken_file=False)
-    return sorted(made.cluster.node), sorted(made.folders), wrong
+    cluster_client, wrong = commands._make_client(file, folders, by_secret, use_broken_file=False)
+    return sorted(cluster_client.cluster.node), sorted(cluster_client.folders), wrong
 
 
 @pytest.mark.parametrize(

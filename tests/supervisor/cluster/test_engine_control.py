@@ -85,15 +85,15 @@ async def front(
 ) -> AsyncIterator[tuple[Directory, dict[str, SimTransport]]]:
     """The directory of node `main` with an engine, and links to nodes with one each or none; all have one name."""
     directory = Directory("main")
-    wires: dict[str, SimTransport] = {}
+    transports: dict[str, SimTransport] = {}
     address, inbox = request_inbox(1)
     engine = registered(here)
     directory.local["tiny-0"] = LocalWorker("main", OFFER, address, engine, inbox, directory)
     directory.attach_services(engine_control.engine_services({"tiny-0": engine}))
     async with trio.open_nursery() as nursery:
         for node, far_engine in there.items():
-            wires[node], far = sim_pair()
-            asker = Link(wires[node], Peer("main", serves_max=0))
+            transports[node], far = sim_pair()
+            asker = Link(transports[node], Peer("main", serves_max=0))
             nursery.start_soon(carry, asker)
             nursery.start_soon(
                 carry,
@@ -102,7 +102,7 @@ async def front(
             await asker.wait_ready()
             directory.linked(node, asker)
             directory.merge_state(node, NodeState((evolve(OFFER, up=far_engine is not None),)))
-        yield directory, wires
+        yield directory, transports
         nursery.cancel_scope.cancel()
 
 
@@ -137,14 +137,14 @@ async def test_the_server_info_counts_the_engines_of_all_nodes(autojump_clock: M
 
 
 async def test_an_engine_has_one_name_on_every_node(tmp_path: Path) -> None:
-    house, metrics = built_assembly(cluster(tmp_path), "back")
+    assembly, metrics = built_assembly(cluster(tmp_path), "back")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
-    assert house.monitoring is not None
-    assert house.links is not None
-    with house.directory.local["tiny-0"].engine.publish(cast("port.Engine", Engine())):
-        text = (await house.monitoring.metrics_text()).decode()
+    assert assembly.monitoring is not None
+    assert assembly.links is not None
+    with assembly.directory.local["tiny-0"].engine.publish(cast("port.Engine", Engine())):
+        text = (await assembly.monitoring.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in text
-    assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= house.links.services.keys()
+    assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= assembly.links.services.keys()
     _, metrics = built_assembly(cluster(tmp_path), "front")
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
 
@@ -167,12 +167,12 @@ async def test_an_engine_that_does_not_answer_in_time_is_left_out_and_delays_no_
     autojump_clock: MockClock,
 ) -> None:
     far = {"slow": Engine(takes_s=60), "stopped": Engine(), "cut": Engine(takes_s=0.5), "died": Engine(EngineLost(""))}
-    async with front(Engine(), a=Engine(), **far) as (directory, wires), trio.open_nursery() as nursery:
-        wires["stopped"].swallow()
+    async with front(Engine(), a=Engine(), **far) as (directory, transports), trio.open_nursery() as nursery:
+        transports["stopped"].swallow()
 
         async def cut() -> None:
             await trio.sleep(0.25)
-            wires["cut"].cut()
+            transports["cut"].cut()
 
         nursery.start_soon(cut)
         assert await engine_control.cluster_loads(directory) == {"main/tiny-0": LOAD, "a/tiny-0": LOAD}
@@ -202,13 +202,13 @@ async def counted(directory: Directory, metrics: Metrics) -> dict[Any, Any]:
 async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autojump_clock: MockClock) -> None:
     metrics, passed_s = Metrics(), 0.0
     watch = RoutingMetrics(metrics, "tiny")
-    async with front(None, a=Engine(), b=None, filed=None) as (directory, wires):
+    async with front(None, a=Engine(), b=None, filed=None) as (directory, transports):
         directory.configure("filed", None, [OFFER])
         every = {"main/tiny-0": 1.0, "a/tiny-0": 1.0, "b/tiny-0": 1.0, "filed/tiny-0": 1.0}
         for worker in every:
             watch.call_ended(worker, "ended")
         for node in ("a", "filed"):
-            wires[node].cut()
+            transports[node].cut()
             unlink(directory, node)
         while not (gone := directory.records.forget()):
             assert await counted(directory, metrics) == every
@@ -235,9 +235,9 @@ async def test_every_engine_of_the_cluster_is_flushed(autojump_clock: MockClock)
 
 async def test_the_error_of_a_flush_names_every_engine_with_its_outcome(autojump_clock: MockClock) -> None:
     far = {"a": Engine(), "busy": Engine(busy=True), "gone": Engine(), "slow": Engine(takes_s=60), "starts": None}
-    async with front(Engine(), **far) as (directory, wires):
+    async with front(Engine(), **far) as (directory, transports):
         directory.configure("gone", None, [OFFER])
-        wires["gone"].cut()
+        transports["gone"].cut()
         await wait_all_tasks_blocked()
         unlink(directory, "gone")
         with pytest.raises(Overloaded) as caught:

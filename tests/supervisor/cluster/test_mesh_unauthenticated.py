@@ -143,9 +143,9 @@ class Crowd:
 @pytest.fixture
 async def crowd(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crowd]:
     await trio.lowlevel.checkpoint()
-    made = Crowd(monkeypatch)
-    yield made
-    for stream in made.streams:
+    crowd = Crowd(monkeypatch)
+    yield crowd
+    for stream in crowd.streams:
         stream.socket.close()
 
 

@@ -103,11 +103,11 @@ async def test_c8_the_log_has_it_once_and_the_status_as_long_as_it_is_so(
     assert (await status_of(directory)).refused == ()
 
 
-@pytest.mark.parametrize("told", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
+@pytest.mark.parametrize("own", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
 async def test_c8_a_worker_without_a_digest_or_with_weights_beside_is_asked(
-    directory: Directory, told: tuple[tuple[str, str], ...]
+    directory: Directory, own: tuple[tuple[str, str], ...]
 ) -> None:
-    directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=told)),)))
+    directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=own)),)))
     assert len(directory.workers("oak")) == 1
 
 
@@ -195,11 +195,13 @@ words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, IN
 
 
 @given(st.lists(words, max_size=12))
-def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have_are_served(told: list[Any]) -> None:
+def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have_are_served(
+    announcements: list[Any],
+) -> None:
     async def scenario() -> None:
         await trio.lowlevel.checkpoint()
         directory, last = Directory("here", models=ModelIdentities({"oak": OWN})), {}
-        for node, infos, up in told:
+        for node, infos, up in announcements:
             announce(directory, node, *infos, up=up)
             last[node] = infos if up else []
             counts = Counter(info.digest for infos in last.values() for info in infos)
@@ -222,27 +224,27 @@ async def test_c8_an_endless_digest_is_a_violation(directory: Directory) -> None
 
 
 async def test_a_gateway_has_the_digests_of_its_models(tmp_path: Path) -> None:
-    house, _ = built_assembly(cluster(tmp_path), "front")
-    [(name, own)] = house.directory.models.digests.items()
+    assembly, _ = built_assembly(cluster(tmp_path), "front")
+    [(name, own)] = assembly.directory.models.digests.items()
     assert name == "tiny"
     assert {"config.json", "tokenizer.json"} <= {file for file, _ in own}
 
 
 async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work() -> None:
-    plug: Registration[Any] = Registration()
+    registration: Registration[Any] = Registration()
     unused: Any = None
-    one = LocalEngine("e", unused, plug, unused, lambda: None, lambda: None, digest=OWN)
+    engine = LocalEngine("e", unused, registration, unused, lambda: None, lambda: None, digest=OWN)
     with (
-        plug.publish(SimpleNamespace(info=SMALL)),
+        registration.publish(SimpleNamespace(info=SMALL)),
         pytest.raises(StartFailed, match=r"engine e is not asked: its model .* it differs in tokenizer\.json"),
     ):
-        await _decode(one, unused, task_status=trio.TASK_STATUS_IGNORED)
+        await _decode(engine, unused, task_status=trio.TASK_STATUS_IGNORED)
 
 
 async def test_a_simulated_engine_announces_the_digest_of_its_model(tmp_path: Path) -> None:
-    house, _ = built_assembly(cluster(tmp_path), "back")
+    assembly, _ = built_assembly(cluster(tmp_path), "back")
     assert SimulatedEngine(SimulatedSpec(), Random(0), digest=OWN).info.digest == OWN
-    assert house.directory.models.digests.keys() == {"tiny"}
+    assert assembly.directory.models.digests.keys() == {"tiny"}
 
 
 async def test_c1_a_scrape_computes_once_why_workers_are_rejected(
@@ -255,6 +257,6 @@ async def test_c1_a_scrape_computes_once_why_workers_are_rejected(
     gauges.add_node_gauges(metrics.registry, directory)
     whys = ModelIdentities.rejections.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))  # type: ignore[func-returns-value]
-    told = [line for line in metrics.render({}).decode().splitlines() if "_mismatch{" in line]
-    assert sum(line.endswith(" 1.0") for line in told) == 5
+    mismatches = [line for line in metrics.render({}).decode().splitlines() if "_mismatch{" in line]
+    assert sum(line.endswith(" 1.0") for line in mismatches) == 5
     assert len(looks) == 1

@@ -44,10 +44,10 @@ GONE = EngineDied("the GPU is gone")
 
 
 @pytest.fixture
-def houses(tmp_path: Path) -> Callable[..., tuple[Cluster, Assembly]]:
+def assemblies(tmp_path: Path) -> Callable[..., tuple[Cluster, Assembly]]:
     def make(*engines: tuple[str, str], node: str = "main", listen: str = "") -> tuple[Cluster, Assembly]:
         text = ONE.format(listen=listen)
-        text += "".join(ENGINE.format(name=name, node=at) for name, at in engines)
+        text += "".join(ENGINE.format(name=name, node=node_name) for name, node_name in engines)
         (tmp_path / "cluster.toml").write_text(text)
         cluster = read_cluster(tmp_path / "cluster.toml")
         return cluster, built_assembly(cluster, node)[0]
@@ -55,101 +55,101 @@ def houses(tmp_path: Path) -> Callable[..., tuple[Cluster, Assembly]]:
     return make
 
 
-def fails(house: Assembly, name: str, wait_s: float = 8.0, error: EngineDied = GONE) -> None:
-    path, at = f"main/{name}/engine", trio.current_time()
-    house.on_event(ChildEvent(path, ChildEventKind.FAILED, at, error))
-    house.on_event(ChildEvent(path, ChildEventKind.RESTARTING, at, wait_s=wait_s))
+def fails(assembly: Assembly, name: str, wait_s: float = 8.0, error: EngineDied = GONE) -> None:
+    path, now = f"main/{name}/engine", trio.current_time()
+    assembly.on_event(ChildEvent(path, ChildEventKind.FAILED, now, error))
+    assembly.on_event(ChildEvent(path, ChildEventKind.RESTARTING, now, wait_s=wait_s))
 
 
 async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(
-    houses: Callable[..., tuple[Cluster, Assembly]], autojump_clock: MockClock
+    assemblies: Callable[..., tuple[Cluster, Assembly]], autojump_clock: MockClock
 ) -> None:
-    cluster, house = houses(("a", "main"))
-    assert readiness.unready(house.directory, ["tiny"]) == "engine a is starting"
-    fails(house, "a")
-    assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 8 s"
-    assert monitoring.unready(cluster, house.directory) == "engine a failed: the GPU is gone; next try in 8 s"
+    cluster, assembly = assemblies(("a", "main"))
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine a is starting"
+    fails(assembly, "a")
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 8 s"
+    assert monitoring.unready(cluster, assembly.directory) == "engine a failed: the GPU is gone; next try in 8 s"
     await trio.sleep(5)
-    assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 3 s"
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 3 s"
     await trio.sleep(3)
-    assert readiness.unready(house.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
-async def test_b7_a_node_announces_why_an_engine_is_down(houses: Callable[..., tuple[Cluster, Assembly]]) -> None:
-    _, house = houses(("a", "main"))
-    fails(house, "a")
-    [offer] = house.directory.state().offers
+async def test_b7_a_node_announces_why_an_engine_is_down(assemblies: Callable[..., tuple[Cluster, Assembly]]) -> None:
+    _, assembly = assemblies(("a", "main"))
+    fails(assembly, "a")
+    [offer] = assembly.directory.state().offers
     assert (offer.up, offer.why) == (False, "failed: the GPU is gone")
-    _, other = houses(("b", "main"))
+    _, other = assemblies(("b", "main"))
     other.directory.merge_state("far", NodeState((evolve(offer, model="big"),)))
     assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
 
 
-async def test_an_announced_failure_is_limited_in_length(houses: Callable[..., tuple[Cluster, Assembly]]) -> None:
-    _, house = houses(("a", "main"))
-    fails(house, "a", error=EngineDied("x" * 10_000))
-    state = house.directory.state()
+async def test_an_announced_failure_is_limited_in_length(assemblies: Callable[..., tuple[Cluster, Assembly]]) -> None:
+    _, assembly = assemblies(("a", "main"))
+    fails(assembly, "a", error=EngineDied("x" * 10_000))
+    state = assembly.directory.state()
     assert len(check_state(state).offers[0].why) < 600
     with pytest.raises(PeerViolation, match="has more than 600 characters"):
         check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
 async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start(
-    houses: Callable[..., tuple[Cluster, Assembly]],
+    assemblies: Callable[..., tuple[Cluster, Assembly]],
 ) -> None:
-    _, house = houses(("a", "main"), ("b", "main"))
-    fails(house, "a")
-    failures = [house.start_failure]
+    _, assembly = assemblies(("a", "main"), ("b", "main"))
+    fails(assembly, "a")
+    failures = [assembly.start_failure]
     for error in (EngineDied("there is no model"), GONE):
-        fails(house, "b", error=error)
-        failures.append(house.start_failure)
+        fails(assembly, "b", error=error)
+        failures.append(assembly.start_failure)
     assert failures == [None, "the GPU is gone; there is no model", "the GPU is gone"]
 
 
 async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(
-    houses: Callable[..., tuple[Cluster, Assembly]],
+    assemblies: Callable[..., tuple[Cluster, Assembly]],
 ) -> None:
-    _, house = houses(("a", "main"), ("b", "main"))
-    with house.engines["a"].publish(Engine()):
+    _, assembly = assemblies(("a", "main"), ("b", "main"))
+    with assembly.engines["a"].publish(Engine()):
         pass
-    fails(house, "a")
-    fails(house, "b")
-    assert house.start_failure is None
+    fails(assembly, "a")
+    fails(assembly, "b")
+    assert assembly.start_failure is None
 
 
 async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(
-    houses: Callable[..., tuple[Cluster, Assembly]],
+    assemblies: Callable[..., tuple[Cluster, Assembly]],
 ) -> None:
-    _, house = houses(("a", "main"), listen='listen = "127.0.0.1:7401"')
-    fails(house, "a")
-    assert house.start_failure is None
+    _, assembly = assemblies(("a", "main"), listen='listen = "127.0.0.1:7401"')
+    fails(assembly, "a")
+    assert assembly.start_failure is None
 
 
 async def test_an_engine_fails_with_a_zygote_that_cannot_start_and_waits_for_one_that_was_killed(
     autojump_clock: MockClock,
 ) -> None:
     killed, broken = Registration[str](), Registration[str]()
-    heard: list[str] = []
+    outcomes: list[str] = []
     with killed.publish("a zygote"):
         pass
     killed.note_failure("the zygote died", 0.5)
     broken.note_failure("the zygote could not import SGLang: no torch", 0.5)
 
-    async def wait(plug: Registration[str]) -> None:
+    async def wait(registration: Registration[str]) -> None:
         try:
-            heard.append(await plug.wait_started())
+            outcomes.append(await registration.wait_started())
         except StartFailed as error:
-            heard.append(str(error))
+            outcomes.append(str(error))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait, killed)
         nursery.start_soon(wait, broken)
         await trio.sleep(1)
-        assert heard == ["the zygote could not import SGLang: no torch"]
+        assert outcomes == ["the zygote could not import SGLang: no torch"]
         with killed.publish("another"):
             assert killed.failure is None
             await trio.sleep(1)
-    assert heard[1:] == ["another"]
+    assert outcomes[1:] == ["another"]
 
 
 def test_the_reason_why_a_model_is_not_ready_names_an_engine_on_a_node_that_drains() -> None:

@@ -37,9 +37,9 @@ MADE_AGAIN = "made the socket for operators anew: it was gone"
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """Return a folder for run folders, whose path is longer than the address of a socket may be."""
-    made = tmp_path / ("deep" * 30)
-    made.mkdir()
-    return made
+    path = tmp_path / ("deep" * 30)
+    path.mkdir()
+    return path
 
 
 class Served:
@@ -178,7 +178,7 @@ async def test_o_a_request_in_progress_survives_when_the_socket_is_made_again(
 
 async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(base) as node:
-        made = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
+        inodes = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
         looks, is_intact = [], unix_socket._ControlSocket.is_intact
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
@@ -187,7 +187,7 @@ async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.
                 lambda place: looks.append(place) or is_intact(place),  # type: ignore[func-returns-value]
             )
             await until(lambda: len(looks) > 3)
-        assert {each.name: each.stat().st_ino for each in node.folder.path.iterdir()} == made
+        assert {each.name: each.stat().st_ino for each in node.folder.path.iterdir()} == inodes
     assert caplog.messages == []
 
 

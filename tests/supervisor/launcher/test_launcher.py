@@ -117,12 +117,12 @@ async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one: Launch
 
 
 def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    processes = []
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            made.append(self)
+            processes.append(self)
 
     def fails(_: object) -> NoReturn:
         raise OSError(errno.EMFILE, "too many open files")
@@ -131,7 +131,7 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest
     monkeypatch.setattr(os, "pidfd_open", fails)
     with pytest.raises(OSError, match="too many open files"):
         process.start("x", [sys.executable, "-c", "import time; time.sleep(60)"], {}, [], subprocess.DEVNULL)
-    assert [each.returncode for each in made] == [-9]
+    assert [each.returncode for each in processes] == [-9]
 
 
 @pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
@@ -209,8 +209,8 @@ async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others
     for name in ("one", "two", "three"):
         one._on_up(name)
     one.terminal.flush()
-    said = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]  # type: ignore[attr-defined]
-    assert [line.partition("Ready: ")[2].partition("  (")[0] for line in said] == [
+    lines = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]  # type: ignore[attr-defined]
+    assert [line.partition("Ready: ")[2].partition("  (")[0] for line in lines] == [
         "nodes one, two",
         "nodes one, two, three",
     ]

@@ -51,8 +51,8 @@ def test_b16_two_nodes_may_not_listen_at_one_address(
     if not wrong:
         read_cluster(path)
         return
-    ((line, said),) = mistakes(path)
-    assert said == "node.back.listen: is where node front listens"
+    ((line, message),) = mistakes(path)
+    assert message == "node.back.listen: is where node front listens"
     assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
 
 
@@ -73,8 +73,8 @@ def test_d5_a_link_has_streams_for_all_slots_behind_it(
     if not wrong:
         read_cluster(path)
         return
-    ((_, said),) = mistakes(path)
-    assert said == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"
+    ((_, message),) = mistakes(path)
+    assert message == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"
 
 
 # What may cross -----------------------------------------------------------------------------

@@ -46,11 +46,11 @@ async def test_d8_a_kernel_that_owes_an_acknowledgement_counts_by_its_last_one(
     near, far = await connected(nursery)
     async with near, far:
         for probes, unacknowledged, is_s in ((0, 1, 2.5), (1, 0, 2.5), (0, 0, 0.0)):
-            told = bytearray(TCP_INFO.size)
-            told[3] = probes
-            struct.pack_into("=I", told, 24, unacknowledged)
-            struct.pack_into("=I", told, 56, 2500)
-            monkeypatch.setattr(type(near.socket), "getsockopt", lambda *_, told=bytes(told): told)
+            info = bytearray(TCP_INFO.size)
+            info[3] = probes
+            struct.pack_into("=I", info, 24, unacknowledged)
+            struct.pack_into("=I", info, 56, 2500)
+            monkeypatch.setattr(type(near.socket), "getsockopt", lambda *_, info=bytes(info): info)
             assert LimitedStream(near).acknowledged_s() == is_s
         monkeypatch.setattr(type(near.socket), "getsockopt", lambda *_: b"less")
         assert LimitedStream(near).acknowledged_s() is None

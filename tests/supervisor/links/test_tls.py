@@ -39,25 +39,25 @@ def shows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
     folder = tmp_path_factory.mktemp("certificates")
     authority, key = folder / "authority.pem", folder / "authority.key"
     certificate.make(authority, key)
-    made: dict[tuple[str, ...], tuple[Path, Path, Path]] = {}
+    shown: dict[tuple[str, ...], tuple[Path, Path, Path]] = {}
 
     def files(*names: str) -> tuple[Path, Path, Path]:
-        if names not in made:
-            at = folder / str(len(made))
-            made[names] = at.with_suffix(".pem"), at.with_suffix(".key"), authority
-            _sign(at, authority, key, ",".join((HOST, *names)))
-        return made[names]
+        if names not in shown:
+            stem = folder / str(len(shown))
+            shown[names] = stem.with_suffix(".pem"), stem.with_suffix(".key"), authority
+            _sign(stem, authority, key, ",".join((HOST, *names)))
+        return shown[names]
 
     return files
 
 
-def _sign(at: Path, authority: Path, key: Path, names: str) -> None:
+def _sign(stem: Path, authority: Path, key: Path, names: str) -> None:
     run = partial(subprocess.run, check=True, capture_output=True, timeout=30)
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", at.with_suffix(".key"))
-    run(["openssl", "req", *new, "-subj", "/CN=x", "-out", at.with_suffix(".csr")])
-    at.with_suffix(".ext").write_text(f"subjectAltName={names}\n")
-    signed = ("-CA", authority, "-CAkey", key, "-set_serial", "7", "-days", "2", "-extfile", at.with_suffix(".ext"))
-    run(["openssl", "x509", "-req", "-in", at.with_suffix(".csr"), *signed, "-out", at.with_suffix(".pem")])
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", stem.with_suffix(".key"))
+    run(["openssl", "req", *new, "-subj", "/CN=x", "-out", stem.with_suffix(".csr")])
+    stem.with_suffix(".ext").write_text(f"subjectAltName={names}\n")
+    signed = ("-CA", authority, "-CAkey", key, "-set_serial", "7", "-days", "2", "-extfile", stem.with_suffix(".ext"))
+    run(["openssl", "x509", "-req", "-in", stem.with_suffix(".csr"), *signed, "-out", stem.with_suffix(".pem")])
 
 
 @pytest.fixture
@@ -94,10 +94,10 @@ async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it
     async with linked_nodes(honest, liar):
         await until(lambda: len(reasons()) >= 2)
         assert honest.linked == liar.linked == set()
-    said = f"its certificate must name it, as DNS:{second}, and names DNS:mallory, IP Address:127.0.0.1 (tls_names)"
+    reason = f"its certificate must name it, as DNS:{second}, and names DNS:mallory, IP Address:127.0.0.1 (tls_names)"
     assert set(reasons()) == {
-        f"node {second} of cluster grove was refused: {said}",
-        f"node {second} was refused by node {first} of cluster grove: {said}",
+        f"node {second} of cluster grove was refused: {reason}",
+        f"node {second} was refused by node {first} of cluster grove: {reason}",
     }
 
 
@@ -261,9 +261,9 @@ def test_d9_a_preview_shows_which_names_certificates_must_have(
 ) -> None:
     monkeypatch.setattr(placement, "is_local_host", lambda _: True)
     files = shows("DNS:main", "DNS:far")
-    told = f"links: TLS with {files[0]}; certificates must name the"
-    assert f"{told} nodes that show them (tls_names)" in preview.describe_node(read(lines(files)), "main", {})
-    assert f"{told} hosts that are dialed (tls_names)" in preview.describe_node(read(lines(files, "hosts")), "main", {})
+    line = f"links: TLS with {files[0]}; certificates must name the"
+    assert f"{line} nodes that show them (tls_names)" in preview.describe_node(read(lines(files)), "main", {})
+    assert f"{line} hosts that are dialed (tls_names)" in preview.describe_node(read(lines(files, "hosts")), "main", {})
     assert "links: plain" in preview.describe_node(read(""), "far", {})
     with pytest.raises(Misconfigured, match="must name node far"):
         preview.describe_node(read(lines(shows("DNS:main"))), "far", {})

@@ -28,17 +28,17 @@ OF_HISTOGRAM = len(SECONDS) + 3  # samples of one of its labels: the buckets, th
 @pytest.fixture
 def metrics() -> Metrics:
     """Return the metrics of a gateway of a thousand nodes."""
-    made = Metrics()
+    metrics = Metrics()
     for node in NODES:
-        RoutingMetrics(made, "tiny").call_ended(f"{node}/tiny-0", "stop")
+        RoutingMetrics(metrics, "tiny").call_ended(f"{node}/tiny-0", "stop")
     for number in range(100):
-        made.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
+        metrics.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
     link = cast("Link", SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0)))
     directory = SimpleNamespace(nodes=dict.fromkeys(NODES, KnownNode(link=link)), should_link=lambda _: True)
     traffic = {node: Traffic() for node in NODES}
-    gauges.add_link_metrics(made.registry, cast("Directory", directory), traffic)
-    gauges.add_engine_up(made.registry, lambda: dict.fromkeys(LOADS, 1.0))
-    return made
+    gauges.add_link_metrics(metrics.registry, cast("Directory", directory), traffic)
+    gauges.add_engine_up(metrics.registry, lambda: dict.fromkeys(LOADS, 1.0))
+    return metrics
 
 
 def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster(metrics: Metrics) -> None:

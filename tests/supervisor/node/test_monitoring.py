@@ -32,8 +32,8 @@ from tests.supervisor.telemetry.test_metrics import cluster
 @asynccontextmanager
 async def monitored(folder: Path, environment: dict[Any, Any]) -> AsyncIterator[Assembly]:
     """Run the monitoring endpoint of node back on loopback, and nothing else of the node."""
-    made = cluster(folder)
-    assembly, _ = built_assembly(made, "back", read_credentials(made, "back", environment))
+    configuration = cluster(folder)
+    assembly, _ = built_assembly(configuration, "back", read_credentials(configuration, "back", environment))
     assert assembly.monitoring is not None
     assembly.monitoring.new_id = lambda: "ab" * 16  # traces take no others
     async with trio.open_nursery() as nursery:
@@ -102,13 +102,13 @@ async def test_metrics_require_an_admin_key_if_there_is_one_and_probes_do_not(tm
 
 
 def test_a_monitoring_endpoint_beyond_loopback_requires_an_admin_key(tmp_path: Path) -> None:
-    made = cluster(tmp_path, "0.0.0.0:7500")
+    configuration = cluster(tmp_path, "0.0.0.0:7500")
     with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
-        client_keys.metrics_keys(made, "back", {})
+        client_keys.metrics_keys(configuration, "back", {})
     with pytest.raises(StartFailed, match=r"node.back.metrics 0.0.0.0:7500 is not loopback"):
-        preview.describe_node(made, "back", {})
-    assert client_keys.metrics_keys(made, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
-    assert client_keys.metrics_keys(made, "front", {}).names(admin=True) == []
+        preview.describe_node(configuration, "back", {})
+    assert client_keys.metrics_keys(configuration, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
+    assert client_keys.metrics_keys(configuration, "front", {}).names(admin=True) == []
 
 
 def test_a_monitoring_endpoint_must_not_collide_with_another_listener_of_its_host(tmp_path: Path) -> None:

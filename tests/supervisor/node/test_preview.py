@@ -102,12 +102,14 @@ async def test_processes_that_a_node_starts_do_not_see_its_secrets(
 def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(
     written: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    made, key = certificate.files()
-    lines = f'tls_certificate = "{made}"\ntls_key = "{key}"'
-    assert f"TLS with {made}" in preview.describe_node(gateway(written, lines), "main", {})
+    certificate_file, key = certificate.files()
+    lines = f'tls_certificate = "{certificate_file}"\ntls_key = "{key}"'
+    assert f"TLS with {certificate_file}" in preview.describe_node(gateway(written, lines), "main", {})
     with pytest.raises(StartFailed, match="cannot be used"):
         preview.describe_node(
-            gateway(written, lines.replace(str(key), "keys.toml").replace(str(made), "keys.toml")), "main", {}
+            gateway(written, lines.replace(str(key), "keys.toml").replace(str(certificate_file), "keys.toml")),
+            "main",
+            {},
         )
 
 

@@ -112,21 +112,21 @@ async def test_c1_all_files_are_read_in_threads_before_any_value_is_applied(
 def slow(front: Front) -> Callable[..., Any]:
     """Return a function that makes a node whose reads take a second each; `most` is how many ran at the same time."""
 
-    made: Any = None
+    node: Any = None
 
     async def reads(function: Callable[[], T], /) -> T:
-        made.read.append(function)
-        made.at_once += 1
-        made.most = max(made.most, made.at_once)
+        node.read.append(function)
+        node.at_once += 1
+        node.most = max(node.most, node.at_once)
         await trio.sleep(1)
-        made.at_once -= 1
+        node.at_once -= 1
         return function()
 
     def make(**given: Any) -> Any:
-        nonlocal made
-        made = front(reads=reads, **given)
-        made.read, made.at_once, made.most = [], 0, 0
-        return made
+        nonlocal node
+        node = front(reads=reads, **given)
+        node.read, node.at_once, node.most = [], 0, 0
+        return node
 
     return make
 

@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "engine.log"
 
 
-async def said(output_log: OutputLog, *pieces: bytes) -> OutputLog:
+async def written_by_a_child(output_log: OutputLog, *pieces: bytes) -> OutputLog:
     """Let a child say something, and end."""
     output, write = output_log.pipe()
     async with trio.open_nursery() as nursery:
@@ -45,7 +45,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[Any]:
 async def test_the_output_of_a_child_is_kept_in_two_files_of_bounded_size(path: Path) -> None:
     output_log = OutputLog(path, LIMIT_BYTES)
     for number in range(20):
-        await said(output_log, f"{number:099d}\n".encode())
+        await written_by_a_child(output_log, f"{number:099d}\n".encode())
         assert output_log.file.flush(5.0)
     old = path.with_suffix(".1.log").read_bytes()
     assert (old + (path.read_bytes() if path.exists() else b"")).endswith(f"{19:099d}\n".encode())
@@ -54,7 +54,7 @@ async def test_the_output_of_a_child_is_kept_in_two_files_of_bounded_size(path: 
 
 
 async def test_the_last_lines_are_those_of_the_end_however_long_the_output(path: Path) -> None:
-    output_log = await said(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
+    output_log = await written_by_a_child(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
     assert output_log.last_error_line == "ValueError: no such model"
     assert len(output_log.tail) == 50
 
@@ -69,7 +69,7 @@ async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: 
     output_log = OutputLog(path)
     output_log.file.sink, output_log.file.bytes_max = hangs, 4 * LIMIT_BYTES
     began = time.perf_counter()
-    await said(output_log, *[b"x" * (LIMIT_BYTES - 1) + b"\n"] * 200)  # three times what a pipe holds
+    await written_by_a_child(output_log, *[b"x" * (LIMIT_BYTES - 1) + b"\n"] * 200)  # three times what a pipe holds
     assert time.perf_counter() - began < 15.0
     assert not goes_on.is_set()
     goes_on.set()
@@ -107,7 +107,7 @@ async def test_o16_a_failing_folder_is_logged_once_and_again_when_it_works(
     metrics = Metrics()
     metrics.logs["tiny-0"] = file
     for _ in range(3):
-        await said(output_log, b"hello\n")
+        await written_by_a_child(output_log, b"hello\n")
         assert file.flush(5.0)
     (record,) = log_records(caplog)
     assert (record.message, record.levelname) == ("the output of an engine cannot be written", "ERROR")
@@ -115,7 +115,7 @@ async def test_o16_a_failing_folder_is_logged_once_and_again_when_it_works(
     assert 'espalier_log_failing{log="tiny-0"} 1.0' in metrics.render({}).decode()
     assert 'espalier_log_lost_bytes_total{log="tiny-0"} 18.0' in metrics.render({}).decode()
     place.mkdir()
-    await said(output_log, b"there again\n")
+    await written_by_a_child(output_log, b"there again\n")
     assert file.flush(5.0)
     assert events(caplog)[1:] == ["the output of an engine is written again"]
     assert (place / "engine.log").read_text() == "\n[18 bytes of output were lost]\nthere again\n"
@@ -125,6 +125,6 @@ async def test_o16_a_failing_folder_is_logged_once_and_again_when_it_works(
 async def test_o16_a_full_disk_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = tmp_path / "engine.log"
     full.symlink_to("/dev/full")
-    output_log = await said(OutputLog(full), b"hello\n")
+    output_log = await written_by_a_child(OutputLog(full), b"hello\n")
     assert output_log.file.flush(5.0)
     assert ["No space left" in each.reason for each in log_records(caplog)] == [True]

@@ -31,9 +31,9 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    made = tmp_path / "tmp"
-    made.mkdir()
-    return made
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
 
 
 def left(base: Path, name: str = "espalier-left", mode: int = 0o700) -> Path:

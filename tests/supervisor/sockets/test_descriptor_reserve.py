@@ -34,14 +34,14 @@ class Full:
 
 class Stream:
     def __init__(self, machine: Full, number: int) -> None:
-        self.machine, self.number, self.said, self.open = machine, number, b"", True
+        self.machine, self.number, self.sent, self.open = machine, number, b"", True
         self.socket = self
 
     async def recv(self, _: object) -> bytes:
         return b"GET / HTTP/1.1"
 
     async def send(self, data: bytes) -> None:
-        self.said += data
+        self.sent += data
 
     def close(self) -> None:
         if self.open:
@@ -97,7 +97,7 @@ async def test_b6_connections_take_all_descriptors_but_the_reserve(
     let_in = await accepted(guarded, 1)
     assert len(let_in) == 6
     assert len(refused) == 20  # one every 50 ms, however many connect
-    assert {each.said for each in listener.accepted if each not in let_in} == {b"no"}
+    assert {stream.sent for stream in listener.accepted if stream not in let_in} == {b"no"}
     assert not any(each.open for each in listener.accepted if each not in let_in)
     assert (machine.free, kept.fill()) == (0, True)
     assert [record.getMessage() for record in caplog.records] == [

@@ -262,8 +262,8 @@ async def test_a_temporary_child_is_never_restarted(autojump_clock: MockClock) -
 async def test_a_child_that_ignores_its_cancellation_is_reported_and_left_behind(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    deaf = child("deaf", Life(cleans_up_s=9), stop_within_s=2)
-    events = await supervised(tree(child("a"), tree(deaf, name="inner"), child("z", Life(cleans_up_s=1))), 1)
+    uncancellable = child("deaf", Life(cleans_up_s=9), stop_within_s=2)
+    events = await supervised(tree(child("a"), tree(uncancellable, name="inner"), child("z", Life(cleans_up_s=1))), 1)
     assert events.lines()[8:] == listed(
         "1 t/z STOPPING, 2 t/z STOPPED, 2 t/inner STOPPING, 2 t/inner/deaf STOPPING",
         "4 t/inner/deaf IGNORES_CANCEL, 4 t/a STOPPING, 4 t/a STOPPED, 11 t/inner/deaf STOPPED, 11 t/inner STOPPED",
@@ -284,8 +284,8 @@ async def test_a_tree_whose_children_all_end_late_is_waited_for(autojump_clock: 
 
 
 async def test_a_start_that_ignores_its_cancellation_is_reported_too(autojump_clock: MockClock) -> None:
-    deaf = child("deaf", Life(ready_after_s=100, cleans_up_s=9), start_within_s=3, stop_within_s=2)
-    events = await supervised(tree(child("a"), deaf), 1)
+    uncancellable = child("deaf", Life(ready_after_s=100, cleans_up_s=9), start_within_s=3, stop_within_s=2)
+    events = await supervised(tree(child("a"), uncancellable), 1)
     assert events.lines()[3:] == listed(
         "1 t/deaf STOPPING, 3 t/deaf IGNORES_CANCEL, 3 t/a STOPPING, 3 t/a STOPPED, 10 t/deaf STOPPED"
     )
@@ -293,14 +293,14 @@ async def test_a_start_that_ignores_its_cancellation_is_reported_too(autojump_cl
 
 async def test_a_stop_deadline_is_not_extended_by_a_second_stop(autojump_clock: MockClock) -> None:
     """The tree is cancelled while it already waits for the child."""
-    deaf = child("deaf", Life(cleans_up_s=9), stop_within_s=4)
-    events = await supervised(tree(child("a"), child("b", Life(lasts_s=1)), deaf, strategy=REST), 2)
+    uncancellable = child("deaf", Life(cleans_up_s=9), stop_within_s=4)
+    events = await supervised(tree(child("a"), child("b", Life(lasts_s=1)), uncancellable, strategy=REST), 2)
     assert events.lines(ChildEventKind.IGNORES_CANCEL) == ["5 t/deaf IGNORES_CANCEL"]
 
 
 async def test_no_second_life_begins_beside_one_that_does_not_end(autojump_clock: MockClock) -> None:
-    deaf = child("deaf", Life(cleans_up_s=9), stop_within_s=2)
-    value = tree(child("b", Life(lasts_s=1), Life(lasts_s=4)), deaf, child("z"), strategy=REST)
+    uncancellable = child("deaf", Life(cleans_up_s=9), stop_within_s=2)
+    value = tree(child("b", Life(lasts_s=1), Life(lasts_s=4)), uncancellable, child("z"), strategy=REST)
     events = await supervised(value, 20)
     assert events.starts() == ["0 b", "0 deaf", "0 z", "3 b", "7 b", "10 deaf", "10 z"]
     assert events.lines(ChildEventKind.IGNORES_CANCEL) == [

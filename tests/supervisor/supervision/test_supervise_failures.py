@@ -210,8 +210,8 @@ async def test_starts_that_are_too_slow_during_a_restart_are_retried_too(autojum
 
 
 async def test_a_slow_start_that_does_not_stop_either_counts_once(autojump_clock: MockClock) -> None:
-    deaf = Life(ready_after_s=9, cleans_up_s=9)
-    value = tree(restarting(deaf, start_within_s=4, stop_within_s=2), backoff=Backoff(min_s=1, jitter=0))
+    uncancellable = Life(ready_after_s=9, cleans_up_s=9)
+    value = tree(restarting(uncancellable, start_within_s=4, stop_within_s=2), backoff=Backoff(min_s=1, jitter=0))
     events = await supervised(value, 30)
     assert events.waits() == [0, 1]
     assert events.starts() == ["0 a", "14 a"]

@@ -19,11 +19,11 @@ from supervisor.supervision.tree import Backoff, Child, Restart, Strategy, Tree
 ONE = Strategy.ONE_FOR_ONE
 PERMANENT, TRANSIENT, TEMPORARY = Restart
 
-START_WITHIN_S, STOP_WITHIN_S, DEAF_S = 5, 3, 8
+START_WITHIN_S, STOP_WITHIN_S, UNCANCELLABLE_S = 5, 3, 8
 HEALS_AT, WELL_AT = 60, 200
 
 
-class World:
+class RandomTree:
     """A random tree whose children fail at random until the world heals, and what must hold all the while."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -31,7 +31,7 @@ class World:
         self.members: dict[str, Any] = {}  # path -> Child or Tree
         self.running: set[str] = set()  # as the children see it
         self.state = {"t": "ready"}  # as the supervisor reports it: path -> starting, ready, stopping or over
-        self.deaf: set[str] = set()
+        self.uncancellable: set[str] = set()
         self.begun: dict[str, set[str]] = {}  # path of a tree -> which children it has started, in its current life
         self.restarts: dict[str, list[float]] = {}  # path of a tree -> when it restarted what, in its current life
         self.broken: list[AssertionError] = []
@@ -44,14 +44,14 @@ class World:
         for number in range(rng.randint(1, 4)):
             inner = f"{path}/{number}"
             nested = depth < 2 and rng.random() < 0.3
-            made = self.make_tree(inner, depth + 1) if nested else self.make_child(inner)
+            member = self.make_tree(inner, depth + 1) if nested else self.make_child(inner)
             if strategy is ONE and rng.random() < 0.7:
-                made = evolve(made, needs=tuple(child.name for child in children if rng.random() < 0.3))
-            self.members[inner] = made
-            children.append(made)
+                member = evolve(member, needs=tuple(child.name for child in children if rng.random() < 0.3))
+            self.members[inner] = member
+            children.append(member)
         restarts_max = rng.choice([None, rng.randint(0, 6)]) if depth else rng.choice([8, 40])
         crashes = restarts_max is None or rng.random() < 0.5
-        self.members[path] = made = Tree(
+        self.members[path] = member = Tree(
             name=path.rpartition("/")[2],
             children=tuple(children),
             strategy=strategy,
@@ -60,10 +60,10 @@ class World:
             restart=rng.choice([PERMANENT, PERMANENT, TRANSIENT, TEMPORARY]),
             backoff=Backoff(min_s=0.25, max_s=4, jitter=0.5, reset_after_s=20, crashes=crashes),
         )
-        return made
+        return member
 
     def make_child(self, path: str) -> Child:
-        self.members[path] = made = Child(
+        self.members[path] = child = Child(
             name=path.rpartition("/")[2],
             run=self.live,
             args=(path,),
@@ -71,7 +71,7 @@ class World:
             start_within_s=START_WITHIN_S,
             stop_within_s=STOP_WITHIN_S,
         )
-        return made
+        return child
 
     async def live(self, path: str, *, task_status: trio.TaskStatus[None]) -> None:
         chance = self.rng.random
@@ -89,7 +89,7 @@ class World:
                 raise ValueError("it broke")
         finally:
             with trio.CancelScope(shield=True):
-                await trio.sleep(self.rng.choice([0] * 9 + [0.5, 1, DEAF_S]))
+                await trio.sleep(self.rng.choice([0] * 9 + [0.5, 1, UNCANCELLABLE_S]))
             self.running.remove(path)
 
     def on_event(self, event: ChildEvent) -> None:
@@ -112,16 +112,16 @@ class World:
             case ChildEventKind.STOPPING:
                 self.check_stop(path, parent)
                 self.state[path] = "stopping"
-                if any(deaf.startswith(f"{path}/") for deaf in self.deaf):
-                    self.deaf.add(path)
+                if any(late_path.startswith(f"{path}/") for late_path in self.uncancellable):
+                    self.uncancellable.add(path)
             case ChildEventKind.IGNORES_CANCEL:
-                assert path not in self.deaf
+                assert path not in self.uncancellable
                 above = [path[:at] for at, letter in enumerate(path) if letter == "/"]
-                self.deaf |= {path, *(tree for tree in above if self.state[tree] == "stopping")}
+                self.uncancellable |= {path, *(tree for tree in above if self.state[tree] == "stopping")}
             case ChildEventKind.STOPPED:
                 assert self.state[path] == "stopping"
                 self.state[path] = "over"
-                self.deaf.discard(path)
+                self.uncancellable.discard(path)
             case ChildEventKind.ENDED | ChildEventKind.FAILED if not str(event.error).startswith(
                 f"{path} was not ready"
             ):
@@ -156,7 +156,7 @@ class World:
             other = f"{parent}/{child.name}"
             if path in self.needed(other, parent) and self.state.get(other, "over") != "over":
                 assert self.state[other] == "stopping"
-                assert any(f"{deaf}/".startswith(f"{other}/") for deaf in self.deaf)
+                assert any(f"{late_path}/".startswith(f"{other}/") for late_path in self.uncancellable)
 
     def check_all_is_well(self) -> None:
         """Everything runs that may be restarted, and none of whose trees is one that may not."""
@@ -169,7 +169,7 @@ class World:
 
 
 async def any_tree(rng: random.Random) -> tuple[str, bool, int, float]:
-    world = World(rng)
+    random_tree = RandomTree(rng)
     lives_long = rng.random() < 0.5
     outcome = "cancelled"
     cancel_at = WELL_AT if lives_long else rng.choice([rng.randint(0, 30), rng.uniform(0, 30)])
@@ -177,23 +177,23 @@ async def any_tree(rng: random.Random) -> tuple[str, bool, int, float]:
 
         async def cancel() -> None:
             await trio.sleep_until(cancel_at)
-            if lives_long and not world.broken:
-                world.check_all_is_well()
-            world.state["t"] = "stopping"
+            if lives_long and not random_tree.broken:
+                random_tree.check_all_is_well()
+            random_tree.state["t"] = "stopping"
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(cancel)
         try:
-            await supervise(world.tree, rng=rng, on_event=world.on_event)
+            await supervise(random_tree.tree, rng=rng, on_event=random_tree.on_event)
         except (RestartsExceeded, StartFailed) as error:
             outcome = type(error).__name__
             nursery.cancel_scope.cancel()
-    if world.broken:
-        raise world.broken[0]
-    assert not world.running
+    if random_tree.broken:
+        raise random_tree.broken[0]
+    assert not random_tree.running
     if outcome == "cancelled":
-        assert trio.current_time() <= cancel_at + world.tree.stop_within_s + DEAF_S
-    restarts = sum(map(len, world.restarts.values()))
+        assert trio.current_time() <= cancel_at + random_tree.tree.stop_within_s + UNCANCELLABLE_S
+    restarts = sum(map(len, random_tree.restarts.values()))
     return outcome, lives_long, restarts, round(trio.current_time(), 3)
 
 

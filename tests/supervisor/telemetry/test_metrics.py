@@ -164,23 +164,23 @@ async def test_the_counts_of_a_link_remain_after_it_is_lost(tmp_path: Path) -> N
 async def test_a_resumed_request_is_counted_once_and_each_call_by_its_outcome(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    heard: list[tuple[str, object]] = []
+    observed: list[tuple[str, object]] = []
 
     class Hears(RoutingObserver):
         def call_ended(self, worker: str, outcome: str) -> None:
-            heard.append((worker, outcome))
+            observed.append((worker, outcome))
 
         def call_resumed(self, code: str, sent: int) -> None:
-            heard.append((code, sent))
+            observed.append((code, sent))
 
     bad, good = Fake("bad", [Play(LinkLost("gone"), tokens=2)]), Fake("good", more=1)
-    async with routed(bad, good) as world:
-        world.routing.observer = Hears()
-        async with world.address.ask(generate(tokens_max=4), 4) as replies:
+    async with routed(bad, good) as router:
+        router.routing.observer = Hears()
+        async with router.address.ask(generate(tokens_max=4), 4) as replies:
             await replies.result()
         with trio.move_on_after(1.5):
-            async with world.address.ask(generate("b", tokens_max=4), 4) as replies:
+            async with router.address.ask(generate("b", tokens_max=4), 4) as replies:
                 await replies.result()
         await trio.testing.wait_all_tasks_blocked()
-    assert heard[:3] == [("bad", "link_lost"), ("link_lost", 2), ("good", "ended")]
-    assert [outcome for _, outcome in heard[3:]] == ["left"]
+    assert observed[:3] == [("bad", "link_lost"), ("link_lost", 2), ("good", "ended")]
+    assert [outcome for _, outcome in observed[3:]] == ["left"]

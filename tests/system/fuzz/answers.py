@@ -54,9 +54,9 @@ def _no(constant: str) -> object:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(made := dict(pairs)) != len(pairs):
+    if len(fields := dict(pairs)) != len(pairs):
         raise ValueError("a key stands twice")
-    return made
+    return fields
 
 
 # HTTP -------------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ def _check(answer: Answer) -> None:
     if answer.status >= 400:
         if kind != b"application/json":
             raise Wrong(f"an error of type {kind!r}")
-        said = answer.json
-        check_error(said.get("error") if isinstance(said, dict) else None)
+        body = answer.json
+        check_error(body.get("error") if isinstance(body, dict) else None)
         if answer.status == 405 and b"allow" not in answer.headers:
             raise Wrong("405 without allow")
     elif kind == b"application/json":
@@ -182,11 +182,11 @@ def check_events(answer: Answer) -> None:
         if not lines[-1].startswith(b"data: ") or not all(line.startswith(b"event: ") for line in lines[:-1]):
             raise Wrong(f"no event: {event[:200]!r}")
         if lines[-1] != b"data: [DONE]":
-            said = read(lines[-1].removeprefix(b"data: "))
-            if isinstance(said, dict) and "choices" not in said and isinstance(said.get("error"), dict):
-                check_error(said["error"])
-            if isinstance(said, dict) and "sequence_number" in said:
-                check_event(said)
+            payload = read(lines[-1].removeprefix(b"data: "))
+            if isinstance(payload, dict) and "choices" not in payload and isinstance(payload.get("error"), dict):
+                check_error(payload["error"])
+            if isinstance(payload, dict) and "sequence_number" in payload:
+                check_event(payload)
 
 
 # WebSocket --------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ def response(rng: Random) -> Body:
 
 
 def tokenize(rng: Random) -> Body:
-    said = rng.choice(({"prompt": "a b", "add_special_tokens": True}, {"messages": deepcopy(MESSAGES)}))
-    return {**said, **({"model": "tiny"} if rng.random() < 0.5 else {})}
+    fields = rng.choice(({"prompt": "a b", "add_special_tokens": True}, {"messages": deepcopy(MESSAGES)}))
+    return {**fields, **({"model": "tiny"} if rng.random() < 0.5 else {})}
 
 
 def detokenize(rng: Random) -> Body:
@@ -74,10 +74,10 @@ def event(rng: Random) -> Body:
     """Return an event of a WebSocket; the lane `exact` is for what is looked at closely."""
     if rng.random() < 0.15:
         return {"type": "response.cancel", **rng.choice(({}, {"response_id": "resp_1"}, {"stream_id": "a"}))}
-    said = {"type": "response.create", **response(rng)}
+    fields = {"type": "response.create", **response(rng)}
     if rng.random() < 0.4:
-        said["stream_id"] = rng.choice(("a", "b", "c.d"))
-    return said | ({"generate": False} if rng.random() < 0.1 else {})
+        fields["stream_id"] = rng.choice(("a", "b", "c.d"))
+    return fields | ({"generate": False} if rng.random() < 0.1 else {})
 
 
 # Of routes whose bodies are worth more than their example; the others' examples are mutated.

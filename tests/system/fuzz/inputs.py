@@ -68,8 +68,8 @@ def make(number: int, seed: int = 0) -> Input:
         body = mutated(rng, bodies.body(rng, operation))
         return Input(number, "exchange", [http.posted(operation.path, body)])
     if kind < 0.78:
-        said = websocket.said(rng)
-        return Input(number, "event", [websocket.frame(said)], closes=None if _is_text(said) else NO_TEXT)
+        text = websocket.event_text(rng)
+        return Input(number, "event", [websocket.frame(text)], closes=None if _is_text(text) else NO_TEXT)
     if kind < 0.91:
         return Input(number, "http", http.raw(rng), rng.choice(LEAVES))
     return Input(number, "websocket", websocket.raw(rng), rng.choice(LEAVES))

@@ -41,11 +41,11 @@ class Watch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines += 1
-        said = [each.format(record) for each in self._formats]
+        formatted = [each.format(record) for each in self._formats]
         if record.levelno >= logging.ERROR or record.exc_info:
-            self.bad.append(f"it logged {said[1]}")
-        elif not said[1].isprintable():
-            self.bad.append(f"it logged what is no line: {said[1]!r}")
+            self.bad.append(f"it logged {formatted[1]}")
+        elif not formatted[1].isprintable():
+            self.bad.append(f"it logged what is no line: {formatted[1]!r}")
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def log_watched() -> Iterator[Watch]:
 
 
 @define(eq=False)
-class Heard:
+class Connection:
     """A connection and what came over it that nobody has looked at yet."""
 
     stream: trio.SocketStream
@@ -109,22 +109,22 @@ class Player:
     active: set[int]
     show: bool = False
     key: str | None = None
-    _http: Heard | None = None
-    _socket: Heard | None = None
-    _open: list[Heard] = field(factory=list)
+    _http: Connection | None = None
+    _socket: Connection | None = None
+    _open: list[Connection] = field(factory=list)
 
     async def play(self, number: int, seed: int) -> None:
         """Play one input, and note what is wrong with how it was taken."""
-        made = make(number, seed)
+        fuzz_input = make(number, seed)
         self.active.add(number)
-        self.counts[made.kind if made.exact is None else "exact"] += 1
+        self.counts[fuzz_input.kind if fuzz_input.exact is None else "exact"] += 1
         if self.show:
-            print(f"{made.kind}, {made.leave.value}:", *made.pieces, sep="\n  ")  # noqa: T201
+            print(f"{fuzz_input.kind}, {fuzz_input.leave.value}:", *fuzz_input.pieces, sep="\n  ")  # noqa: T201
         try:
             with trio.fail_after(2 * PATIENCE_S):
-                await self._play(made)
+                await self._play(fuzz_input)
         except (Wrong, Unfinished, trio.TooSlowError) as error:
-            self.problems.append(f"{number}: {made.kind}: {str(error) or type(error).__name__}")
+            self.problems.append(f"{number}: {fuzz_input.kind}: {str(error) or type(error).__name__}")
             self.forget()
         if self.watch.bad:
             self.problems += [f"one of {sorted(self.active)}: {bad}" for bad in self.watch.bad]
@@ -133,62 +133,62 @@ class Player:
 
     def forget(self) -> None:
         """Close whatever is open."""
-        for heard in self._open:
-            heard.stream.socket.close()
+        for connection in self._open:
+            connection.stream.socket.close()
         self._open.clear()
         self._http = self._socket = None
 
-    async def _play(self, made: Input) -> None:
-        match made.kind:
+    async def _play(self, fuzz_input: Input) -> None:
+        match fuzz_input.kind:
             case "exchange":
-                await self._exchange(made)
+                await self._exchange(fuzz_input)
             case "event":
-                await self._event(made)
+                await self._event(fuzz_input)
             case _:
-                await self._raw(made)
+                await self._raw(fuzz_input)
 
-    async def _connect(self) -> Heard:
+    async def _connect(self) -> Connection:
         stream = trio.SocketStream(trio.socket.socket())
         await stream.socket.connect(("127.0.0.1", self.port))
-        self._open.append(heard := Heard(stream))
-        return heard
+        self._open.append(connection := Connection(stream))
+        return connection
 
-    def _close(self, heard: Heard) -> None:
-        heard.stream.socket.close()
-        self._open.remove(heard)
+    def _close(self, connection: Connection) -> None:
+        connection.stream.socket.close()
+        self._open.remove(connection)
 
     def _with_key(self, head: bytes) -> bytes:
         if self.key is None:
             return head
         return head.replace(b"\r\n", b"\r\nauthorization: Bearer %b\r\n" % self.key.encode(), 1)
 
-    def _kept(self, heard: Heard | None) -> Heard | None:
-        if heard is not None and trio.current_time() - heard.used_at > IDLE_S:
-            self._close(heard)
+    def _kept(self, connection: Connection | None) -> Connection | None:
+        if connection is not None and trio.current_time() - connection.used_at > IDLE_S:
+            self._close(connection)
             return None
-        return heard
+        return connection
 
     # HTTP on a connection that is kept ---------------------------------------------------------
 
-    async def _exchange(self, made: Input) -> None:
-        heard = self._kept(self._http) or await self._connect()
-        self._http = heard
-        if not await heard.send(self._with_key(made.pieces[0])):
+    async def _exchange(self, fuzz_input: Input) -> None:
+        connection = self._kept(self._http) or await self._connect()
+        self._http = connection
+        if not await connection.send(self._with_key(fuzz_input.pieces[0])):
             raise Wrong("a connection that was to be kept is closed")
-        answer = await self._answer(heard)
-        if made.exact is not None and not made.exact.right(answer):
-            raise Wrong(f"the wrong answer to {made.pieces[0]!r:.300}: {answer.status} {answer.body!r:.600}")
+        answer = await self._answer(connection)
+        if fuzz_input.exact is not None and not fuzz_input.exact.right(answer):
+            raise Wrong(f"the wrong answer to {fuzz_input.pieces[0]!r:.300}: {answer.status} {answer.body!r:.600}")
         if not answer.whole or answer.headers.get(b"connection") == b"close":
-            self._close(heard)
+            self._close(connection)
             self._http = None
 
-    async def _answer(self, heard: Heard) -> Answer:
+    async def _answer(self, connection: Connection) -> Answer:
         while True:
             try:
-                answer, heard.data = take(heard.data, ended=heard.ended)
+                answer, connection.data = take(connection.data, ended=connection.ended)
             except Unfinished:
-                await heard.more(PATIENCE_S)
-                if not heard.data:
+                await connection.more(PATIENCE_S)
+                if not connection.data:
                     raise Wrong("a whole request got no answer") from None
             else:
                 self._tell(answer)
@@ -198,96 +198,101 @@ class Player:
 
     # WebSocket on a connection that is kept ------------------------------------------------------
 
-    async def _event(self, made: Input) -> None:
-        heard = self._kept(self._socket) or await self._shaken()
-        self._socket = heard
-        heard.uses += 1
-        if not await heard.send(made.pieces[0]):
+    async def _event(self, fuzz_input: Input) -> None:
+        connection = self._kept(self._socket) or await self._shaken()
+        self._socket = connection
+        connection.uses += 1
+        if not await connection.send(fuzz_input.pieces[0]):
             raise Wrong("a WebSocket that was to be kept is closed")
         events: list[dict[str, object]] = []
         while True:
-            coming = await heard.more(QUIET_S if made.exact is None else PATIENCE_S)
-            new, code, heard.data = frames(heard.data, ended=heard.ended)
+            coming = await connection.more(QUIET_S if fuzz_input.exact is None else PATIENCE_S)
+            new, code, connection.data = frames(connection.data, ended=connection.ended)
             events += new
-            if code is not None and code == made.closes:
+            if code is not None and code == fuzz_input.closes:
                 self.counts[f"close {code}"] += 1
-                self._close(heard)
+                self._close(connection)
                 self._socket = None
                 return
-            if code is not None or heard.ended or (made.closes is not None and not coming):
-                raise Wrong(f"one event closed the WebSocket: {code}, not {made.closes}; {events[-1:]!r:.300}")
-            theirs = [event for event in events if made.exact is None or event.get("stream_id") == "exact"]
+            if code is not None or connection.ended or (fuzz_input.closes is not None and not coming):
+                raise Wrong(f"one event closed the WebSocket: {code}, not {fuzz_input.closes}; {events[-1:]!r:.300}")
+            theirs = [event for event in events if fuzz_input.exact is None or event.get("stream_id") == "exact"]
             if not coming or (theirs and theirs[-1]["type"] in FINAL_EVENTS):
                 break
         self._tell(events)
         self.counts[f"event {events[-1]['type'] if events else 'none'}"] += 1
-        if made.exact is not None and not made.exact.right(events):
+        if fuzz_input.exact is not None and not fuzz_input.exact.right(events):
             raise Wrong(f"the wrong answer: {events!r:.600}")
-        if heard.uses >= EVENTS_A_SOCKET:
-            self._close(heard)
+        if connection.uses >= EVENTS_A_SOCKET:
+            self._close(connection)
             self._socket = None
 
-    async def _shaken(self) -> Heard:
-        heard = await self._connect()
-        await heard.send(self._with_key(HANDSHAKE))
-        answer = await self._upgraded(heard)
+    async def _shaken(self) -> Connection:
+        connection = await self._connect()
+        await connection.send(self._with_key(HANDSHAKE))
+        answer = await self._upgraded(connection)
         if answer.status != 101:
             raise Wrong(f"no WebSocket: {answer.status}")
-        return heard
+        return connection
 
-    async def _upgraded(self, heard: Heard) -> Answer:
+    async def _upgraded(self, connection: Connection) -> Answer:
         while True:
             try:
-                answer, heard.data = take(heard.data, ended=heard.ended)
+                answer, connection.data = take(connection.data, ended=connection.ended)
             except Unfinished:
-                if not await heard.more(PATIENCE_S):
+                if not await connection.more(PATIENCE_S):
                     raise Wrong("a handshake got no answer") from None
             else:
                 return answer
 
     # A connection of its own -----------------------------------------------------------------------
 
-    async def _raw(self, made: Input) -> None:
-        heard = await self._connect()
-        for place, piece in enumerate(made.pieces):
-            known = place == 0 and made.number % 4  # some are strangers
-            if not await heard.send(self._with_key(piece) if known else piece):
+    async def _raw(self, fuzz_input: Input) -> None:
+        connection = await self._connect()
+        for place, piece in enumerate(fuzz_input.pieces):
+            with_key = place == 0 and fuzz_input.number % 4  # some are strangers
+            if not await connection.send(self._with_key(piece) if with_key else piece):
                 break
-            if place + 1 < len(made.pieces):
-                await heard.more(QUIET_S)
-        if made.leave is Leave.RESET:
-            heard.reset()
-        if made.leave not in {Leave.RESET, Leave.CLOSE}:
-            await self._hear_out(heard, made.leave)
-            sent = b"".join(made.pieces)
-            if made.leave in WAITS and heard.ended and not heard.data and HEAD.search(sent.lstrip(b"\r\n")):
+            if place + 1 < len(fuzz_input.pieces):
+                await connection.more(QUIET_S)
+        if fuzz_input.leave is Leave.RESET:
+            connection.reset()
+        if fuzz_input.leave not in {Leave.RESET, Leave.CLOSE}:
+            await self._hear_out(connection, fuzz_input.leave)
+            sent = b"".join(fuzz_input.pieces)
+            if (
+                fuzz_input.leave in WAITS
+                and connection.ended
+                and not connection.data
+                and HEAD.search(sent.lstrip(b"\r\n"))
+            ):
                 raise Wrong("it was closed without a word")
-            self._judge(sent, heard)
-        self._close(heard)
+            self._judge(sent, connection)
+        self._close(connection)
 
-    async def _hear_out(self, heard: Heard, leave: Leave) -> None:
+    async def _hear_out(self, connection: Connection, leave: Leave) -> None:
         if leave is Leave.HALF:
-            await self._half(heard)
-        while await heard.more(PATIENCE_S if leave in {Leave.STALL, Leave.HALF} else QUIET_S):
+            await self._half(connection)
+        while await connection.more(PATIENCE_S if leave in {Leave.STALL, Leave.HALF} else QUIET_S):
             pass
         if leave is Leave.LATE_HALF:
-            await self._half(heard)
-            while await heard.more(PATIENCE_S):
+            await self._half(connection)
+            while await connection.more(PATIENCE_S):
                 pass
-        if leave is not Leave.QUIET and not heard.ended:
+        if leave is not Leave.QUIET and not connection.ended:
             raise Wrong(f"it {leave.value}, and the server does not close")
 
-    async def _half(self, heard: Heard) -> None:
+    async def _half(self, connection: Connection) -> None:
         try:
-            await heard.stream.send_eof()
+            await connection.stream.send_eof()
         except trio.BrokenResourceError:
-            heard.ended = True
+            connection.ended = True
 
-    def _judge(self, sent: bytes, heard: Heard) -> None:
-        data, answers = heard.data, 0
+    def _judge(self, sent: bytes, connection: Connection) -> None:
+        data, answers = connection.data, 0
         while data:
             try:
-                answer, data = take(data, ended=heard.ended, bodiless=b"HEAD" in sent)
+                answer, data = take(data, ended=connection.ended, bodiless=b"HEAD" in sent)
             except Unfinished:
                 if b"text/event-stream" in data:  # which takes its time
                     break
@@ -296,13 +301,13 @@ class Player:
             self.counts[f"status {answer.status}"] += 1
             answers += answer.status != 100
             if answer.status == 101:
-                events, code, data = frames(data, ended=heard.ended)
+                events, code, data = frames(data, ended=connection.ended)
                 self._tell(events)
                 self.counts[f"close {code}"] += 1
                 return
         if answers > sent.count(b"\n") + 1:  # what is too long for a line is answered, too
             raise Wrong(f"{answers} answers to fewer requests")
 
-    def _tell(self, said: object) -> None:
+    def _tell(self, answer: object) -> None:
         if self.show:
-            print(f"<- {said!r:.2000}")  # noqa: T201
+            print(f"<- {answer!r:.2000}")  # noqa: T201

@@ -76,10 +76,10 @@ def test_every_body_is_parsed_or_refused(path: str) -> None:
         try:
             PARSERS[path](json.dumps(body).encode())
         except RequestError as error:
-            said = str(error)
+            message = str(error)
         else:
-            said = "nothing"
-        assert 0 < len(said) < answers.MESSAGE_CHARACTERS_MAX
+            message = "nothing"
+        assert 0 < len(message) < answers.MESSAGE_CHARACTERS_MAX
 
     attack()
 
@@ -102,7 +102,7 @@ HEAD = b"x-request-id: r\r\ndate: today\r\ncontent-type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"HTTP/1.1 500 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\ncontent-length: 2\r\n\r\n{}",
@@ -116,21 +116,21 @@ HEAD = b"x-request-id: r\r\ndate: today\r\ncontent-type: application/json\r\n"
         b"half an answer",
     ],
 )
-def test_the_judge_detects_a_wrong_answer(said: bytes) -> None:
+def test_the_judge_detects_a_wrong_answer(data: bytes) -> None:
     with pytest.raises(Wrong):
-        answers.take(said, ended=True)
+        answers.take(data, ended=True)
 
 
 def test_the_judge_accepts_a_right_answer_and_waits_for_the_rest_of_it() -> None:
-    said = b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}"
-    answer, rest = answers.take(said + b"HTTP", ended=False)
+    data = b"HTTP/1.1 200 \r\n" + HEAD + b"content-length: 2\r\n\r\n{}"
+    answer, rest = answers.take(data + b"HTTP", ended=False)
     assert (answer.status, answer.json, rest) == (200, {}, b"HTTP")
     with pytest.raises(Unfinished):
-        answers.take(said[:-1], ended=False)
+        answers.take(data[:-1], ended=False)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"\x81\x02{}",
         b'\x81\x0c{"type":"a"}'[:-1] + b"\xff",
@@ -142,14 +142,14 @@ def test_the_judge_accepts_a_right_answer_and_waits_for_the_rest_of_it() -> None
         b"\x81",
     ],
 )
-def test_the_judge_detects_a_wrong_frame(said: bytes) -> None:
+def test_the_judge_detects_a_wrong_frame(data: bytes) -> None:
     with pytest.raises(Wrong):
-        answers.frames(said, ended=True)
+        answers.frames(data, ended=True)
 
 
 def test_the_judge_reads_events_and_the_close_code() -> None:
-    said = b'\x81\x0c{"type":"a"}' + b"\x8a\x01x" + b"\x88\x02\x03\xe8"
-    assert answers.frames(said, ended=True) == ([{"type": "a"}], 1000, b"")
+    data = b'\x81\x0c{"type":"a"}' + b"\x8a\x01x" + b"\x88\x02\x03\xe8"
+    assert answers.frames(data, ended=True) == ([{"type": "a"}], 1000, b"")
 
 
 def test_a_frame_of_ours_is_masked_as_it_should_be() -> None:

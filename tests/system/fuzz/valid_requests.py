@@ -26,12 +26,12 @@ class Exact:
     right: Callable[[object], bool]
 
 
-def said(count: int) -> str:
+def text_of(count: int) -> str:
     """Return what the worker says in so many tokens."""
     return TINY.tokenizer.decode(ids(LINE)[:count])
 
 
-COUNTS = [count for count in range(1, 13) if LINE.startswith(said(count))]  # those that end with a whole character
+COUNTS = [count for count in range(1, 13) if LINE.startswith(text_of(count))]  # those that end with a whole character
 
 
 def _whole(take: Callable[[Any], object], wanted: object) -> Callable[[object], bool]:
@@ -68,7 +68,7 @@ def _health(answer: object) -> bool:
 def make(rng: Random) -> Exact:  # noqa: PLR0911  # one case a door
     """Return a request that is right."""
     count = rng.choice(COUNTS)
-    asked, text = f"n={count}", said(count)
+    asked, text = f"n={count}", text_of(count)
     user = [{"role": "user", "content": asked}]
 
     def post(path: str, right: Callable[[object], bool], **body: object) -> Exact:

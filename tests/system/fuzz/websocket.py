@@ -41,14 +41,14 @@ def masked(payload: bytes, mask: bytes) -> bytes:
     return (int.from_bytes(payload) ^ int.from_bytes(long)).to_bytes(size)
 
 
-def said(rng: Random) -> bytes:
+def event_text(rng: Random) -> bytes:
     """Return the text of an event, right or wrong."""
     return mutated(rng, event(rng))
 
 
 def odd(rng: Random) -> bytes:  # noqa: C901, PLR0911, PLR0912  # one case an oddity
     """Return a few bytes on an open WebSocket, most of them against its rules."""
-    text = said(rng)
+    text = event_text(rng)
     match rng.randrange(17):
         case 0:
             return bytes([0x81, min(len(text), 125)]) + text[:125]  # no mask
@@ -89,7 +89,7 @@ def odd(rng: Random) -> bytes:  # noqa: C901, PLR0911, PLR0912  # one case an od
         case 15:
             return frame(text, BINARY)
         case _:
-            return corrupted(rng, frame(text) + frame(said(rng)))
+            return corrupted(rng, frame(text) + frame(event_text(rng)))
 
 
 def raw(rng: Random) -> list[bytes]:
@@ -102,7 +102,9 @@ def raw(rng: Random) -> list[bytes]:
     elif kind < 0.2:
         gone = rng.choice((b"host: 127.0.0.1\r\n", b"connection: Upgrade\r\n", b"sec-websocket-version: 13\r\n"))
         handshake = handshake.replace(gone, b"")
-    after = b"".join(odd(rng) if rng.random() < 0.7 else frame(said(rng)) for _ in range(rng.choice((1, 1, 2, 4))))
+    after = b"".join(
+        odd(rng) if rng.random() < 0.7 else frame(event_text(rng)) for _ in range(rng.choice((1, 1, 2, 4)))
+    )
     if rng.random() < 0.3:
         return pieces(rng, handshake + after)  # in haste
     return [handshake, *pieces(rng, after)]

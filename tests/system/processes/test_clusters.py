@@ -86,8 +86,8 @@ def drained(target: Cluster, name: str) -> Iterator[None]:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as operator:
         try:
             yield
-            said, _ = operator.communicate(timeout=WITHIN_S)
-            assert (operator.returncode, f"Node {name} has gone." in said) == (0, True), said
+            output, _ = operator.communicate(timeout=WITHIN_S)
+            assert (operator.returncode, f"Node {name} has gone." in output) == (0, True), output
         finally:
             operator.kill()
 

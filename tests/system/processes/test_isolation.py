@@ -53,10 +53,10 @@ class TimedChat(Chat):
 
     def __init__(self, port: int, body: dict[str, Any]) -> None:
         Chat.__init__(self, port, body)
-        self.at: list[float] = []
+        self.times: list[float] = []
 
     def _count(self, event: dict[str, Any]) -> None:
-        self.at.append(time.perf_counter())
+        self.times.append(time.perf_counter())
         Chat._count(self, event)
 
 
@@ -77,7 +77,7 @@ class Honest:
         self.thread.join(WITHIN_S)
         assert self.outcome is not None
         assert self.outcome.whole, self.outcome
-        gaps = [after - before for before, after in zip(self.chat.at, self.chat.at[1:], strict=False)]
+        gaps = [after - before for before, after in zip(self.chat.times, self.chat.times[1:], strict=False)]
         assert max(gaps) < PACE_S + GAP_S, max(gaps)
 
 
@@ -105,9 +105,9 @@ def test_b7_an_engine_that_crashes_again_and_again_affects_no_other_client(folde
         assert wait_until(
             lambda: target.metric("espalier_child_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S
         )
-        told = []
-        wait_until(lambda: told.append(get(target, "/ready")) or "failed" in told[-1][1], WITHIN_S, every_s=0.05)  # type: ignore[func-returns-value]
-        status, why = told[-1]
+        answers = []
+        wait_until(lambda: answers.append(get(target, "/ready")) or "failed" in answers[-1][1], WITHIN_S, every_s=0.05)  # type: ignore[func-returns-value]
+        status, why = answers[-1]
         assert status == 503
         assert "engine bad-0 failed: " in why, why
         assert "next try " in why, why
@@ -130,12 +130,12 @@ def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens
     with served(folder, "simulated.faults.crash_after_s = 2.0") as target:
         wait_ready(target)
         honest = Honest(target.port, 120)
-        pid, strangers = target.process.pid, []
+        pid, connections = target.process.pid, []
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
         try:
             for _ in range(100):  # more than there are descriptors; the kernel's queue takes the rest
-                made = socket.create_connection(("127.0.0.1", target.port), timeout=WITHIN_S)
-                strangers.append(made)
+                connection = socket.create_connection(("127.0.0.1", target.port), timeout=WITHIN_S)
+                connections.append(connection)
             assert wait_until(lambda: open_files(pid) >= 60, WITHIN_S) is not None
             before = cpu_s(pid)
             os.kill(pid, signal.SIGCHLD)  # as if a child had ended
@@ -146,8 +146,8 @@ def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens
             honest.check()
             assert cpu_s(pid) - before < 3.0, "nobody spins"
         finally:
-            for each in strangers:
-                each.close()
+            for connection in connections:
+                connection.close()
         assert wait_until(lambda: get(target, "/health")[0] == 200, WITHIN_S) is not None
         target.signal(signal.SIGTERM)
         check_exit(target)

@@ -201,17 +201,17 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     before, text = nodes(running), file_of(running)
     rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
     if how == "reload":
-        code, said = run_cli(running, "reload")
+        code, output = run_cli(running, "reload")
         sentence = "  node three is known now, and the launcher here starts it"
-        assert code == 0, said
-        assert said.splitlines() == ["front:", sentence, "one:", sentence, "two:", sentence, "three: it runs now"]
+        assert code == 0, output
+        assert output.splitlines() == ["front:", sentence, "one:", sentence, "two:", sentence, "three: it runs now"]
     else:
         running.signal(signal.SIGHUP)
 
     def serves() -> bool:
-        told = seen(running)
-        return all("tree" in each and all(link["up"] for link in each["links"]) for each in told.values()) and any(
-            offer["up"] for offer in told["three"]["state"]["offers"]
+        statuses = seen(running)
+        return all("tree" in each and all(link["up"] for link in each["links"]) for each in statuses.values()) and any(
+            offer["up"] for offer in statuses["three"]["state"]["offers"]
         )
 
     assert wait_until(serves, WITHIN_S, every_s=0.1) is not None, running.output()
@@ -257,11 +257,11 @@ def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_res
     head, _, rest = text.partition("[node.two]")
     without = head + rest.partition("\n")[2].partition("\n")[2]  # its table, and below the engine's
     rewrite(running, without.partition("[engine.tiny-2]")[0])
-    code, said = run_cli(running, "reload")
+    code, output = run_cli(running, "reload")
     gone = "  node two stays known as it was until this node is started again; drain it if it is to go"
-    assert code == 0, said
-    assert said.splitlines().count(gone) == 2
-    assert "  the file changes nothing: there is no node two in " in said
+    assert code == 0, output
+    assert output.splitlines().count(gone) == 2
+    assert "  the file changes nothing: there is no node two in " in output
     assert (
         wait_until(lambda: events_logged(running, "node two is in the file no more, and runs until it is drained"), 5)
         is not None

@@ -66,10 +66,10 @@ class Running:
         return process
 
     def seen(self) -> tuple[int, Any]:
-        code, said = self.from_elsewhere("status", "--json")
-        told = json.loads(said)
-        assert told["cluster"] == "proving"
-        return code, told["nodes"]
+        code, output = self.from_elsewhere("status", "--json")
+        status = json.loads(output)
+        assert status["cluster"] == "proving"
+        return code, status["nodes"]
 
     def from_elsewhere(self, *arguments: str) -> tuple[int, str]:
         """Operate as from another host: by what listens alone."""
@@ -107,8 +107,8 @@ def end(process: Popen[bytes]) -> None:
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    with cluster() as made:
-        yield made
+    with cluster() as running_cluster:
+        yield running_cluster
 
 
 @contextmanager
@@ -133,16 +133,16 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]
     assert not any("operator" in each["name"] for node in nodes.values() for each in node["state"]["neighbours"])
     assert "operator" not in running.logs()
-    code, said = run_cli(running, "status")
-    assert (code, f"{MODEL}-1" in said, "2 of 2 nodes answer" in said) == (0, True, True)
+    code, output = run_cli(running, "status")
+    assert (code, f"{MODEL}-1" in output, "2 of 2 nodes answer" in output) == (0, True, True)
 
     more = running.text.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport')
     running.file.write_text(more + "slots = 3\n")  # which is no cost
     assert run_cli(running, "reload")[0] == 1  # the operator reads the file too
     running.file.write_text(more.replace("[node.back]", "[node.back]\ndrain_s = 15"))
-    code, said = run_cli(running, "reload")
-    assert code == 0, said
-    assert said.splitlines() == [
+    code, output = run_cli(running, "reload")
+    assert code == 0, output
+    assert output.splitlines() == [
         "front:",
         "  gateway.admit_s is 2 now, and was 5",
         "back:",
@@ -152,21 +152,21 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     with ThreadPoolExecutor(8) as clients:
         answers = [clients.submit(running.ask, 100) for _ in range(8)]
         assert wait_until(lambda: running_on(running, "back"), WITHIN_S, every_s=0.05) is not None
-        code, said = run_cli(running, "drain", "back")
-        assert (code, "Node back has gone." in said) == (0, True), said
+        code, output = run_cli(running, "drain", "back")
+        assert (code, "Node back has gone." in output) == (0, True), output
         assert back.wait(WITHIN_S) == 0
         assert [answer.result() for answer in answers] == [(100, "length")] * 8
     assert running.ask(3) == (3, "length")
 
     code, nodes = running.seen()
     assert (code, list(nodes), set(nodes["back"])) == (1, ["front", "back"], {"unreachable"})
-    code, said = running.from_elsewhere("drain", "front")
-    assert (code, "SIGTERM" in said) == (1, True), said
+    code, output = running.from_elsewhere("drain", "front")
+    assert (code, "SIGTERM" in output) == (1, True), output
 
     again = running.start("back")
     running.wait_whole()
-    code, said = running.from_elsewhere("drain", "front")  # through `back`
-    assert (code, "Node front has gone." in said) == (0, True), said
+    code, output = running.from_elsewhere("drain", "front")  # through `back`
+    assert (code, "Node front has gone." in output) == (0, True), output
     assert front.wait(WITHIN_S) == 0
     assert again.poll() is None
 
@@ -178,33 +178,33 @@ def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running: Running
     running.file.write_text(alone)
     front = running.start("front")
     assert wait_until(lambda: run_cli(running, "status", "--json")[0] == 0, WITHIN_S, every_s=0.1) is not None
-    code, said = run_cli(running, "status", "--json")
-    assert (code, json.loads(said)["nodes"]["front"]["tree"][0]["path"]) == (0, "front")
-    code, said = running.from_elsewhere("status")
-    assert (code, "none runs here below the temporary folder" in said) == (1, True), said
+    code, output = run_cli(running, "status", "--json")
+    assert (code, json.loads(output)["nodes"]["front"]["tree"][0]["path"]) == (0, "front")
+    code, output = running.from_elsewhere("status")
+    assert (code, "none runs here below the temporary folder" in output) == (1, True), output
 
     running.file.write_text(alone.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport'))
     assert run_cli(running, "reload") == (0, "front:\n  gateway.admit_s is 2 now, and was 5\n")
     for broken in (alone + "slots = 0\n", "[gateway"):  # no mistake keeps a node from reading its keys anew
         running.file.write_text(broken)
-        code, said = run_cli(running, "reload")
-        assert (code, "front:\n  the file changes nothing: " in said) == (1, True), said
-        code, said = run_cli(running, "status")
-        assert (code, "nodes that run here are asked all the same" in said, "tiny-0  front" in said) == (
+        code, output = run_cli(running, "reload")
+        assert (code, "front:\n  the file changes nothing: " in output) == (1, True), output
+        code, output = run_cli(running, "status")
+        assert (code, "nodes that run here are asked all the same" in output, "tiny-0  front" in output) == (
             0,
             True,
             True,
-        ), said
-        code, said = run_cli(running, "drain", "nobody")
-        assert (code, "There is no node nobody; there is front." in said) == (1, True), said
-        code, said = running.from_elsewhere("status")
-        assert (code, "asked all the same" in said) == (1, False), said
+        ), output
+        code, output = run_cli(running, "drain", "nobody")
+        assert (code, "There is no node nobody; there is front." in output) == (1, True), output
+        code, output = running.from_elsewhere("status")
+        assert (code, "asked all the same" in output) == (1, False), output
     running.file.write_text(alone)
 
     twin = running.start("front")  # whose port is taken
     assert twin.wait(WITHIN_S) == 1
-    code, said = run_cli(running, "drain", "front")
-    assert (code, "Node front has gone." in said) == (0, True), said
+    code, output = run_cli(running, "drain", "front")
+    assert (code, "Node front has gone." in output) == (0, True), output
     assert front.wait(WITHIN_S) == 0
 
 
@@ -216,6 +216,6 @@ def test_an_operator_with_another_secret_is_refused_with_the_reason(running: Run
     back = running.start("back")
     assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
     (running.folder / "secret").write_text("another-secret-that-is-wrong")
-    code, said = run_cli(running, "drain", "back")
-    assert (code, "it has another secret, or none" in said) == (1, True), said
+    code, output = run_cli(running, "drain", "back")
+    assert (code, "it has another secret, or none" in output) == (1, True), output
     assert back.poll() is None

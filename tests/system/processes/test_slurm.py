@@ -114,12 +114,12 @@ class Slurm:
 @contextmanager
 def slurm() -> Iterator[Slurm]:
     with short_folder() as folder:
-        made = Slurm(folder)
+        cluster = Slurm(folder)
         try:
-            until(lambda: made.run("sinfo", "--noheader", "--format=%t %D").strip() == "idle 3", 30.0)
-            yield made
+            until(lambda: cluster.run("sinfo", "--noheader", "--format=%t %D").strip() == "idle 3", 30.0)
+            yield cluster
         finally:
-            made.end()
+            cluster.end()
 
 
 def example(folder: Path) -> dict[str, int]:
@@ -148,28 +148,28 @@ def is_ready(ports: dict[str, int]) -> bool:
 
 
 def test_o3_a_job_drains_when_its_script_gets_sigterm_and_leaves_nothing() -> None:
-    with slurm() as made:
-        ports = example(made.folder)
-        job = made.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()
+    with slurm() as cluster:
+        ports = example(cluster.folder)
+        job = cluster.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()
         until(lambda: is_ready(ports), 60.0)
-        made.run("scancel", "--batch", "--signal=TERM", job)
+        cluster.run("scancel", "--batch", "--signal=TERM", job)
         began = time.monotonic()
-        until(lambda: made.state(job) not in {"RUNNING", "COMPLETING"}, 60.0)
-        log = (made.folder / "log").read_text()
-        assert made.state(job) == "COMPLETED", log[-3000:]
+        until(lambda: cluster.state(job) not in {"RUNNING", "COMPLETING"}, 60.0)
+        log = (cluster.folder / "log").read_text()
+        assert cluster.state(job) == "COMPLETED", log[-3000:]
         assert log.count('"event": "stopped", "exit_code": 0') == len(HOSTS)
         assert "Killed" not in log
         assert time.monotonic() - began < 30.0
-        assert not list(made.folder.glob("espalier-*"))  # the run folders of the nodes
-        assert not list(made.folder.glob("job-*"))
+        assert not list(cluster.folder.glob("espalier-*"))  # the run folders of the nodes
+        assert not list(cluster.folder.glob("job-*"))
 
 
 def test_a_job_whose_file_is_wrong_fails() -> None:
-    with slurm() as made:
-        example(made.folder)
-        file = made.folder / "cluster.toml"
+    with slurm() as cluster:
+        example(cluster.folder)
+        file = cluster.folder / "cluster.toml"
         file.write_text(file.read_text().replace("[gateway]", "[gateway]\nbogus = 1"))
-        job = made.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()
-        until(lambda: made.state(job) not in {"PENDING", "RUNNING", "COMPLETING"}, 60.0)
-        assert made.state(job) == "FAILED"
-        assert "gateway.bogus: is not a key here" in (made.folder / "log").read_text()
+        job = cluster.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()
+        until(lambda: cluster.state(job) not in {"PENDING", "RUNNING", "COMPLETING"}, 60.0)
+        assert cluster.state(job) == "FAILED"
+        assert "gateway.bogus: is not a key here" in (cluster.folder / "log").read_text()

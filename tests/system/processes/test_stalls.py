@@ -45,10 +45,10 @@ def test_d8_streams_continue_after_the_gateways_process_was_stopped(folder: Path
         assert tally.counts["whole"] == tally.requests >= CLIENTS
         assert target.front.metric(MOVED) == 0
         for name in target.workers:
-            said = target.nodes[name].output()[before[name] :]
-            assert "a node stands still" in said
-            assert "a node that stood still is heard again" in said
-            assert "no link" not in said
+            output = target.nodes[name].output()[before[name] :]
+            assert "a node stands still" in output
+            assert "a node that stood still is heard again" in output
+            assert "no link" not in output
         assert not target.wait_idle(10.0)
         assert not target.stop(10.0)
 

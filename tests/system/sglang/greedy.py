@@ -29,10 +29,10 @@ def completed(port: int, prompt: list[Any]) -> tuple[Any, Any, Any]:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
-        said = json.loads(answer.read())
-        assert answer.status == 200, said
-        choice = said["choices"][0]
-        return choice["token_ids"], choice["finish_reason"], said["usage"]["prompt_tokens"]
+        completion = json.loads(answer.read())
+        assert answer.status == 200, completion
+        choice = completion["choices"][0]
+        return choice["token_ids"], choice["finish_reason"], completion["usage"]["prompt_tokens"]
     finally:
         connection.close()
 

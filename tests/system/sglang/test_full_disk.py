@@ -24,7 +24,7 @@ def test_o16_a_full_disk_under_the_engines_logs_is_reported_and_the_engine_serve
             assert wait_until(lambda: target.metric("espalier_log_failing") == len(names), WITHIN_S) is not None, (
                 target.output()
             )
-            told = [json.loads(line) for line in target.output().splitlines() if "cannot be written" in line]
-            assert sorted(each["file"] for each in told) == sorted(str(logs / f"{name}.log") for name in names)
-            assert all("No space left" in each["reason"] for each in told)
+            records = [json.loads(line) for line in target.output().splitlines() if "cannot be written" in line]
+            assert sorted(record["file"] for record in records) == sorted(str(logs / f"{name}.log") for name in names)
+            assert all("No space left" in record["reason"] for record in records)
             assert target.metric("espalier_engine_up") == 1

@@ -105,35 +105,35 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
         zygotes = set(below({os.getpid()}, 1)) - others
         for stopped, busy in ((SCHEDULER, False), (SCHEDULER, True), (HOST, False)):
             changed = trio.lowlevel.ParkingLot()
-            plug: Registration[Engine] = Registration(partial(wake, changed))
+            registration: Registration[Engine] = Registration(partial(wake, changed))
 
             async def stop(
-                plug: Registration[Engine] = plug,
+                registration: Registration[Engine] = registration,
                 changed: trio.lowlevel.ParkingLot = changed,
                 stopped: int = stopped,
                 *,
                 busy: bool = busy,
             ) -> None:
                 with trio.fail_after(STARTED_WITHIN_S):
-                    engine = await plug.wait()
+                    engine = await registration.wait()
                 if busy:
                     generation = engine.submit(request(engine, 4000))
                     await anext(generation)
                 elif stopped == SCHEDULER:
                     await trio.sleep(silent_s)
-                    assert plug.current is engine, "an idle engine is not silent"
+                    assert registration.current is engine, "an idle engine is not silent"
                 [process] = below(zygotes, stopped)
                 os.kill(process, signal.SIGSTOP)
                 stopped_at = trio.current_time()
                 with trio.fail_after(1.5 * silent_s):
-                    while plug.current is not None:
+                    while registration.current is not None:
                         await changed.park()
                 assert silent_s / 2 < trio.current_time() - stopped_at
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stop)
                 with pytest.raises(EngineDied, match="its scheduler has neither answered nor computed for 4 s"):
-                    await keep(plug)
+                    await keep(registration)
             with trio.fail_after(ENDED_WITHIN_S):  # its zygote reaps it when it is told to
                 while below(zygotes, HOST):  # noqa: ASYNC110  # processes have no event
                     await trio.sleep(0.05)
@@ -141,19 +141,21 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
 
 async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones() -> None:
     async with kept_engines() as keep, trio.open_nursery() as nursery:
-        plug, small = Registration[Engine](), Registration[Engine]()
+        registration, small = Registration[Engine](), Registration[Engine]()
         with trio.fail_after(STARTED_WITHIN_S):
-            await nursery.start(keep, plug)
+            await nursery.start(keep, registration)
             await nursery.start(partial(keep, small, name="small", kv_tokens_max=64))
-        assert plug.current is not None
+        assert registration.current is not None
         assert small.current is not None
-        await at_rest(plug.current)
+        await at_rest(registration.current)
         await at_rest(small.current)
-        wanted = evolve(request(plug.current, 4), tokens=list(range(64)))  # the engine's own began with 32 of these
-        generation = plug.current.submit(wanted)
+        wanted = evolve(
+            request(registration.current, 4), tokens=list(range(64))
+        )  # the engine's own began with 32 of these
+        generation = registration.current.submit(wanted)
         assert await anext(generation) == Started(cached_tokens=0)
-        plug.current.abort(wanted.id)
-        await plug.current.wait_released(wanted.id)
+        registration.current.abort(wanted.id)
+        await registration.current.wait_released(wanted.id)
         await serves_on(small.current)
         with pytest.raises(StartFailed, match="its own first request was not answered: it ended without a token"):
             await keep(Registration[Engine](), name="smaller", kv_tokens_max=32)

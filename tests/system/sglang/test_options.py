@@ -33,7 +33,7 @@ def complete(client: OpenAI, prompt: str | Sequence[Any] = "The oak", **options:
     )
 
 
-def said(answer: Any) -> list[str]:
+def contents(answer: Any) -> list[str]:
     return [choice.message.content for choice in answer.choices]
 
 
@@ -69,11 +69,11 @@ def test_a_penalty_makes_an_answer_repeat_itself_less(client: OpenAI, option: di
 
 
 def test_temperature_draws_and_top_k_one_does_not(client: OpenAI) -> None:
-    drawn = {said(chat(client, temperature=2, top_p=1))[0] for _ in range(6)}
+    drawn = {contents(chat(client, temperature=2, top_p=1))[0] for _ in range(6)}
     assert len(drawn) > 1
-    assert len({said(chat(client, temperature=2, extra_body={"top_k": 1}))[0] for _ in range(3)}) == 1
-    assert len({said(chat(client, temperature=2, top_p=0.001))[0] for _ in range(3)}) == 1
-    assert len({said(chat(client, temperature=2, extra_body={"min_p": 1}))[0] for _ in range(3)}) == 1
+    assert len({contents(chat(client, temperature=2, extra_body={"top_k": 1}))[0] for _ in range(3)}) == 1
+    assert len({contents(chat(client, temperature=2, top_p=0.001))[0] for _ in range(3)}) == 1
+    assert len({contents(chat(client, temperature=2, extra_body={"min_p": 1}))[0] for _ in range(3)}) == 1
 
 
 # Where an answer ends --------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_a_stop_string_is_left_out_or_included(client: OpenAI, stream: bool) -> 
     stop = whole.split()[3]
     for included in (False, True):
         answer = chat(client, stop=stop, stream=stream, extra_body={"include_stop_str_in_output": included})
-        text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else said(answer)[0]
+        text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else contents(answer)[0]
         assert text == whole[: whole.index(stop) + len(stop) * included]
 
 
@@ -103,35 +103,35 @@ def test_a_stop_string_is_left_out_or_included(client: OpenAI, stream: bool) -> 
 def test_log_probabilities_are_exact_for_each_delta_of_a_stream(client: OpenAI) -> None:
     whole = chat(client, logprobs=True, top_logprobs=3)
     expected = [(token.token, token.logprob) for token in whole.choices[0].logprobs.content]
-    got, text, told = [], b"", b""
+    got, text, token_bytes = [], b"", b""
     for chunk in chat(client, logprobs=True, top_logprobs=3, stream=True):
         choice = chunk.choices[0]
         text += (choice.delta.content or "").encode()
         for token in (choice.logprobs and choice.logprobs.content) or ():
             got.append((token.token, token.logprob))
-            told += bytes(token.bytes)
+            token_bytes += bytes(token.bytes)
             assert token.top_logprobs[0].token == token.token
             assert len(token.top_logprobs) == 3
             assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
-        assert text.startswith(told)
-    assert told == text == whole.choices[0].message.content.encode()
+        assert text.startswith(token_bytes)
+    assert token_bytes == text == whole.choices[0].message.content.encode()
     assert [token for token, _ in got] == [token for token, _ in expected]
     assert all(abs(a - b) < 0.02 for (_, a), (_, b) in zip(got, expected, strict=True))
 
 
 def test_completions_have_log_probabilities_in_their_own_shape(client: OpenAI) -> None:
     choice = complete(client, logprobs=2).choices[0]
-    told = choice.logprobs
-    assert "".join(told.tokens) == choice.text
-    assert told.text_offset == [len("".join(told.tokens[:place])) for place in range(len(told.tokens))]
-    assert all(len(top) == 2 for top in told.top_logprobs)
-    assert all(logprob <= 0 for logprob in told.token_logprobs)
+    logprobs = choice.logprobs
+    assert "".join(logprobs.tokens) == choice.text
+    assert logprobs.text_offset == [len("".join(logprobs.tokens[:place])) for place in range(len(logprobs.tokens))]
+    assert all(len(top) == 2 for top in logprobs.top_logprobs)
+    assert all(logprob <= 0 for logprob in logprobs.token_logprobs)
 
 
 def test_responses_have_log_probabilities_in_their_deltas(served: Node) -> None:
     socket = ResponsesSocket(served.port)
     socket.send(response_body(OAK_PROMPT, 8, top_logprobs=2, include=["message.output_text.logprobs"]))
-    told = text = b""
+    token_bytes = text = b""
     while (event := json.loads(socket.connection.recv(30)))["type"] not in {
         "response.completed",
         "response.incomplete",
@@ -139,10 +139,10 @@ def test_responses_have_log_probabilities_in_their_deltas(served: Node) -> None:
         assert event["type"] != "error", event
         if event["type"] == "response.output_text.delta":
             text += event["delta"].encode()
-            told += b"".join(bytes(token["bytes"]) for token in event["logprobs"])
+            token_bytes += b"".join(bytes(token["bytes"]) for token in event["logprobs"])
             assert all(len(token["top_logprobs"]) == 2 for token in event["logprobs"])
     socket.close()
-    assert told == text != b""
+    assert token_bytes == text != b""
 
 
 # Several choices, several prompts --------------------------------------------------------
@@ -151,9 +151,9 @@ def test_responses_have_log_probabilities_in_their_deltas(served: Node) -> None:
 def test_n_gives_as_many_choices_streamed_or_not(client: OpenAI) -> None:
     whole = chat(client, n=3)
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
-    assert len(set(said(whole))) == 1
+    assert len(set(contents(whole))) == 1
     assert whole.usage.completion_tokens == 3 * chat(client).usage.completion_tokens
-    assert len(set(said(chat(client, n=4, temperature=2)))) > 1
+    assert len(set(contents(chat(client, n=4, temperature=2)))) > 1
     pieces: dict[int, str] = {}
     ends: dict[int, str] = {}
     for chunk in chat(client, n=3, stream=True):
@@ -161,7 +161,7 @@ def test_n_gives_as_many_choices_streamed_or_not(client: OpenAI) -> None:
             pieces[choice.index] = pieces.get(choice.index, "") + (choice.delta.content or "")
             if choice.finish_reason:
                 ends[choice.index] = choice.finish_reason
-    assert [pieces[index] for index in range(3)] == said(whole)
+    assert [pieces[index] for index in range(3)] == contents(whole)
     assert ends == {0: "length", 1: "length", 2: "length"}
 
 

@@ -15,7 +15,7 @@ from tests.system.sglang.conftest import MakeEngine
 pytestmark = pytest.mark.engine
 
 TOKENS = 48
-SAID = (1, 2, 5, 17, TOKENS - 1)
+SENT = (1, 2, 5, 17, TOKENS - 1)
 PENALTIES = (
     {"frequency_penalty": 0.8},
     {"presence_penalty": 1.5},
@@ -35,22 +35,22 @@ async def test_d10_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
         prompt = request(engine, 1).tokens
         uncut = [await answer(engine, prompt, 0, penalties) for penalties in ({}, *PENALTIES)]
         assert len(set(map(tuple, uncut))) > 1, "the penalties do something"
-        cuts = [(at, said) for at in range(len(uncut)) for said in SAID]
+        cuts = [(index, sent) for index in range(len(uncut)) for sent in SENT]
         rests: dict[tuple[int, int], list[int]] = {}
 
-        async def resume(at: int, said: int) -> None:
-            rests[at, said] = await answer(engine, [*prompt, *uncut[at][:said]], said, ({}, *PENALTIES)[at])
+        async def resume(index: int, sent: int) -> None:
+            rests[index, sent] = await answer(engine, [*prompt, *uncut[index][:sent]], sent, ({}, *PENALTIES)[index])
 
         async with trio.open_nursery() as nursery:
-            for at, said in cuts:
+            for index, sent in cuts:
                 if together:
-                    nursery.start_soon(resume, at, said)
+                    nursery.start_soon(resume, index, sent)
                 else:
-                    await resume(at, said)
-        assert rests == {(at, said): uncut[at][said:] for at, said in cuts}
+                    await resume(index, sent)
+        assert rests == {(index, sent): uncut[index][sent:] for index, sent in cuts}
 
 
-async def answer(engine: Engine, tokens: list[int], said: int, penalties: dict[str, Any]) -> list[int]:
-    sampling = Sampling(TOKENS - said, temperature=0.0, ignore_eos=True, logit_bias=PREFERRED, **penalties)
-    ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, said=said))
+async def answer(engine: Engine, tokens: list[int], sent: int, penalties: dict[str, Any]) -> list[int]:
+    sampling = Sampling(TOKENS - sent, temperature=0.0, ignore_eos=True, logit_bias=PREFERRED, **penalties)
+    ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, said=sent))
     return ids

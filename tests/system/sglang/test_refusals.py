@@ -16,7 +16,7 @@ from tests.system.sglang.test_options import MESSAGES, chat, post
 
 pytestmark = pytest.mark.engine
 
-DOORS: dict[str, dict[str, object]] = {
+APIS: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES},
     "/v1/completions": {"model": MODEL, "prompt": OAK_PROMPT},
     "/v1/responses": {"model": MODEL, "input": OAK_PROMPT},
@@ -59,11 +59,11 @@ FOR_ALL: list[tuple[dict[str, object], str | None]] = [
 ]
 
 
-def refusal(port: int, door: str, extra: Mapping[str, object]) -> dict[str, Any]:
+def refusal(port: int, api: str, extra: Mapping[str, object]) -> dict[str, Any]:
     """Ask through a door, and return the error that came."""
-    body = {**DOORS[door], **extra}
-    if door != "socket":
-        status, answer = post(port, door, body)
+    body = {**APIS[api], **extra}
+    if api != "socket":
+        status, answer = post(port, api, body)
         assert 400 <= status < 500, (status, answer)
         error: dict[str, Any] = answer["error"]
         return error
@@ -80,37 +80,37 @@ def pids(served: Node) -> dict[str, int]:
     return {role: seen.pid for role, seen in served.observe().items()}
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_each_door_names_the_field_and_the_engine_lives(door: str, served: Node, client: OpenAI) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_each_api_names_the_field_and_the_engine_lives(api: str, served: Node, client: OpenAI) -> None:
     before = pids(served)
     for extra, field in FOR_ALL:
-        error = refusal(served.port, door, extra)
+        error = refusal(served.port, api, extra)
         assert field is None or str(error["param"]).startswith(field), (extra, error)
     assert pids(served) == before
     assert chat(client, max_tokens=2).choices[0].message.content
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_lengths_are_refused_by_the_clients_own_name(door: str, served: Node) -> None:
-    most = MOST.get(door, "max_output_tokens")
+@pytest.mark.parametrize("api", APIS)
+def test_lengths_are_refused_by_the_clients_own_name(api: str, served: Node) -> None:
+    most = MOST.get(api, "max_output_tokens")
     for value in (0, -1, "many", 2**31, 1.5):
-        assert refusal(served.port, door, {most: value})["param"] == most
-    error = refusal(served.port, door, {most: 100_000})
+        assert refusal(served.port, api, {most: value})["param"] == most
+    error = refusal(served.port, api, {most: 100_000})
     assert (error["code"], error["param"]) == ("context_length_exceeded", most)
-    prompt = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}.get(door, "input")
+    prompt = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}.get(api, "input")
     long = "word " * 3000
-    error = refusal(served.port, door, {prompt: [{"role": "user", "content": long}] if prompt != "prompt" else long})
+    error = refusal(served.port, api, {prompt: [{"role": "user", "content": long}] if prompt != "prompt" else long})
     assert (error["code"], error["param"]) == ("context_length_exceeded", prompt)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("bad", [{"regex": "(((["}, {"ebnf": "root ::= nothing"}, {"structural_tag": "{}"}])
 def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
-    door: str, bad: dict[str, str], served: Node, client: OpenAI
+    api: str, bad: dict[str, str], served: Node, client: OpenAI
 ) -> None:
     before = pids(served)
-    body = DOORS[door] | dict[str, object](bad) | ({"stream": True} if door != "socket" else {})
-    if door == "socket":
+    body = APIS[api] | dict[str, object](bad) | ({"stream": True} if api != "socket" else {})
+    if api == "socket":
         socket = ResponsesSocket(served.port)
         socket.send(body)
         outcome = socket.read()
@@ -119,7 +119,7 @@ def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
         assert outcome.error is not None
         assert outcome.error.get("cause", outcome.error["code"]) == "invalid_request"
     else:
-        status, answer = post_any(served.port, door, body)
+        status, answer = post_any(served.port, api, body)
         assert status == 400, (status, answer)
         assert b'"invalid_request"' in answer
     assert pids(served) == before
@@ -157,6 +157,6 @@ def test_what_is_not_done_here_is_refused_by_name(served: Node) -> None:
         ("socket", {"reasoning": {"effort": "high"}}, "reasoning"),
         ("socket", {"n": 2}, "n"),
     ]
-    for door, extra, field in cases:
-        error = refusal(served.port, door, extra)
-        assert error["param"].startswith(field), (door, extra, error)
+    for api, extra, field in cases:
+        error = refusal(served.port, api, extra)
+        assert error["param"].startswith(field), (api, extra, error)

@@ -149,7 +149,7 @@ class ClusterFaults(Faults):
                 net.cut(*nodes)
             case "half-open link":
                 self.releases.wrong(kind, SECTION.silent_s)
-                for transport in net.of(*nodes):
+                for transport in net.transports(*nodes):
                     transport.swallow()
             case "stopped node":
                 lasts_s = rng.random() * 6
@@ -174,9 +174,11 @@ class ClusterFaults(Faults):
 
     async def _check_avoided(self, node_slot: NodeSlot) -> None:
         await trio.sleep(NOTICED_S)
-        deaf = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.releases.periods)
+        delayed = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.releases.periods)
         chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
-        assert deaf or not any(name.startswith(f"{node_slot.name}/") for name in chosen), "a node that drains is chosen"
+        assert delayed or not any(name.startswith(f"{node_slot.name}/") for name in chosen), (
+            "a node that drains is chosen"
+        )
 
 
 @frozen
@@ -251,7 +253,7 @@ class ClusterRun(Run):
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
-        deaf = rng.choice((None, None, *range(len(shape))))
+        not_listening = rng.choice((None, None, *range(len(shape))))
         for number, leg in enumerate(shape):
             name = f"{rng.choice('az')}{number}"  # it dials the gateway's node, or is dialed by it
             plan.node_slots[name] = NodeSlot(
@@ -260,8 +262,8 @@ class ClusterRun(Run):
                 self._costs(leg, name),
                 kwargs | {"workers": rng.choice((1, 1, 2)) if self.single_fault is None else 1},
                 self.nursery,
-                listens=number != deaf,
-                joins=number != deaf and rng.random() < 0.2,
+                listens=number != not_listening,
+                joins=number != not_listening and rng.random() < 0.2,
                 drain_s=rng.choice((0.2, 5.0)),
                 simulated=leg is Leg.BOTH and rng.random() < 0.7 and not self.shape.get("fake"),
             )
@@ -315,9 +317,9 @@ class ClusterRun(Run):
         while True:
             stay = [own for own in self.cluster.directories if not own.draining]
             links = ((own.name, name, node.link) for own in stay for name, node in own.nodes.items() if node.link)
-            lost = Counter({each: lost[each] + 1 for each in links if each[2].lost})
-            for (own, of, _), looks in lost.items():
-                assert looks < LOOKS_MAX, f"{own} keeps a link to {of} that is lost"
+            lost = Counter({link: lost[link] + 1 for link in links if link[2].lost})
+            for (own, peer, _), looks in lost.items():
+                assert looks < LOOKS_MAX, f"{own} keeps a link to {peer} that is lost"
             await trio.sleep(0.1)
 
     async def chaos(self) -> None:

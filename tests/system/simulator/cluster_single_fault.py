@@ -136,9 +136,9 @@ class SingleNodeFault(SingleFault):
     def within_s(self) -> float:
         """How much longer than usual an answer may take."""
 
-    def link(self, of: Directory | None = None, to: str | None = None) -> Link:
+    def link(self, directory: Directory | None = None, to: str | None = None) -> Link:
         """Return the gateway's link to the node of the fault, or another link."""
-        nodes = (of or self.system.directory).nodes
+        nodes = (directory or self.system.directory).nodes
         link = nodes[to or self.node_slot.name].link
         assert link is not None
         return link
@@ -218,7 +218,7 @@ class Stopped(SingleNodeFault):
         await trio.sleep(min(self.lasts_s, SECTION.silent_s + SECTION.heartbeat_s))
         if self.lasts_s > SECTION.silent_s + SECTION.heartbeat_s:
             assert self.node_slot.life is not None
-            link = self.link(of=self.node_slot.life.directory, to="main") if self.gateway else before
+            link = self.link(directory=self.node_slot.life.directory, to="main") if self.gateway else before
             assert link.stalled, "the silence was not noticed"
         await trio.sleep_until(until + SECTION.heartbeat_s)
         if self.lasts_s < SECTION.stalled_s:

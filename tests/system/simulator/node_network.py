@@ -131,7 +131,7 @@ class NodeNetwork:
     def stop(self, node: str, until: float) -> None:
         """Let the process of a node stand still for a while: nothing comes from it, and what comes to it waits."""
         self.stopped[node] = until
-        for transport in self.of(node):
+        for transport in self.transports(node):
             transport.stall(until)
 
     def mute(self, node: str, until: float) -> None:
@@ -140,12 +140,12 @@ class NodeNetwork:
             if node in each.nodes:
                 (each.transport if node == each.dialer else each.far).mute(until)
 
-    def of(self, *nodes: str) -> list[SimTransport]:
+    def transports(self, *nodes: str) -> list[SimTransport]:
         """Return the connections of a node, or between two."""
         return [each.transport for each in self.connections if set(nodes) <= each.nodes]
 
     def cut(self, *nodes: str) -> None:
         """Break the connections of a node, or between two; they may be made again at once."""
-        for transport in self.of(*nodes):
+        for transport in self.transports(*nodes):
             transport.cut()
         self.connections = [each for each in self.connections if not set(nodes) <= each.nodes]

@@ -68,12 +68,12 @@ class SimLinks(Mesh):
         self.bye_sent = True
         Mesh.send_bye(self, detail)
 
-    async def _listen(self, nursery: trio.Nursery, at: Endpoint) -> None:
+    async def _listen(self, nursery: trio.Nursery, listen: Endpoint) -> None:
         def accept(stream: trio.SocketStream) -> None:
             nursery.start_soon(self._accepted, stream)
 
-        self.directory.address = str(at)
-        self.net.listening[str(at)] = self.name, accept
+        self.directory.address = str(listen)
+        self.net.listening[str(listen)] = self.name, accept
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:

@@ -109,7 +109,7 @@ class Group:
     others: FollowerRanks = field(init=False)
     asked: dict[str, Any] = Factory(dict)  # by node
     nodes: dict[str, Directory] = Factory(lambda: {name: Directory(name) for name in "bc"})
-    wires: dict[str, SimTransport] = Factory(dict)
+    transports: dict[str, SimTransport] = Factory(dict)
     events: list[ChildEvent] = Factory(list)
     scope: trio.CancelScope = Factory(trio.CancelScope)  # around node a's tree
     over: trio.Event = Factory(trio.Event)
@@ -137,7 +137,7 @@ class Group:
     def link(self, node: str, serves: dict[Any, Any] | None = None) -> None:
         """Join a and another node."""
         near, far = sim_pair()
-        self.wires[node] = near
+        self.transports[node] = near
         serves = {("big", RunRank): self.asked[node]} if serves is None else serves
         asker, server = Link(near, Peer("a", serves_max=4)), Link(far, Peer(node, serves_max=4), serves)
         self.nursery.start_soon(self._carry, node, asker, True, name="link")
@@ -159,7 +159,7 @@ class Group:
         self.directory.linked(node, link)
 
     def cut(self, node: str) -> None:
-        self.wires[node].cut()
+        self.transports[node].cut()
 
     async def supervise(self) -> None:
         """Run node a's tree, until its scope is cancelled."""
@@ -270,8 +270,8 @@ async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refuse
     async with running_group("b", "c", another=lambda: 9032) as group:
         with trio.fail_after(1):
             await group.over.wait()
-        said = "rank 1 of engine big on node b: the file of node b does not allow it bootstrap port 9032"
-        assert str(group.failed) == said
+        reason = "rank 1 of engine big on node b: the file of node b does not allow it bootstrap port 9032"
+        assert str(group.failed) == reason
         assert group.hosts.log == []
 
 
@@ -431,25 +431,25 @@ async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojum
     async with running_group("b", "c", agreed={**AGREED, "slots": "17"}) as group:
         with trio.fail_after(1):
             await group.over.wait()
-        said = "rank 1 of engine big on node b: the file of node b disagrees about slots"
-        assert str(group.failed) == said
+        reason = "rank 1 of engine big on node b: the file of node b disagrees about slots"
+        assert str(group.failed) == reason
         assert group.hosts.log == []
 
 
 @pytest.mark.parametrize(
-    ("agreed", "said"),
+    ("agreed", "reason"),
     [
         ({}, "the file of node b disagrees about slots, nodes"),
         ({**AGREED, "slots": ""}, "the file of node b disagrees about slots"),
         ({**AGREED, "x" * 5000: "1"}, "the file of node b disagrees about keys that are unknown here"),
     ],
 )
-def test_a_node_refuses_a_rank_that_differs_from_its_own_file(agreed: dict[str, str], said: str) -> None:
+def test_a_node_refuses_a_rank_that_differs_from_its_own_file(agreed: dict[str, str], reason: str) -> None:
     own = LocalRank(Directory("b"), AGREED)
     own.validate(RunRank(dict(AGREED)))
     with pytest.raises(BadRequest) as caught:
         own.validate(RunRank(agreed))
-    assert str(caught.value) == said
+    assert str(caught.value) == reason
 
 
 @pytest.mark.parametrize(
@@ -473,9 +473,9 @@ def test_a_rank_accepts_only_the_ports_of_its_own_file(
 
 @pytest.mark.parametrize("port", [True, 9000.5, "9000", b"9000", [9000]])
 def test_a_port_that_is_no_whole_number_breaks_the_protocol(port: object) -> None:
-    said = codec.encode(RunRank({}, 9000))[:1] + msgspec.msgpack.encode({"agreed": {}, "bootstrap_port": port})
+    message = codec.encode(RunRank({}, 9000))[:1] + msgspec.msgpack.encode({"agreed": {}, "bootstrap_port": port})
     with pytest.raises(PeerViolation, match="a RunRank that cannot be read"):
-        codec.decode(said)
+        codec.decode(message)
 
 
 def test_a_node_that_drains_begins_no_rank() -> None:

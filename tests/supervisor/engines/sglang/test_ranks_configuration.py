@@ -121,7 +121,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('["b", "c"]', '["b", "d"]', "engine.big.ranks_on[1]: there is no node d; there is a, b, c"),
         ('["b", "c"]', '["b", "b"]', "engine.big.ranks_on[1]: node b has a rank of it already"),
@@ -150,9 +150,9 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
     ],
 )
 def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(
-    old: str, new: str, said: str, read: Callable[..., Cluster]
+    old: str, new: str, message: str, read: Callable[..., Cluster]
 ) -> None:
-    with pytest.raises(StartFailed, match=re.escape(said)):
+    with pytest.raises(StartFailed, match=re.escape(message)):
         read(old, new)
 
 
@@ -198,12 +198,12 @@ def test_an_engine_on_one_node_gets_no_arguments_of_ranks() -> None:
 
 
 def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read: Callable[..., Cluster]) -> None:
-    said = ranks.shared_keys(read(), "big")
-    assert said["node.a.host"] == '"10.0.0.1"'
+    keys = ranks.shared_keys(read(), "big")
+    assert keys["node.a.host"] == '"10.0.0.1"'
     same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
     same += [("4096\n", "4096\nstart_within_s = 9\n"), ('"10.0.0.2"\n', '"10.0.0.9"\n')]
     for old, new in same:
-        assert ranks.shared_keys(read(old, new), "big") == said
+        assert ranks.shared_keys(read(old, new), "big") == keys
     for old, new, key in [
         ("4096", "4097", "kv_tokens_max"),
         ("7500", "7501", "dist_port"),
@@ -212,7 +212,7 @@ def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read: Callabl
         ("4096\n", "4096\nsettings.dtype = 'float32'\n", "settings"),
     ]:
         other = ranks.shared_keys(read(old, new), "big")
-        assert [name for name in said if said[name] != other[name]] == [key]
+        assert [name for name in keys if keys[name] != other[name]] == [key]
 
 
 # In the hosts ----------------------------------------------------------------------------
@@ -256,9 +256,9 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(
         for _ in range(3):
             with pytest.raises(StartFailed, match="nothing starts here"):
                 await child.run(*child.args, task_status=trio.TASK_STATUS_IGNORED)
-        told = [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots[-3:]]
-        assert len(set(told)) == 3
-        assert set(told) <= set(range(section.bootstrap_port, section.bootstrap_port + BOOTSTRAP_PORTS))
+        ports = [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots[-3:]]
+        assert len(set(ports)) == 3
+        assert set(ports) <= set(range(section.bootstrap_port, section.bootstrap_port + BOOTSTRAP_PORTS))
 
 
 async def test_a_follower_rank_of_a_prefill_starts_with_the_port_of_the_request(
