@@ -78,7 +78,9 @@ class Routing:
 
     def _workers(self, leg: Leg) -> Ranking:
         """Return the workers of a leg that can be asked now, ranked if `ranked` is there."""
-        return [each for each in self.pool.workers() if each.leg is leg] if self.ranked is None else self.ranked(leg)
+        if self.ranked is not None:
+            return self.ranked(leg)
+        return [worker for worker in self.pool.workers() if worker.leg is leg]
 
     def _candidates(self, leg: Leg, request: Generate | None, excluded: Collection[str]) -> list[Worker]:
         """Return the eligible workers of a leg; if they are ranked, up to the first that is preferred to all others.
@@ -180,7 +182,7 @@ class Routing:
         They keep their order, and one is looked at only when the caller asks for it.
         """
         if not self.outliers:
-            yield from (each for each in workers if each.load.name not in excluded)
+            yield from (worker for worker in workers if worker.load.name not in excluded)
             return
         now, ejected = trio.current_time(), list[Worker]()
         found = False
@@ -231,36 +233,36 @@ class Routing:
         """
         decodes = self._with_room(Leg.DECODE, excluded)
         prefills = [
-            each
-            for each, load in self._with_room(Leg.PREFILL, excluded)
+            worker
+            for worker, load in self._with_room(Leg.PREFILL, excluded)
             if any(meet(load, other) for _, other in decodes)
         ]
         if (prefill := self._pick(prefills, request)) is None:
             return None
         load = self._reservations.with_reserved(prefill.load)
-        decode = self._pick([each for each, other in decodes if meet(load, other)], request)
+        decode = self._pick([worker for worker, other in decodes if meet(load, other)], request)
         return None if decode is None else (prefill, decode)
 
     def _with_room(self, leg: Leg, excluded: Collection[str]) -> list[tuple[Worker, Load]]:
         eligible = self._eligible(self._workers(leg), excluded)
-        ready = [each for each in eligible if leg is Leg.DECODE or each.bootstrap is not None]
-        loads = ((each, self._reservations.with_reserved(each.load)) for each in ready)
-        return [(each, load) for each, load in loads if not load.full]
+        ready = [worker for worker in eligible if leg is Leg.DECODE or worker.bootstrap is not None]
+        loads = ((worker, self._reservations.with_reserved(worker.load)) for worker in ready)
+        return [(worker, load) for worker, load in loads if not load.full]
 
     def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
         """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
-        workers = [each for each in self.pool.workers() if each.load.name not in excluded]
-        eligible = [each for each in workers if not self.outliers.avoided(each.load.name, now)]
-        prefills = [each for each in eligible if each.leg is Leg.PREFILL and each.bootstrap is not None]
-        decodes = [each for each in eligible if each.leg is Leg.DECODE]
+        workers = [worker for worker in self.pool.workers() if worker.load.name not in excluded]
+        eligible = [worker for worker in workers if not self.outliers.avoided(worker.load.name, now)]
+        prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and worker.bootstrap is not None]
+        decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
         return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))
 
     def _pick(self, workers: Sequence[Worker], request: Generate | None) -> Worker | None:
         """Return the worker with room that the policy prefers; without a request, any. None if all are full."""
         # A prefill whose rendezvous is not known yet cannot be met there.
-        ready = [each for each in workers if each.leg is not Leg.PREFILL or each.bootstrap is not None]
-        loads = [(each, self._reservations.with_reserved(each.load)) for each in ready]
-        with_room = [(each, load) for each, load in loads if not load.full]
+        ready = [worker for worker in workers if worker.leg is not Leg.PREFILL or worker.bootstrap is not None]
+        loads = [(worker, self._reservations.with_reserved(worker.load)) for worker in ready]
+        with_room = [(worker, load) for worker, load in loads if not load.full]
         if not with_room or request is None:
             return with_room[0][0] if with_room else None
         return with_room[self.policy(request, [load for _, load in with_room])][0]

@@ -205,17 +205,17 @@ class Hung:
 
 
 async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock: MockClock) -> None:
-    async with routed(limits=FailoverLimits(resume_s=60)) as world:
-        workers = [Hung(name, world.pool) for name in "abcdef"]
-        world.pool.all.extend(workers)
+    async with routed(limits=FailoverLimits(resume_s=60)) as rig:
+        workers = [Hung(name, rig.pool) for name in "abcdef"]
+        rig.pool.all.extend(workers)
         async with trio.open_nursery() as nursery:
             for worker in workers:
                 nursery.start_soon(worker.run)
             await wait_all_tasks_blocked()
-            world.pool.change()
+            rig.pool.change()
             hanging = evolve(wanted_of("a", tokens_max=5), tokens=HANGS)
             with pytest.raises((EngineLost, DeadlineExceeded)):
-                async with world.address.ask(hanging, 5) as answer:
+                async with rig.address.ask(hanging, 5) as answer:
                     await answer.relay(lambda _: None)
             await trio.sleep(1000)
             nursery.cancel_scope.cancel()
@@ -225,25 +225,25 @@ async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_ne
 
 async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock: MockClock) -> None:
     """The engine stops for all: nobody can tell who is to blame, so each is carried on once."""
-    async with routed(limits=FailoverLimits(resume_s=60)) as world:
-        workers = [Hung(name, world.pool) for name in "ab"]
-        world.pool.all.extend(workers)
+    async with routed(limits=FailoverLimits(resume_s=60)) as rig:
+        workers = [Hung(name, rig.pool) for name in "ab"]
+        rig.pool.all.extend(workers)
         got: list[Any] = []
 
         async def honest(name: str) -> None:
-            async with world.address.ask(wanted_of(name, tokens_max=100), 100) as answer:
+            async with rig.address.ask(wanted_of(name, tokens_max=100), 100) as answer:
                 got.append(await answer.result())
 
         async def hostile() -> None:
             with suppress(EngineLost, DeadlineExceeded):
-                async with world.address.ask(evolve(wanted_of("x", tokens_max=5), tokens=HANGS), 5) as answer:
+                async with rig.address.ask(evolve(wanted_of("x", tokens_max=5), tokens=HANGS), 5) as answer:
                     await answer.result()
 
         async with trio.open_nursery() as nursery:
             for worker in workers:
                 nursery.start_soon(worker.run)
             await wait_all_tasks_blocked()
-            world.pool.change()
+            rig.pool.change()
             async with trio.open_nursery() as clients:
                 clients.start_soon(hostile)
                 for number in range(4):
@@ -256,9 +256,9 @@ async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_die
     """The prefills hang, and the decodes say that the hand-off failed: each try costs another pair."""
     prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), release_s=1e6) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
-    async with routed(*prefills, *decodes, limits=FailoverLimits(resumes_max=20, pause_s=0.01)) as world:
+    async with routed(*prefills, *decodes, limits=FailoverLimits(resumes_max=20, pause_s=0.01)) as rig:
         with pytest.raises(HandOffFailed):
-            async with world.address.ask(wanted_of("a", tokens_max=5), 5) as answer:
+            async with rig.address.ask(wanted_of("a", tokens_max=5), 5) as answer:
                 await answer.relay(lambda _: None)
         assert [len(each.asked) for each in prefills] == [1, 1, 0, 0]
 
@@ -266,8 +266,8 @@ async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_die
 async def test_legs_that_let_go_count_for_nothing(autojump_clock: MockClock) -> None:
     prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), release_s=0.2) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(3)]
-    async with routed(*prefills, *decodes, Fake("d", leg=Leg.DECODE)) as world:
-        got = await route(world, generate(tokens_max=5))
+    async with routed(*prefills, *decodes, Fake("d", leg=Leg.DECODE)) as rig:
+        got = await route(rig, generate(tokens_max=5))
         assert got.finished.usage.completion_tokens == 5
 
 

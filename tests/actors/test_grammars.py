@@ -52,7 +52,7 @@ class Checker:
 
 
 @define(eq=False)
-class World:
+class CheckerRig:
     checker: Checker
     address: AnyAddress
     outcomes: list[tuple[str, object]]
@@ -65,7 +65,7 @@ class World:
 @asynccontextmanager
 async def running(
     checks_max: int = 2, waiting_max: int = 64, verdicts_max: int = 4, checker: Checker | None = None
-) -> AsyncIterator[World]:
+) -> AsyncIterator[CheckerRig]:
     checker, outcomes = checker or Checker(), list[tuple[str, object]]()
     address, inbox = mailbox(16)
     registration = Registration[Any]()
@@ -75,74 +75,74 @@ async def running(
     async with trio.open_nursery() as nursery:
         await nursery.start(grammars, inbox, checks)
         with registration.publish(checker):
-            yield World(checker, address, outcomes)
+            yield CheckerRig(checker, address, outcomes)
         assert checks.statistics() == GrammarChecksStatistics(unfinished=0, waiting=0, running=0)
         nursery.cancel_scope.cancel()
 
 
 async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: MockClock) -> None:
-    async with running() as world:
-        assert (await world.check("bad 1")).refusal == "no"
-        assert (await world.check("bad 1", "bob")).refusal == "no"
-        assert world.checker.begun == ["bad"]
+    async with running() as rig:
+        assert (await rig.check("bad 1")).refusal == "no"
+        assert (await rig.check("bad 1", "bob")).refusal == "no"
+        assert rig.checker.begun == ["bad"]
         for number in range(4):
-            assert not (await world.check(f"g{number} 1")).refusal
-        await world.check("bad 1")
-        assert world.checker.begun == ["bad", "g0", "g1", "g2", "g3", "bad"]
-        assert [outcome for outcome, _ in world.outcomes] == ["refused", *["accepted"] * 4, "refused"]
+            assert not (await rig.check(f"g{number} 1")).refusal
+        await rig.check("bad 1")
+        assert rig.checker.begun == ["bad", "g0", "g1", "g2", "g3", "bad"]
+        assert [outcome for outcome, _ in rig.outcomes] == ["refused", *["accepted"] * 4, "refused"]
 
 
 async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: MockClock) -> None:
     took = {}
 
-    async def timed(world: World, text: str, owner: str) -> None:
+    async def timed(rig: CheckerRig, text: str, owner: str) -> None:
         began_at = trio.current_time()
-        await world.check(text, owner)
+        await rig.check(text, owner)
         took[text] = trio.current_time() - began_at
 
-    async with running() as world:
+    async with running() as rig:
         async with trio.open_nursery() as nursery:
             for number in range(8):
-                nursery.start_soon(timed, world, f"heavy{number} 10", "greedy")
+                nursery.start_soon(timed, rig, f"heavy{number} 10", "greedy")
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(timed, world, "honest 0.1", "alice")
+            nursery.start_soon(timed, rig, "honest 0.1", "alice")
         assert took["honest 0.1"] == pytest.approx(0.1)
-        assert world.checker.most == 2
+        assert rig.checker.most == 2
         assert max(took.values()) == pytest.approx(80.0)
 
 
 async def test_o2_a_check_without_askers_is_cancelled(autojump_clock: MockClock) -> None:
-    async with running() as world:
+    async with running() as rig:
         with trio.move_on_after(1.5):
             async with trio.open_nursery() as nursery:
                 for number in range(8):
-                    nursery.start_soon(world.check, f"heavy{number} 10")
+                    nursery.start_soon(rig.check, f"heavy{number} 10")
         await trio.testing.wait_all_tasks_blocked()
-        assert world.checker.running == []
-        assert len(world.checker.left) == 1
+        assert rig.checker.running == []
+        assert len(rig.checker.left) == 1
         began_at = trio.current_time()
-        await world.check("honest 0.1")
+        await rig.check("honest 0.1")
         assert trio.current_time() - began_at == pytest.approx(0.1)
-        assert world.outcomes[0] == ("left", pytest.approx(1.5))
+        assert rig.outcomes[0] == ("left", pytest.approx(1.5))
 
 
 async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock: MockClock) -> None:
-    async with running(checks_max=1) as world, trio.open_nursery() as nursery:
+    async with running(checks_max=1) as rig, trio.open_nursery() as nursery:
         for text, owner in (("a0 1", "a"), ("a1 1", "a"), ("a2 1", "a"), ("b0 1", "b"), ("c0 1", "c"), ("b1 1", "b")):
-            nursery.start_soon(world.check, text, owner)
+            nursery.start_soon(rig.check, text, owner)
             await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(7)
-        assert world.checker.begun == ["a0", "a1", "b0", "c0", "a2", "b1"]
+        assert rig.checker.begun == ["a0", "a1", "b0", "c0", "a2", "b1"]
 
 
 async def test_requests_for_the_same_check_share_it_until_the_last_has_left(autojump_clock: MockClock) -> None:
-    async with running() as world:
+    async with running() as rig:
         async with trio.open_nursery() as nursery:
             scopes = [trio.CancelScope() for _ in range(3)]
 
             async def ask(scope: trio.CancelScope) -> None:
                 with scope:
-                    await world.check("shared 10")
+                    await rig.check("shared 10")
 
             for scope in scopes:
                 nursery.start_soon(ask, scope)
@@ -150,30 +150,30 @@ async def test_requests_for_the_same_check_share_it_until_the_last_has_left(auto
             scopes[0].cancel()
             scopes[1].cancel()
             await trio.sleep(1)
-            assert world.checker.running == ["shared"]
+            assert rig.checker.running == ["shared"]
             scopes[2].cancel()
         await trio.testing.wait_all_tasks_blocked()
-        assert world.checker.running == []
-        assert world.checker.begun == ["shared"]
+        assert rig.checker.running == []
+        assert rig.checker.begun == ["shared"]
 
 
 async def test_too_many_that_wait_are_refused_at_once(autojump_clock: MockClock) -> None:
-    async with running(checks_max=1, waiting_max=2) as world, trio.open_nursery() as nursery:
+    async with running(checks_max=1, waiting_max=2) as rig, trio.open_nursery() as nursery:
         for number in range(3):
-            nursery.start_soon(world.check, f"g{number} 5")
+            nursery.start_soon(rig.check, f"g{number} 5")
             await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Overloaded):
-            await world.check("one too many 1")
+            await rig.check("one too many 1")
         await trio.sleep(20)
 
 
 async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_clock: MockClock) -> None:
-    async with running(checks_max=1, waiting_max=4) as world, trio.open_nursery() as nursery:
+    async with running(checks_max=1, waiting_max=4) as rig, trio.open_nursery() as nursery:
         refused = []
 
         async def check_one(text: str, owner: str) -> None:
             try:
-                await world.check(text, owner)
+                await rig.check(text, owner)
             except Overloaded:
                 refused.append(text)
 
@@ -189,11 +189,11 @@ async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_c
 
 
 async def test_a_checker_that_is_lost_or_away_is_no_verdict(autojump_clock: MockClock) -> None:
-    async with running(checker=Checker(fails=EngineLost("gone"))) as world:
+    async with running(checker=Checker(fails=EngineLost("gone"))) as rig:
         with pytest.raises(NotReady):
-            await world.check("a 1")
-        world.checker.fails = None
-        assert not (await world.check("a 1")).refusal  # nothing was remembered
+            await rig.check("a 1")
+        rig.checker.fails = None
+        assert not (await rig.check("a 1")).refusal  # nothing was remembered
     away = Registration[Any]()
     address, inbox = mailbox(1)
     async with trio.open_nursery() as nursery:

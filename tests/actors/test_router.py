@@ -21,56 +21,56 @@ from tests.system.simulator import simulate
 
 
 async def test_an_answer_passes_as_it_is(autojump_clock: MockClock) -> None:
-    async with routed(Fake("w", [Play(cached=2)])) as world:
+    async with routed(Fake("w", [Play(cached=2)])) as rig:
         wanted = generate(logprobs=0)
-        got = await ask(world, wanted)
+        got = await ask(rig, wanted)
         check_whole(got, wanted, cached=2)
         assert got.replies[1].logprobs == (Logprob(-got.ids[0] / 8),)
-        assert world.worker("w").asked == [wanted], "it is passed on as it came"
+        assert rig.worker("w").asked == [wanted], "it is passed on as it came"
         assert trio.current_time() == 6
 
 
 async def test_the_least_loaded_is_asked_and_of_equals_always_the_same(autojump_clock: MockClock) -> None:
-    async with routed(Fake("b"), Fake("a"), Fake("c", slots=8)) as world, trio.open_nursery() as nursery:
+    async with routed(Fake("b"), Fake("a"), Fake("c", slots=8)) as rig, trio.open_nursery() as nursery:
         for number in range(6):
-            nursery.start_soon(ask, world, generate(str(number)))
+            nursery.start_soon(ask, rig, generate(str(number)))
             await trio.sleep(0.1)
-        names = {w.name: [each.id for each in w.asked] for w in world.pool.all}
+        names = {w.name: [each.id for each in w.asked] for w in rig.pool.all}
         assert names == {"a": ["0", "4"], "b": ["1", "5"], "c": ["2", "3"]}
 
 
 async def test_requests_of_one_instant_are_spread_over_all(autojump_clock: MockClock) -> None:
     legs = [Fake(f"p{n}", leg=Leg.PREFILL, bootstrap=("h", n)) for n in range(3)]
     legs += [Fake(f"d{n}", leg=Leg.DECODE) for n in range(3)]
-    async with routed(*legs) as world, trio.open_nursery() as nursery:
+    async with routed(*legs) as rig, trio.open_nursery() as nursery:
         for number in range(12):
-            nursery.start_soon(ask, world, generate(str(number)))
+            nursery.start_soon(ask, rig, generate(str(number)))
         await trio.sleep(0.5)
-        assert [(w.busy, w.slots) for w in world.pool.all] == [(4, 4)] * 6
+        assert [(w.busy, w.slots) for w in rig.pool.all] == [(4, 4)] * 6
 
 
 async def test_while_all_are_full_requests_wait_in_the_inbox_and_go_on_in_their_order(
     autojump_clock: MockClock,
 ) -> None:
-    async with routed(Fake("w", slots=2)) as world, trio.open_nursery() as nursery:
+    async with routed(Fake("w", slots=2)) as rig, trio.open_nursery() as nursery:
         for number in range(6):
-            nursery.start_soon(ask, world, generate(str(number)))
+            nursery.start_soon(ask, rig, generate(str(number)))
             await trio.sleep(0.01)
-        worker = world.worker("w")
+        worker = rig.worker("w")
         assert [each.id for each in worker.asked] == ["0", "1"]
-        assert world.address.inbox.statistics().current_buffer_used == 4  # type: ignore[attr-defined]
+        assert rig.address.inbox.statistics().current_buffer_used == 4  # type: ignore[attr-defined]
         await trio.sleep(100)
         assert [each.id for each in worker.asked] == ["0", "1", "2", "3", "4", "5"]
         assert worker.times == pytest.approx([0, 0.01, 6, 6.01, 12, 12.01])
 
 
 async def test_never_more_than_have_room_are_asked(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", slots=2), Fake("b", slots=1)) as world:
+    async with routed(Fake("a", slots=2), Fake("b", slots=1)) as rig:
         most = {"a": 0, "b": 0}
 
         async def watch() -> None:
             while True:
-                for worker in world.pool.all:
+                for worker in rig.pool.all:
                     most[worker.name] = max(most[worker.name], worker.busy)
                 await trio.sleep(0.25)
 
@@ -78,38 +78,38 @@ async def test_never_more_than_have_room_are_asked(autojump_clock: MockClock) ->
             nursery.start_soon(watch)
             async with trio.open_nursery() as clients:
                 for number in range(20):
-                    clients.start_soon(ask, world, generate(str(number), tokens_max=1 + number % 5))
+                    clients.start_soon(ask, rig, generate(str(number), tokens_max=1 + number % 5))
             nursery.cancel_scope.cancel()
         assert most == {"a": 2, "b": 1}
 
 
 async def test_without_any_worker_a_request_waits_for_one(autojump_clock: MockClock) -> None:
-    async with routed(Fake("w")) as world, trio.open_nursery() as nursery:
-        world.pool.change("w")
-        nursery.start_soon(ask, world, generate())
+    async with routed(Fake("w")) as rig, trio.open_nursery() as nursery:
+        rig.pool.change("w")
+        nursery.start_soon(ask, rig, generate())
         await trio.sleep(50)
-        assert not world.worker("w").asked
-        world.pool.back()
+        assert not rig.worker("w").asked
+        rig.pool.back()
         await trio.sleep(1)
-        assert world.worker("w").times == [50]
+        assert rig.worker("w").times == [50]
 
 
 async def test_no_worker_is_asked_for_a_request_that_left_while_it_waited(autojump_clock: MockClock) -> None:
-    async with routed(Fake("w", slots=1)) as world, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, world, generate("first"))
+    async with routed(Fake("w", slots=1)) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, rig, generate("first"))
         await wait_all_tasks_blocked()
         with trio.move_on_after(2):
-            await ask(world, generate("gone"))
-        await ask(world, generate("last"))
-        assert [each.id for each in world.worker("w").asked] == ["first", "last"]
+            await ask(rig, generate("gone"))
+        await ask(rig, generate("last"))
+        assert [each.id for each in rig.worker("w").asked] == ["first", "last"]
         assert trio.current_time() == 12
 
 
 async def test_an_asker_can_leave_while_its_request_waits_for_another_worker(autojump_clock: MockClock) -> None:
-    async with routed(Fake("w", [Play(EngineLost("x"), 0)])) as world:
-        async with world.address.ask(generate(), 6) as answer:
+    async with routed(Fake("w", [Play(EngineLost("x"), 0)])) as rig:
+        async with rig.address.ask(generate(), 6) as answer:
             await trio.sleep(0.5)
-            world.pool.change("w")
+            rig.pool.change("w")
             await trio.sleep(1)
         await wait_all_tasks_blocked()
         assert answer.over.is_set()
@@ -120,10 +120,10 @@ async def test_an_asker_can_leave_while_its_request_waits_for_another_worker(aut
 
 
 async def test_both_legs_are_asked_at_once_for_the_same(autojump_clock: MockClock) -> None:
-    async with routed(*pair()) as world:
+    async with routed(*pair()) as rig:
         wanted = generate()
-        check_whole(await ask(world, wanted), wanted)
-        (prefill,), (decode_) = world.worker("p").asked, world.worker("d").asked[0]
+        check_whole(await ask(rig, wanted), wanted)
+        (prefill,), (decode_) = rig.worker("p").asked, rig.worker("d").asked[0]
         assert prefill == decode_
         assert (prefill.tokens, prefill.id, prefill.rendezvous.host, prefill.rendezvous.port) == (
             PROMPT,
@@ -131,23 +131,23 @@ async def test_both_legs_are_asked_at_once_for_the_same(autojump_clock: MockCloc
             "host",
             7,
         )
-        assert world.worker("p").times == world.worker("d").times == [0]
+        assert rig.worker("p").times == rig.worker("d").times == [0]
 
 
 async def test_every_request_has_a_room_of_its_own(autojump_clock: MockClock) -> None:
-    async with routed(*pair()) as world:
+    async with routed(*pair()) as rig:
         for _ in range(30):
-            await ask(world, generate(tokens_max=1))
-        rooms = [each.rendezvous.room for each in world.worker("p").asked]
-        assert rooms == [each.rendezvous.room for each in world.worker("d").asked]
+            await ask(rig, generate(tokens_max=1))
+        rooms = [each.rendezvous.room for each in rig.worker("p").asked]
+        assert rooms == [each.rendezvous.room for each in rig.worker("d").asked]
         assert len(set(rooms)) == 30
         assert all(0 <= room < 2**63 for room in rooms)
         assert max(rooms) > 2**60
 
 
 async def test_what_the_prefill_had_in_its_cache_is_what_was_cached(autojump_clock: MockClock) -> None:
-    async with routed(*pair(prefill=[Play(cached=3)])) as world:
-        got = await ask(world, generate())
+    async with routed(*pair(prefill=[Play(cached=3)])) as rig:
+        got = await ask(rig, generate())
         assert got.finished.usage == Usage(4, 6, 3)
 
 
@@ -158,28 +158,28 @@ async def test_a_short_prompt_goes_to_one_that_computes_both_where_there_is_one(
     prompt: int, whole: bool, expected: str, autojump_clock: MockClock
 ) -> None:
     workers = [*pair(), *([Fake("w")] if whole else [])]
-    async with routed(*workers, prefill_tokens_min=10) as world:
-        await ask(world, generate(prompt=range(prompt)))
-        assert " ".join(each.name for each in world.pool.all if each.asked) == expected
+    async with routed(*workers, prefill_tokens_min=10) as rig:
+        await ask(rig, generate(prompt=range(prompt)))
+        assert " ".join(each.name for each in rig.pool.all if each.asked) == expected
 
 
 @pytest.mark.parametrize("missing", ["p", "d"])
 async def test_a_leg_alone_is_never_asked(missing: str, autojump_clock: MockClock) -> None:
-    async with routed(*pair()) as world:
-        world.pool.change(missing)
+    async with routed(*pair()) as rig:
+        rig.pool.change(missing)
         with trio.move_on_after(20):
-            await ask(world, generate())
-        assert not any(each.asked for each in world.pool.all)
-        world.pool.back()
-        await ask(world, generate())
+            await ask(rig, generate())
+        assert not any(each.asked for each in rig.pool.all)
+        rig.pool.back()
+        await ask(rig, generate())
 
 
 async def test_a_prefill_without_a_known_rendezvous_is_not_asked(autojump_clock: MockClock) -> None:
-    async with routed(*pair(), Fake("new", leg=Leg.PREFILL)) as world:
+    async with routed(*pair(), Fake("new", leg=Leg.PREFILL)) as rig:
         for _ in range(3):
-            await ask(world, generate())
-        assert not world.worker("new").asked
-        assert [each.id for each in world.worker("d").asked] == ["a"] * 3, "nothing was lost on the way"
+            await ask(rig, generate())
+        assert not rig.worker("new").asked
+        assert [each.id for each in rig.worker("d").asked] == ["a"] * 3, "nothing was lost on the way"
 
 
 REFUSED = BadRequest("no")
@@ -192,9 +192,9 @@ async def test_the_failure_of_a_leg_ends_the_other_in_the_same_instant(
     stuck = Play(None, 3)  # says some tokens, and then nothing for ever
     plays = {"prefill": [stuck], "decode": [stuck]} | {failing: [Play(REFUSED, tokens)]}
     prefill, decoder = pair(**plays)
-    async with routed(prefill, decoder) as world:
+    async with routed(prefill, decoder) as rig:
         with pytest.raises(BadRequest, match="no"):
-            await ask(world, generate())
+            await ask(rig, generate())
         failed_at = tokens + 0.5
         assert trio.current_time() == failed_at
         other = decoder if failing == "prefill" else prefill
@@ -213,36 +213,36 @@ class Late(Fake):
 
 async def test_a_prefill_that_fails_in_the_middle_of_the_stream_ends_the_decode(autojump_clock: MockClock) -> None:
     _, decoder = pair()
-    async with routed(Late("p", leg=Leg.PREFILL, bootstrap=("h", 1)), decoder) as world:
+    async with routed(Late("p", leg=Leg.PREFILL, bootstrap=("h", 1)), decoder) as rig:
         got: list[Any] = []
         with pytest.raises(EngineRefused, match="late"):
-            await ask(world, generate(tokens_max=60), got)
+            await ask(rig, generate(tokens_max=60), got)
         assert len(got) == 4
         assert decoder.left == [3.25] == [trio.current_time()]
 
 
 @pytest.mark.parametrize("after_s", [0, 0.5, 1.5, 4.5])
 async def test_leaving_ends_both(after_s: float, autojump_clock: MockClock) -> None:
-    async with routed(*pair(prefill=[Play(None, 0)])) as world:
+    async with routed(*pair(prefill=[Play(None, 0)])) as rig:
         with trio.move_on_after(after_s):
-            await ask(world, generate())
+            await ask(rig, generate())
         await wait_all_tasks_blocked()
         assert trio.current_time() == after_s
-        assert world.worker("p").left == world.worker("d").left == ([after_s] if after_s else [])
+        assert rig.worker("p").left == rig.worker("d").left == ([after_s] if after_s else [])
 
 
 async def test_the_end_of_the_decode_ends_the_request_without_the_prefill(autojump_clock: MockClock) -> None:
-    async with routed(*pair(prefill=[Play(None, 0)])) as world:
-        check_whole(await ask(world, generate()), generate())
+    async with routed(*pair(prefill=[Play(None, 0)])) as rig:
+        check_whole(await ask(rig, generate()), generate())
         assert trio.current_time() == 6
-        assert world.worker("p").left == [6]
+        assert rig.worker("p").left == [6]
 
 
 async def test_of_the_errors_of_two_legs_the_cause_is_raised(autojump_clock: MockClock) -> None:
     plays = {"prefill": [Play(HandOffFailed("the decode went"), 0)], "decode": [Play(EngineRefused("the cause"), 0)]}
-    async with routed(*pair(**plays)) as world:
+    async with routed(*pair(**plays)) as rig:
         with pytest.raises(EngineRefused, match="the cause"):
-            await ask(world, generate())
+            await ask(rig, generate())
 
 
 @pytest.mark.parametrize("failing", ["prefill", "decode"])
@@ -251,12 +251,12 @@ async def test_a_pair_whose_leg_is_lost_is_asked_again_with_another_in_its_place
 ) -> None:
     legs = pair(**{failing: [Play(EngineLost("gone"), 0)]})
     others = Fake("p2", leg=Leg.PREFILL, bootstrap=("h", 2), more=2), Fake("d2", leg=Leg.DECODE, more=2)
-    async with routed(*legs, *others) as world:
+    async with routed(*legs, *others) as rig:
         wanted = generate()
-        check_whole(await ask(world, wanted), wanted)
+        check_whole(await ask(rig, wanted), wanted)
         kept, lost = ("d", "p") if failing == "prefill" else ("p", "d")
-        assert [len(world.worker(name).asked) for name in (kept, lost, f"{kept}2", f"{lost}2")] == [2, 1, 0, 1]
-        first, second = world.worker(kept).asked
+        assert [len(rig.worker(name).asked) for name in (kept, lost, f"{kept}2", f"{lost}2")] == [2, 1, 0, 1]
+        first, second = rig.worker(kept).asked
         assert first.rendezvous.room != second.rendezvous.room
         assert (second.id, second.said) == ("new 1", 0)
 
@@ -264,15 +264,15 @@ async def test_a_pair_whose_leg_is_lost_is_asked_again_with_another_in_its_place
 async def test_after_a_failed_hand_off_both_are_avoided(autojump_clock: MockClock) -> None:
     legs = pair(decode=[Play(HandOffFailed("x"), 0)])
     others = Fake("p2", leg=Leg.PREFILL, bootstrap=("h", 2), more=2), Fake("d2", leg=Leg.DECODE, more=2)
-    async with routed(*legs, *others) as world:
-        await ask(world, generate())
-        assert [len(each.asked) for each in world.pool.all] == [1, 1, 1, 1]
+    async with routed(*legs, *others) as rig:
+        await ask(rig, generate())
+        assert [len(each.asked) for each in rig.pool.all] == [1, 1, 1, 1]
 
 
 async def test_the_same_pair_is_asked_again_where_there_is_no_other(autojump_clock: MockClock) -> None:
-    async with routed(*pair(decode=[Play(HandOffFailed("x"), 0)]), limits=FailoverLimits(pause_s=0.25)) as world:
-        check_whole(await ask(world, generate()), generate())
-        assert world.worker("p").times == world.worker("d").times == [0, 0.75]
+    async with routed(*pair(decode=[Play(HandOffFailed("x"), 0)]), limits=FailoverLimits(pause_s=0.25)) as rig:
+        check_whole(await ask(rig, generate()), generate())
+        assert rig.worker("p").times == rig.worker("d").times == [0, 0.75]
 
 
 # Any losses -----------------------------------------------------------------------------
@@ -288,14 +288,14 @@ def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed: int) -> 
         wholes = [Fake(f"w{n}", plays(), slots=2) for n in range(rng.randrange(3))]
         pairs = [Fake(f"p{n}", plays(), Leg.PREFILL, 2, bootstrap=("h", n)) for n in range(2)]
         pairs += [Fake(f"d{n}", plays(), Leg.DECODE, 2) for n in range(2)]
-        async with routed(*wholes, *pairs, prefill_tokens_min=3) as world:
+        async with routed(*wholes, *pairs, prefill_tokens_min=3) as rig:
 
             async def ask_one(name: str) -> None:
                 wanted = generate(name, rng.randrange(1, 12), [rng.randrange(90) for _ in range(rng.randrange(1, 6))])
                 got: list[Any] = []
                 try:
                     await trio.sleep(rng.uniform(0, 20))
-                    check_whole(await ask(world, wanted, got), wanted)
+                    check_whole(await ask(rig, wanted, got), wanted)
                 except tuple(LOSSES):
                     ids = [token for reply in got if isinstance(reply, Tokens) for token in reply.ids]
                     assert ids == text(wanted.tokens)[: len(ids)]

@@ -20,7 +20,7 @@ from protocol.cluster import Leg
 from protocol.errors import ActorLost, EngineDied
 from protocol.messages import EngineLoad, Generate
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyPriorityInbox, priority_inbox
-from tests.rig.router import FakePool, World, ask, generate, routed
+from tests.rig.router import FakePool, RouterRig, ask, generate, routed
 from tests.rig.scheduler import sweep
 from tests.rig.simulated_engines import spec
 from tests.system.simulator import counting, simulate
@@ -63,15 +63,15 @@ class Real:
 
 
 @asynccontextmanager
-async def over_engines(*legs: Leg) -> AsyncIterator[World]:
+async def over_engines(*legs: Leg) -> AsyncIterator[RouterRig]:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
-    async with routed(limits=FailoverLimits(resume_s=60)) as world, trio.open_nursery() as engines:
+    async with routed(limits=FailoverLimits(resume_s=60)) as rig, trio.open_nursery() as engines:
 
         async def act(inbox: AnyPriorityInbox, engine: SimulatedEngine, name: str) -> None:
             try:
                 await decode(inbox, engine, engine.info.running_max, Deadlines())
             except* EngineDied:
-                world.pool.change(name, *world.pool.gone)
+                rig.pool.change(name, *rig.pool.gone)
             while True:  # nobody starts it again here, so whoever waits in the inbox is told
                 (await inbox.receive()).answer.fail(ActorLost("the worker has ended"))
 
@@ -83,11 +83,11 @@ async def over_engines(*legs: Leg) -> AsyncIterator[World]:
             engine = SimulatedEngine(spec(leg=leg, slots=1, costs=costs), random.Random(0))
             address, inbox = priority_inbox(1, lambda _: 0)
             name = f"{leg}{number}"
-            world.pool.all.append(Real(name, engine, address, world.pool))
+            rig.pool.all.append(Real(name, engine, address, rig.pool))
             engines.start_soon(compute, engine)
             engines.start_soon(act, inbox, engine, name)
-        world.pool.change()
-        yield world
+        rig.pool.change()
+        yield rig
         engines.cancel_scope.cancel()
 
 
@@ -99,18 +99,18 @@ ROOMS = {
 
 async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expected: list[int]) -> bool:
     """Leave, or crash one of the engines, just before the step; return whether the answer had ended by then."""
-    async with over_engines(*legs, *legs) as world:
+    async with over_engines(*legs, *legs) as rig:
         victim = trio.CancelScope()
 
         def act() -> None:
             if crash is None:
                 victim.cancel(reason="sweep")
             else:
-                world.pool.all[crash].engine.crash()
+                rig.pool.all[crash].engine.crash()
 
         async def ask_one(name: str, scope: trio.CancelScope) -> None:
             with scope:
-                got = await ask(world, generate(name, 4, temperature=0.0))
+                got = await ask(rig, generate(name, 4, temperature=0.0))
                 assert (len(got.ids), got.ids) == (4, expected)
                 ended.append(name)
 
@@ -121,20 +121,20 @@ async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expecte
                 clients.start_soon(ask_one, "b" * 32, trio.CancelScope())
                 clients.start_soon(ask_one, "c" * 32, trio.CancelScope())
         await trio.sleep(1)
-        world.check_at_rest()
-        for worker in world.pool.workers():
+        rig.check_at_rest()
+        for worker in rig.pool.workers():
             assert await worker.engine.load() == EngineLoad(0, 0, 0)
         assert len(ended) == 3 - victim.cancelled_caught
         with trio.fail_after(60):
-            assert (await ask(world, generate("after", 4, temperature=0.0))).ids == expected
+            assert (await ask(rig, generate("after", 4, temperature=0.0))).ids == expected
     return steps.taken < step
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
     async def scenario(_: random.Random) -> list[int]:
-        async with over_engines(Leg.BOTH) as world:
-            return (await ask(world, generate("a", 4, temperature=0.0))).ids
+        async with over_engines(Leg.BOTH) as rig:
+            return (await ask(rig, generate("a", 4, temperature=0.0))).ids
 
     ids = simulate(scenario, 0)
     assert isinstance(ids, list)

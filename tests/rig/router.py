@@ -169,7 +169,7 @@ class FakePool:
 
 
 @frozen
-class World:
+class RouterRig:
     """A router over workers."""
 
     address: AnyAddress
@@ -187,7 +187,7 @@ class World:
 @asynccontextmanager
 async def routed(
     *workers: Fake, inbox_size: int = 64, limits: FailoverLimits | None = None, prefill_tokens_min: int = 0
-) -> AsyncIterator[World]:
+) -> AsyncIterator[RouterRig]:
     ids, rng = count(1), random.Random(0)
     address, inbox = mailbox(inbox_size)
     async with trio.open_nursery() as stage:
@@ -204,10 +204,10 @@ async def routed(
             ends=frozenset({EOS}),
         )
         await stage.start(router, inbox, routing)
-        world = World(address, pool, routing)
-        yield world
+        rig = RouterRig(address, pool, routing)
+        yield rig
         await wait_all_tasks_blocked()
-        world.check_at_rest()
+        rig.check_at_rest()
         stage.cancel_scope.cancel()
 
 
@@ -229,9 +229,9 @@ class Received:
         return [token for reply in self.replies if isinstance(reply, Tokens) for token in reply.ids]
 
 
-async def ask(world: World, request: Generate, into: list[Any] | None = None) -> Received:
+async def ask(rig: RouterRig, request: Generate, into: list[Any] | None = None) -> Received:
     replies = [] if into is None else into
-    async with world.address.ask(request, request.sampling.tokens_max) as answer:
+    async with rig.address.ask(request, request.sampling.tokens_max) as answer:
         finished = await answer.relay(replies.append)
     assert isinstance(finished, Finished)
     return Received(replies, finished)
@@ -249,13 +249,13 @@ def check_whole(got: Received, request: Generate, length: int = 1000, cached: in
     assert got.finished.matched == (EOS if stopped else None)
 
 
-async def check_ends(world: World, failure: Exception | None) -> None:
+async def check_ends(rig: RouterRig, failure: Exception | None) -> None:
     """Check that a request is answered whole, or fails with this very error."""
     if failure is None:
-        check_whole(await ask(world, generate()), generate())
+        check_whole(await ask(rig, generate()), generate())
         return
     with pytest.raises(type(failure)) as caught:
-        await ask(world, generate())
+        await ask(rig, generate())
     assert caught.value is failure
 
 

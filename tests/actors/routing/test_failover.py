@@ -35,33 +35,33 @@ async def test_a_loss_at_any_token_is_not_seen(
     loss: type[RequestError], tokens: int, length: int, autojump_clock: MockClock
 ) -> None:
     lost = Play(loss("gone"), tokens, cached=3, length=length, at_once=tokens > 0)
-    async with routed(Fake("a", [lost]), Fake("b", otherwise=Play(cached=4, length=length))) as world:
+    async with routed(Fake("a", [lost]), Fake("b", otherwise=Play(cached=4, length=length))) as rig:
         wanted = generate(tokens_max=6, tokens_min=2, logprobs=0)
-        got = await ask(world, wanted)
+        got = await ask(rig, wanted)
         check_whole(got, wanted, length, cached=3 if tokens else 4)
         assert [reply.logprobs[0].logprob for reply in got.replies[1:]] == [-token / 8 for token in got.ids]
-        asked = world.worker("b").asked
+        asked = rig.worker("b").asked
         assert len(asked) == (tokens < 6), "nobody is asked for what is whole"
         if asked:
             sampling = evolve(wanted.sampling, tokens_max=6 - tokens, tokens_min=max(0, 2 - tokens))
             tokens_ = PROMPT + got.ids[:tokens]
             assert asked == [evolve(wanted, id="new 1", tokens=tokens_, said=tokens, sampling=sampling)]
-            assert world.worker("b").times == [tokens or 0.5]
+            assert rig.worker("b").times == [tokens or 0.5]
 
 
 async def test_the_word_that_it_was_the_last_token_may_be_lost_even_with_no_resume_left(
     autojump_clock: MockClock,
 ) -> None:
     lost = Play(EngineLost("gone"), 6, at_once=True)
-    async with routed(Fake("a", [lost]), limits=FailoverLimits(resumes_max=0)) as world:
+    async with routed(Fake("a", [lost]), limits=FailoverLimits(resumes_max=0)) as rig:
         grammar = Grammar(GrammarKind.REGEX, "a*")
-        check_whole(await ask(world, generate(grammar=grammar)), generate())
+        check_whole(await ask(rig, generate(grammar=grammar)), generate())
 
 
 async def test_a_stop_token_ends_whole_too(autojump_clock: MockClock) -> None:
     stop = text(PROMPT)[2]
-    async with routed(Fake("a", [Play(LinkLost("gone"), 3, at_once=True)])) as world:
-        got = await ask(world, generate(stop_token_ids=(stop,)))
+    async with routed(Fake("a", [Play(LinkLost("gone"), 3, at_once=True)])) as rig:
+        got = await ask(rig, generate(stop_token_ids=(stop,)))
         assert got.finished == Finished(FinishReason.STOP, Usage(4, 3), stop)
         assert got.ids == text(PROMPT)[:3]
 
@@ -71,8 +71,8 @@ async def test_a_token_that_ends_nothing_is_gone_on_from(
     sampling: Mapping[str, Any], autojump_clock: MockClock
 ) -> None:
     lost, well = Play(EngineLost("gone"), 4, length=3, at_once=True), Play(length=8)
-    async with routed(Fake("a", [lost]), Fake("b", otherwise=well)) as world:
-        got = await ask(world, generate(**sampling))
+    async with routed(Fake("a", [lost]), Fake("b", otherwise=well)) as rig:
+        got = await ask(rig, generate(**sampling))
         assert got.ids[:4] == text(PROMPT, 3)
         assert len(got.ids) == 6
 
@@ -83,11 +83,11 @@ async def test_what_is_no_loss_is_passed_as_it_is(
     error: type[BadRequest | ContextTooLong | DeadlineExceeded | InternalError], tokens: int, autojump_clock: MockClock
 ) -> None:
     failure = error("because", param="x")
-    async with routed(Fake("a", [Play(failure, tokens)]), Fake("b")) as world:
+    async with routed(Fake("a", [Play(failure, tokens)]), Fake("b")) as rig:
         with pytest.raises(error) as caught:
-            await ask(world, generate())
+            await ask(rig, generate())
         assert caught.value is failure
-        assert not world.worker("b").asked
+        assert not rig.worker("b").asked
 
 
 @pytest.mark.parametrize("loss", [EngineLost, LinkLost])
@@ -103,23 +103,23 @@ async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_el
 ) -> None:
     assert not resumes_exactly(Sampling(1, **sampling))
     plays = [Play(loss("first"), 0), Play(loss("then"), 2)]
-    async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as world:
+    async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as rig:
         got: list[Any] = []
         with pytest.raises(loss, match="then"):
-            await ask(world, generate(**sampling), got)
+            await ask(rig, generate(**sampling), got)
         assert len(got) == 3
-        assert not world.worker("c").asked
+        assert not rig.worker("c").asked
 
 
 @pytest.mark.parametrize(("most", "whole"), [(0, False), (1, False), (2, True)])
 async def test_a_request_goes_on_as_often_as_it_may(most: int, whole: bool, autojump_clock: MockClock) -> None:
     losses = EngineLost("1"), LinkLost("2")
     workers = [Fake("a", [Play(losses[0], 2)]), Fake("b", [Play(losses[1], 1)], more=1), Fake("c", more=2)]
-    async with routed(*workers, limits=FailoverLimits(resumes_max=most)) as world:
-        await check_ends(world, None if whole else losses[most])
+    async with routed(*workers, limits=FailoverLimits(resumes_max=most)) as rig:
+        await check_ends(rig, None if whole else losses[most])
         if whole:
             assert [each.id for worker in workers for each in worker.asked] == ["a", "new 1", "new 2"]
-            assert world.worker("c").asked[0].said == 3
+            assert rig.worker("c").asked[0].said == 3
 
 
 @pytest.mark.parametrize(("most", "whole"), [(3, True), (2, False)])
@@ -127,8 +127,8 @@ async def test_a_request_goes_on_with_as_many_tokens_as_it_may(
     most: int, whole: bool, autojump_clock: MockClock
 ) -> None:
     limits, gone = FailoverLimits(resume_tokens_max=most), EngineLost("gone")
-    async with routed(Fake("a", [Play(gone, 3)]), Fake("b"), limits=limits) as world:
-        await check_ends(world, None if whole else gone)
+    async with routed(Fake("a", [Play(gone, 3)]), Fake("b"), limits=limits) as rig:
+        await check_ends(rig, None if whole else gone)
 
 
 @pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
@@ -136,17 +136,17 @@ async def test_a_request_waits_as_long_for_another_worker_as_it_may(
     back_s: int, whole: bool, autojump_clock: MockClock
 ) -> None:
     gone = LinkLost("gone")
-    async with routed(Fake("a", [Play(gone, 3)])) as world, trio.open_nursery() as nursery:
+    async with routed(Fake("a", [Play(gone, 3)])) as rig, trio.open_nursery() as nursery:
 
         async def come_and_go() -> None:
             await trio.sleep(1)
-            world.pool.change("a")
+            rig.pool.change("a")
             await trio.sleep(2.5 + back_s)
-            world.pool.back()
+            rig.pool.back()
 
         nursery.start_soon(come_and_go)
-        await check_ends(world, None if whole else gone)
-        assert world.worker("a").times == ([0, 12.5] if whole else [0])
+        await check_ends(rig, None if whole else gone)
+        assert rig.worker("a").times == ([0, 12.5] if whole else [0])
         assert trio.current_time() == (15.5 if whole else 13.5)
 
 
@@ -154,18 +154,18 @@ async def test_a_worker_is_lost_twice_and_asked_again_after_a_pause_where_there_
     autojump_clock: MockClock,
 ) -> None:
     plays = [Play(LinkLost("1"), 2, cached=1), Play(LinkLost("2"), 2, cached=3)]
-    async with routed(Fake("a", plays), limits=FailoverLimits(pause_s=0.5)) as world:
-        check_whole(await ask(world, generate()), generate(), cached=1)
-        assert world.worker("a").times == [0, 3, 6]
-        assert [each.id for each in world.worker("a").asked] == ["a", "new 1", "new 2"]
-        assert [each.said for each in world.worker("a").asked] == [0, 2, 4]
+    async with routed(Fake("a", plays), limits=FailoverLimits(pause_s=0.5)) as rig:
+        check_whole(await ask(rig, generate()), generate(), cached=1)
+        assert rig.worker("a").times == [0, 3, 6]
+        assert [each.id for each in rig.worker("a").asked] == ["a", "new 1", "new 2"]
+        assert [each.said for each in rig.worker("a").asked] == [0, 2, 4]
 
 
 async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", [Play(EngineLost("1"), 2)])) as world:
+    async with routed(Fake("a", [Play(EngineLost("1"), 2)])) as rig:
         with pytest.raises(EngineLost, match="1"):
-            await ask(world, generate())
-        assert (len(world.worker("a").asked), trio.current_time()) == (1, 2.5), "nobody is worth waiting for"
+            await ask(rig, generate())
+        assert (len(rig.worker("a").asked), trio.current_time()) == (1, 2.5), "nobody is worth waiting for"
 
 
 @pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
@@ -173,16 +173,16 @@ async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_
     back_s: int, whole: bool, autojump_clock: MockClock
 ) -> None:
     gone = EngineLost("gone")
-    async with routed(Fake("a", [Play(gone, 2)]), Fake("b")) as world, trio.open_nursery() as nursery:
-        world.pool.change("b")
+    async with routed(Fake("a", [Play(gone, 2)]), Fake("b")) as rig, trio.open_nursery() as nursery:
+        rig.pool.change("b")
 
         async def come_back() -> None:
             await trio.sleep(2.5 + back_s)
-            world.pool.back()
+            rig.pool.back()
 
         nursery.start_soon(come_back)
-        await check_ends(world, None if whole else gone)
-        assert world.worker("b").times == ([2.5 + back_s] if whole else [])
+        await check_ends(rig, None if whole else gone)
+        assert rig.worker("b").times == ([2.5 + back_s] if whole else [])
         assert whole or trio.current_time() == 12.5
 
 
@@ -191,84 +191,84 @@ async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_bo
     leg: Leg, waits: bool, autojump_clock: MockClock
 ) -> None:
     prefill, decode_ = pair(prefill=[Play(EngineLost("p"), 0)])
-    async with routed(prefill, decode_, Fake("down", leg=leg, bootstrap=("h", 1))) as world:
-        world.pool.gone = {"down"}
+    async with routed(prefill, decode_, Fake("down", leg=leg, bootstrap=("h", 1))) as rig:
+        rig.pool.gone = {"down"}
         with pytest.raises(EngineLost, match="p"):
-            await ask(world, generate())
+            await ask(rig, generate())
         assert trio.current_time() == (10.5 if waits else 0.5)
 
 
 async def test_a_lone_worker_that_is_never_ready_is_asked_ever_more_seldom(autojump_clock: MockClock) -> None:
     never = Play(NotReady("it starts"), 0)
-    async with routed(Fake("a", [never] * 8, otherwise=never)) as world:
+    async with routed(Fake("a", [never] * 8, otherwise=never)) as rig:
         with trio.move_on_after(60):
-            await ask(world, generate())
-        times = world.worker("a").times
+            await ask(rig, generate())
+        times = rig.worker("a").times
         assert times[:8] == pytest.approx([0, 0.6, 1.3, 2.2, 3.5, 5.6, 8.1, 10.6])
         assert len(times) < 30
 
 
 async def test_a_worker_that_was_not_ready_and_then_lost_is_asked_again_soon(autojump_clock: MockClock) -> None:
     plays = [*[Play(NotReady("it starts"), 0)] * 3, Play(LinkLost("gone"), 1), Play(NotReady("it starts"), 0)]
-    async with routed(Fake("a", plays)) as world:
-        check_whole(await ask(world, generate()), generate())
-        assert world.worker("a").times == pytest.approx([0, 0.6, 1.3, 2.2, 3.8, 4.5])
+    async with routed(Fake("a", plays)) as rig:
+        check_whole(await ask(rig, generate()), generate())
+        assert rig.worker("a").times == pytest.approx([0, 0.6, 1.3, 2.2, 3.8, 4.5])
 
 
 async def test_another_worker_is_asked_at_once_however_often_the_first_was_not_ready(autojump_clock: MockClock) -> None:
     never = Play(NotReady("it starts"), 0)
-    async with routed(Fake("a", otherwise=never), Fake("b")) as world, trio.open_nursery() as nursery:
-        world.pool.change("b")
-        nursery.start_soon(ask, world, generate())
+    async with routed(Fake("a", otherwise=never), Fake("b")) as rig, trio.open_nursery() as nursery:
+        rig.pool.change("b")
+        nursery.start_soon(ask, rig, generate())
         await trio.sleep(9)
-        world.pool.back()
+        rig.pool.back()
         await trio.sleep(1)
-        assert (world.worker("a").times[-1], world.worker("b").times) == (pytest.approx(8.1), [9])
+        assert (rig.worker("a").times[-1], rig.worker("b").times) == (pytest.approx(8.1), [9])
 
 
 async def test_a_request_that_may_be_what_kills_engines_kills_no_more_of_them(autojump_clock: MockClock) -> None:
     workers = [Fake(name, [Play(EngineLost(name), 0)]) for name in "abc"]
-    async with routed(*workers) as world:
+    async with routed(*workers) as rig:
         with pytest.raises(EngineLost, match="b"):
-            await ask(world, generate())
+            await ask(rig, generate())
         assert [len(worker.asked) for worker in workers] == [1, 1, 0]
 
 
 async def test_a_request_that_has_begun_goes_ahead_of_those_that_have_not(autojump_clock: MockClock) -> None:
     workers = Fake("a", [Play(EngineLost("1"), 2)], slots=1), Fake("b", slots=1)
-    async with routed(*workers) as world, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, world, generate("begun"))
+    async with routed(*workers) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, rig, generate("begun"))
         await wait_all_tasks_blocked()
-        nursery.start_soon(ask, world, generate("other"))
+        nursery.start_soon(ask, rig, generate("other"))
         await wait_all_tasks_blocked()
         for number in range(3):
-            nursery.start_soon(ask, world, generate(str(number)))
+            nursery.start_soon(ask, rig, generate(str(number)))
         await trio.sleep(2.25)
-        world.pool.gone = {"a"}
+        rig.pool.gone = {"a"}
         await trio.sleep(60)
-        asked = [each.id for each in world.worker("b").asked]
+        asked = [each.id for each in rig.worker("b").asked]
         assert (asked[:2], sorted(asked[2:])) == (["other", "new 1"], ["0", "1", "2"])
 
 
 async def test_one_that_was_lost_is_not_asked_again_while_there_is_another(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b", more=3)) as world:
-        await ask(world, generate())
-        assert len(world.worker("b").asked) == 1
+    async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b", more=3)) as rig:
+        await ask(rig, generate())
+        assert len(rig.worker("b").asked) == 1
 
 
 async def test_a_request_that_was_resumed_before_counts_all_tokens_sent(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as world:
+    async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as rig:
         first = text(PROMPT)[:3]
-        got = await ask(world, evolve(generate(), tokens=PROMPT + first, said=3))
+        got = await ask(rig, evolve(generate(), tokens=PROMPT + first, said=3))
         assert got.ids == text(PROMPT)[3:9]
-        assert world.worker("b").asked[0].said == 5
+        assert rig.worker("b").asked[0].said == 5
 
 
 async def test_a_bug_fails_its_request_alone(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    async with routed(Fake("a", [Play(ValueError("x"), 1)])) as world:  # type: ignore[arg-type]
+    async with routed(Fake("a", [Play(ValueError("x"), 1)])) as rig:  # type: ignore[arg-type]
         with pytest.raises(InternalError):
-            await ask(world, generate())
-        check_whole(await ask(world, generate()), generate())
+            await ask(rig, generate())
+        check_whole(await ask(rig, generate()), generate())
     assert "a bug failed a request" in caplog.text
 
 
@@ -286,26 +286,26 @@ async def test_b15_five_drains_in_a_row_lose_nothing(
     loss: type[Draining | Replaced], autojump_clock: MockClock
 ) -> None:
     workers = [Fake(str(n), [Play(loss("it goes"), 8)], more=n % 4) for n in range(5)]
-    async with routed(*workers, Fake("last", slots=9, more=8)) as world:
+    async with routed(*workers, Fake("last", slots=9, more=8)) as rig:
         wanted = generate(tokens_max=50)
-        check_whole(await ask(world, wanted), wanted)
+        check_whole(await ask(rig, wanted), wanted)
         assert [len(worker.asked) for worker in workers] == [1] * 5
 
 
 async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock: MockClock) -> None:
     plays = [Draining("1"), LinkLost("2"), Draining("3"), LinkLost("4"), Draining("5"), LinkLost("6")]
     workers = [Fake(str(n), [Play(loss, 2)], slots=8, more=n) for n, loss in enumerate(plays)]
-    async with routed(*workers, limits=FailoverLimits(resumes_max=3, pause_s=0.01)) as world:
+    async with routed(*workers, limits=FailoverLimits(resumes_max=3, pause_s=0.01)) as rig:
         wanted = generate(tokens_max=20)
-        check_whole(await ask(world, wanted), wanted)
+        check_whole(await ask(rig, wanted), wanted)
 
 
 @pytest.mark.parametrize(("most", "whole"), [(2, False), (3, True)])
 async def test_drains_have_a_limit_of_their_own(most: int, whole: bool, autojump_clock: MockClock) -> None:
     drains = [Draining(str(n)) for n in range(3)]
     workers = [Fake(str(n), [Play(drain, 1)], more=n) for n, drain in enumerate(drains)]
-    async with routed(*workers, Fake("last", slots=9, more=8), limits=FailoverLimits(drains_max=most)) as world:
-        await check_ends(world, None if whole else drains[2])
+    async with routed(*workers, Fake("last", slots=9, more=8), limits=FailoverLimits(drains_max=most)) as rig:
+        await check_ends(rig, None if whole else drains[2])
 
 
 def test_what_is_planned() -> None:

@@ -27,7 +27,7 @@ from protocol.messages import Generate
 from supervisor.node import router_child
 from supervisor.telemetry.registry import Registry
 from tests.rig.calls import AnyAnswer
-from tests.rig.router import Fake, FakePool, Play, World, ask, check_whole, generate, routed
+from tests.rig.router import Fake, FakePool, Play, RouterRig, ask, check_whole, generate, routed
 from tests.system.simulator import simulate
 
 LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, ejected_s=10, ejected_max_s=60, share_max=0.5)
@@ -207,14 +207,14 @@ def test_whatever_hand_offs_fail_a_share_of_each_leg_stays_and_the_others_can_re
 # Behind a router --------------------------------------------------------------------------
 
 
-async def many(world: World, number: int, **options: Any) -> list[str]:
+async def many(rig: RouterRig, number: int, **options: Any) -> list[str]:
     """Ask ten times a second; return what each request that failed has failed with."""
     failed: list[str] = []
 
     async def ask_one(name: str) -> None:
         try:
             wanted = generate(name, **options)
-            check_whole(await ask(world, wanted), wanted)
+            check_whole(await ask(rig, wanted), wanted)
         except RequestError as error:
             failed.append(error.code)
 
@@ -252,51 +252,51 @@ def pairs(prefills: int, decodes: int, **fields: Any) -> list[Fake]:
     ]
 
 
-def ejected(world: World) -> list[str]:
-    return [worker.name for worker in world.routing.outliers.ejected(trio.current_time())]
+def ejected(rig: RouterRig) -> list[str]:
+    return [worker.name for worker in rig.routing.outliers.ejected(trio.current_time())]
 
 
 @pytest.mark.parametrize("error", [InternalError("a bug"), DeadlineExceeded("late")])
 async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(
     error: InternalError | DeadlineExceeded, autojump_clock: MockClock
 ) -> None:
-    async with routed(*four(error)) as world:
-        failed = await many(world, 200)
+    async with routed(*four(error)) as rig:
+        failed = await many(rig, 200)
         assert len(failed) <= 5 + 3
-        assert len(world.worker("bad").asked) <= 5 + 3
-        assert ejected(world) == ["bad"]
+        assert len(rig.worker("bad").asked) <= 5 + 3
+        assert ejected(rig) == ["bad"]
 
 
 async def test_b11_a_request_refused_by_one_engine_is_answered_by_another_and_counts_against_it(
     autojump_clock: MockClock,
 ) -> None:
-    async with routed(*four(EngineRefused("no"))) as world:
-        assert await many(world, 200) == []
-        assert len(world.worker("bad").asked) <= 25, "those of the first second, before another had begun to answer"
+    async with routed(*four(EngineRefused("no"))) as rig:
+        assert await many(rig, 200) == []
+        assert len(rig.worker("bad").asked) <= 25, "those of the first second, before another had begun to answer"
 
 
 async def test_b11_a_clients_own_mistakes_eject_no_worker(autojump_clock: MockClock) -> None:
     for error in (EngineRefused("no"), BadRequest("no")):
         workers = [Fake(name, otherwise=Play(error, 0), slots=64) for name in "abcd"]
-        async with routed(*workers) as world:
-            assert len(await many(world, 50)) == 50
-            assert not world.routing.outliers
+        async with routed(*workers) as rig:
+            assert len(await many(rig, 50)) == 50
+            assert not rig.routing.outliers
             assert sum(len(each.asked) for each in workers) <= 100
 
 
 async def test_b11_a_probe_that_fails_costs_its_request_nothing(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=5, ejected_max_s=5))
-    async with routed(*four(InternalError("a bug")), limits=limits) as world:
-        assert len(await many(world, 300)) <= 5, "those before it was known"
-        tries = len(world.worker("bad").asked)
-        world.worker("bad").otherwise = Play()
+    async with routed(*four(InternalError("a bug")), limits=limits) as rig:
+        assert len(await many(rig, 300)) <= 5, "those before it was known"
+        tries = len(rig.worker("bad").asked)
+        rig.worker("bad").otherwise = Play()
         await trio.sleep(6)
-        assert await many(world, 50) == []
-        assert len(world.worker("bad").asked) == tries + 1
+        assert await many(rig, 50) == []
+        assert len(rig.worker("bad").asked) == tries + 1
         await trio.sleep(6)
-        assert await many(world, 50) == []
-        assert len(world.worker("bad").asked) > tries + 10
-        assert not world.routing.outliers
+        assert await many(rig, 50) == []
+        assert len(rig.worker("bad").asked) > tries + 10
+        assert not rig.routing.outliers
 
 
 async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock: MockClock) -> None:
@@ -304,12 +304,12 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
 
     workers = pairs(2, 2)
     workers[3].cut = ()  # type: ignore[attr-defined]
-    async with routed(*workers) as world:
-        assert await many(world, 200) == []
-        met = [each.rendezvous.host for each in world.worker("d0").asked]
+    async with routed(*workers) as rig:
+        assert await many(rig, 200) == []
+        met = [each.rendezvous.host for each in rig.worker("d0").asked]
         assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
         assert met.count("p1") > 50
-        assert ejected(world) == ["p0+d0"]
+        assert ejected(rig) == ["p0+d0"]
 
 
 async def test_b11_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(autojump_clock: MockClock) -> None:
@@ -318,9 +318,9 @@ async def test_b11_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(a
     prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
     bad, good = Cut("d0", leg=Leg.DECODE, slots=1, cut=("p",)), Fake("d1", leg=Leg.DECODE, slots=1)
     limits = FailoverLimits(resumes_max=20, ejection=Ejection(failures_max=1, ejected_s=3600, ejected_max_s=3600))
-    async with routed(prefill, bad, good, limits=limits) as world:
-        assert await many(world, 20) == []
-        assert ejected(world) == ["p+d0"]
+    async with routed(prefill, bad, good, limits=limits) as rig:
+        assert await many(rig, 20) == []
+        assert ejected(rig) == ["p+d0"]
         assert len(bad.asked) == 1
         assert len(good.asked) == 20
 
@@ -329,18 +329,16 @@ async def test_b11_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(a
 FOR_LONG = FailoverLimits(ejection=Ejection(ejected_s=3600, ejected_max_s=3600))
 
 
-async def one_by_one(world: World, number: int) -> list[str]:
+async def one_by_one(rig: RouterRig, number: int) -> list[str]:
     """Ask for one answer after the other; return which workers and pairs are ejected then."""
     for index in range(number):
         wanted = generate(str(index))
-        check_whole(await ask(world, wanted), wanted)
-    return ejected(world)
+        check_whole(await ask(rig, wanted), wanted)
+    return ejected(rig)
 
 
-def met(world: World, prefill: str) -> int:
-    return sum(
-        request.rendezvous.host == prefill for number in range(8) for request in world.worker(f"d{number}").asked
-    )
+def met(rig: RouterRig, prefill: str) -> int:
+    return sum(request.rendezvous.host == prefill for number in range(8) for request in rig.worker(f"d{number}").asked)
 
 
 @pytest.mark.parametrize("late_s", [0, 2])
@@ -349,23 +347,23 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_ejected_and_not_pai
     at_once: bool, late_s: int, autojump_clock: MockClock
 ) -> None:
     """Its own leg may have ended well before: it knows no more than what it has sent."""
-    async with routed(*pairs(4, 8, late_s=late_s), limits=FOR_LONG) as world:
+    async with routed(*pairs(4, 8, late_s=late_s), limits=FOR_LONG) as rig:
         if at_once:
-            assert await many(world, 50) == []
-            assert ejected(world) == ["p0"]
+            assert await many(rig, 50) == []
+            assert ejected(rig) == ["p0"]
         else:
-            assert await one_by_one(world, 20) == ["p0"]
-        assert met(world, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
+            assert await one_by_one(rig, 20) == ["p0"]
+        assert met(rig, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
 
 
 async def test_b11_a_decode_that_fails_with_many_prefills_is_ejected_and_not_pair_by_pair(
     autojump_clock: MockClock,
 ) -> None:
     workers = [*pairs(4, 1, cut=("p0", "p1", "p2", "p3")), *pairs(0, 3, cut=())[1:]]
-    async with routed(*workers) as world:
-        assert await many(world, 50) == []
-        assert ejected(world) == ["d0"]
-        assert len(world.worker("d0").asked) <= 5 + 10
+    async with routed(*workers) as rig:
+        assert await many(rig, 50) == []
+        assert ejected(rig) == ["d0"]
+        assert len(rig.worker("d0").asked) <= 5 + 10
 
 
 @pytest.mark.parametrize("bad", ["d0", "p0"])
@@ -387,32 +385,32 @@ async def test_b11_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_i
     bad_ones, rooms = {bad}, set[int]()
     prefills = [Waits(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(3)]
     decodes = [Waits(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(3)]
-    async with routed(*decodes, *prefills, limits=FOR_LONG) as world:
-        await many(world, 100)
-        assert ejected(world) == [bad]
+    async with routed(*decodes, *prefills, limits=FOR_LONG) as rig:
+        await many(rig, 100)
+        assert ejected(rig) == [bad]
 
 
 async def test_b11_two_prefills_that_fail_are_both_ejected_and_no_decode(autojump_clock: MockClock) -> None:
-    async with routed(*pairs(4, 8, cut=("p0", "p1")), limits=FOR_LONG) as world:
-        assert await one_by_one(world, 20) == ["p0", "p1"]
-        assert met(world, "p0") + met(world, "p1") <= 2 * (5 + 1)
+    async with routed(*pairs(4, 8, cut=("p0", "p1")), limits=FOR_LONG) as rig:
+        assert await one_by_one(rig, 20) == ["p0", "p1"]
+        assert met(rig, "p0") + met(rig, "p1") <= 2 * (5 + 1)
 
 
 async def test_b11_a_prefill_that_hands_over_again_is_probed_by_one_request_and_readmitted(
     autojump_clock: MockClock,
 ) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=600, ejected_max_s=600))
-    async with routed(*pairs(4, 8), limits=limits) as world:
-        assert await one_by_one(world, 10) == ["p0"]
-        tries = met(world, "p0")
+    async with routed(*pairs(4, 8), limits=limits) as rig:
+        assert await one_by_one(rig, 10) == ["p0"]
+        tries = met(rig, "p0")
         await trio.sleep(600)
-        assert await many(world, 30) == []
-        assert met(world, "p0") == tries + 1, "one tries, and what it finds is known before another asks"
-        for each in world.pool.all[4:]:
+        assert await many(rig, 30) == []
+        assert met(rig, "p0") == tries + 1, "one tries, and what it finds is known before another asks"
+        for each in rig.pool.all[4:]:
             each.cut = ()
         await trio.sleep(600)
-        assert await one_by_one(world, 2) == []
-        assert met(world, "p0") > tries + 1
+        assert await one_by_one(rig, 2) == []
+        assert met(rig, "p0") > tries + 1
 
 
 # What a choice costs -----------------------------------------------------------------------
@@ -516,17 +514,17 @@ async def test_the_same_worker_or_pair_is_chosen_from_ranked_workers_and_others(
 
 
 async def test_a_lone_worker_is_never_ejected(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", [Play(InternalError("a bug"), 0)] * 20, slots=64)) as world:
-        assert len(await many(world, 30)) == 20
-        assert not world.routing.outliers
+    async with routed(Fake("a", [Play(InternalError("a bug"), 0)] * 20, slots=64)) as rig:
+        assert len(await many(rig, 30)) == 20
+        assert not rig.routing.outliers
 
 
 async def test_ejected_workers_are_asked_where_there_are_no_others(autojump_clock: MockClock) -> None:
-    async with routed(*four(InternalError("a bug"))) as world:
-        await many(world, 60)
-        world.pool.change(*"cde")
-        world.worker("bad").otherwise = Play()
-        assert await many(world, 10) == []
+    async with routed(*four(InternalError("a bug"))) as rig:
+        await many(rig, 60)
+        rig.pool.change(*"cde")
+        rig.worker("bad").otherwise = Play()
+        assert await many(rig, 10) == []
 
 
 async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockClock) -> None:
@@ -539,12 +537,12 @@ async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockC
         def readmitted(self, worker: str) -> None:
             observed.append(worker)
 
-    async with routed(*four(InternalError("a bug"))) as world:
-        world.routing.observer = RecordingObserver()
-        await many(world, 60)
-        world.worker("bad").otherwise = Play()
+    async with routed(*four(InternalError("a bug"))) as rig:
+        rig.routing.observer = RecordingObserver()
+        await many(rig, 60)
+        rig.worker("bad").otherwise = Play()
         await trio.sleep(20)
-        await many(world, 10)
+        await many(rig, 10)
     assert observed == [("bad", "internal"), "bad"]
 
 
@@ -559,16 +557,16 @@ def test_random_failures_leave_no_reservation_and_no_request_unanswered(seed: in
         legs = [Fake(f"w{n}", plays(), slots=3) for n in range(2)]
         legs += [Fake(f"p{n}", plays(), Leg.PREFILL, 3, bootstrap=("h", n)) for n in range(3)]
         legs += [Fake(f"d{n}", plays(), Leg.DECODE, 3) for n in range(3)]
-        async with routed(*legs, prefill_tokens_min=5, limits=FailoverLimits(ejection=LIMITS)) as world:
-            await many(world, 60, prompt=range(rng.randrange(1, 9)))
+        async with routed(*legs, prefill_tokens_min=5, limits=FailoverLimits(ejection=LIMITS)) as rig:
+            await many(rig, 60, prompt=range(rng.randrange(1, 9)))
 
     simulate(scenario, seed)
 
 
 async def test_ejected_workers_are_in_the_status_and_the_metrics(autojump_clock: MockClock) -> None:
-    async with routed(*four(InternalError("a bug"))) as world:
-        await many(world, 60)
-        routings = {"tiny": world.routing}
+    async with routed(*four(InternalError("a bug"))) as rig:
+        await many(rig, 60)
+        routings = {"tiny": rig.routing}
         (entry,) = router_child.ejected(routings)
         assert (entry.model, entry.worker, entry.why) == ("tiny", "bad", "internal")
         assert 0 <= entry.for_s < 10

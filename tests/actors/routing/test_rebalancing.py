@@ -33,55 +33,55 @@ class Memory(Fake):
 
 
 async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock: MockClock) -> None:
-    async with routed(Memory("a", slots=16, kv=95), Memory("b", slots=16, more=8, kv=50)) as world:
-        check_whole(await ask(world, generate()), generate())
-        assert len(world.worker("b").asked) == 1
+    async with routed(Memory("a", slots=16, kv=95), Memory("b", slots=16, more=8, kv=50)) as rig:
+        check_whole(await ask(rig, generate()), generate())
+        assert len(rig.worker("b").asked) == 1
 
 
 async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(autojump_clock: MockClock) -> None:
-    async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as world, trio.open_nursery() as nursery:
+    async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as rig, trio.open_nursery() as nursery:
         got: list[Any] = []
 
         async def ask_one() -> None:
-            got.append(await ask(world, generate()))
+            got.append(await ask(rig, generate()))
 
         nursery.start_soon(ask_one)
         await wait_all_tasks_blocked()
-        world.worker("a").kv = 120
+        rig.worker("a").kv = 120
         await trio.sleep(20)
-        assert not world.worker("b").asked, "nowhere is room"
-        world.worker("b").kv = 20
+        assert not rig.worker("b").asked, "nowhere is room"
+        rig.worker("b").kv = 20
         await trio.sleep(20)
-        (wanted,) = world.worker("b").asked
+        (wanted,) = rig.worker("b").asked
         assert (wanted.id, wanted.said) == ("new 1", 0)
         check_whole(got[0], generate())
-        assert world.worker("a").left == [world.worker("b").times[0]], "never at both at once"
+        assert rig.worker("a").left == [rig.worker("b").times[0]], "never at both at once"
 
 
 async def test_d6_a_request_stays_if_it_has_begun_or_its_worker_has_room(autojump_clock: MockClock) -> None:
     slow = Play(None, 3)
     async with (
-        routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as world,
+        routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as rig,
         trio.open_nursery() as nursery,
     ):
         for name in ("begun", "waits"):
-            nursery.start_soon(ask, world, generate(name))
+            nursery.start_soon(ask, rig, generate(name))
         await trio.sleep(3)
-        world.worker("b").slots = 8
+        rig.worker("b").slots = 8
         await trio.sleep(60)
-        assert not world.worker("b").asked, "worker a has room: it will begin"
-        world.worker("a").kv = 120
+        assert not rig.worker("b").asked, "worker a has room: it will begin"
+        rig.worker("a").kv = 120
         await trio.sleep(10)
-        assert [each.id for each in world.worker("b").asked] == ["new 1"]
-        assert world.worker("a").left == [world.worker("b").times[0]]
+        assert [each.id for each in rig.worker("b").asked] == ["new 1"]
+        assert rig.worker("a").left == [rig.worker("b").times[0]]
         nursery.cancel_scope.cancel()
 
 
 async def test_a_request_moves_up_to_its_limit_and_each_time_later(autojump_clock: MockClock) -> None:
     workers = [Memory(name, [SILENT] * 9, kv=kv) for name, kv in (("a", 10), ("b", 20), ("c", 30), ("d", 40))]
     limits = FailoverLimits(move_after_s=2, moves_max=2)
-    async with routed(*workers, limits=limits) as world, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, world, generate())
+    async with routed(*workers, limits=limits) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, rig, generate())
         await wait_all_tasks_blocked()
         for worker in workers:
             await trio.sleep(30)
@@ -93,12 +93,12 @@ async def test_a_request_moves_up_to_its_limit_and_each_time_later(autojump_cloc
 
 async def test_leaving_while_a_request_moves_leaves_no_reservation(autojump_clock: MockClock) -> None:
     for after_s in (2.0, 3.999, 4.0, 4.001):
-        async with routed(Memory("a", [SILENT], kv=50), Memory("b", [SILENT], kv=50, more=2)) as world:
+        async with routed(Memory("a", [SILENT], kv=50), Memory("b", [SILENT], kv=50, more=2)) as rig:
             with trio.move_on_after(after_s):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(ask, world, generate())
+                    nursery.start_soon(ask, rig, generate())
                     await wait_all_tasks_blocked()
-                    world.worker("a").kv = 120
+                    rig.worker("a").kv = 120
 
 
 async def check_end_wakes_one_that_waits(routing: Routing, route: Route) -> None:
@@ -119,22 +119,22 @@ async def check_end_wakes_one_that_waits(routing: Routing, route: Route) -> None
 
 
 async def test_a_released_reservation_goes_at_once_to_a_request_that_waits(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", slots=1)) as world:
-        route = world.routing.choose(generate())
+    async with routed(Fake("a", slots=1)) as rig:
+        route = rig.routing.choose(generate())
         assert route is not None
-        await check_end_wakes_one_that_waits(world.routing, route)
+        await check_end_wakes_one_that_waits(rig.routing, route)
 
 
 async def test_the_end_of_a_probe_wakes_a_request_that_waits(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=1, ejected_s=1))
-    async with routed(Fake("a"), Fake("b", slots=0), Fake("c", slots=0), limits=limits) as world:
-        world.routing.failed("a", InternalError("a bug"))
+    async with routed(Fake("a"), Fake("b", slots=0), Fake("c", slots=0), limits=limits) as rig:
+        rig.routing.failed("a", InternalError("a bug"))
         await trio.sleep(2)
-        probing = world.routing.choose(generate())
+        probing = rig.routing.choose(generate())
         assert probing is not None
         for name in probing.names:
             probing._release(name)  # as if it had been asked
-        await check_end_wakes_one_that_waits(world.routing, probing)
+        await check_end_wakes_one_that_waits(rig.routing, probing)
 
 
 @pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance
@@ -144,11 +144,11 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
     p, q = (Memory(name, leg=Leg.PREFILL, bootstrap=(name, 1), kv=50) for name in "pq")
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
     p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
-    async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as world, trio.open_nursery() as nursery:
+    async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as rig, trio.open_nursery() as nursery:
         got: list[Any] = []
 
         async def ask_one() -> None:
-            got.append(await ask(world, generate()))
+            got.append(await ask(rig, generate()))
 
         nursery.start_soon(ask_one)
         await wait_all_tasks_blocked()
@@ -159,8 +159,8 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
 
 async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_clock: MockClock) -> None:
     died, full = Memory("a", [Play(EngineLost("died"), 0)], kv=10), Memory("b", [SILENT], kv=20)
-    async with routed(died, full) as world, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, world, generate())
+    async with routed(died, full) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, rig, generate())
         await trio.sleep(1.5)
         full.kv = 120
         await trio.sleep(20)
@@ -170,9 +170,9 @@ async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_c
 
 async def test_d7_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock: MockClock) -> None:
     gone = [Play(Preempted("for want of memory"), 2)]
-    async with routed(Fake("a", [*gone]), Fake("b", more=2), Fake("c", more=3)) as world:
-        check_whole(await ask(world, generate()), generate())
-        assert not world.routing.outliers
-    async with routed(Fake("a", [*gone]), Fake("b", [*gone], more=2), Fake("c", more=3)) as world:
+    async with routed(Fake("a", [*gone]), Fake("b", more=2), Fake("c", more=3)) as rig:
+        check_whole(await ask(rig, generate()), generate())
+        assert not rig.routing.outliers
+    async with routed(Fake("a", [*gone]), Fake("b", [*gone], more=2), Fake("c", more=3)) as rig:
         with pytest.raises(Preempted):
-            await ask(world, generate())
+            await ask(rig, generate())
