@@ -20,7 +20,7 @@ def test_an_attack_that_lasts_raises_nothing() -> None:
 
 
 def dies(port: int, over: Event) -> None:
-    raise AssertionError("no such door")
+    raise AssertionError("no such gateway")
 
 
 def leaves(port: int, over: Event) -> None:

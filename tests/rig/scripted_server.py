@@ -68,8 +68,8 @@ class Asked:
 
 
 Script: TypeAlias = Callable[[Asked], Awaitable[None]]
-Said: TypeAlias = TextMessage | CloseConnection | Ping
-SocketScript: TypeAlias = Callable[[Json], list[Said]]  # what to say
+SocketEvent: TypeAlias = TextMessage | CloseConnection | Ping
+SocketScript: TypeAlias = Callable[[Json], list[SocketEvent]]  # what to say
 
 
 async def whole(asked: Asked) -> None:
