@@ -181,15 +181,15 @@ async def _status(client: ClusterClient, console: Console, *, as_json: bool, wat
 def as_json_object(name: str, statuses: Mapping[str, StatusOrError]) -> dict[str, object]:
     """Return the statuses of a cluster as plain values, for JSON."""
     nodes = {
-        node: {"unreachable": each} if isinstance(each, str) else msgspec.to_builtins(each)
-        for node, each in statuses.items()
+        node: {"unreachable": status} if isinstance(status, str) else msgspec.to_builtins(status)
+        for node, status in statuses.items()
     }
     return {"cluster": name, "nodes": nodes}
 
 
 def _exit_code(statuses: Mapping[str, StatusOrError]) -> int:
     """Return 0 if every node has answered, else 1."""
-    return int(any(isinstance(each, str) for each in statuses.values()))
+    return int(any(isinstance(status, str) for status in statuses.values()))
 
 
 async def _drain(client: ClusterClient, console: Console, name: str) -> int:
@@ -244,7 +244,7 @@ async def _poll_node(client: ClusterClient, name: str) -> Status | None:
                 return found
             if not client.routes:
                 raise PeerLost(f"no node answers any more, so it is not known whether {name} has gone") from cause
-            if not any(has_link_to(each, name) for each in statuses.values()):
+            if not any(has_link_to(status, name) for status in statuses.values()):
                 return None
         await trio.sleep(FAST_POLL_S)
 
@@ -252,7 +252,7 @@ async def _poll_node(client: ClusterClient, name: str) -> Status | None:
 async def _reload(client: ClusterClient, console: Console) -> int:
     statuses: Mapping[str, StatusOrError] = await client.poll()
     code, starts = 0, set[str]()
-    for name in [name for name, each in statuses.items() if isinstance(each, Status)]:
+    for name in [name for name, status in statuses.items() if isinstance(status, Status)]:
         try:
             reloaded = await client.ask(name, Reload(name))
         except EspalierError as error:
@@ -263,14 +263,14 @@ async def _reload(client: ClusterClient, console: Console) -> int:
             console.print(status_view.render_reload(name, reloaded), soft_wrap=True)
             starts.update(reloaded.starts)
             code = 1 if reloaded.refused else code
-    missing = [name for name, each in statuses.items() if isinstance(each, str)]
+    missing = [name for name, status in statuses.items() if isinstance(status, str)]
     statuses = await _wait_for(client, statuses, starts.intersection(missing))
     for name in missing:
-        each = statuses.get(name, "it has left the cluster")
-        if isinstance(each, Status):
+        status = statuses.get(name, "it has left the cluster")
+        if isinstance(status, Status):
             _print(console, f"{name}: it runs now")
         else:
-            _print(console, f"{name}: not asked: {each}")
+            _print(console, f"{name}: not asked: {status}")
             code = 1
     return code
 

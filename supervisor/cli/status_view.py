@@ -29,41 +29,41 @@ WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # to which columns are folded before one is
 
 def render_status(name: str, statuses: Mapping[str, StatusOrError]) -> RenderableType:
     """Return the status of the whole cluster: first its problems, then everything."""
-    answered = [each for each in statuses.values() if isinstance(each, Status)]
+    answered = [status for status in statuses.values() if isinstance(status, Status)]
     head = Text.assemble(
         ("cluster ", DIM), (printable(name), "bold"), f"  {len(answered)} of {len(statuses)} nodes answer"
     )
-    for gate in (each.gate for each in answered if each.gate is not None):
+    for gate in (status.gate for status in answered if status.gate is not None):
         head.append(f", {gate.running} of {gate.running_max} requests run, {gate.waiting} of {gate.waiting_max} wait")
     problems = list(_problems(statuses))
     if answered and not problems:
         head.append(", all is up", GOOD)
     lines = [_HangingText("  ", "    ", Text(printable(sentence), style)) for sentence, style in problems]
     tables = [table for table in (_trees(statuses), _engines(answered), _links(answered)) if table.rows]
-    return Group(head, *lines, *(each for table in tables for each in (Text(), table)))
+    return Group(head, *lines, *(part for table in tables for part in (Text(), table)))
 
 
 def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]]:
     """Yield one sentence for each problem, and its style."""
-    for name, each in statuses.items():
-        if isinstance(each, str):
-            yield f"node {name} does not answer: {each}", BAD
+    for name, status in statuses.items():
+        if isinstance(status, str):
+            yield f"node {name} does not answer: {status}", BAD
             continue
-        if each.state.draining:
-            running = sum(offer.running + offer.waiting for offer in each.state.offers)
+        if status.state.draining:
+            running = sum(offer.running + offer.waiting for offer in status.state.offers)
             yield f"node {name} drains, {_count(running, 'request')} on it", WARN
-        parents = {child.path.rpartition("/")[0] for child in each.tree}
-        for child in each.tree:
+        parents = {child.path.rpartition("/")[0] for child in status.tree}
+        for child in status.tree:
             if child.state != READY and (child.why or child.path not in parents):  # else its children have the reason
                 yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", WARN
-        yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in each.refused)
-        for ejection in each.aside:
+        yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in status.refused)
+        for ejection in status.aside:
             probe = f"is probed in {ejection.for_s:.0f} s" if ejection.for_s else "is being probed"
             yield f"{ejection.worker} keeps failing ({ejection.why}), is ejected by node {name} and {probe}", WARN
-        for link in each.links:
+        for link in status.links:
             if not link.up and not isinstance(statuses.get(link.node), str):  # else that node has a sentence of its own
                 yield f"node {name} has no link to node {link.node}", BAD
-    versions = {each.version for each in statuses.values() if isinstance(each, Status)}
+    versions = {status.version for status in statuses.values() if isinstance(status, Status)}
     if len(versions) > 1:
         yield f"nodes run different versions: {', '.join(sorted(versions))}", WARN
 
@@ -127,11 +127,11 @@ class _Columns:
         least = {head: min(width, ABOUT_WIDTH_MIN if head == ABOUT else WIDTH_MIN) for head, width in widths.items()}
         shown = [head for head in self.heads if head not in self.optional]
         for head in self.optional:
-            if sum(least[each] + GAP for each in (*shown, head)) - GAP <= options.max_width:
+            if sum(least[column] + GAP for column in (*shown, head)) - GAP <= options.max_width:
                 shown.append(head)
         rest = options.max_width - sum(widths[head] + GAP for head in shown if head != ABOUT)
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=DIM)
-        for head in (each for each in self.heads if each in shown):
+        for head in (column for column in self.heads if column in shown):
             most = max(ABOUT_WIDTH_MIN, rest) if head == ABOUT else None
             table.add_column(head, justify="right" if head in self.right else "left", max_width=most, overflow="fold")
         for row in self.rows:
@@ -147,16 +147,16 @@ def _width(cell: Cell) -> int:
 
 def _trees(statuses: Mapping[str, StatusOrError]) -> _Columns:
     table = _Columns(("node", "state", "since", "restarts", ABOUT), (ABOUT,), ("since", "restarts"))
-    for name, each in statuses.items():
-        if isinstance(each, str):
+    for name, status in statuses.items():
+        if isinstance(status, str):
             table.rows.append(
-                (Text(printable(name), "bold"), Text("no answer", BAD), "", "", Text(printable(each), DIM))
+                (Text(printable(name), "bold"), Text("no answer", BAD), "", "", Text(printable(status), DIM))
             )
             continue
-        for first, others, child in _with_branches(each.tree):
+        for first, others, child in _with_branches(status.tree):
             root = not first
             title = _HangingText(first, others, Text(printable(child.path.rpartition("/")[2]), "bold" if root else ""))
-            state = "draining" if root and each.state.draining else child.state
+            state = "draining" if root and status.state.draining else child.state
             restarts = Text(str(child.restarts), WARN) if child.restarts else Text("" if root else "0", DIM)
             table.rows.append((title, _state(state), _time(child.since_s), restarts, _about(child)))
     return table
@@ -194,7 +194,7 @@ def _engines(answered: Sequence[Status]) -> _Columns:
     for status in answered:
         for offer in status.state.offers:
             state = "draining" if status.state.draining else READY if offer.up else "starting"
-            names = (Text(printable(each)) for each in (offer.name, status.node, offer.model, offer.leg))
+            names = (Text(printable(word)) for word in (offer.name, status.node, offer.model, offer.leg))
             counts = map(str, (offer.running, offer.waiting, offer.slots))
             table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", f"{offer.kv_used:.0%}"))
     return table

@@ -119,7 +119,7 @@ def state_for(directory: Directory, node: str) -> NodeState:
 
 def _state_for_workers(directory: Directory) -> NodeState:
     # Itself as well: a node that has joined here is found by those that route because this one names its address.
-    neighbours = tuple(each for each in directory.neighbours() if each.routes or each.name == directory.name)
+    neighbours = tuple(node for node in directory.neighbours() if node.routes or node.name == directory.name)
     return NodeState((), neighbours, directory.draining, directory.routes, directory.announce_s)
 
 

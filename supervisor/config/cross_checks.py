@@ -201,7 +201,7 @@ def _leg_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iterato
     """Yield what is wrong with the leg of an engine: a prefill needs a decode of its model, and the other way round."""
     if engine.leg != "both" and not cluster.cluster.join:
         other = "decode" if engine.leg == "prefill" else "prefill"
-        if not any(each.model == engine.model and each.leg == other for each in cluster.engine.values()):
+        if not any(candidate.model == engine.model and candidate.leg == other for candidate in cluster.engine.values()):
             yield Mistake(f"{path}.leg", f"means nothing without an engine of the same model whose leg is {other}")
     if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
         yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")

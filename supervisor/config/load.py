@@ -105,10 +105,12 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     mistakes = [*pruned.mistakes]
     cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:
-        mistakes += [each for each in cross_check(cluster, kinds) if not pruned.explains(each)]
+        mistakes += [mistake for mistake in cross_check(cluster, kinds) if not pruned.explains(mistake)]
         wrong_paths = {mistake.path for mistake in mistakes}  # one mistake a key: a missing file is also unreadable
         examined = () if examine is None else examine(cluster)
-        mistakes += [each for each in examined if each.path not in wrong_paths and not pruned.explains(each)]
+        mistakes += [
+            mistake for mistake in examined if mistake.path not in wrong_paths and not pruned.explains(mistake)
+        ]
         cluster = _with_hosts(cluster)
     if mistakes or cluster is None:
         raise FileMistakes(_report(path, mistakes, lines), cluster)

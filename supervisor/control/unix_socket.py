@@ -118,14 +118,16 @@ class _ControlSocket:
 
     folder: RunFolder
     description: bytes
-    _made: dict[str, os.stat_result] = field(factory=dict)
+    _identities: dict[str, os.stat_result] = field(factory=dict)
 
     def is_intact(self) -> bool:
         """Whether both files are those that were made, in an intact folder; raises `OSError` if that is unknown."""
         if not self.folder.is_intact:
             return False
         try:
-            return all(samestat((self.folder.path / name).lstat(), made) for name, made in self._made.items())
+            return all(
+                samestat((self.folder.path / name).lstat(), identity) for name, identity in self._identities.items()
+            )
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -143,7 +145,7 @@ class _ControlSocket:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 with os.fdopen(os.open(DESCRIPTION, flags, 0o600, dir_fd=folder_fd), "wb") as description:
                     description.write(self.description)
-                self._made = {
+                self._identities = {
                     name: os.stat(name, dir_fd=folder_fd, follow_symlinks=False) for name in (SOCKET, DESCRIPTION)
                 }
         except OSError:

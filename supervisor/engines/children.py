@@ -57,12 +57,12 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
     """Return the engines of a node, and note them in its directory; `texts` has the models whose text is read here."""
     kinds = {word: kind.children(context) for word, kind in KINDS.items()}
     local_engines = [_local(context, name, texts) for name in context.cluster.engines_on(context.node)]
-    workers = [worker(context, each, kinds[each.section.kind].engine(each)) for each in local_engines]
-    engines = {each.name: each.registration for each in local_engines}
+    workers = [worker(context, engine, kinds[engine.section.kind].engine(engine)) for engine in local_engines]
+    engines = {engine.name: engine.registration for engine in local_engines}
     served: Services = {(name, CheckGrammar): Function(accept_grammar) for name in engines}
     for kind in kinds.values():
         served = {**served, **kind.served}
-    published = {name: each for kind in kinds.values() for name, each in kind.published.items()}
+    published = {name: registration for kind in kinds.values() for name, registration in kind.published.items()}
     before = [child for kind in kinds.values() for child in kind.before]
     after = [child for kind in kinds.values() for child in kind.after]
     return NodeEngines((*before, *workers, *after), engines, served, {**published, **engines})

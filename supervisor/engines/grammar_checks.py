@@ -76,4 +76,6 @@ def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[L
 
 
 def _by_name(directory: Directory, model: str) -> list[LocalWorker | RemoteWorker]:
-    return sorted((each for each in directory.all_workers() if each.model == model), key=lambda each: each.load.name)
+    return sorted(
+        (worker for worker in directory.all_workers() if worker.model == model), key=lambda worker: worker.load.name
+    )

@@ -181,14 +181,14 @@ class Launcher:
             was_removed, node.removed = node.removed, name not in new.node
             if not node.removed:  # it may have been given longer to drain
                 _, ladder = node_process.time_limits(new, name)
-                node.ladder = max(node.ladder, ladder, key=lambda each: each.term_s)
+                node.ladder = max(node.ladder, ladder, key=lambda ladder: ladder.term_s)
                 continue
             if not was_removed:
                 log.warning("node %s is in the file no more, and runs until it is drained", name)
             if not node.serving:  # there is no such node to wait for
                 node.scope.cancel(reason="it is in the file no more")
         added, self._placed = placed - self._placed - running, placed
-        for name in (each for each in new.node if each in added):
+        for name in (key for key in new.node if key in added):
             if name in failures:
                 self._log_not_started(name, failures[name])
             else:
@@ -214,7 +214,7 @@ class Launcher:
     def _on_up(self, name: str) -> None:
         self._were_up.add(name)
         if self.loaded.cluster.gateway.node not in self.names and self._all_were_up:
-            ready = (each for each in self.nodes if each in self._were_up & self._running)
+            ready = (key for key in self.nodes if key in self._were_up & self._running)
             self._announcements.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
         self._announce_ready()
 

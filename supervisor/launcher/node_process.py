@@ -101,11 +101,12 @@ class _Life:
 
 def time_limits(cluster: Cluster, name: str) -> tuple[float, Ladder]:
     """Return how long a node may take to start, in seconds, and the ladder by which it is stopped."""
-    engines = [each for each in cluster.engine.values() if name in each.nodes]
-    start_s = START_S + max((each.imports_s for each in engines), default=0.0)
-    own = [each for each in engines if each.node == name]
-    start_s += sum(each.start_within_s * (2 if each.nodes[1:] else 1) for each in own)  # one waits for the other nodes
-    stop_s = STOP_S + sum(each.ladder.total_s + each.deadlines.release_s for each in engines)
+    engines = [engine for engine in cluster.engine.values() if name in engine.nodes]
+    start_s = START_S + max((engine.imports_s for engine in engines), default=0.0)
+    own = [engine for engine in engines if engine.node == name]
+    # An engine that spans several nodes first waits for the others.
+    start_s += sum(engine.start_within_s * (2 if engine.nodes[1:] else 1) for engine in own)
+    stop_s = STOP_S + sum(engine.ladder.total_s + engine.deadlines.release_s for engine in engines)
     return start_s, Ladder(term_s=cluster.node[name].drain_s + stop_s)
 
 

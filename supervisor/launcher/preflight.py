@@ -46,7 +46,7 @@ def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:
     """Compare what the engines on the CPU will need with what the machine has left."""
     engines = [engine for name in names for engine in cluster.engine.values() if name in engine.nodes]
     on_cpu = [engine for engine in engines if engine.in_host_memory]
-    needed = sum(ENGINE_BYTES + _weights(cluster.model_path(each.model)) // len(each.nodes) for each in on_cpu)
+    needed = sum(ENGINE_BYTES + _weights(cluster.model_path(engine.model)) // len(engine.nodes) for engine in on_cpu)
     available = _available()
     if available is not None and needed > available:
         raise StartFailed(

@@ -29,7 +29,7 @@ def make_mesh(
     node = directory.name
     section = cluster.node[node]
     for name in (other for other in cluster.node if other != node):
-        offers = [offer(key, each) for key, each in cluster.engines_on(name).items()]
+        offers = [offer(key, engine) for key, engine in cluster.engines_on(name).items()]
         address = cluster.node[name].dial_address
         directory.configure(name, None if address is None else str(address), offers)
     join = cluster.cluster.join

@@ -236,7 +236,7 @@ class Reloader:
                 return self._apply_to_model(name, tuple(keys), new)
             case ("engine", name, *_):
                 versions = (self.loaded.cluster.engine.get(name), new.engine.get(name))
-                return False if any(each is not None and self.name in each.nodes for each in versions) else None
+                return False if any(engine is not None and self.name in engine.nodes for engine in versions) else None
         return False
 
     def _apply_to_gateway(self, keys: tuple[str, ...], read: _Read) -> bool | None:
@@ -292,7 +292,7 @@ class Reloader:
             return None
         if section.listen is None and change.old is not None:  # an address, once known, stays known
             return False
-        offers = [offer(key, each) for key, each in new.engines_on(name).items()]
+        offers = [offer(key, engine) for key, engine in new.engines_on(name).items()]
         address = section.dial_address
         assembly.directory.configure(name, None if address is None else str(address), offers)
         assembly.directory.notify()  # wakes the task that dials nodes

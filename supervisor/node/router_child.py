@@ -52,9 +52,9 @@ def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
     """Return the ejected workers of every model that is routed here."""
     now = trio.current_time()
     return tuple(
-        EjectionState(model, each.name, each.why, round(each.for_s, 3))
+        EjectionState(model, ejection.name, ejection.why, round(ejection.for_s, 3))
         for model, routing in routings.items()
-        for each in routing.outliers.ejected(now)
+        for ejection in routing.outliers.ejected(now)
     )
 
 
@@ -62,5 +62,5 @@ def add_ejected_gauge(registry: Registry, routings: Mapping[str, Routing]) -> No
     """Define the gauge that is 1 for each worker, or pair, that is ejected."""
     registry.add_gauge(
         *("espalier_workers_ejected", "Whether a worker is ejected", "model worker"),
-        lambda: [((each.model, each.worker), 1.0) for each in ejected(routings)],
+        lambda: [((ejection.model, ejection.worker), 1.0) for ejection in ejected(routings)],
     )

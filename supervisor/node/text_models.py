@@ -21,7 +21,7 @@ def load_text_models(
 
     Raises `StartFailed` if the files of one cannot be used.
     """
-    read = {each.model for each in cluster.engines_on(node).values() if each.reads_text}
+    read = {engine.model for engine in cluster.engines_on(node).values() if engine.reads_text}
     return {name: _load(cluster, name, strftime) for name in cluster.model if has_gateway or name in read}
 
 

@@ -93,8 +93,8 @@ BUGS: Bugs = {
     "supervisor/control/unix_socket.py": (
         Bug(
             "a description that has gone is not made again",
-            "for name, made in self._made.items())",
-            "for name, made in self._made.items() if name == SOCKET)",
+            "for name, identity in self._identities.items()",
+            "for name, identity in self._identities.items() if name == SOCKET",
         ),
         Bug(
             "a socket that is made again cuts running requests",

@@ -31,7 +31,11 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 TINY = EXAMPLES / "tiny"
 MANIFESTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "espalier.yaml").read_text()))
-PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if each["kind"] == "StatefulSet"}
+PODS = {
+    manifest["metadata"]["name"]: manifest["spec"]["template"]
+    for manifest in MANIFESTS
+    if manifest["kind"] == "StatefulSet"
+}
 NODES = ("front", "prefill", "decode")
 SBATCH = EXAMPLES / "slurm" / "espalier.sbatch"
 SECRETS = {
@@ -42,7 +46,7 @@ SECRETS = {
 
 
 def manifest(kind: str, name: str) -> Any:
-    (found,) = (each for each in MANIFESTS if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    (found,) = (manifest for manifest in MANIFESTS if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name))
     return found
 
 
@@ -82,7 +86,7 @@ def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("name", NODES)
 def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster: Cluster, name: str) -> None:
-    given = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container(name)["env"]}
+    given = {variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in container(name)["env"]}
     assert {each["name"] for each in given.values()} == {"espalier-secrets"}
     assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
     environment = {key: SECRETS[key] for key in given}
@@ -178,7 +182,7 @@ def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file() -> None:
         assert file == container(pod)["command"][3]
     for name in re.findall(r"scale statefulset (\S+)", text):
         assert name in PODS
-    keys = {each["valueFrom"]["secretKeyRef"]["key"] for name in PODS for each in container(name)["env"]}
+    keys = {variable["valueFrom"]["secretKeyRef"]["key"] for name in PODS for variable in container(name)["env"]}
     assert set(re.findall(r"--from-literal=(\w+)=", text)) == keys
 
 

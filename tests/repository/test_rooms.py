@@ -68,7 +68,7 @@ def test_no_two_files_import_each_other() -> None:
 
 @pytest.mark.parametrize("name", WALLS)
 def test_a_room_imports_only_what_its_walls_allow(name: str) -> None:
-    for path in (each for each in PRODUCT if room(each) == name):
+    for path in (module_path for module_path in PRODUCT if room(module_path) == name):
         names = {module(other) for other in imported(path) if room(other) != name}
         assert all(any(each == may or each.startswith(f"{may}.") for may in WALLS[name]) for each in names), names
 

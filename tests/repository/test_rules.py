@@ -228,10 +228,10 @@ def test_files_and_functions_are_below_their_limits_of_lines(path: Path) -> None
 
 def shields(node: ast.AST) -> list[ast.Call]:
     return [
-        each
-        for each in ast.walk(node)
-        if isinstance(each, ast.Call)
-        and any(word.arg == "shield" and getattr(word.value, "value", None) is True for word in each.keywords)
+        inner
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Call)
+        and any(word.arg == "shield" and getattr(word.value, "value", None) is True for word in inner.keywords)
     ]
 
 

@@ -150,8 +150,8 @@ async def measured(many: int) -> dict[str, float]:
             await trio.sleep(10)
             gc.collect()
             gc.freeze()  # what all other nodes hold is not the gateway's to look through
-            heres = [(each, here) for each in workers for here in each.directory.local.values()]
-            found["links of a worker"] = sum(len(each.statistics().dialers) for each in workers) / many
+            heres = [(node, here) for node in workers for here in node.directory.local.values()]
+            found["links of a worker"] = sum(len(node.statistics().dialers) for node in workers) / many
             for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
                 found |= await _period(what, asker, nodes, heres, steps)
             _routing(front.directory, found)
@@ -186,7 +186,7 @@ async def _period(
 
 def _bytes(links: Mesh) -> int:
     live = (node.link.traffic for node in links.directory.nodes.values() if node.link is not None)
-    return sum(each.bytes_sent + each.bytes_received for each in live)
+    return sum(link.bytes_sent + link.bytes_received for link in live)
 
 
 def _routing(directory: Directory, found: dict[str, float]) -> None:

@@ -56,7 +56,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     caplog.set_level(logging.INFO)
 
     def logged(message: str = "request ended") -> list[Any]:
-        return [each for each in caplog.records if each.message == message]
+        return [record for record in caplog.records if record.message == message]
 
     return logged
 
@@ -76,11 +76,13 @@ async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoev
                 post(chat("n=2", stream=stream), traceparent=PARENT, tracestate="a=b", x_request_id="mine")
             )
         requests = rig.worker.asked  # type: ignore[attr-defined]
-    assert [span(line) for line in lines()] == [evolve(each.trace, state="") for each in requests]
-    assert {(each.trace.id, each.trace.parent, each.trace.state) for each in requests} == {(ID, SPAN, "a=b")}
-    assert len({SPAN, *(each.trace.span for each in requests)}) == 3
+    assert [span(line) for line in lines()] == [evolve(request.trace, state="") for request in requests]
+    assert {(request.trace.id, request.trace.parent, request.trace.state) for request in requests} == {
+        (ID, SPAN, "a=b")
+    }
+    assert len({SPAN, *(request.trace.span for request in requests)}) == 3
     assert [line.request_id for line in lines()] == ["mine", "mine"]
-    assert all(each.id != ID for each in requests)
+    assert all(request.id != ID for request in requests)
 
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT.upper()}, {"traceparent": "00", "tracestate": "a=b"}])
@@ -89,7 +91,7 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
         client = await rig.client()
         for _ in range(2):
             assert (await client.ask(post(chat("n=2"), **headers))).status == 200
-        first, second = (each.trace for each in rig.worker.asked)  # type: ignore[attr-defined]
+        first, second = (request.trace for request in rig.worker.asked)  # type: ignore[attr-defined]
     assert first.id != second.id
     assert (first.parent, first.state, first.followed) == (None, "", False)
     assert [span(line) for line in lines()] == [first, second]
@@ -98,7 +100,7 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
 async def test_every_choice_of_a_request_is_in_its_span() -> None:
     async with gateway_rig(worker=Keeping()) as rig:
         await (await rig.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
-        traces = {each.trace for each in rig.worker.asked}  # type: ignore[attr-defined]
+        traces = {request.trace for request in rig.worker.asked}  # type: ignore[attr-defined]
     assert len(rig.worker.asked) == 3  # type: ignore[attr-defined]
     assert len(traces) == 1
 
@@ -134,7 +136,7 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
         assert [(await client.events())[-1]["type"] for _ in range(2)] == ["error"] * 2
         await client.stream.aclose()
         await at_rest(rig)
-        traces = [each.trace for each in rig.worker.asked]  # type: ignore[attr-defined]
+        traces = [request.trace for request in rig.worker.asked]  # type: ignore[attr-defined]
     assert [span(line) for line in lines()] == traces
     spans = [*traces, *map(span, lines("request refused"))]
     assert [(each.id, each.parent) for each in spans] == [(ID, SPAN)] * 4
@@ -160,10 +162,10 @@ async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines: 
 
 
 def spans(*workers: Fake) -> list[Any]:
-    traces = [each.trace for worker in workers for each in worker.asked]
-    found = [each for each in traces if each is not None]
+    traces = [request.trace for worker in workers for request in worker.asked]
+    found = [trace for trace in traces if trace is not None]
     assert len(found) == len(traces), "a request has no trace"
-    return [(each.id, each.span, each.parent) for each in found]
+    return [(trace.id, trace.span, trace.parent) for trace in found]
 
 
 async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock: MockClock) -> None:
@@ -192,7 +194,7 @@ async def test_for_a_trace_that_the_client_does_not_record_no_random_ids_are_dra
     async with routed(prefill, decode) as running_router:
         running_router.routing.new_id = partial(pytest.fail, "an id is drawn")
         await router.ask(running_router, evolve(router.generate(), trace=trace))
-    assert [each.trace for worker in (prefill, decode) for each in worker.asked] == [trace] * 2
+    assert [request.trace for worker in (prefill, decode) for request in worker.asked] == [trace] * 2
 
 
 def counted() -> Callable[[], str]:

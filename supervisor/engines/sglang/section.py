@@ -109,7 +109,7 @@ class SglangSection(EngineSection):
         else:
             first, host = self.bootstrap_port, cluster.host_of(self)
             engines = cluster.engines_of(SglangSection).items()
-            ports = {name: each.bootstrap_port for name, each in engines if cluster.host_of(each) == host}
+            ports = {name: engine.bootstrap_port for name, engine in engines if cluster.host_of(engine) == host}
             near = [name for name, port in ports.items() if port is not None and abs(port - first) < BOOTSTRAP_PORTS]
             if len(near) > 1:
                 yield Mistake(

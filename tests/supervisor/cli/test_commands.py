@@ -228,7 +228,7 @@ async def printed_status(statuses: Mapping[str, StatusOrError], width: int) -> l
     """Return the lines that `status` prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
     code = await commands._status(Polled(statuses), console, as_json=False, watch=False)
-    assert code == any(isinstance(each, str) for each in statuses.values())
+    assert code == any(isinstance(status, str) for status in statuses.values())
     assert all(len(line) <= width for line in printed(console))
     return [line.rstrip() for line in printed(console)]
 

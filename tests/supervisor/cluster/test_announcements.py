@@ -106,7 +106,7 @@ async def asking(front: Directory, clients: int, until: float) -> int:
     async def client() -> None:
         nonlocal done
         while trio.current_time() < until:
-            while not (free := [each for each in pool.workers() if not each.load.full]):
+            while not (free := [worker for worker in pool.workers() if not worker.load.full]):
                 await pool.wait_changed()
             async with free[0].ask(request(next(numbers)), 1) as answer:
                 await answer.result()
@@ -138,7 +138,7 @@ async def test_b14_the_requests_of_others_are_announced(autojump_clock: MockCloc
         async with back.local["w0"].ask(request(1), 1), worker.ask(request(2), 1):
             await trio.sleep(0.3)
             assert (worker.load.busy, back.local["w0"].load.busy) == (2, 2)
-            assert [each.loads for each in received] == [(OfferLoad("w0", 1, worker.offer.tokens),)]  # type: ignore[attr-defined]
+            assert [message.loads for message in received] == [(OfferLoad("w0", 1, worker.offer.tokens),)]  # type: ignore[attr-defined]
         await trio.sleep(0.3)
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
 
@@ -162,7 +162,7 @@ async def test_d2_a_node_that_does_not_route_gets_no_loads_and_no_nodes_but_thos
         front.linked(f"other-{number}", idle_link())
     async with joined(front, back):
         state = state_for(front, "back")
-        assert (state.offers, [each.name for each in state.neighbours]) == ((), ["front"])
+        assert (state.offers, [neighbour.name for neighbour in state.neighbours]) == ((), ["front"])
         assert back.records["front"].workers == {}
 
 
@@ -207,7 +207,7 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockC
     async with joined(front, back):
 
         def order() -> list[Any]:
-            return [each.offer.name for each in front.ranked("oak", Leg.BOTH)]  # type: ignore[attr-defined]
+            return [worker.offer.name for worker in front.ranked("oak", Leg.BOTH)]  # type: ignore[attr-defined]
 
         assert order() == ["w0", "w1", "w2"]
         first, second, _ = front.ranked("oak", Leg.BOTH)

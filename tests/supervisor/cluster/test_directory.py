@@ -103,7 +103,7 @@ async def test_each_change_wakes_those_who_wait_for_one(autojump_clock: MockCloc
 async def test_a_lost_link_takes_down_announced_workers_and_leaves_those_of_the_file() -> None:
     directory, link = Directory("here"), idle_link()
     directory.configure("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
-    assert [(each.name, each.up, each.engine) for each in directory.offers()] == [("one", False, None)]
+    assert [(offer.name, offer.up, offer.engine) for offer in directory.offers()] == [("one", False, None)]
     directory.linked("far", link)
     directory.merge_state("far", NodeState((evolve(ONE, running=3, tokens=9), TWO)))
     directory.unlinked("far", link)
@@ -114,7 +114,7 @@ async def test_a_lost_link_takes_down_announced_workers_and_leaves_those_of_the_
     directory.linked("far", idle_link())
     assert workers(directory) == []
     directory.merge_state("far", NodeState((ONE, TWO)))
-    assert names(each.offer for each in workers(directory)) == ["one", "two"]
+    assert names(worker.offer for worker in workers(directory)) == ["one", "two"]
 
 
 async def test_a_worker_of_the_file_that_is_not_announced_is_listed_again_when_its_node_is_gone() -> None:

@@ -230,7 +230,7 @@ async def test_every_engine_of_the_cluster_is_flushed(autojump_clock: MockClock)
     engines = [Engine(takes_s=1) for _ in range(3)]
     async with front(engines[0], a=engines[1], b=engines[2]) as (directory, _):
         await engine_control.flush_caches(directory)
-        assert ([each.flushed for each in engines], trio.current_time()) == ([1, 1, 1], 1)
+        assert ([engine.flushed for engine in engines], trio.current_time()) == ([1, 1, 1], 1)
 
 
 async def test_the_error_of_a_flush_names_every_engine_with_its_outcome(autojump_clock: MockClock) -> None:

@@ -135,7 +135,7 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
     announce(directory, "b", NEW)
     assert asked(directory) == ["a/w0"]
     why = "its model is another one: its weights are not those of a/w0"
-    assert [(each.peer, each.engine, each.reason) for each in log_records(caplog)] == [("b", "w0", why)]
+    assert [(record.peer, record.engine, record.reason) for record in log_records(caplog)] == [("b", "w0", why)]
     status = await status_of(directory)
     assert status.refused == (f"engine b/w0 is not asked: {why}",)
     metrics = Metrics()
@@ -205,7 +205,7 @@ def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have
             announce(directory, node, *infos, up=up)
             last[node] = infos if up else []
             counts = Counter(info.digest for infos in last.values() for info in infos)
-            served = {each.offer.engine.digest for each in directory.workers("oak")}  # type: ignore[attr-defined]
+            served = {worker.offer.engine.digest for worker in directory.workers("oak")}  # type: ignore[attr-defined]
             weights = served & {OLD.digest, NEW.digest}
             assert len(weights) == bool(counts[OLD.digest] + counts[NEW.digest])
             assert all(counts[each] == max(counts[OLD.digest], counts[NEW.digest]) for each in weights)

@@ -134,7 +134,7 @@ def test_a_contradiction_between_keys_is_a_mistake_at_the_line_of_its_key(
 ) -> None:
     assert old in GOOD
     text = GOOD.replace(old, new)
-    lines = [line for line, each in mistakes(written(text)) if each.startswith(path) and message in each]
+    lines = [line for line, mistake in mistakes(written(text)) if mistake.startswith(path) and message in mistake]
     key = path.rpartition(".")[2].partition("[")[0]
     written_line = text.splitlines()[lines[0] - 1]
     assert key.rpartition("-")[0] in written_line or key in written_line or "[gateway]" in written_line
@@ -155,7 +155,7 @@ def test_a_contradiction_between_keys_is_a_mistake_at_the_line_of_its_key(
 def test_a_table_or_value_that_is_invalid_by_itself_is_a_mistake(
     written: Callable[[str], Path], text: str, message: str
 ) -> None:
-    assert any(message in each for _, each in mistakes(written(text)))
+    assert any(message in mistake for _, mistake in mistakes(written(text)))
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_the_file_of_a_node_that_joins_need_not_describe_the_rest_of_the_cluster
     )
     assert mistakes(path) == [(1, "gateway.node: there is no node main; there is extra")]
     cluster = read_cluster(path, ["10.0.0.1:7411"])
-    assert [str(each) for each in cluster.cluster.join] == ["10.0.0.1:7411"]
+    assert [str(endpoint) for endpoint in cluster.cluster.join] == ["10.0.0.1:7411"]
     path.write_text(path.read_text() + '[cluster]\njoin = ["b:1"]\n')
     joins = read_cluster(path, ["10.0.0.1:7411"]).cluster.join
-    assert [str(each) for each in joins] == ["b:1", "10.0.0.1:7411"]
+    assert [str(endpoint) for endpoint in joins] == ["b:1", "10.0.0.1:7411"]
     with pytest.raises(StartFailed, match=r"cluster\.join\[1\]: must be like"):
         read_cluster(path, ["nowhere"])
 

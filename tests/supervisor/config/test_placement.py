@@ -70,4 +70,4 @@ def test_a_file_without_a_node_for_this_host_is_refused_with_the_hosts_of_its_no
 def test_the_example_of_a_prefill_and_a_decode_has_three_nodes_on_this_host() -> None:
     cluster = read_cluster(ROOT / "examples" / "disagg.toml")
     assert placement.select_nodes(cluster, None) == ("front", "prefill", "decode")
-    assert [each.leg for each in cluster.engine.values()] == ["prefill", "decode"]
+    assert [engine.leg for engine in cluster.engine.values()] == ["prefill", "decode"]

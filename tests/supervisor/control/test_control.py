@@ -346,7 +346,7 @@ async def test_an_operator_is_answered_and_is_not_treated_as_a_node(
         assert status.node == "one"
         assert status.links == ()
         assert status.state is not None
-        assert {each.name for each in status.state.neighbours} <= {"one"}
+        assert {neighbour.name for neighbour in status.state.neighbours} <= {"one"}
         async with link.ask(FlushCache(), 0, "tiny-0") as answer:
             with trio.fail_after(1), pytest.raises(NotReady, match="there is no tiny-0 here"):
                 await answer.result()

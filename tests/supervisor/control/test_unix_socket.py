@@ -63,7 +63,7 @@ class Served:
 
     @property
     def found(self) -> bool:
-        return [each.folder for each in unix_socket.running_nodes(self.base, self.file)] == [str(self.folder.path)]
+        return [node.folder for node in unix_socket.running_nodes(self.base, self.file)] == [str(self.folder.path)]
 
     async def ask(self, request: Drain | GetStatus) -> Message:
         cluster = Cluster(model={}, engine={}, node={"one": NodeSection()})
@@ -178,7 +178,7 @@ async def test_o_a_request_in_progress_survives_when_the_socket_is_made_again(
 
 async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(base) as node:
-        inodes = {each.name: each.stat().st_ino for each in node.folder.path.iterdir()}
+        inodes = {path.name: path.stat().st_ino for path in node.folder.path.iterdir()}
         looks, is_intact = [], unix_socket._ControlSocket.is_intact
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
@@ -187,7 +187,7 @@ async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.
                 lambda place: looks.append(place) or is_intact(place),  # type: ignore[func-returns-value]
             )
             await until(lambda: len(looks) > 3)
-        assert {each.name: each.stat().st_ino for each in node.folder.path.iterdir()} == inodes
+        assert {path.name: path.stat().st_ino for path in node.folder.path.iterdir()} == inodes
     assert caplog.messages == []
 
 

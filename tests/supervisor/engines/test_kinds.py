@@ -156,8 +156,8 @@ def test_a_kind_reports_what_a_host_lacks(read: Callable[..., Cluster]) -> None:
 async def node(cluster: Cluster) -> AsyncIterator[Assembly]:
     """Run what stands behind the gateway of a node."""
     assembly, _ = built_assembly(cluster, "main")
-    members = [each for each in assembly.tree.children if each.name != "gateway"]
-    members = [evolve(each, needs=tuple(name for name in each.needs or () if name != "gateway")) for each in members]
+    members = [child for child in assembly.tree.children if child.name != "gateway"]
+    members = [evolve(child, needs=tuple(name for name in child.needs or () if name != "gateway")) for child in members]
     tree = evolve(assembly.tree, children=tuple(members))
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))

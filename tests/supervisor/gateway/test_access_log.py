@@ -31,8 +31,8 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
     caplog.set_level(logging.INFO)
 
     def lines() -> list[Any]:
-        ours = [each for each in log_records(caplog) if each.name == "espalier.requests"]
-        return [(each.message, each.status, each.outcome) for each in ours]
+        ours = [record for record in log_records(caplog) if record.name == "espalier.requests"]
+        return [(record.message, record.status, record.outcome) for record in ours]
 
     return lines
 
@@ -40,7 +40,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
 @pytest.fixture
 def bugs(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
     """The number of bugs that were logged with their tracebacks."""
-    return lambda: sum(each.message == "a bug failed a request" and bool(each.exc_info) for each in log_records(caplog))
+    return lambda: sum(
+        record.message == "a bug failed a request" and bool(record.exc_info) for record in log_records(caplog)
+    )
 
 
 def number(rig: Rig, sample: str) -> float:
@@ -167,10 +169,10 @@ async def test_o12_refused_probes_are_logged_at_debug_level_and_counted(
             assert (await client.ask(head(path="/ready"))).status == 503
         await trio.sleep(3)
         assert logged() == [("request refused", 503, "not_ready")] * 30
-        assert {each.levelname for each in log_records(caplog) if each.name == "espalier.requests"} == {"DEBUG"}
+        assert {record.levelname for record in log_records(caplog) if record.name == "espalier.requests"} == {"DEBUG"}
         assert number(rig, 'espalier_refusals_total{code="not_ready"}') == 30
         assert (await client.ask(head(path="/nothing"))).status == 404
-    assert [each.levelname for each in log_records(caplog) if each.name == "espalier.requests"][30:] == ["INFO"]
+    assert [record.levelname for record in log_records(caplog) if record.name == "espalier.requests"][30:] == ["INFO"]
 
 
 # Lines -------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ async def test_a_key_is_accepted_over_http_and_websocket_and_logged_by_name(
             assert (await other.upgrade(**as_("bob"))).status == 101
             assert (await whole(other, create("n=3")))["status"] == "completed"
             await at_rest_soon(rig)
-        lines = [vars(each) for each in caplog.records if each.name == "espalier.requests"]
+        lines = [vars(record) for record in caplog.records if record.name == "espalier.requests"]
         assert [(line["key"], line["request"], line["status"]) for line in lines] == [
             ("alice", "POST /v1/chat/completions", 200),
             ("bob", "GET /v1/models", 200),
@@ -103,7 +103,7 @@ async def test_a_key_is_accepted_over_http_and_websocket_and_logged_by_name(
         first = lines[0]
         assert (first["outcome"], first["completion_tokens"], first["model"]) == ("stop", 5, "tiny")
         assert 0 <= first["waited_s"] <= first["first_token_s"] <= first["duration_s"]
-        assert SECRET not in str([vars(each) for each in caplog.records])
+        assert SECRET not in str([vars(record) for record in caplog.records])
 
 
 async def test_metrics_take_an_admin_key(tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ async def test_many_wrong_keys_are_few_log_lines_and_hold_nothing(
                 client = await rig.client()
                 assert (await client.ask(post(chat(), **as_("eve")))).status == 401
                 await client.stream.aclose()
-        lines = [each for each in caplog.records if each.name == "espalier.requests"]
+        lines = [record for record in caplog.records if record.name == "espalier.requests"]
         assert 10 <= len(lines) <= 40
-        assert SECRET not in str([vars(each) for each in caplog.records])
+        assert SECRET not in str([vars(record) for record in caplog.records])
         assert b'espalier_refusals_total{code="invalid_api_key"} 60.0' in rig.metrics.render({})
 
 
@@ -238,7 +238,7 @@ async def test_http_and_websocket_work_over_tls() -> None:
         await other.say(create("n=50"))
         events = await other.events()
         assert events[-1]["type"] == "response.completed"
-        deltas = "".join(each.get("delta", "") for each in events if each["type"] == "response.output_text.delta")
+        deltas = "".join(event.get("delta", "") for event in events if event["type"] == "response.output_text.delta")
         assert deltas == events[-1]["response"]["output"][0]["content"][0]["text"]
 
 

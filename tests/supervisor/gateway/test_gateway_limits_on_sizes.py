@@ -33,7 +33,7 @@ from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, gateway_rig, head, post
 from tests.rig.sockets import websocket_client, whole
 
-OF_THE_LIMITS = [each.name for each in attrs.fields(GatewayLimits)]
+OF_THE_LIMITS = [field.name for field in attrs.fields(GatewayLimits)]
 OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
 OF_A_WHOLE = {"key_share_max"}  # how much of another limit, where others are counts, bytes and seconds
 AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, and whether it is served

@@ -91,7 +91,7 @@ def test_a_budget_is_the_sum_of_its_reservations(steps: list[tuple[int, str, int
         else:
             with suppress(Overloaded):
                 held.grow(size)
-        counted = [max(0, each.size_bytes - each.free_bytes) for each in holders]
+        counted = [max(0, reservation.size_bytes - reservation.free_bytes) for reservation in holders]
         assert budget.reserved_bytes == sum(counted) <= 100
         by_owner = {"a": counted[0] + counted[1], "b": counted[2]}
         assert budget.statistics().by_owner == {owner: size for owner, size in by_owner.items() if size}

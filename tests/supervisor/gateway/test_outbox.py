@@ -239,8 +239,8 @@ def test_text_frames_can_be_read_by_another_implementation(payload: bytes) -> No
     reader = FrameProtocol(client=True, extensions=[])
     reader.receive_bytes(text_frame(payload.hex().encode()))
     frames = list(reader.received_frames())
-    assert {each.opcode for each in frames} <= {Opcode.TEXT, Opcode.CONTINUATION}
-    assert "".join(str(each.payload) for each in frames) == payload.hex()
+    assert {frame.opcode for frame in frames} <= {Opcode.TEXT, Opcode.CONTINUATION}
+    assert "".join(str(frame.payload) for frame in frames) == payload.hex()
     assert frames[-1].message_finished
 
 

@@ -26,7 +26,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     """The lines of the access log so far, of requests to models."""
     caplog.set_level(logging.INFO)
     return lambda: [
-        each for each in log_records(caplog) if each.name == "espalier.requests" and hasattr(each, "response_bytes")
+        record
+        for record in log_records(caplog)
+        if record.name == "espalier.requests" and hasattr(record, "response_bytes")
     ]
 
 
@@ -51,7 +53,7 @@ class Slow(trio.abc.ReceiveStream):
 
 async def backlogged(rig: Rig) -> None:
     """Wait until some client has a backlog."""
-    while not any(each.backlog_bytes for each in rig.gateway.connections):  # noqa: ASYNC110  # there is no event for it
+    while not any(connection.backlog_bytes for connection in rig.gateway.connections):  # noqa: ASYNC110  # there is no event for it
         await trio.sleep(0.01)
 
 
@@ -133,7 +135,7 @@ async def test_b5_a_drain_waits_for_slow_readers(lines: Callable[[], list[Any]],
         assert (reply.whole, reply.events[-1]) == (True, "[DONE]")
         assert 10 < trio.current_time() - began_at < 59
         await at_rest(rig)
-        assert [(each.outcome, each.response_bytes) for each in lines()] == [("length", client.stream.read_bytes)]
+        assert [(line.outcome, line.response_bytes) for line in lines()] == [("length", client.stream.read_bytes)]
 
 
 HALF = {
@@ -239,7 +241,7 @@ async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(
         client = await asked(rig, streamed())
         await trio.aclose_forcefully(client.stream.stream)
         await at_rest(rig)
-        assert [(each.outcome, each.cut) for each in lines()] == [("cut", "left")]
+        assert [(line.outcome, line.cut) for line in lines()] == [("cut", "left")]
 
 
 async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(

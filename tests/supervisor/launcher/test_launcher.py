@@ -131,7 +131,7 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest
     monkeypatch.setattr(os, "pidfd_open", fails)
     with pytest.raises(OSError, match="too many open files"):
         process.start("x", [sys.executable, "-c", "import time; time.sleep(60)"], {}, [], subprocess.DEVNULL)
-    assert [each.returncode for each in processes] == [-9]
+    assert [process.returncode for process in processes] == [-9]
 
 
 @pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
@@ -237,7 +237,7 @@ async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_rest
     one.nodes["three"].serving = True
     with caplog.at_level(logging.WARNING):
         assert following(FILE) == following(FILE) == []
-    assert [each.message for each in log_records(caplog)] == [
+    assert [record.message for record in log_records(caplog)] == [
         "node three is in the file no more, and runs until it is drained"
     ]
     assert one.nodes["three"].removed
@@ -269,7 +269,7 @@ async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reloa
 
     monkeypatch.setattr(preflight, "check_can_start", taken)
     assert following(FILE + THREE) == []
-    assert [(each.message, each.reason) for each in log_records(caplog)] == [
+    assert [(record.message, record.reason) for record in log_records(caplog)] == [
         ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
     ]
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
@@ -299,7 +299,7 @@ async def test_a_file_that_cannot_be_read_changes_nothing(
         nursery.start_soon(one._follow_file, nursery)
         one.reload()
         await trio.sleep(1)
-        assert [each.message for each in log_records(caplog)] == ["the file changes nothing"]
+        assert [record.message for record in log_records(caplog)] == ["the file changes nothing"]
         one.loaded.file.write_text(FILE + THREE)
         one.reload()
         await trio.sleep(1)

@@ -128,8 +128,8 @@ async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: Mock
         ends.check_at_rest()
     (embedded,) = answers.pop("tensors")
     assert isinstance(embedded, Embedded)
-    assert [(each.shape, bytes(each.data)) for each in embedded.tensors] == [
-        (each.shape, bytes(each.data)) for each in tensors
+    assert [(tensor.shape, bytes(tensor.data)) for tensor in embedded.tensors] == [
+        (tensor.shape, bytes(tensor.data)) for tensor in tensors
     ]
     assert list(answers.values()) == [[Tokens([number]) for number in range(200)]] * 3
 
@@ -212,7 +212,7 @@ def test_every_stream_is_whole_over_a_bad_network(seed: int) -> None:
             for number in range(12):
                 request = generate(str(number), tokens_max=rng.randint(1, 20))
                 answer = far.engine.submit(request)
-                started, *replies = [each async for each in answer]
+                started, *replies = [reply async for reply in answer]
                 assert isinstance(started, Started)
                 ids = [token for reply in replies if isinstance(reply, Tokens) for token in reply.ids]
                 assert (ids, await answer.result()) == whole(request)

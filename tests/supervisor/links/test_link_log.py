@@ -17,7 +17,7 @@ from tests.rig.log_records import log_records
 @pytest.fixture
 def peers(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     caplog.set_level("INFO")
-    return lambda: [each.peer for each in log_records(caplog) if each.message == "no link"]
+    return lambda: [record.peer for record in log_records(caplog) if record.message == "no link"]
 
 
 async def test_a_reason_for_which_there_was_no_room_is_logged_when_there_is(

@@ -64,7 +64,7 @@ def _sign(stem: Path, authority: Path, key: Path, names: str) -> None:
 def reasons(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     """Why nodes refused each other, as both of their logs say it."""
     caplog.set_level(logging.INFO)
-    return lambda: [each.reason for each in log_records(caplog) if each.message == "no link"]
+    return lambda: [record.reason for record in log_records(caplog) if record.message == "no link"]
 
 
 def node(name: str, files: tuple[Path, Path, Path], section: ClusterSection = STRICT) -> Node:
@@ -116,7 +116,7 @@ async def test_d9_a_link_without_tls_has_no_names(reasons: Callable[[], list[Any
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
         assert a.linked == b.linked == set()
-    assert all("and names nobody (tls_names)" in each for each in reasons())
+    assert all("and names nobody (tls_names)" in reason for reason in reasons())
 
 
 @pytest.mark.realtime

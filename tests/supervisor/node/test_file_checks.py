@@ -155,10 +155,10 @@ def test_o7_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warn
     assert output == f"notAfter={datetime.fromtimestamp(expires, UTC):%Y-%m-%d %H:%M:%SZ}\n"
     cluster = read_cluster(file)
     assert list(file_checks.expired(cluster, expires - 1)) == []
-    assert [each.path for each in file_checks.expired(cluster, expires)] == ["gateway.tls_certificate"]
-    soon = [each for each in file_checks.warnings(cluster, expires - 3 * 86_400) if "expires" in each]
+    assert [mistake.path for mistake in file_checks.expired(cluster, expires)] == ["gateway.tls_certificate"]
+    soon = [mistake for mistake in file_checks.warnings(cluster, expires - 3 * 86_400) if "expires" in mistake]
     assert soon == [f"the certificate {tmp_path / 'a.pem'} expires in 3 days"]
-    assert [each for each in file_checks.warnings(cluster, expires - 30 * 86_400) if "expires" in each] == []
+    assert [mistake for mistake in file_checks.warnings(cluster, expires - 30 * 86_400) if "expires" in mistake] == []
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ async def written_by_a_child(output_log: OutputLog, *pieces: bytes) -> OutputLog
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[Any]:
-    return [each.message for each in log_records(caplog)]
+    return [record.message for record in log_records(caplog)]
 
 
 async def test_the_output_of_a_child_is_kept_in_two_files_of_bounded_size(path: Path) -> None:
@@ -127,4 +127,4 @@ async def test_o16_a_full_disk_is_logged(tmp_path: Path, caplog: pytest.LogCaptu
     full.symlink_to("/dev/full")
     output_log = await written_by_a_child(OutputLog(full), b"hello\n")
     assert output_log.file.flush(5.0)
-    assert ["No space left" in each.reason for each in log_records(caplog)] == [True]
+    assert ["No space left" in record.reason for record in log_records(caplog)] == [True]

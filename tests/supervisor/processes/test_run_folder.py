@@ -60,7 +60,7 @@ def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base: Path, s
     shared_memory.record(folder / "e1", {"sglang_loads_x", "psm_1", "of_somebody_else", "../tmp/x"})
     assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
     assert not folder.exists()
-    assert [each.name for each in shared.iterdir()] == ["of_somebody_else"]
+    assert [path.name for path in shared.iterdir()] == ["of_somebody_else"]
 
 
 def test_a_folder_that_is_held_stays(base: Path, shared: Path) -> None:
@@ -130,7 +130,7 @@ def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(ba
     (shared / "psm_link").symlink_to(shared / "psm_theirs")
     (shared / "psm_folder").mkdir()
     assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
-    assert sorted(each.name for each in shared.iterdir()) == ["psm_folder", "psm_link", "psm_theirs"]
+    assert sorted(path.name for path in shared.iterdir()) == ["psm_folder", "psm_link", "psm_theirs"]
 
 
 def test_b6_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ async def test_b6_connections_take_all_descriptors_but_the_reserve(
     assert len(let_in) == 6
     assert len(refused) == 20  # one every 50 ms, however many connect
     assert {stream.sent for stream in listener.accepted if stream not in let_in} == {b"no"}
-    assert not any(each.open for each in listener.accepted if each not in let_in)
+    assert not any(stream.open for stream in listener.accepted if stream not in let_in)
     assert (machine.free, kept.fill()) == (0, True)
     assert [record.getMessage() for record in caplog.records] == [
         "no file descriptors are left: connections are refused"

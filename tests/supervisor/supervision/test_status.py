@@ -26,14 +26,14 @@ def child(name: str, run: Callable[..., Awaitable[None]] = serves, **fields: Any
 
 
 def states(status: TreeStatus) -> dict[Any, Any]:
-    return {each.path: each.state for each in status.members()}
+    return {member.path: member.state for member in status.members()}
 
 
 def test_before_the_first_event_every_member_is_listed_as_not_started() -> None:
     inner = Tree(name="inner", children=(child("b"),))
     status = TreeStatus(Tree(name="top", children=(child("a"), inner)))
     assert states(status) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
-    assert [each.since_s for each in status.members()] == [0, 0, 0, 0]
+    assert [member.since_s for member in status.members()] == [0, 0, 0, 0]
     assert status.uptime_s == 0
 
 
@@ -55,13 +55,13 @@ async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clo
         await trio.sleep(1)
         assert states(status) == {"top": "starting", "top/a": "up", "top/b": "starting"}
         await trio.sleep(4)
-        children = {each.path: each for each in status.members()}
-        assert {path: (each.state, each.since_s) for path, each in children.items()} == {
+        children = {member.path: member for member in status.members()}
+        assert {path: (member.state, member.since_s) for path, member in children.items()} == {
             "top": ("up", 5),
             "top/a": ("up", 5),
             "top/b": ("up", 3),
         }
-        assert [each.restarts for each in children.values()] == [0, 0, 0]
+        assert [member.restarts for member in children.values()] == [0, 0, 0]
         assert children["top/b"].about == "it is b"
         assert status.uptime_s == 5
         task.cancel()
@@ -87,8 +87,8 @@ async def test_the_status_counts_the_restarts_of_a_group_and_has_the_error_of_th
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=status.on_event))
         await trio.sleep(10)
-        children = {each.path: each for each in status.members()}
-        assert {path: (each.state, each.restarts) for path, each in children.items()} == {
+        children = {member.path: member for member in status.members()}
+        assert {path: (member.state, member.restarts) for path, member in children.items()} == {
             "top": ("up", 0),
             "top/pair": ("up", 0),
             "top/pair/a": ("up", 1),
@@ -117,7 +117,7 @@ async def test_the_state_of_a_tree_is_that_of_a_child_in_its_back_off(autojump_c
         await trio.sleep(3)
         await wait_all_tasks_blocked()
         assert states(status) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
-        assert [each.last_error for each in status.members()] == ["", "", "no"]
+        assert [member.last_error for member in status.members()] == ["", "", "no"]
         nursery.cancel_scope.cancel()
 
 

@@ -277,7 +277,7 @@ def test_b4_logging_never_waits_for_the_reader_of_the_log(
     notices = [each["event"] for each in lines if "lost" in each["event"]]
     assert numbers == sorted(set(numbers))
     assert len(numbers) + lost == 2000
-    assert sum(int(each.partition(" ")[0]) for each in notices) == lost
+    assert sum(int(notice.partition(" ")[0]) for notice in notices) == lost
     assert lines[-2]["event"] == notices[-1]
     assert notices[-1].endswith("lost: nobody read them in time")
     assert lines[-1]["event"] == "after all"

@@ -83,7 +83,7 @@ async def test_a_function_is_logged_once_in_an_interval(
     assert len(log_records(caplog)) == 1
     clock.now += LOG_INTERVAL_S
     await beside(turns, (works, clock, 0.1))
-    assert [each.count for each in log_records(caplog)] == [1, 51]
+    assert [record.count for record in log_records(caplog)] == [1, 51]
 
 
 async def test_the_number_of_names_is_bounded(turns: LoopMonitor) -> None:

@@ -41,7 +41,7 @@ class Watch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines += 1
-        formatted = [each.format(record) for each in self._formats]
+        formatted = [formatter.format(record) for formatter in self._formats]
         if record.levelno >= logging.ERROR or record.exc_info:
             self.bad.append(f"it logged {formatted[1]}")
         elif not formatted[1].isprintable():

@@ -76,7 +76,7 @@ def make(rng: Random) -> Exact:  # noqa: PLR0911  # one case a door
 
     match rng.randrange(8):
         case 0:
-            right = _whole(lambda body: [each["message"]["content"] for each in body["choices"]], [text, text])
+            right = _whole(lambda body: [choice["message"]["content"] for choice in body["choices"]], [text, text])
             return post("/v1/chat/completions", right, model="tiny", messages=user, n=2)
         case 1:
             return post("/v1/chat/completions", _streamed(text), model="tiny", messages=user, stream=True)

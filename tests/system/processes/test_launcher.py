@@ -102,9 +102,9 @@ def test_all_nodes_start_and_one_line_reports_it(running: Node) -> None:
     assert list(nodes(running)) == NAMES
     assert asked(running) == (200, 4)
     assert all(text.startswith("{") for text in running.output().splitlines())
-    ready = [each["event"] for each in lines(running) if each["event"].startswith("Ready: ")]
+    ready = [line["event"] for line in lines(running) if line["event"].startswith("Ready: ")]
     assert ready == [f"Ready: http://127.0.0.1:{running.port}  models: tiny  (Ctrl-C drains and stops)"]
-    by = {each.get("node") for each in lines(running)}
+    by = {line.get("node") for line in lines(running)}
     assert by == {None, *NAMES}  # None: the launcher's own
     assert (
         len({seen.session for seen in nodes(running).values()}) == 3
@@ -119,7 +119,7 @@ def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running: Node) -> N
     assert outcome.usage is not None
     assert outcome.usage["completion_tokens"] == 40
     check_exit(running)
-    stopped = [each["node"] for each in events_logged(running, "stopped", exit_code=0) if "node" in each]
+    stopped = [event["node"] for event in events_logged(running, "stopped", exit_code=0) if "node" in event]
     assert (stopped[0], sorted(stopped)) == ("front", NAMES)
 
 
@@ -168,7 +168,7 @@ def test_ctrl_c_while_nodes_load_ends_all_of_them(folder: Path) -> None:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
         target.signal(signal.SIGINT)
         check_exit(target)
-        assert not [each for each in lines(target) if each.get("child_event") == "restarting"]
+        assert not [line for line in lines(target) if line.get("child_event") == "restarting"]
 
 
 def test_sighup_is_passed_on_to_the_nodes_and_ends_none(folder: Path) -> None:
@@ -210,9 +210,9 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
 
     def serves() -> bool:
         statuses = seen(running)
-        return all("tree" in each and all(link["up"] for link in each["links"]) for each in statuses.values()) and any(
-            offer["up"] for offer in statuses["three"]["state"]["offers"]
-        )
+        return all(
+            "tree" in status and all(link["up"] for link in status["links"]) for status in statuses.values()
+        ) and any(offer["up"] for offer in statuses["three"]["state"]["offers"])
 
     assert wait_until(serves, WITHIN_S, every_s=0.1) is not None, running.output()
     after = nodes(running)
@@ -241,9 +241,9 @@ def test_a_new_node_that_cannot_start_affects_no_other_and_is_tried_again(runnin
     assert (
         wait_until(
             lambda: [
-                each
-                for each in lines(running)
-                if each.get("child") == "three/process" and each["child_event"] == "started"
+                line
+                for line in lines(running)
+                if line.get("child") == "three/process" and line["child_event"] == "started"
             ],
             WITHIN_S,
         )
@@ -271,7 +271,7 @@ def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_res
     assert wait_until(lambda: events_logged(running, last), WITHIN_S) is not None, running.output()
     assert asked(running) == (200, 4)
     assert list(nodes(running)) == ["front", "one"]
-    assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
+    assert not [line for line in lines(running) if line.get("child_event") == "restarting"]
 
 
 def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, folder: Path) -> None:
@@ -305,7 +305,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, f
             check_exit(second)
         assert asked(running) == (200, 4)
     assert pids(nodes(running)) == pids(before)
-    assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
+    assert not [line for line in lines(running) if line.get("child_event") == "restarting"]
 
 
 @pytest.mark.parametrize("name", ["one", "front"])
@@ -325,7 +325,7 @@ def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, run
     assert {each for each in NAMES if before[each].pid != after[each].pid} == {name}
 
     def restarting() -> list[Any]:
-        return [each["child"] for each in lines(running) if each.get("child_event") == "restarting"]
+        return [line["child"] for line in lines(running) if line.get("child_event") == "restarting"]
 
     assert wait_until(restarting, WITHIN_S) is not None
     assert restarting() == [f"{name}/process"]
@@ -339,7 +339,7 @@ def test_a_node_that_gets_sigterm_is_not_restarted_and_the_launcher_ends_with_th
         os.kill(nodes(running)[name].pid, signal.SIGTERM)
         assert wait_until(lambda: len(nodes(running)) == 3 - count, WITHIN_S) is not None, running.output()  # noqa: B023
     check_exit(running)
-    assert not [each for each in lines(running) if each.get("child_event") == "restarting"]
+    assert not [line for line in lines(running) if line.get("child_event") == "restarting"]
 
 
 def test_a_node_that_cannot_start_ends_all_with_its_reason(folder: Path) -> None:

@@ -131,7 +131,9 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     ]
     assert f"front/processor-{MODEL}" in {child["path"] for child in nodes["front"]["tree"]}  # told through `back`
     assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]
-    assert not any("operator" in each["name"] for node in nodes.values() for each in node["state"]["neighbours"])
+    assert not any(
+        "operator" in neighbour["name"] for node in nodes.values() for neighbour in node["state"]["neighbours"]
+    )
     assert "operator" not in running.logs()
     code, output = run_cli(running, "status")
     assert (code, f"{MODEL}-1" in output, "2 of 2 nodes answer" in output) == (0, True, True)

@@ -81,7 +81,7 @@ def test_sighup_admits_new_keys_revokes_old_ones_and_a_broken_file_changes_nothi
             0,
         )
         assert processes(target) == before
-        assert "restarting" not in {each.get("child_event") for each in lines(target)}
+        assert "restarting" not in {line.get("child_event") for line in lines(target)}
         assert ALICE not in target.output()
         assert BOB not in target.output()
 

@@ -78,7 +78,9 @@ class Cluster(System):
             yield from (host for number, host in node.hosts.items() if node.engines[number].current is not None)
 
     def holding(self, prompt: list[int]) -> bool:
-        return any(list(prompt_of(each)) == prompt for host in self.all_hosts() for each in host.scheduler.requests)
+        return any(
+            list(prompt_of(request)) == prompt for host in self.all_hosts() for request in host.scheduler.requests
+        )
 
     def given(self, prompt: list[int], seed: int | None) -> int:
         asked = tuple(prompt), seed
@@ -199,5 +201,5 @@ def linked(system: Cluster) -> bool:
     """Whether every node is up and linked to all others."""
     directories = system.directories
     return len(directories) == 1 + len(system.node_slots) and all(
-        is_linked(each, len(system.node_slots)) for each in directories
+        is_linked(directory, len(system.node_slots)) for directory in directories
     )

@@ -254,7 +254,9 @@ class Twin(SingleNodeFault):
                 "the younger process does not report the conflict"
             )
             reasons = system.links.node_log.reasons()
-            assert any(each.startswith("two processes call themselves") for each in reasons), "the log has no reason"
+            assert any(reason.startswith("two processes call themselves") for reason in reasons), (
+                "the log has no reason"
+            )
             assert not any(_submitted(host.scheduler.log) for host in twin.hosts.values()), "the younger got requests"
             nursery.cancel_scope.cancel()
 

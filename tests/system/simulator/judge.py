@@ -57,9 +57,9 @@ def _http(request: PlannedRequest, received: Received, may: May, *, stayed: bool
     if not received.whole:
         return unfinished("cut", may, stayed=stayed)
     answer = json.loads(received.body)
-    choices = [(_text(each), each["finish_reason"]) for each in answer["choices"]]
-    assert [each["index"] for each in answer["choices"]] == list(range(request.n))
-    assert choices == [(each.text, each.reason) for each in whole(request).choices], "a wrong answer"
+    choices = [(_text(choice), choice["finish_reason"]) for choice in answer["choices"]]
+    assert [choice["index"] for choice in answer["choices"]] == list(range(request.n))
+    assert choices == [(choice.text, choice.reason) for choice in whole(request).choices], "a wrong answer"
     for actual, correct in zip(answer["choices"], whole(request).choices, strict=True):
         scores(request, correct, [actual["logprobs"]], ended=True)
     usage(request, answer["usage"])
@@ -104,12 +104,12 @@ def scores(request: PlannedRequest, correct: Choice, answer: list[Json | None], 
     if request.logprobs is None:
         assert not actual
         return
-    assert [(bytes(each["bytes"]), each["logprob"]) for each in actual] == correct.scores[: len(actual)]
-    assert all(len(each["top_logprobs"]) == request.logprobs for each in actual)
+    assert [(bytes(token["bytes"]), token["logprob"]) for token in actual] == correct.scores[: len(actual)]
+    assert all(len(token["top_logprobs"]) == request.logprobs for token in actual)
     if ended and correct.reason == "length":
         assert len(actual) == len(correct.scores)
     elif ended:
-        read = b"".join(bytes(each["bytes"]) for each in actual).decode(errors="replace")
+        read = b"".join(bytes(token["bytes"]) for token in actual).decode(errors="replace")
         assert read.startswith(correct.text.rstrip(BROKEN))
 
 

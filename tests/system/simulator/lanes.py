@@ -45,12 +45,16 @@ class Transcript:
     @property
     def open(self) -> int:
         """The number of requests that have not ended."""
-        return len(self.asked) - len(self.errors) - sum(each.end is not None for each in self.responses.values())
+        return (
+            len(self.asked) - len(self.errors) - sum(response.end is not None for response in self.responses.values())
+        )
 
     def last_id(self, name: str) -> str | None:
         """Return the id of a request's response if it was completed."""
         wanted = self.asked[name][0]
-        found = [key for key, each in self.responses.items() if each.wanted is wanted and each.end == "completed"]
+        found = [
+            key for key, response in self.responses.items() if response.wanted is wanted and response.end == "completed"
+        ]
         return f"resp_{found[0]}" if found else None
 
     def judge_event(self, event: judge.Json) -> None:
@@ -71,7 +75,7 @@ class Transcript:
             assert name in self.asked, "another request's response"
             wanted, lane = self.asked[name]
             assert number not in self.responses
-            assert all(each.wanted is not wanted for each in self.responses.values()), "answered twice"
+            assert all(response.wanted is not wanted for response in self.responses.values()), "answered twice"
             self.responses[number] = _Response(wanted, lane)
         response = self.responses[number]
         if dropped:
@@ -128,7 +132,7 @@ class Transcript:
             code = CLOSES[self.close_code]
             if stayed and code != "normal":
                 assert self.may(code), f"closed as {code}"
-        begun = sum(each.end is None for each in self.responses.values())
+        begun = sum(response.end is None for response in self.responses.values())
         if begun:
             judge.unfinished("cut", self.may, stayed=stayed)
         if self.open > begun:
@@ -163,7 +167,7 @@ class LaneClient(HttpClient):
                 with suppress(*GONE):  # the client may still read the reason
                     await self._send_requests(reader)
         self.transcript.closed(stayed=not patience.cancelled_caught)
-        ends = [each.end for each in self.transcript.responses.values()]
+        ends = [response.end for response in self.transcript.responses.values()]
         self.note(self.name, *ends, *self.transcript.errors, self.transcript.close_code)
         if patience.cancelled_caught:
             await reader.leave(rng.choice(("close", "reset", "half")))

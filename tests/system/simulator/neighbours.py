@@ -51,7 +51,7 @@ class BadEngine(SingleFault):
                 while not any(line.startswith("submit") for line in system.hosts[self.number].scheduler.log):  # noqa: ASYNC110
                     await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
-        failed = {each.path for each in system.child_events if each.kind is ChildEventKind.FAILED}
+        failed = {event.path for event in system.child_events if event.kind is ChildEventKind.FAILED}
         own = f"node/worker {self.number}"
         assert all(path.startswith(own) for path in failed), f"others than {own} failed: {failed}"
         self.note("well again", len(failed))
@@ -84,9 +84,9 @@ class NeverUp(BadEngine):
         self.note("never up", self.number, system.never_up[self.number], lasts_s)
         own = f"node/worker {self.number}"
         up = {
-            each.path: each.at
-            for each in system.child_events
-            if each.kind is ChildEventKind.STARTED and each.path != own
+            event.path: event.at
+            for event in system.child_events
+            if event.kind is ChildEventKind.STARTED and event.path != own
         }
         wanted = {f"node/worker {number}" for number in range(system.workers)} - {own}
         assert up.keys() >= wanted | {"node/gateway", "node/router", "node/processor"}, "another child waits for it"

@@ -142,10 +142,10 @@ class NodeNetwork:
 
     def transports(self, *nodes: str) -> list[SimTransport]:
         """Return the connections of a node, or between two."""
-        return [each.transport for each in self.connections if set(nodes) <= each.nodes]
+        return [connection.transport for connection in self.connections if set(nodes) <= connection.nodes]
 
     def cut(self, *nodes: str) -> None:
         """Break the connections of a node, or between two; they may be made again at once."""
         for transport in self.transports(*nodes):
             transport.cut()
-        self.connections = [each for each in self.connections if not set(nodes) <= each.nodes]
+        self.connections = [connection for connection in self.connections if not set(nodes) <= connection.nodes]

@@ -55,6 +55,6 @@ class PostClient(HttpClient):
                 transcript.judge_event(event)
         else:
             transcript.judge_whole(json.loads(received.body))
-        [end] = [each.end for each in transcript.responses.values()] or [None]
+        [end] = [response.end for response in transcript.responses.values()] or [None]
         assert not received.whole or end is not None, "an answer that was cut looks whole"
         return end or judge.unfinished("cut", self.allowed, stayed=stayed)

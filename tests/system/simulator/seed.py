@@ -196,7 +196,7 @@ class Run:
                 await system.check_at_rest()
                 await system.check_serves()
             self.note("at rest", [list(host.scheduler.log) for host in system.hosts.values()])
-        self.trace.extend((each.at, each.path, each.kind.name) for each in system.child_events)
+        self.trace.extend((event.at, event.path, event.kind.name) for event in system.child_events)
 
     async def traced(self) -> str:
         """Run the seed and return its trace; an exception gets the trace as a note."""

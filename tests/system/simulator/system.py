@@ -294,7 +294,7 @@ class System(SmallSystem):
     async def readmit_workers(self) -> None:
         """Send requests until every ejected worker has been probed and is used again."""
         for _ in range(READMIT_ROUNDS):
-            if not any("+" not in each.name for each in self.routing.outliers.ejected(trio.current_time())):
+            if not any("+" not in ejection.name for ejection in self.routing.outliers.ejected(trio.current_time())):
                 return
             await self.probe_all(self.at_once_max)
         raise AssertionError("a healthy worker gets no requests")
@@ -323,7 +323,7 @@ class System(SmallSystem):
     def holding(self, prompt: list[int]) -> bool:
         """Whether any engine that is up holds a request with this prompt."""
         up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].current is not None)
-        return any(list(prompt_of(each)) == prompt for scheduler in up for each in scheduler.requests)
+        return any(list(prompt_of(request)) == prompt for scheduler in up for request in scheduler.requests)
 
     def check_backlogs(self) -> None:
         """Check that no client's backlog exceeds its limit by more than one event."""

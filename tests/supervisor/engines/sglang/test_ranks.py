@@ -182,12 +182,14 @@ class Group:
 
     @property
     def ready(self) -> list[Any]:
-        return [each.at for each in self.events if each.path == "a/engine" and each.kind is ChildEventKind.STARTED]
+        return [event.at for event in self.events if event.path == "a/engine" and event.kind is ChildEventKind.STARTED]
 
     @property
     def why(self) -> list[Any]:
         return [
-            str(each.error) for each in self.events if each.path == "a/engine" and each.kind is ChildEventKind.FAILED
+            str(event.error)
+            for event in self.events
+            if event.path == "a/engine" and event.kind is ChildEventKind.FAILED
         ]
 
     async def until_ready(self, times: int = 1) -> None:

@@ -84,7 +84,7 @@ async def test_b1_too_many_messages_behind_a_long_one_are_refused_in_their_lanes
             await client.say(create(f"short {number}", stream_id=f"lane-{number}"))
         with trio.fail_after(1):
             refused = [await client.events("error") for _ in range(3)]
-        assert [each[-1]["stream_id"] for each in refused] == ["lane-2", "lane-3", "lane-4"]
-        assert {each[-1]["error"]["code"] for each in refused} == {"overloaded"}
-        assert {each[-1]["error"]["message"] for each in refused} == {"3 messages wait to be read on this connection"}
+        assert [event[-1]["stream_id"] for event in refused] == ["lane-2", "lane-3", "lane-4"]
+        assert {event[-1]["error"]["code"] for event in refused} == {"overloaded"}
+        assert {event[-1]["error"]["message"] for event in refused} == {"3 messages wait to be read on this connection"}
         parsing.set()

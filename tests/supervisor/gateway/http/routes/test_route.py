@@ -49,7 +49,7 @@ async def test_a_text_is_completed_in_one_piece_or_streamed(rather_slow: MockClo
         assert whole["usage"]["completion_tokens"] == 4
         reply = await client.ask(text("n=4", stream=True, stream_options={"include_usage": True}))
         assert (reply.whole, reply.events[-1]) == (True, "[DONE]")
-        assert "".join(each["text"] for chunk in reply.chunks for each in chunk["choices"]) == "The oak is o"
+        assert "".join(choice["text"] for chunk in reply.chunks for choice in chunk["choices"]) == "The oak is o"
         assert reply.chunks[-1]["usage"]["completion_tokens"] == 4
 
 
@@ -70,7 +70,7 @@ async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_s
             assert (reply.events[-1], set(texts.values()) <= {"The oak is", "The oak"}) == ("[DONE]", True)
             assert len(texts) == (3 if key == "delta" else 2)
         whole = await client.ask(post(chat("n=2", n=2)))
-        assert [each["index"] for each in whole.json["choices"]] == [0, 1]
+        assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]
 
 
 @pytest.mark.parametrize("ask", [text, response])
