@@ -30,7 +30,7 @@ BUGS: Bugs = {
         ),
         Bug("a request takes one place, whatever it asks for", "self.inside += waiter.weight", "self.inside += 1"),
         Bug("the places of an owner are not counted", "self._queue.charge(waiter.owner, waiter.weight)", "pass"),
-        Bug("a large request is overtaken for ever", "                kept = min(", "                min("),
+        Bug("no place is reserved for a large request", "                kept = min(", "                min("),
         Bug("an owner may have all places", "if taken and taken + waiter.weight > waiter.owner_max:", "if False:"),
     ),
     "supervisor/gateway/connections.py": (
