@@ -182,13 +182,13 @@ def hash_key(name: str) -> int:
     """Read a secret from the standard input and print the lines that add it to a key file as `name`."""
     secret = getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     try:
-        print(keys.key_file_lines(name, secret))
+        code = _print(keys.key_file_lines(name, secret))
     except StartFailed as error:
         print(f"espalier: {error}", file=sys.stderr)
         return 1
     if len(secret) < keys.SECRET_CHARACTERS_GOOD:
         print(f"espalier: a secret of {len(secret)} characters can be guessed; take a long one", file=sys.stderr)
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -58,16 +58,19 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     """Run one command and return its exit code; raises `StartFailed` if the file is unusable."""
     parser = argparse.ArgumentParser(prog="python -m supervisor", description="Observe or change a running cluster.")
     parser.add_argument("file", type=Path, help="its cluster.toml")
-    parser.add_argument(
+    every = argparse.ArgumentParser(add_help=False)
+    every.add_argument(
         "--pid", type=int, help="the process of the node, if a node of this file runs twice on this machine"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    status = commands.add_parser("status", help="every node's tree, engines and links")
+    status = commands.add_parser("status", parents=[every], help="every node's tree, engines and links")
     status.add_argument("--json", action="store_true", help="for programs")
     status.add_argument("--watch", action="store_true", help="repeat every second until Ctrl-C")
-    drain = commands.add_parser("drain", help="let a node finish its requests and exit; waits until it has gone")
+    drain = commands.add_parser(
+        "drain", parents=[every], help="let a node finish its requests and exit; waits until it has gone"
+    )
     drain.add_argument("node")
-    commands.add_parser("reload", help="let every node read its file again")
+    commands.add_parser("reload", parents=[every], help="let every node read its file again")
     options = parser.parse_args(arguments)
     console = _Console(highlight=False, soft_wrap=False)
     folders = _folders(options.file, options.pid)

@@ -70,5 +70,5 @@ def server_info(
         "internal_states": [{}],
         "models": models,
         "engines": {name: msgspec.to_builtins(engine) for name, engine in engines.items()},
-        "set_aside": msgspec.to_builtins(ejected()),
+        "ejected": msgspec.to_builtins(ejected()),
     }

@@ -83,10 +83,22 @@ def _missing_folder(cluster: Cluster, name: str, path: str) -> Iterator[Mistake]
 
 def _missing_file(cluster: Cluster, name: str, path: str) -> Iterator[Mistake]:
     file = cluster.folder / name
-    if not file.exists():
-        yield Mistake(path, f"there is no file {file}")
-    elif not file.is_file():
-        yield Mistake(path, f"{file} is a {'folder' if file.is_dir() else 'device'}, not a file")
+    try:
+        if not file.exists():
+            yield Mistake(path, f"there is no file {file}")
+        elif not file.is_file():
+            yield Mistake(path, f"{file} is a {'folder' if file.is_dir() else 'device'}, not a file")
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        yield Mistake(path, f"is no file: {error.strerror}: {file}")
+
+
+def _no_folder(path: str, key: str) -> Iterator[Mistake]:
+    """A folder that need not exist, but is none if it does."""
+    try:
+        if Path(path).exists() and not Path(path).is_dir():
+            yield Mistake(key, f"{path} is no folder")
+    except OSError as error:
+        yield Mistake(key, f"is no folder: {error.strerror}: {path}")
 
 
 def _gateway_mistakes(cluster: Cluster) -> Iterator[Mistake]:
@@ -144,8 +156,8 @@ def _node_mistakes(cluster: Cluster) -> Iterator[Mistake]:
             yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR_PREFIX}")
         if not is_host(node.host):
             yield Mistake(f"node.{name}.host", f"must be a host or an address, got {describe(node.host)}")
-        if node.logs is not None and (logs := Path(node.logs)).exists() and not logs.is_dir():
-            yield Mistake(f"node.{name}.logs", f"{logs} is no folder")
+        if node.logs is not None:
+            yield from _no_folder(node.logs, f"node.{name}.logs")
     yield from _link_mistakes(cluster)
 
 

@@ -134,7 +134,7 @@ class Reloader:
                 request.done.set()
 
     async def _reload(self) -> Reloaded:
-        outcome = _Outcome()
+        outcome, bug = _Outcome(), None
         try:
             read = await self.reads(self._read)
             self._apply_all(read, outcome)
@@ -144,11 +144,15 @@ class Reloader:
         except StartFailed as error:
             log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             outcome.refused.append(f"the file changes nothing: {error}")
+        except Exception as error:  # noqa: BLE001  # raised below: a key that was taken out is revoked whatever is wrong
+            bug = error
         if (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:
             refused = await gateway.reload(self.reads)
             outcome.refused += refused
             if gateway.keys.wanted and not any(sentence.startswith("the keys") for sentence in refused):
                 outcome.changed.append(f"keys: {gateway.keys.count} are known now")
+        if bug is not None:
+            raise bug
         if self.ask_launcher is not None:
             self.ask_launcher()
         if not outcome.refused:

@@ -282,11 +282,18 @@ def test_o9_a_closed_output_ends_status_without_a_traceback(
     assert done.stdout.startswith(beginning)
 
 
-@pytest.mark.parametrize("arguments", ["--check", "status", "status --json"])
+def test_an_operator_may_name_the_process_behind_a_command(written: Callable[[str], Path], tmp_path: Path) -> None:
+    assert run_shell(written, tmp_path, "SUPERVISOR status --pid 5").stderr == ""
+
+
+HASH_KEY = f"echo {SECRET} | {sys.executable} -m supervisor hash-key"
+
+
+@pytest.mark.parametrize("command", ["SUPERVISOR --check", "SUPERVISOR status", "SUPERVISOR status --json", HASH_KEY])
 def test_output_that_cannot_be_written_ends_a_command_with_a_sentence(
-    arguments: str, written: Callable[[str], Path], tmp_path: Path
+    command: str, written: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    done = run_shell(written, tmp_path, f"SUPERVISOR {arguments} > /dev/full")
+    done = run_shell(written, tmp_path, f"{command} > /dev/full")
     assert done.stderr == "espalier: the answer cannot be written: No space left on device\n"
     assert done.returncode == 1
 

@@ -183,18 +183,21 @@ async def test_o_a_reload_that_waits_for_a_disk_does_not_delay_a_shutdown(
     assert (len(node.read), asked) == (2, [])
 
 
-async def test_a_bug_in_a_reload_is_reported_to_its_caller_and_the_next_reload_works(
-    front: Front, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+async def test_a_bug_in_a_reload_is_reported_revokes_keys_all_the_same_and_the_next_reload_works(
+    front: Front, tmp_path: Path, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    node = front()
+    write_keys(tmp_path / "a.toml", "alice")
+    node = front(text=KEYED)
     node.reloader.set_drain_s = None  # type: ignore[assignment]  # the bug
-    node.file.write_text(FILE.replace("drain_s = 30", "drain_s = 3"))
+    node.file.write_text(KEYED.replace("drain_s = 30", "drain_s = 3"))
+    write_keys(tmp_path / "a.toml", "carol")
     async with node.running():
         with pytest.raises(InternalError):
             await node.reloader.reload()
         assert "a bug ended a reload" in caplog.messages
-        node.file.write_text(FILE)
-        assert await node.reloader.reload() == Reloaded()
+        assert node.gateway.keys.names(admin=False) == ["carol"]
+        node.file.write_text(KEYED)
+        assert await node.reloader.reload() == Reloaded(changed=("keys: 1 are known now",))
 
 
 @pytest.mark.parametrize("place", ["first", "behind another"])
