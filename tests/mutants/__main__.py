@@ -60,7 +60,7 @@ def first_failure(folder: Path, arguments: Sequence[str], patience_s: float) -> 
         return f"not done in {patience_s:.0f} s"
     if done.returncode in {0, 5}:  # 5: no test is chosen
         return ""
-    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(?:\S*/)?(.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode in {1, 2} and failed:  # 2: a bug may break a file of tests while it is imported
         return failed[1]
     if "Timeout (" in done.stderr:

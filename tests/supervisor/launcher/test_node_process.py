@@ -19,6 +19,7 @@ from supervisor.engines.kinds import load_cluster
 from supervisor.launcher import node_process
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode, NodeDied
+from supervisor.launcher.parent_pipe import HEARTBEAT, LineReader
 from supervisor.processes import process
 from supervisor.supervision.status import EarlierFailures, TreeStatus
 from supervisor.supervision.tree import Child, Tree
@@ -64,16 +65,20 @@ def one(tmp_path: Path) -> Launcher:
 
 
 async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    one: Launcher, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    life, watched, began = node_process._Life(has_beaten=True), Process(), trio.current_time()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(node_process._watch, _node(HUNG_S), watched, life, trio.CancelScope())
+    life, watched, began, node = node_process._Life(), Process(), trio.current_time(), _node(HUNG_S)
+    sender, receiver = trio.testing.memory_stream_one_way_pair()
+    async with sender, trio.open_nursery() as nursery:
+        nursery.start_soon(node_process._receive_all, node, one, life, LineReader(receiver), lambda: None)
+        nursery.start_soon(node_process._watch, node, watched, life, trio.CancelScope())
         for _ in range(100):
+            await sender.send_all(HEARTBEAT)
             await trio.sleep(1.0)
-            life.silent_s = 0.0  # a message has come
         assert not watched.signals
         last = trio.current_time() - began
+        await trio.sleep(2 * HUNG_S)
+        nursery.cancel_scope.cancel()
     (asked, whom, asked_at), (killed, group, killed_at) = watched.signals
     assert (asked, whom, killed, group) == (signal.SIGQUIT, "it", signal.SIGKILL, "its group")
     assert HUNG_S - 1.0 <= asked_at - began - last <= HUNG_S + 1.0
