@@ -87,6 +87,7 @@ def test_b12_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Pa
     (shared / "psm_hers").touch()
     (folder / "e3").mkdir()
     (folder / "e3" / "shared-memory").symlink_to(precious / "shared-memory")
+    shared_memory.remove(folder / "e2")
     assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
     assert (precious / "e1" / "deep" / "file").exists()
     assert (shared / "psm_hers").exists()
