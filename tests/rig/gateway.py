@@ -199,6 +199,13 @@ async def gateway_rig(
         nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def gateway_client(**fields: Any) -> AsyncIterator[tuple[Rig, Client]]:
+    """Serve as `gateway_rig` does, and yield a client that has connected as well."""
+    async with gateway_rig(**fields) as rig:
+        yield rig, await rig.client()
+
+
 # A client that can send anything -----------------------------------------------------------
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from protocol.dialects.responses import FINAL_EVENTS
-from tests.rig.gateway import Client, Rig
+from tests.rig.gateway import Client, Rig, gateway_rig
 
 
 def types(events: Iterable[Mapping[str, Any]]) -> list[Any]:
@@ -21,6 +22,13 @@ async def websocket_client(rig: Rig, **headers: str) -> Client:
     client = await rig.client()
     assert (await client.upgrade(**headers)).status == 101
     return client
+
+
+@asynccontextmanager
+async def gateway_websocket(**fields: Any) -> AsyncIterator[tuple[Rig, Client]]:
+    """Serve as `gateway_rig` does, and yield the client of a WebSocket as well."""
+    async with gateway_rig(**fields) as rig:
+        yield rig, await websocket_client(rig)
 
 
 async def error_code(client: Client, event: object) -> str:

@@ -20,7 +20,7 @@ from supervisor.gateway.access_log import LineRateLimit
 from supervisor.gateway.keys import Key
 from tests.rig.gateway import Rig, Worker, chat, create, gateway_rig, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
-from tests.rig.sockets import websocket_client, whole
+from tests.rig.sockets import gateway_websocket, whole
 
 INTERNAL = [("request ended", 500, "internal")]
 
@@ -121,8 +121,7 @@ async def test_a_bug_in_a_lane_is_logged_as_a_bug_and_not_as_a_refusal(
     logged: Callable[[], Any],
     bugs: Callable[[], Any],
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         monkeypatch.setattr(Events, name, breaks)
         await client.say(create())
         last = (await client.events("error", "response.failed"))[-1]
@@ -143,8 +142,7 @@ async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
 ) -> None:
     """It waits for admission, or on its connection for an earlier response."""
     limits: dict[str, Any] = {limit: 1}
-    async with gateway_rig(**limits) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(**limits) as (rig, client):
         await client.say(create("n=500 s=1", stream_id="a"))
         await rig.worker.began.wait()
         await client.say(create(stream_id="b"))

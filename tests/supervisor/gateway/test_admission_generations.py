@@ -19,7 +19,7 @@ from protocol.errors import BadRequest, Overloaded
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
 from supervisor.gateway.keys import Key, KeySources, digest
-from tests.rig.gateway import at_rest, gateway_rig, post
+from tests.rig.gateway import at_rest, gateway_client, gateway_rig, post
 
 Log = list[tuple[Any, ...]]
 Waiter = tuple[str, float, dict[str, Any]]
@@ -370,8 +370,7 @@ async def test_b13_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
 async def test_b13_more_choices_than_the_gateway_admits_are_refused_by_their_field(
     fields: dict[str, Any], param: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with gateway_rig(requests_max=8) as rig:
-        client = await rig.client()
+    async with gateway_client(requests_max=8) as (rig, client):
         reply = await client.ask(post(texts(**fields), "/v1/completions"))
         assert (reply.status, reply.error["param"]) == (400, param)
         assert "requests_max" in reply.error["message"]

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from tests.rig.gateway import Client, Reply, Worker, chat, create, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
-from tests.rig.sockets import collected, types, websocket_client, whole
+from tests.rig.sockets import collected, gateway_websocket, types, websocket_client, whole
 
 
 def refused(reply: Reply, status: int, code: str, message: str) -> None:
@@ -200,8 +200,7 @@ async def test_responses_beyond_websocket_running_max_wait_and_beyond_websocket_
 
 
 async def test_a_request_that_waits_for_its_own_lane_counts_as_waiting(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_running_max=8, websocket_queue_max=2) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_running_max=8, websocket_queue_max=2) as (_, client):
         for _ in range(4):
             await client.say(create("n=2 s=1", stream_id="a"))
         overloaded((await client.events("error"))[-1], "2 responses wait for their turn on this connection", "a")

@@ -31,7 +31,7 @@ from supervisor.node.model_children import Reloadable
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, gateway_rig, head, post
-from tests.rig.sockets import websocket_client, whole
+from tests.rig.sockets import gateway_websocket, websocket_client, whole
 
 OF_THE_LIMITS = [field.name for field in attrs.fields(GatewayLimits)]
 OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
@@ -159,8 +159,7 @@ async def test_a_body_beyond_body_bytes_max_is_refused(
 async def test_a_message_beyond_body_bytes_max_closes_with_1009(
     more: int, fine: bool, pieces: int, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig(body_bytes_max=2000) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(body_bytes_max=2000) as (_, client):
         event = json.dumps(create("n=2")).encode()
         event = event[:-1] + b" " * (2000 + more - len(event)) + b"}"
         cuts = [len(event) * place // pieces for place in range(pieces + 1)]
@@ -280,8 +279,7 @@ async def test_a_history_beyond_history_bytes_max_forgets_the_oldest(
 ) -> None:
     prompt = "x" * 50 + " n=1"
     size = Conversation.after(None, "", Turn(Role.USER, prompt), Turn(Role.ASSISTANT, "The")).size_bytes
-    async with gateway_rig(history_bytes_max=size * len(lanes) - more) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(history_bytes_max=size * len(lanes) - more) as (rig, client):
         ids = {lane: (await whole(client, create(prompt, stream_id=lane)))["id"] for lane in lanes}
         await client.say(create(prompt, stream_id="a", previous_response_id=ids["a"]))
         last = (await client.events())[-1]

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.rig.gateway import Client, Rig, Worker, at_rest, chat, create, frame, gateway_rig, head, post
-from tests.rig.sockets import websocket_client, whole
+from tests.rig.gateway import Client, Rig, Worker, at_rest, chat, create, frame, gateway_client, gateway_rig, head, post
+from tests.rig.sockets import gateway_websocket, websocket_client, whole
 
 JUST = 0.01
 
@@ -34,8 +34,7 @@ async def drip(client: Client, data: bytes, seconds: float) -> None:
 
 @pytest.mark.parametrize("served", [0, 1])
 async def test_a_head_must_come_within_head_s(served: int, rather_slow: MockClock) -> None:
-    async with gateway_rig(head_s=10, idle_s=75) as rig:
-        client = await rig.client()
+    async with gateway_client(head_s=10, idle_s=75) as (rig, client):
         for _ in range(served):
             assert (await client.ask(head())).status == 200
         await client.send(head()[:20])
@@ -51,8 +50,7 @@ async def test_a_head_must_come_within_head_s(served: int, rather_slow: MockCloc
 
 
 async def test_half_a_head_gets_408_after_head_s(rather_slow: MockClock) -> None:
-    async with gateway_rig(head_s=10) as rig:
-        client = await rig.client()
+    async with gateway_client(head_s=10) as (_, client):
         reply = await client.ask(head()[:-1])
         assert trio.current_time() == at(10)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (408, "slow_client", "close")
@@ -61,8 +59,7 @@ async def test_half_a_head_gets_408_after_head_s(rather_slow: MockClock) -> None
 
 
 async def test_a_silent_connection_is_closed_after_head_s_without_a_response(rather_slow: MockClock) -> None:
-    async with gateway_rig(head_s=10, idle_s=75) as rig:
-        client = await rig.client()
+    async with gateway_client(head_s=10, idle_s=75) as (rig, client):
         await trio.sleep(10 - JUST)
         assert len(rig.gateway.connections) == 1
         assert await client.closed()  # nothing was asked, so nothing is answered
@@ -71,8 +68,7 @@ async def test_a_silent_connection_is_closed_after_head_s_without_a_response(rat
 
 
 async def test_half_a_pipelined_head_has_head_s(rather_slow: MockClock) -> None:
-    async with gateway_rig(head_s=10, idle_s=75, close_s=1) as rig:
-        client = await rig.client()
+    async with gateway_client(head_s=10, idle_s=75, close_s=1) as (_, client):
         assert (await client.ask(head() + b"GET /heal")).status == 200
         while await client.more():
             pass
@@ -80,8 +76,7 @@ async def test_half_a_pipelined_head_has_head_s(rather_slow: MockClock) -> None:
 
 
 async def test_an_idle_connection_is_closed_after_idle_s(rather_slow: MockClock) -> None:
-    async with gateway_rig(idle_s=75, head_s=10) as rig:
-        client = await rig.client()
+    async with gateway_client(idle_s=75, head_s=10) as (rig, client):
         for _ in range(3):
             assert (await client.ask(head())).status == 200
             await trio.sleep(75 - JUST)
@@ -94,8 +89,7 @@ async def test_an_idle_connection_is_closed_after_idle_s(rather_slow: MockClock)
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_must_come_within_body_s(chunked: bool, rather_slow: MockClock) -> None:
-    async with gateway_rig(body_s=30, close_s=1) as rig:
-        client = await rig.client()
+    async with gateway_client(body_s=30, close_s=1) as (rig, client):
         data = post(chat("n=1"))
         if chunked:
             start, _, body = data.partition(b"\r\n\r\n")
@@ -210,8 +204,7 @@ async def test_waiting_for_admission_counts_into_the_total_time(rather_slow: Moc
 
 @pytest.mark.parametrize("data", [frame(b"", 0x89), frame(b'{"type": "response.cancel"}'), frame(b"{")])
 async def test_a_silent_websocket_is_closed_after_websocket_idle_s(data: bytes, rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_idle_s=50, close_s=1) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_idle_s=50, close_s=1) as (_, client):
         for _ in range(3):
             await trio.sleep(50 - JUST)
             await client.send(data)
@@ -221,8 +214,7 @@ async def test_a_silent_websocket_is_closed_after_websocket_idle_s(data: bytes, 
 
 
 async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_idle_s=50, first_token_s=600) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_idle_s=50, first_token_s=600) as (_, client):
         assert (await whole(client, create("n=1 s=300")))["status"] == "completed"
         await trio.sleep(50 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
@@ -232,8 +224,7 @@ async def test_a_websocket_that_is_being_answered_is_not_idle(rather_slow: MockC
 
 
 async def test_a_websocket_is_closed_after_websocket_s_max(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_s_max=100) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_s_max=100) as (_, client):
         await trio.sleep(100 - JUST)
         assert (await whole(client, create("n=1 s=0")))["status"] == "completed"
         error = await client.event()
@@ -245,8 +236,7 @@ async def test_a_websocket_is_closed_after_websocket_s_max(rather_slow: MockCloc
 
 
 async def test_a_response_that_began_before_websocket_s_max_is_completed(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_s_max=100) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_s_max=100) as (_, client):
         await trio.sleep(100 - JUST)
         assert (await whole(client, create("n=5 s=10")))["status"] == "completed"
         assert trio.current_time() == at(150 - JUST)
@@ -255,8 +245,7 @@ async def test_a_response_that_began_before_websocket_s_max_is_completed(rather_
 
 
 async def test_the_time_of_a_websocket_begins_with_its_handshake(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_s_max=100, idle_s=75) as rig:
-        client = await rig.client()
+    async with gateway_client(websocket_s_max=100, idle_s=75) as (_, client):
         assert (await client.ask(head())).status == 200
         await trio.sleep(75 - JUST)
         assert (await client.upgrade()).status == 101
@@ -270,8 +259,7 @@ async def test_the_time_of_a_websocket_begins_with_its_handshake(rather_slow: Mo
 
 @pytest.mark.parametrize("answers", [False, True])
 async def test_a_closing_handshake_is_waited_for_for_close_s(answers: bool, rather_slow: MockClock) -> None:
-    async with gateway_rig(close_s=2) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(close_s=2) as (rig, client):
         rig.gateway.drain()
         assert await client.close_frame() == (1012, "the server is shutting down")
         before = trio.current_time()
@@ -284,8 +272,7 @@ async def test_a_closing_handshake_is_waited_for_for_close_s(answers: bool, rath
 
 
 async def test_a_refused_client_that_goes_on_sending_is_read_for_close_s(rather_slow: MockClock) -> None:
-    async with gateway_rig(body_bytes_max=1000, close_s=2) as rig:
-        client = await rig.client()
+    async with gateway_client(body_bytes_max=1000, close_s=2) as (rig, client):
         reply = await client.ask(head("POST", "/v1/chat/completions", content_length=1001))
         assert reply.status == 413
         before = trio.current_time()

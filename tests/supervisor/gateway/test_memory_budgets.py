@@ -17,9 +17,9 @@ from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.memory_budgets import Backlogs, BudgetStatistics, MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES
 from supervisor.gateway.websocket.history import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
-from tests.rig.gateway import chat, create, frame, gateway_rig, head, leave_all, post
+from tests.rig.gateway import chat, create, frame, gateway_client, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
-from tests.rig.sockets import websocket_client, whole
+from tests.rig.sockets import gateway_websocket, websocket_client, whole
 
 
 def make_budget(most: int = 100, share: float = 0.75) -> MemoryBudget:
@@ -129,8 +129,7 @@ async def test_d11_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rat
 
 
 async def test_d11_requests_that_wait_in_lanes_share_the_limit_of_bodies(rather_slow: MockClock) -> None:
-    async with gateway_rig(bodies_bytes_max=50_000, websocket_running_max=1) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(bodies_bytes_max=50_000, websocket_running_max=1) as (rig, client):
         await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
         for lane in "bcdefg":
             await client.say(create("n=1 " + "x" * 10_000, stream_id=lane, instructions="y" * 10_000))
@@ -158,8 +157,7 @@ async def test_d11_half_a_message_counts_by_the_bytes_received(rather_slow: Mock
 
 
 async def test_d11_a_message_that_was_taken_gives_back_only_its_own_memory(rather_slow: MockClock) -> None:
-    async with gateway_rig(bodies_bytes_max=300_000) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(bodies_bytes_max=300_000) as (rig, client):
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
         await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
         await trio.sleep(1)
@@ -176,8 +174,7 @@ async def test_d11_a_message_that_was_taken_gives_back_only_its_own_memory(rathe
 async def test_d11_a_response_in_one_piece_that_never_fits_is_refused_with_its_parameter(
     rather_slow: MockClock,
 ) -> None:
-    async with gateway_rig(answers_bytes_max=10_000) as rig:
-        client = await rig.client()
+    async with gateway_client(answers_bytes_max=10_000) as (rig, client):
         asked = chat("n=5", max_completion_tokens=100, n=2, logprobs=True, top_logprobs=5)
         reply = await client.ask(post(asked))
         assert (reply.status, reply.error["param"]) == (400, "max_completion_tokens")
@@ -247,8 +244,7 @@ def test_a_conversation_larger_than_the_total_is_not_kept() -> None:
 
 
 async def test_d11_conversations_end_with_their_connection(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await whole(client, create("n=3"))
         assert rig.gateway.histories.size_bytes > 0
         await leave_all(rig)

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from supervisor.cluster.directory import Directory
 from supervisor.node import node
 from supervisor.processes.process import GracePeriods
-from tests.rig.gateway import Client, Rig, at_rest, chat, create, gateway_rig, head, leave_all, post
+from tests.rig.gateway import Client, Rig, at_rest, chat, create, gateway_client, gateway_rig, head, leave_all, post
 from tests.rig.log_records import log_records
 
 SMALL: dict[str, Any] = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
@@ -147,8 +147,7 @@ HALF = {
 
 @pytest.mark.parametrize("part", HALF)
 async def test_o_half_a_request_is_refused_at_the_end_of_a_drain(part: str, rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         await client.send(HALF[part])
         if "100-continue" in HALF[part].decode():
             assert (await client.reply()).status == 100
@@ -247,8 +246,7 @@ async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(
 async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(
     lines: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         reply = await client.ask(post(chat("n=3", n=100, max_completion_tokens=5)))
         assert reply.status == 400
         await leave_all(rig)
@@ -257,8 +255,7 @@ async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(
 
 
 async def test_a_probe_has_no_line_with_response_bytes(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         assert (await client.ask(head())).status == 200
         await leave_all(rig)
         assert lines() == []

@@ -24,6 +24,7 @@ from tests.rig.gateway import (
     chat,
     create,
     frame,
+    gateway_client,
     gateway_rig,
     head,
     leave,
@@ -41,8 +42,7 @@ from tests.rig.sockets import websocket_client
 async def test_the_request_of_a_client_that_leaves_is_aborted(
     stream: bool, how: str, when: str, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         await client.send(post(chat("n=100 s=1", stream=stream)))
         await trio.sleep(0.5 if when == "before the first token" else 5.5)
         assert rig.worker.running == 1
@@ -171,8 +171,7 @@ async def test_many_connections_that_end_at_once_do_not_end_in_one_turn(rather_s
 async def test_refusing_a_client_that_is_gone_already_fails_silently(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_rig(connections_max=1) as rig:
-        first = await rig.client()
+    async with gateway_client(connections_max=1) as (rig, first):
         await first.ask(head())
         for _ in range(30):
             await leave(await rig.client(), "reset")
@@ -246,8 +245,7 @@ async def test_a_port_in_use_is_reported_in_one_sentence(rather_slow: MockClock)
 
 
 async def test_metrics_count_requests_by_outcome(rather_slow: MockClock) -> None:
-    async with gateway_rig(requests_max=1, waiting_max=1, admit_s=0.5) as rig:
-        client = await rig.client()
+    async with gateway_client(requests_max=1, waiting_max=1, admit_s=0.5) as (rig, client):
         await client.ask(post(chat("n=5 s=0.02", stream=True)))
         await client.ask(post(chat("n=5 fail=2")))
         lane = await websocket_client(rig)

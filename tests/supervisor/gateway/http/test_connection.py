@@ -9,12 +9,11 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.rig.gateway import Rig, Worker, chat, gateway_rig, head, leave_all, post
+from tests.rig.gateway import Rig, Worker, chat, gateway_client, gateway_rig, head, leave_all, post
 
 
 async def test_health_readiness_and_models_are_answered(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         health = await client.ask(head())
         assert (health.status, health.body, health.headers["x-request-id"]) == (200, b"alive\n", f"{1:032x}")
         assert (await client.ask(head(path="/ready"))).body == b"ready\n"
@@ -52,8 +51,7 @@ async def test_health_readiness_and_models_are_answered(rather_slow: MockClock) 
 async def test_a_mistake_gets_its_error_and_keeps_the_connection(
     data: bytes, status: int, code: str, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         for _ in range(2):
             reply = await client.ask(data)
             assert (reply.status, reply.error["code"], reply.whole) == (status, code, True)
@@ -71,8 +69,7 @@ async def test_pages_of_the_servers_own_names_are_allowed(host: str, rather_slow
 
 
 async def test_head_gets_the_head_of_a_get(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         for path, status in [
             ("/health", 200),
             ("/metrics", 200),
@@ -101,8 +98,7 @@ async def at_rest_with(rig: Rig, connections: int) -> None:
 
 
 async def test_a_streamed_chat_completion_has_its_chunks_in_order(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         reply = await client.ask(post(chat("n=40", stream=True, stream_options={"include_usage": True})))
         assert reply.whole
         assert reply.headers["content-type"].startswith("text/event-stream")
@@ -117,8 +113,7 @@ async def test_a_streamed_chat_completion_has_its_chunks_in_order(rather_slow: M
 
 
 async def test_pipelined_requests_are_answered_in_order(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         await client.send(post(chat("n=3 s=1")) + head() + post(chat("n=2", stream=True)) + head(path="/nope"))
         assert (await client.reply()).json["usage"]["completion_tokens"] == 3
         await client.send(head(path="/ready"))
@@ -136,8 +131,7 @@ async def test_a_body_may_come_in_chunks_and_in_pieces(size: int, rather_slow: M
         piece = body[at : at + 50]
         data += b"%x\r\n%b\r\n" % (len(piece), piece)
     data += b"0\r\n\r\n"
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         for at in range(0, len(data), size):
             await client.send(data[at : at + size])
         assert (await client.reply()).status == 200
@@ -145,8 +139,7 @@ async def test_a_body_may_come_in_chunks_and_in_pieces(size: int, rather_slow: M
 
 async def test_expect_100_continue_is_answered_unless_the_request_is_refused(rather_slow: MockClock) -> None:
     body = json.dumps(chat("n=3")).encode()
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         await client.send(head("POST", "/v1/chat/completions", content_length=len(body), expect="100-continue"))
         assert (await client.reply()).status == 100
         await client.send(body)
@@ -156,8 +149,7 @@ async def test_expect_100_continue_is_answered_unless_the_request_is_refused(rat
 
 
 async def test_a_client_that_sends_too_long_a_body_gets_the_error(rather_slow: MockClock) -> None:
-    async with gateway_rig(body_bytes_max=100_000) as rig:
-        client = await rig.client()
+    async with gateway_client(body_bytes_max=100_000) as (rig, client):
         reply = await client.ask(post(b"x" * 2_000_000))
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (413, "too_large", "close")
         await leave_all(rig)
@@ -176,20 +168,18 @@ async def test_a_client_that_sends_too_long_a_body_gets_the_error(rather_slow: M
 async def test_garbage_gets_one_error_and_closes_the_connection(
     garbage: bytes, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         assert (await client.ask(garbage)).status == 400
         await leave_all(rig)
     assert not caplog.records
 
 
 async def test_http_1_0_is_served_with_a_host_header_only(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         await client.send(b"GET /health HTTP/1.0\r\n\r\n")
         assert (await client.until(b"\r\n")).split()[1] == b"403"
-        client = await rig.client()
-        await client.send(b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n")
-        assert (await client.until(b"\r\n")).split()[1] == b"200"
-        await client.until(b"alive\n")
-        assert await client.closed()
+        other = await rig.client()
+        await other.send(b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        assert (await other.until(b"\r\n")).split()[1] == b"200"
+        await other.until(b"alive\n")
+        assert await other.closed()

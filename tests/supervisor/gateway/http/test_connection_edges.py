@@ -11,7 +11,7 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
-from tests.rig.gateway import at_rest, chat, frame, gateway_rig, head, leave_all, post
+from tests.rig.gateway import at_rest, chat, frame, gateway_client, gateway_rig, head, leave_all, post
 
 CHAT = "/v1/chat/completions"
 GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
@@ -37,8 +37,7 @@ GETS, POSTS = "GET, HEAD, OPTIONS", "POST, OPTIONS"
 async def test_options_lists_the_methods_of_a_path_and_others_get_405(
     path: str, allow: str, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         await client.send(head("OPTIONS", path))
         reply = await client.reply(head_only=True)
         assert (reply.status, reply.headers["allow"]) == (204, allow)
@@ -50,8 +49,7 @@ async def test_options_lists_the_methods_of_a_path_and_others_get_405(
 
 
 async def test_options_of_the_server_as_a_whole_lists_all_methods(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         await client.send(head("OPTIONS", "*"))
         reply = await client.reply(head_only=True)
         assert (reply.status, reply.headers["allow"]) == (204, "GET, HEAD, POST, OPTIONS")
@@ -82,8 +80,7 @@ async def test_a_page_of_an_allowed_origin_gets_its_preflight_and_may_read_respo
 
 
 async def test_every_response_has_an_id_and_a_date(rather_slow: MockClock) -> None:
-    async with gateway_rig(body_bytes_max=1000) as rig:
-        client = await rig.client()
+    async with gateway_client(body_bytes_max=1000) as (_, client):
         for data, status in [
             (head(x_request_id="mine"), 200),
             (head("HEAD", x_request_id="mine"), 200),
@@ -99,8 +96,7 @@ async def test_every_response_has_an_id_and_a_date(rather_slow: MockClock) -> No
 
 
 async def test_a_request_target_may_be_a_whole_url(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         assert (await client.ask(head(path="http://127.0.0.1/health?x=1"))).body == b"alive\n"
         assert (await client.ask(head(path="http://127.0.0.1"))).status == 404
         assert (await client.ask(head(path="http://[::1/health"))).status == 404
@@ -145,8 +141,7 @@ async def test_json_is_read_under_each_of_its_media_types(media: str | None, rat
 async def test_other_media_types_and_encodings_get_415_with_the_accepted_ones(
     body: bytes, headers: dict[str, str], rather_slow: MockClock
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         reply = await client.ask(post(body, **headers))
         assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
         assert (reply.headers["accept"], reply.headers["accept-encoding"]) == ("application/json", "identity")
@@ -154,8 +149,7 @@ async def test_other_media_types_and_encodings_get_415_with_the_accepted_ones(
 
 
 async def test_the_body_of_a_get_is_ignored(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         reply = await client.ask(head(content_length=5, content_type="text/plain") + b"hello")
         assert (reply.status, reply.body) == (200, b"alive\n")
         assert (await client.ask(head(path="/v1/responses", content_type="text/plain"))).status == 426
@@ -220,8 +214,7 @@ async def test_a_request_with_two_lengths_closes_its_connection(rather_slow: Moc
 @pytest.mark.parametrize(("trailers", "status"), [(b"x: y\r\nx-request-id: z\r\n", 200), (b"x: y" * 20_000, 431)])
 async def test_trailers_are_ignored_but_limited(trailers: bytes, status: int, rather_slow: MockClock) -> None:
     body = json.dumps(chat("n=2")).encode()
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         data = head("POST", CHAT, transfer_encoding="chunked") + b"%x;a=b\r\n%b\r\n0\r\n" % (len(body), body)
         reply = await client.ask(data + trailers + b"\r\n")
         assert reply.status == status
@@ -271,8 +264,7 @@ async def test_pipelined_requests_beyond_the_limit_close_the_connection_after_th
 
 
 async def test_pipelined_requests_within_the_limit_are_answered(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         many = PIPELINED_BYTES_MAX // len(head()) - 1
         await client.send(post(chat("n=3 s=1")) + head() * many)
         assert (await client.reply()).json["usage"]["completion_tokens"] == 3
@@ -282,8 +274,7 @@ async def test_pipelined_requests_within_the_limit_are_answered(rather_slow: Moc
 
 
 async def test_requests_that_were_pipelined_earlier_count_into_the_limit(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         most = head() * (PIPELINED_BYTES_MAX // len(head()) - 20)
         await client.send(post(chat("n=3 s=1")) * 2 + most)
         assert "connection" not in (await client.reply()).headers
@@ -294,8 +285,7 @@ async def test_requests_that_were_pipelined_earlier_count_into_the_limit(rather_
 
 
 async def test_a_client_that_leaves_is_noticed_behind_pipelined_requests(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         await client.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
         await client.send(head() * (2 * PIPELINED_BYTES_MAX // len(head())))
@@ -308,24 +298,22 @@ async def test_a_client_that_leaves_is_noticed_behind_pipelined_requests(rather_
 
 
 async def test_a_connection_closes_when_its_client_asks_for_it(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         assert (await client.ask(head(connection="close"))).headers["connection"] == "close"
         assert await client.closed()
         await client.stream.aclose()
-        client = await rig.client()
-        await client.send(post(chat("n=3", stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        start = await client.until(b"\r\n\r\n")
+        other = await rig.client()
+        await other.send(post(chat("n=3", stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        start = await other.until(b"\r\n\r\n")
         assert b"transfer-encoding" not in start.lower()
-        while await client.more():
+        while await other.more():
             pass
-        assert client.buffer.endswith(b"data: [DONE]\n\n")
+        assert other.buffer.endswith(b"data: [DONE]\n\n")
         await leave_all(rig)
 
 
 async def test_an_upgrade_to_something_else_is_ignored(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         wishes = {"upgrade": "h2c", "connection": "Upgrade, HTTP2-Settings", "http2_settings": "AAMAAABkAAQAAP__"}
         for _ in range(2):
             assert (await client.ask(post(chat("n=2"), **wishes))).status == 200
@@ -335,23 +323,21 @@ async def test_an_upgrade_to_something_else_is_ignored(rather_slow: MockClock) -
 
 
 async def test_a_get_without_an_upgrade_gets_426_with_the_upgrade_header(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         reply = await client.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["upgrade"], reply.headers["connection"]) == (426, "websocket", "upgrade")
         rig.gateway.gate.drain()
-        client = await rig.client()
-        reply = await client.ask(head(path="/v1/responses"))
+        other = await rig.client()
+        reply = await other.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["connection"]) == (426, "upgrade, close")
-        assert await client.closed()
+        assert await other.closed()
 
 
 async def test_a_handshake_with_a_body_is_refused(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         reply = await client.upgrade(content_length=5)
         assert (reply.status, reply.headers["connection"]) == (400, "close")
         assert (await (await rig.client()).upgrade(content_length=0)).status == 101
-        client = await rig.client()
-        assert (await client.upgrade(transfer_encoding="chunked")).status == 400
-        await client.send(frame(b"{}"))
+        other = await rig.client()
+        assert (await other.upgrade(transfer_encoding="chunked")).status == 400
+        await other.send(frame(b"{}"))

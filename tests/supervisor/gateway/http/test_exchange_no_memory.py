@@ -13,7 +13,7 @@ import wsproto
 from trio.testing import MockClock
 
 from tests.rig.gateway import chat, create, gateway_rig, head, leave_all, post
-from tests.rig.sockets import websocket_client, whole
+from tests.rig.sockets import gateway_websocket, websocket_client, whole
 
 FAMINE = b"famine"  # for data that contains this, memory runs out
 
@@ -65,8 +65,7 @@ async def test_a_message_for_which_no_memory_is_left_is_refused_alone(
     rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starve(monkeypatch, msgspec.json, "decode", 0)
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("n=5 s=1", stream_id="a"))
         await client.events("response.created")
         await client.say(create("famine", stream_id="b"))

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
 from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
-from tests.rig.gateway import at_rest, gateway_rig, head, leave_all
+from tests.rig.gateway import at_rest, gateway_client, gateway_rig, head, leave_all
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,7 @@ RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 async def test_o13_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
     data: bytes, status: int, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig(close_s=0.1) as rig:
-        client = await rig.client()
+    async with gateway_client(close_s=0.1) as (rig, client):
         reply = await client.ask(data)
         assert reply.status == status
         assert status in {200, 403} or reply.headers["connection"] == "close"
@@ -109,8 +108,7 @@ async def test_o13_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
 
 @pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
 async def test_c1_a_head_has_at_most_512_headers(count: int, status: int, rather_slow: MockClock) -> None:
-    async with gateway_rig(close_s=0.1) as rig:
-        client = await rig.client()
+    async with gateway_client(close_s=0.1) as (rig, client):
         assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
         await leave_all(rig)
 
@@ -130,8 +128,7 @@ async def test_o15_a_safe_request_id_is_returned(given: str, rather_slow: MockCl
 
 async def test_o14_the_last_response_to_too_many_pipelined_requests_announces_the_close(rather_slow: MockClock) -> None:
     one = head(x="y" * 40)
-    async with gateway_rig(close_s=0.1) as rig:
-        client = await rig.client()
+    async with gateway_client(close_s=0.1) as (rig, client):
         await client.send(one * (2 * PIPELINED_BYTES_MAX // len(one)))
         last = None
         while last != "close":
@@ -144,8 +141,7 @@ async def test_o14_the_last_response_to_too_many_pipelined_requests_announces_th
 
 @pytest.mark.parametrize(("path", "line"), [("/health", b"HTTP/1.1 200 OK"), ("/no", b"HTTP/1.1 404 Not Found")])
 async def test_a_status_has_its_reason_phrase(path: str, line: bytes, rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         await client.send(head(path=path))
         assert (await client.until(b"\r\n")).strip() == line
 

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from wsproto import WSConnection
 
 from supervisor.gateway.websocket.frame_counter import FrameCounter
-from tests.rig.gateway import create, frame, gateway_rig, head
+from tests.rig.gateway import create, frame, gateway_client, gateway_rig, head
 from tests.rig.sockets import websocket_client, whole
 
 CLIENTS = 12
@@ -91,8 +91,7 @@ async def test_bodies_of_single_bytes_are_read_one_client_at_a_time(rather_slow:
 
 
 async def test_the_rest_of_a_refused_body_is_not_read_in_one_turn(rather_slow: MockClock, seen: Pass) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         trio.lowlevel.add_instrument(seen)
         await client.send(head("POST", "/nothing", transfer_encoding="chunked") + b"1\r\n \r\n" * 600)
         reply = await client.reply()
@@ -134,8 +133,7 @@ async def test_pipelined_requests_of_many_clients_are_read_one_client_at_a_time(
 
 
 async def test_each_pipelined_request_is_read_in_a_turn_of_its_own(rather_slow: MockClock, heads: Pass) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         trio.lowlevel.add_instrument(heads)
         await client.send(head(path="/nothing") * FREE)
         for _ in range(FREE):

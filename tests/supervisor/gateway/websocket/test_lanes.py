@@ -11,14 +11,13 @@ from trio.testing import MockClock
 from protocol.text_messages import Role, Turn
 from supervisor.gateway.websocket.history import TURN_BYTES, Conversation, ResponseHistory
 from tests.rig.gateway import Client, create, gateway_rig, leave_all
-from tests.rig.sockets import collected, error_code, output_text, types, websocket_client, whole
+from tests.rig.sockets import collected, error_code, gateway_websocket, output_text, types, websocket_client, whole
 
 # Order -------------------------------------------------------------------------------------------
 
 
 async def test_lanes_run_at_the_same_time_and_each_of_them_in_order(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         for lane in ("a", "b", None):
             for number in (1, 2):
                 await client.say(create(f"{lane}{number} n=4 s=1", stream_id=lane))
@@ -35,8 +34,7 @@ async def test_lanes_run_at_the_same_time_and_each_of_them_in_order(rather_slow:
 
 
 async def test_responses_beyond_the_limit_start_in_the_order_of_their_requests(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_running_max=2) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_running_max=2) as (rig, client):
         for lane in "abcd":
             await client.say(create("n=2 s=1", stream_id=lane))
         await trio.sleep(1.5)
@@ -48,8 +46,7 @@ async def test_responses_beyond_the_limit_start_in_the_order_of_their_requests(r
 
 
 async def test_requests_that_wait_for_their_lane_do_not_delay_other_lanes(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_running_max=2) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_running_max=2) as (_, client):
         for _ in range(3):
             await client.say(create("n=5 s=1", stream_id="long"))
         await client.say(create("n=1", stream_id="short"))
@@ -59,16 +56,14 @@ async def test_requests_that_wait_for_their_lane_do_not_delay_other_lanes(rather
 
 
 async def test_a_lane_without_a_response_makes_room_for_another(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_lanes_max=1) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_lanes_max=1) as (_, client):
         assert await error_code(client, create(model="other", stream_id="a")) == "model_not_found"
         assert (await whole(client, create("n=1", stream_id="b")))["status"] == "completed"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a b", "ä", 7, ["a"]])
 async def test_an_invalid_lane_name_is_refused(name: str | int | list[str], rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         await client.say(create(stream_id=name))
         refused = await client.event()
         assert (refused["type"], refused["status"], refused["error"]["code"]) == ("error", 400, "invalid_stream_id")
@@ -80,8 +75,7 @@ async def test_an_invalid_lane_name_is_refused(name: str | int | list[str], rath
 
 
 async def test_a_lane_can_continue_the_latest_response_of_any_other(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         first = await whole(client, create("first n=2", stream_id="a"))
         for lane in ("b", None):
             forked = await whole(client, create("fork n=2", stream_id=lane, previous_response_id=first["id"]))
@@ -95,8 +89,7 @@ async def test_a_lane_can_continue_the_latest_response_of_any_other(rather_slow:
 
 
 async def test_a_fork_waits_for_its_parent_to_end(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("n=5 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
@@ -113,8 +106,7 @@ async def test_a_fork_waits_for_its_parent_to_end(rather_slow: MockClock) -> Non
 
 
 async def test_a_fork_of_a_failed_response_is_refused(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         await client.say(create("n=5 s=1 fail=2", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork", stream_id="b", previous_response_id=parent))
@@ -125,8 +117,7 @@ async def test_a_fork_of_a_failed_response_is_refused(rather_slow: MockClock) ->
 
 
 async def test_a_fork_continues_the_response_that_was_the_latest_when_it_came(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_running_max=1) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_running_max=1) as (rig, client):
         first = await whole(client, create("first n=1", stream_id="a"))
         await client.say(create("second n=3 s=1", stream_id="a", previous_response_id=first["id"]))
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=first["id"]))
@@ -135,8 +126,7 @@ async def test_a_fork_continues_the_response_that_was_the_latest_when_it_came(ra
 
 
 async def test_a_fork_keeps_its_parent_while_it_waits(rather_slow: MockClock) -> None:
-    async with gateway_rig(websocket_running_max=1) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_running_max=1) as (rig, client):
         await client.say(create("first n=3 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("second n=1 s=0", stream_id="a", previous_response_id=parent))
@@ -147,8 +137,7 @@ async def test_a_fork_keeps_its_parent_while_it_waits(rather_slow: MockClock) ->
 
 
 async def test_a_failed_fork_keeps_its_parent_and_a_failed_lane_forgets_it(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         parent = await whole(client, create("n=1", stream_id="a"))
         for fields in ({"model": "other"}, {"max_output_tokens": 5000}):
             await client.say(create("fork", stream_id="b", previous_response_id=parent["id"], **fields))
@@ -166,8 +155,7 @@ async def test_a_failed_fork_keeps_its_parent_and_a_failed_lane_forgets_it(rathe
 async def test_a_message_that_is_no_event_counts_as_a_failure_of_its_lane(
     lane: str | None, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         parent = await whole(client, create("n=1", stream_id=lane))
         cases: list[tuple[dict[str, Any], str]] = [
             ({"stream_id": "b", "temperature": 9}, "invalid_request"),
@@ -189,8 +177,7 @@ async def test_a_response_of_another_connection_cannot_be_continued(rather_slow:
 
 
 async def test_a_full_history_forgets_the_oldest_conversation(rather_slow: MockClock) -> None:
-    async with gateway_rig(history_bytes_max=2_300) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(history_bytes_max=2_300) as (_, client):
         ids = {}
         for lane in "abc":
             ids[lane] = (await whole(client, create("x" * 600 + " n=1", stream_id=lane)))["id"]
@@ -230,8 +217,7 @@ def test_a_history_counts_the_conversations_that_it_keeps() -> None:
 
 
 async def test_a_warm_up_has_no_output_and_can_be_continued(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("warm n=3", generate=False, stream_id="a"))
         events = await client.events()
         assert types(events) == ["response.created", "response.in_progress", "response.completed"]

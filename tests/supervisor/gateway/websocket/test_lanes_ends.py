@@ -8,14 +8,13 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.rig.gateway import Client, at_rest, create, gateway_rig, leave, leave_all, post
-from tests.rig.sockets import collected, websocket_client
+from tests.rig.sockets import collected, gateway_websocket
 
 # Cancelling ----------------------------------------------------------------------------------------
 
 
 async def test_a_cancel_ends_the_response_that_it_names_and_no_other(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         for lane in ("a", "b", None):
             await client.say(create("n=50 s=1", stream_id=lane))
         await trio.sleep(2.5)
@@ -38,8 +37,7 @@ async def test_a_cancel_ends_the_response_that_it_names_and_no_other(rather_slow
 
 
 async def test_a_cancel_ends_a_waiting_request_and_starts_the_next_of_its_lane(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         await client.say(create("n=5 s=1", stream_id="a"))
         parent = (await client.events("response.in_progress"))[-1]["response"]["id"]
         await client.say(create("fork", stream_id="b", previous_response_id=parent))
@@ -54,8 +52,7 @@ async def test_a_cancel_ends_a_waiting_request_and_starts_the_next_of_its_lane(r
 
 
 async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("n=50 s=1", stream_id="a"))
         parent = (await client.events("response.output_text.delta"))[0]["response"]["id"]
         await client.say(create("fork n=1 s=0", stream_id="b", previous_response_id=parent))
@@ -73,8 +70,7 @@ async def test_a_cancelled_response_can_be_continued_by_a_fork_that_waits(rather
 async def test_a_client_that_leaves_ends_every_lane_and_waiting_requests_never_start(
     how: str, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig(websocket_running_max=3) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_running_max=3) as (rig, client):
         for number in range(6):
             await client.say(create("n=100 s=1", stream_id=f"l{number}"))
         await trio.sleep(2.5)
@@ -85,8 +81,7 @@ async def test_a_client_that_leaves_ends_every_lane_and_waiting_requests_never_s
 
 
 async def test_a_drain_waits_for_every_lane(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         for lane, tokens in (("a", 3), ("b", 6)):
             await client.say(create(f"n={tokens} s=1", stream_id=lane))
         await trio.sleep(1.5)
@@ -103,8 +98,7 @@ async def test_a_drain_waits_for_every_lane(rather_slow: MockClock) -> None:
 async def test_responses_that_began_before_the_age_limit_are_completed_and_later_ones_refused(
     rather_slow: MockClock,
 ) -> None:
-    async with gateway_rig(websocket_s_max=100) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(websocket_s_max=100) as (rig, client):
         await trio.sleep(99)
         for lane in "aba":  # the last one waits for its lane
             await client.say(create("n=3 s=1", stream_id=lane))
@@ -122,8 +116,7 @@ async def test_responses_that_began_before_the_age_limit_are_completed_and_later
 async def test_a_bug_fails_its_response_alone(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("n=5 s=1", stream_id="a"))
         await client.events("response.in_progress")
 

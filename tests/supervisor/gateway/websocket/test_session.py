@@ -17,13 +17,25 @@ from supervisor.gateway.origins import Origins
 from supervisor.gateway.websocket import message_reader
 from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 from tests.rig.dialects import response_event_types
-from tests.rig.gateway import Worker, at_rest, chat, create, frame, gateway_rig, handshake, head, leave, leave_all, post
-from tests.rig.sockets import output_text, types, websocket_client, whole
+from tests.rig.gateway import (
+    Worker,
+    at_rest,
+    chat,
+    create,
+    frame,
+    gateway_client,
+    gateway_rig,
+    handshake,
+    head,
+    leave,
+    leave_all,
+    post,
+)
+from tests.rig.sockets import gateway_websocket, output_text, types, websocket_client, whole
 
 
 async def test_the_events_of_a_response_are_in_the_order_that_clients_expect(rather_slow: MockClock) -> None:
-    async with gateway_rig(worker=Worker(cached=1)) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(worker=Worker(cached=1)) as (_, client):
         await client.say(create("n=3", stream_id="lane"))
         events = await client.events()
         assert types(events) == response_event_types(3)
@@ -41,8 +53,7 @@ async def test_the_events_of_a_response_are_in_the_order_that_clients_expect(rat
 
 
 async def test_an_upgrade_may_follow_requests_and_be_followed_by_messages_at_once(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         assert (await client.ask(head())).status == 200
         assert (await client.ask(post(chat("n=2")))).status == 200
         lines = {"upgrade": "WebSocket", "connection": "keep-alive, Upgrade", "x_request_id": "mine"}
@@ -67,8 +78,7 @@ async def test_frames_behind_a_handshake_are_read_in_pieces(
         return data
 
     monkeypatch.setattr(ReplayedStream, "receive_some", noted)
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         await client.send(handshake() + frame(b"", 0x8A) * 9_000)  # pongs, of which each is looked at
         assert (await client.reply()).status == 101
         await client.say(create("n=3"))
@@ -91,8 +101,7 @@ async def test_frames_behind_a_handshake_are_read_in_pieces(
 async def test_a_wrong_upgrade_is_refused_over_http_and_closes_the_connection(
     headers: dict[str, Any], status: int, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         reply = await client.upgrade(**headers)
         assert (reply.status, reply.whole, reply.headers["connection"]) == (status, True, "close")
         assert await client.closed()
@@ -101,8 +110,7 @@ async def test_a_wrong_upgrade_is_refused_over_http_and_closes_the_connection(
 
 @pytest.mark.parametrize("twice", ["connection: close", "sec-websocket-key: eA==", "sec-websocket-version: 8"])
 async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice: str, rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         await client.send(handshake()[:-2] + twice.encode() + b"\r\n\r\n")
         assert (await client.reply()).status == 400
         await leave_all(rig)
@@ -130,15 +138,13 @@ async def test_headers_that_the_library_cannot_read_do_not_fail_a_handshake(
 
 @pytest.mark.parametrize("key", ["x", "%%%", "dGhlIHNhbXBsZSBub25jZQ==" * 50])
 async def test_an_invalid_websocket_key_leaves_nothing_behind(key: str, rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         await client.upgrade(sec_websocket_key=key)
         await leave_all(rig)
 
 
 async def test_mistakes_in_messages_are_error_events_and_the_socket_stays_open(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         for event, status, code in [
             (b"{", 400, "invalid_request"),
             ({"type": "nope"}, 400, "unsupported_parameter"),
@@ -158,8 +164,7 @@ async def test_mistakes_in_messages_are_error_events_and_the_socket_stays_open(r
 
 
 async def test_a_ping_is_answered_during_a_response(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("n=50 s=1"))
         await client.events("response.output_text.delta")
         await client.send(frame(b"are you there", 0x89))
@@ -173,8 +178,7 @@ async def test_a_ping_is_answered_during_a_response(rather_slow: MockClock) -> N
 
 
 async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("n=50 s=1", stream_id="a"))
         started = await client.events("response.output_text.delta")
         response_id = started[0]["response"]["id"]
@@ -195,8 +199,7 @@ async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_sl
 
 @pytest.mark.parametrize("requests_max", [1, 8])
 async def test_a_response_that_has_not_begun_can_be_cancelled(requests_max: int, rather_slow: MockClock) -> None:
-    async with gateway_rig(requests_max=requests_max) as rig:
-        other = await rig.client()
+    async with gateway_client(requests_max=requests_max) as (rig, other):
         await other.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
         client = await websocket_client(rig)
@@ -212,8 +215,7 @@ async def test_a_response_that_has_not_begun_can_be_cancelled(requests_max: int,
 
 
 async def test_a_response_continues_the_one_before(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("first n=2", instructions="Be kind."))
         first = (await client.events())[-1]["response"]
         await client.say(create("second n=2", previous_response_id=first["id"]))
@@ -230,8 +232,7 @@ async def test_a_response_continues_the_one_before(rather_slow: MockClock) -> No
 
 
 async def test_an_error_in_the_middle_is_a_failed_response(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         await client.say(create("n=9 fail=3"))
         events = await client.events()
         last = events[-1]["response"]
@@ -250,8 +251,7 @@ async def test_an_error_in_the_middle_is_a_failed_response(rather_slow: MockCloc
 async def test_the_responses_of_a_socket_are_aborted_when_its_client_leaves(
     how: str, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.say(create("n=100 s=1"))
         await client.say(create("n=100 s=1"))
         await client.events("response.output_text.delta")
@@ -274,8 +274,7 @@ async def test_the_responses_of_a_socket_are_aborted_when_its_client_leaves(
 async def test_garbage_closes_a_socket_with_the_code_of_the_violation(
     garbage: bytes, code: int, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.send(garbage)
         assert await client.close_code() == code
         assert await client.closed()
@@ -284,8 +283,7 @@ async def test_garbage_closes_a_socket_with_the_code_of_the_violation(
 
 
 async def test_a_message_far_beyond_the_limit_closes_with_1009(rather_slow: MockClock) -> None:
-    async with gateway_rig(body_bytes_max=50_000) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(body_bytes_max=50_000) as (rig, client):
         with trio.move_on_after(5):
             await client.say(b"x" * 3_000_000)
         assert await client.close_code() == 1009
@@ -293,8 +291,7 @@ async def test_a_message_far_beyond_the_limit_closes_with_1009(rather_slow: Mock
 
 
 async def test_nothing_follows_a_close_frame(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (rig, client):
         await client.send(frame(json.dumps(create("n=50 s=1")).encode()) + frame(b"\x03\xe8", 0x88))
         assert await client.close_code() == 1000
         assert await client.closed()
@@ -312,8 +309,7 @@ async def test_a_message_that_is_no_event_is_decoded_once(
 
     for module in (message_reader, responses.requests):
         monkeypatch.setattr(module, "decode", counting)
-    async with gateway_rig() as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket() as (_, client):
         await client.say({"type": "response.create", "model": "tiny", "input": 5, "stream_id": "lane"})
         [event] = await client.events()
         assert (event["type"], event["stream_id"], event["error"]["param"]) == ("error", "lane", "input")
@@ -340,8 +336,7 @@ async def test_a_client_that_leaves_is_noticed_while_a_long_message_waits_to_be_
 
 
 async def test_pings_take_no_more_memory_than_a_message(rather_slow: MockClock) -> None:
-    async with gateway_rig(body_bytes_max=100_000, bodies_bytes_max=1_000_000) as rig:
-        client = await websocket_client(rig)
+    async with gateway_websocket(body_bytes_max=100_000, bodies_bytes_max=1_000_000) as (rig, client):
         for _ in range(100):
             await client.send(frame(b"x" * 125, 0x89) * 50)
             for _ in range(50):

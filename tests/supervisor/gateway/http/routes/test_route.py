@@ -20,7 +20,7 @@ from protocol.openapi.document import Access, Operation, json_body
 from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
 from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
-from tests.rig.gateway import Reply, Worker, chat, gateway_rig, head, leave_all, post, response, text
+from tests.rig.gateway import Reply, Worker, chat, gateway_client, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
 from tests.system.fuzz import bodies
 from tests.system.fuzz.http import attacked
@@ -42,8 +42,7 @@ def server_sent(reply: Reply) -> list[Any]:
 
 
 async def test_a_text_is_completed_in_one_piece_or_streamed(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         whole = (await client.ask(text("n=4"))).json
         assert (whole["object"], whole["choices"][0]["text"]) == ("text_completion", "The oak is o")
         assert whole["usage"]["completion_tokens"] == 4
@@ -54,8 +53,7 @@ async def test_a_text_is_completed_in_one_piece_or_streamed(rather_slow: MockClo
 
 
 async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         for reply, key in [
             (await client.ask(post(chat("n=3 s=1", n=3, stream=True))), "delta"),
             (await client.ask(text(["n=3 s=1", "n=2 s=1"], stream=True)), "text"),
@@ -78,8 +76,7 @@ async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_s
 async def test_a_request_of_any_route_is_aborted_when_its_client_leaves(
     ask: Callable[..., bytes], stream: bool, rather_slow: MockClock
 ) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         await client.send(ask("n=100 s=1", stream=stream))
         await trio.sleep(2.5)
         await leave_all(rig)
@@ -90,8 +87,7 @@ async def test_a_request_of_any_route_is_aborted_when_its_client_leaves(
 
 
 async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: MockClock) -> None:
-    async with gateway_rig(worker=Worker(cached=1)) as rig:
-        client = await rig.client()
+    async with gateway_client(worker=Worker(cached=1)) as (_, client):
         whole = (await client.ask(response("n=3"))).json
         assert (whole["object"], whole["status"]) == ("response", "completed")
         assert whole["output"][0]["content"][0]["text"] == "The oak is"
@@ -105,8 +101,7 @@ async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: MockClock
 
 
 async def test_a_response_that_fails_ends_with_response_failed(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         early = await client.ask(response("n=5 fail=0"))
         assert (early.status, early.error["code"]) == (503, "engine_lost")
         reply = await client.ask(response("n=5 fail=2", stream=True))
@@ -116,8 +111,7 @@ async def test_a_response_that_fails_ends_with_response_failed(rather_slow: Mock
 
 
 async def test_over_http_no_response_can_be_continued_or_read_again(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         first = (await client.ask(response("n=1"))).json["id"]
         reply = await client.ask(response("n=1", previous_response_id=first))
         assert (reply.status, reply.error["code"]) == (400, "previous_response_not_found")
@@ -128,8 +122,7 @@ async def test_over_http_no_response_can_be_continued_or_read_again(rather_slow:
 
 
 async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (_, client):
         there = (await client.ask(post({"model": "tiny", "prompt": "The oak is old"}, "/tokenize"))).json
         assert (there["count"], there["max_model_len"]) == (len(there["tokens"]), 2048)
         back = await client.ask(post({"model": "tiny", "tokens": there["tokens"]}, "/detokenize"))
@@ -141,8 +134,7 @@ async def test_a_text_becomes_tokens_and_a_text_again(rather_slow: MockClock) ->
 
 
 async def test_tokenize_waits_for_admission(rather_slow: MockClock) -> None:
-    async with gateway_rig(requests_max=1, waiting_max=1, admit_s=1) as rig:
-        busy = await rig.client()
+    async with gateway_client(requests_max=1, waiting_max=1, admit_s=1) as (rig, busy):
         await busy.send(post(chat("n=100 s=1")))
         await trio.sleep(0.1)
         client = await rig.client()
@@ -159,8 +151,7 @@ async def test_tokenize_waits_for_admission(rather_slow: MockClock) -> None:
 
 
 async def test_server_info_shows_the_limits_of_this_moment(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         assert (await client.ask(head(path="/server_info"))).status == 404
         rig.gateway.server_info = lambda: {"version": "1", "engines": {}}
         rig.gateway.limits = evolve(rig.gateway.limits, websocket_lanes_max=3)  # as a reload does
@@ -171,8 +162,7 @@ async def test_server_info_shows_the_limits_of_this_moment(rather_slow: MockCloc
 
 
 async def test_model_info_names_the_model_or_the_only_one(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         for path in ("/model_info", "/get_model_info", "/model_info?model=tiny&x=1"):
             info = (await client.ask(head(path=path))).json
             assert (info["model_path"], info["max_model_len"], info["is_generation"]) == ("tiny", 2048, True)
@@ -192,8 +182,7 @@ async def test_flush_cache_is_refused_to_foreign_pages_and_ignored_for_head(rath
         flushed += 1
         await trio.lowlevel.checkpoint()
 
-    async with gateway_rig() as rig:
-        client = await rig.client()
+    async with gateway_client() as (rig, client):
         assert (await client.ask(post(b"", "/flush_cache"))).status == 404
         rig.gateway.flush_cache = flush
         assert (await client.ask(head("HEAD", "/flush_cache"))).status == 200
@@ -266,8 +255,7 @@ async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(
     with_reverse: RouteTable, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "espalier.requests")
-    async with gateway_rig(routes=with_reverse) as rig:
-        client = await rig.client()
+    async with gateway_client(routes=with_reverse) as (_, client):
         assert (await client.ask(post({"text": "oak"}, "/reverse"))).json == {"text": "kao"}
         wrong = await client.ask(post({"text": 5}, "/reverse"))
         assert (wrong.status, wrong.error["param"]) == (400, "text")
