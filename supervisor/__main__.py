@@ -25,7 +25,7 @@ import trio
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor.config import load, placement
-from supervisor.engines.kinds import load_cluster, read_cluster
+from supervisor.engines.kinds import load_cluster
 from supervisor.gateway import keys
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
@@ -101,7 +101,8 @@ def _run(loaded: load.Loaded, names: tuple[str, ...], parent: ParentPipe | None,
     gc.freeze()  # modules stay anyway, and every collection that traverses them takes longer than a turn may
     try:
         run = _run_function(loaded, names, terminal, parent, earlier)
-        code: int = trio.run(run, strict_exception_groups=True)
+        with loaded.locating_mistakes():
+            code: int = trio.run(run, strict_exception_groups=True)
     except ActorError as error:
         if parent is None:
             terminal.report_failure(str(error))
@@ -137,9 +138,11 @@ def check_report(file: Path, joined: Sequence[str], node_name: str | None) -> st
         yield from file_checks.mistakes(cluster, os.environ)
         yield from file_checks.expired(cluster, time.time())
 
-    cluster = read_cluster(file, joined, examine)
+    loaded = load_cluster(file, joined, examine)
+    cluster = loaded.cluster
     names = tuple(cluster.node) if node_name is None else placement.select_nodes(cluster, node_name)
-    trees = [preview.describe_node(cluster, name, os.environ) for name in names]
+    with loaded.locating_mistakes():
+        trees = [preview.describe_node(cluster, name, os.environ) for name in names]
     warnings = [f"warning: {sentence}" for sentence in file_checks.warnings(cluster, time.time())]
     return "\n\n".join([*trees, *(["\n".join(warnings)] if warnings else [])])
 

@@ -46,9 +46,10 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     """Yield every mistake; `kinds` has all kinds of engines that there are."""
     if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
+    served = {engine.model for engine in cluster.engine.values()}
     for name, model in cluster.model.items():
         path = join("model", segment(name))
-        if all(engine.model != name for engine in cluster.engine.values()):
+        if name not in served and served <= cluster.model.keys():  # else one of them may be meant for it
             yield Mistake(path, "no engine serves it")
         if any(name.replace("/", ":") == other.replace("/", ":") for other in cluster.model if other != name):
             yield Mistake(path, "differs from another model's name by nothing but / and :")
@@ -214,6 +215,6 @@ def _leg_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iterato
     if engine.leg != "both" and not cluster.cluster.join:
         other = "decode" if engine.leg == "prefill" else "prefill"
         if not any(candidate.model == engine.model and candidate.leg == other for candidate in cluster.engine.values()):
-            yield Mistake(f"{path}.leg", f"means nothing without an engine of the same model whose leg is {other}")
+            yield Mistake(f"{path}.leg", f"means nothing: there is no engine of the same model whose leg is {other}")
     if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
         yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")

@@ -1,4 +1,8 @@
-"""The reading of `[engine.NAME]`: its key `kind` selects the class of its section, and so its other keys."""
+"""The reading of `[engine.NAME]`: its key `kind` selects the class of its section, and so its other keys.
+
+Where `kind` is wrong, nobody knows which of these are right, so that only the keys of every kind are read. TOML has no
+null: where `kind` is None, its mistake has been reported.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,12 @@ def read_engine(kinds: Kinds, value: object) -> EngineSection:
     if not isinstance(value, dict):
         raise wrong(f"expected an object, got {describe(value)}")
     kind = value.get("kind", DEFAULT_KIND)
+    if kind is None:
+        known = {key: inner for key, inner in value.items() if key != "kind" and not _owner(key, EngineSection, kinds)}
+        return structure(known, EngineSection)
     if not isinstance(kind, str) or kind not in kinds:
         raise wrong(f"expected {' or '.join(map(describe, kinds))}, got {describe(kind)}", "kind")
-    foreign = {key: owner for key in value if (owner := _owner(key, kind, kinds)) is not None}
+    foreign = {key: owner for key in value if (owner := _owner(key, kinds[kind], kinds)) is not None}
     mistakes = [Mistake(segment(key), f"is for engines of kind {describe(owner)}") for key, owner in foreign.items()]
     try:
         section = structure({key: inner for key, inner in value.items() if key not in foreign}, kinds[kind])
@@ -27,11 +34,11 @@ def read_engine(kinds: Kinds, value: object) -> EngineSection:
     return section
 
 
-def _owner(key: str, kind: str, kinds: Kinds) -> str | None:
-    """Return the other kind to which a key belongs, None if it belongs to this kind or to none."""
-    if key in _keys(kinds[kind]):
+def _owner(key: str, own: type[EngineSection], kinds: Kinds) -> str | None:
+    """Return the other kind to which a key belongs, None if it belongs to `own` or to no kind."""
+    if key in _keys(own):
         return None
-    return next((other for other, section in kinds.items() if key in _keys(section)), None)
+    return next((kind for kind, section in kinds.items() if key in _keys(section)), None)
 
 
 def _keys(section: type[EngineSection]) -> set[str]:

@@ -9,11 +9,12 @@ file that has a mistake; commands for operators may use its rest to reach nodes 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
@@ -77,10 +78,20 @@ class Loaded:
     file: Path
     kinds: Kinds
     joined: tuple[str, ...] = ()  # the addresses that the command line adds to `cluster.join`
+    lines: Mapping[str, int] = field(factory=dict, repr=False)  # of each key, by its path
 
     def again(self, examine: Examine | None = None) -> Loaded:
         """Load the same file again; raises as `load` does."""
         return load(self.file, self.kinds, self.joined, examine)
+
+    @contextmanager
+    def locating_mistakes(self) -> Iterator[None]:
+        """Raise `FileMistakes` with the line in the file instead of a `Misconfigured` from the body."""
+        try:
+            yield
+        except Misconfigured as error:
+            report = _report(self.file, [Mistake(error.path, str(error))], self.lines)
+            raise FileMistakes(report, self.cluster) from error
 
 
 def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | None = None) -> Loaded:
@@ -114,7 +125,7 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
         cluster = _with_hosts(cluster)
     if mistakes or cluster is None:
         raise FileMistakes(_report(path, mistakes, lines), cluster)
-    return Loaded(cluster, path, kinds, tuple(join))
+    return Loaded(cluster, path, kinds, tuple(join), lines)
 
 
 def _read_text(path: Path) -> str:
@@ -126,7 +137,7 @@ def _read_text(path: Path) -> str:
         raise StartFailed(f"{path} cannot be read: {error}") from error
 
 
-def _report(path: Path, mistakes: Iterable[Mistake], lines: dict[str, int]) -> str:
+def _report(path: Path, mistakes: Iterable[Mistake], lines: Mapping[str, int]) -> str:
     """Return one row for each mistake, by line; control characters of the file are escaped."""
     numbered = dict.fromkeys((line_of(mistake.path, lines), _printable(str(mistake))) for mistake in mistakes)
     rows = [f"  line {line}: {sentence}" for line, sentence in sorted(numbered, key=lambda row: row[0])]

@@ -24,6 +24,8 @@ Table: TypeAlias = dict[str, object]
 ROUNDS_MAX = 4  # of structuring: what is left out in one may uncover mistakes for the next
 ASSUMED: dict[str, object] = {"path": ".", "kv_tokens_max": 2**20}  # for required keys that are missing
 MULTILINE_TABLES = ("settings", "environment")  # whose values may have line breaks
+KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
+ENTRY = re.compile(r"(model|engine|node)(\.[\w-]+|\[.+\])(\.model|\.leg)?")  # of one that others may miss
 SUGGESTION = re.compile(r"did you mean ([a-z_]+)\?")
 
 
@@ -41,8 +43,13 @@ class Pruned:
 
 
 def _concerns(path: str, mistake: Mistake) -> bool:
-    concerned = mistake.path
-    return concerned == path or concerned.startswith((f"{path}.", f"{path}[")) or path in mistake.message
+    concerned, message = mistake.path, mistake.message
+    if _is_prefix(path, concerned) or path in message:
+        return True
+    if (entry := ENTRY.fullmatch(path)) is None:
+        return False
+    table = entry[1]
+    return f"no {table} " in message or (concerned == table and message == "must not be empty")
 
 
 def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
@@ -99,6 +106,9 @@ def _leave_out(data: Table, path: str) -> None:
             return
         prefix = join(prefix, segment(key))
         inner = table[key]
+        if prefix == path and KIND.fullmatch(path):
+            table[key] = None
+            return
         if prefix == path or not isinstance(inner, dict):
             del table[key]
             return

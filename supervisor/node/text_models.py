@@ -10,7 +10,8 @@ from actors.engines.sglang import model_files
 from actors.text.model import TextModel, load
 from protocol.errors import StartFailed
 from protocol.model_folder import FILES
-from supervisor.config.load import Cluster
+from protocol.strict.mistakes import join, segment
+from supervisor.config.load import Cluster, Misconfigured
 from supervisor.files import reading
 
 
@@ -19,7 +20,7 @@ def load_text_models(
 ) -> dict[str, TextModel]:
     """Return the text models that a node needs, by name: all of them at the gateway, else those its engines read.
 
-    Raises `StartFailed` if the files of one cannot be used.
+    Raises `Misconfigured` if the files of one cannot be used.
     """
     read = {engine.model for engine in cluster.engines_on(node).values() if engine.reads_text}
     return {name: _load(cluster, name, strftime) for name in cluster.model if has_gateway or name in read}
@@ -32,4 +33,4 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
         template = None if section.template is None else reading.template(cluster.folder / section.template)
         return evolve(load(contents, template, strftime=strftime), digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
-        raise StartFailed(f"model {name} in {folder}: {error}") from error
+        raise Misconfigured(join(join("model", segment(name)), "path"), f"model {name} in {folder}: {error}") from error

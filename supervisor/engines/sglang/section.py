@@ -103,7 +103,7 @@ class SglangSection(EngineSection):
         key = f"{path}.bootstrap_port"
         if self.leg != "prefill":
             if self.bootstrap_port is not None:
-                yield Mistake(key, "is for a prefill of SGLang")
+                yield Mistake(key, f"is for a prefill of SGLang, and {path}.leg is {self.leg}")
         elif self.bootstrap_port is None:
             yield Mistake(key, "is missing: decodes find a prefill by it")
         else:

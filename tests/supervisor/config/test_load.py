@@ -174,6 +174,57 @@ def test_a_file_that_is_missing_or_not_toml_is_refused_in_one_sentence(
         read_cluster(path)
 
 
+SECOND_MODEL = f'[model.b]\npath = "{TINY}"\n'
+TWO_LEGS = f"""{GOOD}leg = "prefil"
+bootstrap_port = 8500
+
+[engine.decode]
+model = "tiny"
+leg = "decode"
+device = "cpu"
+kv_tokens_max = 4096
+"""
+ONE_CAUSE = [
+    (
+        GOOD.replace('device = "cpu"', 'kind = "simulatd"\nsimulated.length_min = 3'),
+        (7, 'engine.tiny-0.kind: expected "sglang" or "simulated", got "simulatd"'),
+    ),
+    (f"{GOOD}kind = 3\n", (9, 'engine.tiny-0.kind: expected "sglang" or "simulated", got 3')),
+    (
+        GOOD.replace('model = "tiny"', 'model = "tinny"'),
+        (6, "engine.tiny-0.model: there is no model tinny; there is tiny"),
+    ),
+    (SECOND_MODEL + GOOD.replace('model = "tiny"\n', ""), (7, "engine.tiny-0.model: is missing")),
+    (f"{GOOD}[node.Main]\n", (9, 'node.Main: must be lower-case letters, digits and dashes, got "Main"')),
+    (
+        GOOD.replace("engine.tiny-0", 'engine."tiny 0"'),
+        (5, 'engine["tiny 0"]: must be letters, digits, dashes, dots and _, got "tiny 0"'),
+    ),
+    (TWO_LEGS, (9, 'engine.tiny-0.leg: expected "both", "prefill" or "decode", got "prefil"')),
+]
+
+
+@pytest.mark.parametrize(("text", "mistake"), ONE_CAUSE, ids=[mistake for _, (_, mistake) in ONE_CAUSE])
+def test_what_follows_from_a_mistake_is_not_reported_as_another(
+    written: Callable[[str], Path], text: str, mistake: tuple[int, str]
+) -> None:
+    assert mistakes(written(text)) == [mistake]
+
+
+def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Callable[[str], Path]) -> None:
+    found = mistakes(written(f'{GOOD}kind = "x"\nslots = true\nmodle = 3\nnode = "b"\n'))
+    assert [(line, mistake.partition(":")[0]) for line, mistake in found] == [
+        (9, "engine.tiny-0.kind"),
+        (10, "engine.tiny-0.slots"),
+        (11, "engine.tiny-0.modle"),
+        (12, "engine.tiny-0.node"),
+    ]
+
+
+def test_a_model_that_no_engine_serves_is_a_mistake(written: Callable[[str], Path]) -> None:
+    assert mistakes(written(SECOND_MODEL + GOOD)) == [(1, "model.b: no engine serves it")]
+
+
 def test_allowed_hosts_and_origins_replace_the_defaults_and_ignore_case(written: Callable[[str], Path]) -> None:
     names = 'allowed_hosts = ["Llm.Example"]\nallowed_origins = ["https://App.example"]'
     cluster = read_cluster(written(f'{GOOD}[gateway]\nhost = "::"\n{names}\n'))

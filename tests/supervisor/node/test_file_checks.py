@@ -261,6 +261,16 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
     assert [row.partition(": ")[2].partition(":")[0] for row in rows] == ["cluster.secret", "gateway.keys"]
 
 
+def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = written(GOOD.replace(str(TINY), str(tmp_path)))
+    with pytest.raises(StartFailed) as caught:
+        __main__.check_report(file, (), None)
+    sentence = f"model tiny in {tmp_path}: the model's folder has no tokenizer.json and no config.json"
+    assert str(caught.value) == f"{file} has 1 mistake:\n  line 3: model.tiny.path: {sentence}"
+
+
 # Commands --------------------------------------------------------------------------------
 
 
