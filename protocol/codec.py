@@ -15,10 +15,7 @@ from protocol.errors import PeerViolation
 from protocol.kind import Kind, Message, by_message
 from protocol.messages import Embedded, Started, Tokens
 from protocol.tensors import Tensor, check_tensor, size_bytes
-from protocol.text_messages import (
-    Accepted,
-    Text,
-)
+from protocol.text_messages import Accepted, Text
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for invalid bytes; the last two are for text that is not UTF-8 and for deep nesting."""

@@ -73,9 +73,7 @@ class RoutedRequest:
             tokens=[*self.request.tokens, *sent],
             said=self.request.said + len(sent),
             sampling=evolve(
-                sampling,
-                tokens_max=sampling.tokens_max - len(sent),
-                tokens_min=max(0, sampling.tokens_min - len(sent)),
+                sampling, tokens_max=sampling.tokens_max - len(sent), tokens_min=max(0, sampling.tokens_min - len(sent))
             ),
         )
 

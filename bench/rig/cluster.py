@@ -72,11 +72,7 @@ def simulated(
 ) -> str:
     """Return the section of a simulated engine on a node; `settings` are the keys of its table `simulated`."""
     return SIMULATED.format(
-        name=node_engine_name(node),
-        slots=slots,
-        leg=_leg(leg),
-        simulated=_lines(settings),
-        costs=_lines(costs or {}),
+        name=node_engine_name(node), slots=slots, leg=_leg(leg), simulated=_lines(settings), costs=_lines(costs or {})
     )
 
 

@@ -25,13 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 def common_fields(kind: str, answer_id: str, *, created: int, model: str) -> dict[str, object]:
     """Return the fields that all chunks of an answer have, or an answer in one piece; `kind` is their `object`."""
-    return {
-        "id": answer_id,
-        "object": kind,
-        "created": created,
-        "model": model,
-        "system_fingerprint": None,
-    }
+    return {"id": answer_id, "object": kind, "created": created, "model": model, "system_fingerprint": None}
 
 
 class ChoiceChunks(ABC):

@@ -18,14 +18,7 @@ from attrs import define, field
 
 from actors.kit.groups import leaves
 from protocol.cluster import OPERATOR_PREFIX, GetStatus, Reload, Status, check_state
-from protocol.errors import (
-    ActorError,
-    DeadlineExceeded,
-    EspalierError,
-    PeerLost,
-    PeerViolation,
-    RequestError,
-)
+from protocol.errors import ActorError, DeadlineExceeded, EspalierError, PeerLost, PeerViolation, RequestError
 from protocol.greeting import Greeter
 from protocol.kind import Message
 from protocol.peer import Peer

@@ -22,11 +22,7 @@ from rich.console import Console
 from rich.live import Live
 
 from protocol.cluster import Drain, GetStatus, Reload, Reloaded, Status
-from protocol.errors import (
-    EspalierError,
-    PeerLost,
-    StartFailed,
-)
+from protocol.errors import EspalierError, PeerLost, StartFailed
 from supervisor.cli import status_view
 from supervisor.cli.client import ClusterClient, has_link_to, nothing_listens
 from supervisor.cli.status_view import StatusOrError

@@ -19,13 +19,7 @@ from protocol.cluster import OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import listener_checks, time_checks
 from supervisor.config.limits import WILDCARD
-from supervisor.config.schema import (
-    WILDCARD_HOSTS,
-    Cluster,
-    ClusterSection,
-    EngineSection,
-    Kinds,
-)
+from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, EngineSection, Kinds
 
 TREE_NAMES = ("gateway", "links", "metrics")
 TREE_PREFIXES = ("processor-", "router-")

@@ -16,16 +16,7 @@ import trio
 
 from actors.grammars import grammar_digest
 from actors.kit.offload import Offload, RunInThread
-from protocol.errors import (
-    ActorLost,
-    BadRequest,
-    Draining,
-    EngineLost,
-    LinkLost,
-    NotReady,
-    Overloaded,
-    RequestError,
-)
+from protocol.errors import ActorLost, BadRequest, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
 from protocol.grammars import find_mistake
 from protocol.kind import Message
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked

@@ -46,11 +46,7 @@ class Models:
 
 
 def model_children(
-    cluster: Cluster,
-    texts: Mapping[str, TextModel],
-    directory: Directory,
-    runtime: Runtime,
-    reloadable: Reloadable,
+    cluster: Cluster, texts: Mapping[str, TextModel], directory: Directory, runtime: Runtime, reloadable: Reloadable
 ) -> Models:
     """Return the models of the cluster and their children; adds their routings to `reloadable`."""
     served: dict[str, ServedModel] = {}

@@ -108,14 +108,7 @@ class Events:
         logprobs = _encode(logprob_entries(reply.logprobs) if self._create.logprobs is not None else [])
         self._remember(logprobs[1:-1])
         ids = b',"token_ids":' + _encode(reply.ids) if self._create.return_token_ids else b""
-        return b'%b%d,"delta":%b,"logprobs":%b%b%b' % (
-            self._delta_head,
-            number,
-            text,
-            logprobs,
-            ids,
-            self._delta_tail,
-        )
+        return b'%b%d,"delta":%b,"logprobs":%b%b%b' % (self._delta_head, number, text, logprobs, ids, self._delta_tail)
 
     def finish(self, ended: ChoiceEnded, usage: Usage) -> tuple[bytes, ...]:
         """Return the events of a response that ended by itself, or at the most tokens that were requested."""

@@ -270,11 +270,7 @@ class Exchange:
 
     def _head(self, status: int, headers: list[Header]) -> bytes:
         self._begins_at = self.outbox.accepted_bytes
-        headers = [
-            (b"date", _date(int(self.gateway.now()))),
-            *headers,
-            (b"x-request-id", self.request_id.encode()),
-        ]
+        headers = [(b"date", _date(int(self.gateway.now()))), *headers, (b"x-request-id", self.request_id.encode())]
         headers += [header for header in self.gateway.origins.cors_headers(self.headers) if header not in headers]
         options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
         if self.closes or self.gateway.gate.draining or not self.all_read():

@@ -47,17 +47,7 @@ from protocol.errors import (
 )
 from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
 from protocol.kind import Message
-from protocol.messages import (
-    Done,
-    EngineInfo,
-    EngineLoad,
-    FinishReason,
-    FlushCache,
-    Generate,
-    GetInfo,
-    GetLoad,
-    Ping,
-)
+from protocol.messages import Done, EngineInfo, EngineLoad, FinishReason, FlushCache, Generate, GetInfo, GetLoad, Ping
 from protocol.peer import Peer
 
 READ_BYTES = 256 * 1024

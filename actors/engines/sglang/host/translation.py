@@ -11,15 +11,7 @@ from sglang.version import __version__
 from actors.engines.sglang.boot_message import GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
-from protocol.messages import (
-    EngineInfo,
-    Generate,
-    GrammarKind,
-    HandOff,
-    Logprob,
-    Rendezvous,
-    Sampling,
-)
+from protocol.messages import EngineInfo, Generate, GrammarKind, HandOff, Logprob, Rendezvous, Sampling
 from protocol.trace import as_headers
 
 HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLang's errors, where a hand-off failed
