@@ -175,11 +175,7 @@ def test_defaults_are_read_as_transformers_writes_them(config: dict[str, Any], w
     ],
 )
 async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
-    request_: Respond,
-    kind: type[ContextTooLong | BadRequest],
-    param: str,
-    reason: str,
-    autojump_clock: MockClock,
+    request_: Respond, kind: type[ContextTooLong | BadRequest], param: str, reason: str, autojump_clock: MockClock
 ) -> None:
     worker = Worker()
     async with running(worker) as address:

@@ -91,10 +91,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[RouterRig]:
         engines.cancel_scope.cancel()
 
 
-ROOMS = {
-    "one worker": (Leg.BOTH,),
-    "a pair": (Leg.PREFILL, Leg.DECODE),
-}
+ROOMS = {"one worker": (Leg.BOTH,), "a pair": (Leg.PREFILL, Leg.DECODE)}
 
 
 async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expected: list[int]) -> bool:

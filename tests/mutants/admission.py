@@ -74,11 +74,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/http/head_checks.py": (
-        Bug(
-            "every port of a host is one origin",
-            " and (page.port or default) == (host.port or default)",
-            "",
-        ),
+        Bug("every port of a host is one origin", " and (page.port or default) == (host.port or default)", ""),
         Bug("a folded header passes", "if FOLDED.search(raw) is not None:", "if False:"),
     ),
     "actors/kit/fair_queue.py": (

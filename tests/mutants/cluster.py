@@ -17,11 +17,7 @@ BUGS: Bugs = {
         Bug("a deadline is not carried", "credit, to, remaining_ms(), sum(", "credit, to, None, sum("),
     ),
     "supervisor/links/serving.py": (
-        Bug(
-            "a deadline is read in seconds",
-            "max(0, frame.within_ms) / 1000",
-            "max(0, frame.within_ms)",
-        ),
+        Bug("a deadline is read in seconds", "max(0, frame.within_ms) / 1000", "max(0, frame.within_ms)"),
     ),
     "supervisor/cluster/mesh.py": (
         Bug("two nodes dial each other", "(dials_all or self.name < name)", "True"),
@@ -43,9 +39,7 @@ BUGS: Bugs = {
             "if before is not None and before.dialer != carried.dialer == peer:",
         ),
         Bug(
-            "the link of a node's earlier life goes on beside the new one",
-            "before.scope.cancel(reason=reason)",
-            "pass",
+            "the link of a node's earlier life goes on beside the new one", "before.scope.cancel(reason=reason)", "pass"
         ),
         Bug(
             "the end of an older link takes the new one's place away",

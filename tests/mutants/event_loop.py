@@ -20,9 +20,7 @@ BUGS: Bugs = {
             "a log that nobody reads grows without a limit", "                return False\n", "                pass\n"
         ),
         Bug(
-            "lost lines are not told of",
-            "pieces += [self.notice(*gap)] * (gap != _NONE) + [data]",
-            "pieces += [data]",
+            "lost lines are not told of", "pieces += [self.notice(*gap)] * (gap != _NONE) + [data]", "pieces += [data]"
         ),
         Bug("what could not be written is not counted", "                    self._drop(taken)\n", ""),
         Bug(

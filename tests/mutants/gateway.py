@@ -64,11 +64,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/requests.py": (
-        Bug(
-            "a response has no deadline",
-            "trio.move_on_at(record.received_at + self.total_s)",
-            "trio.move_on_at(1e9)",
-        ),
+        Bug("a response has no deadline", "trio.move_on_at(record.received_at + self.total_s)", "trio.move_on_at(1e9)"),
         Bug("the first token has no deadline", "if record.first_at is None else inf", "if False else inf"),
         Bug("a response is aborted without its error", "            raise self.aborted_by\n", "            pass\n"),
     ),

@@ -92,11 +92,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/links/frame_writer.py": (
-        Bug(
-            "nothing limits what a peer leaves unread",
-            "self.peer.queued_bytes > self.queued_bytes_max",
-            "False",
-        ),
+        Bug("nothing limits what a peer leaves unread", "self.peer.queued_bytes > self.queued_bytes_max", "False"),
         Bug("the writer stops after its first message", "await self._waiting.park()", "return"),
         Bug(
             "a bug of this node goes on as if the frame had been sent",

@@ -6,11 +6,7 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "supervisor/gateway/gateway.py": (
-        Bug(
-            "a key's own grammars are ignored",
-            "may = self.grammars if own is None else own",
-            "may = self.grammars",
-        ),
+        Bug("a key's own grammars are ignored", "may = self.grammars if own is None else own", "may = self.grammars"),
         Bug(
             "every key may use every grammar",
             "                await self._check_grammar(request, request.grammar, key)\n",

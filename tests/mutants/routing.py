@@ -31,11 +31,7 @@ BUGS: Bugs = {
             "tokens_max=sampling.tokens_max - len(sent),",
             "tokens_max=sampling.tokens_max,",
         ),
-        Bug(
-            "a resume does not say what was said",
-            "said=self.request.said + len(sent),",
-            "said=self.request.said,",
-        ),
+        Bug("a resume does not say what was said", "said=self.request.said + len(sent),", "said=self.request.said,"),
         Bug("a resume goes by the id of the first try", "id=self.routing.new_id())", "id=self.request.id)"),
         Bug(
             "usage counts what a lost worker said twice",
@@ -72,9 +68,7 @@ BUGS: Bugs = {
         Bug("a request is never lost too often", "if self._losses > limits.resumes_max or", "if False or"),
         Bug("a request kills one engine after the other", "self._crashes += 1", "pass"),
         Bug(
-            "the worker that was lost is asked again at once",
-            "self.lost_names.add(worker.load.name)\n        if",
-            "if",
+            "the worker that was lost is asked again at once", "self.lost_names.add(worker.load.name)\n        if", "if"
         ),
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
     ),

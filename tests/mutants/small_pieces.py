@@ -36,11 +36,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/http/exchange.py": (
-        Bug(
-            "all received pieces of a refused body are read in one turn",
-            "range(UNREAD_PIECES_MAX)",
-            "range(2**31)",
-        ),
+        Bug("all received pieces of a refused body are read in one turn", "range(UNREAD_PIECES_MAX)", "range(2**31)"),
     ),
     "supervisor/gateway/websocket/frame_counter.py": (
         Bug("a frame's payload is read as frames", "            if self._left_bytes:\n", "            if False:\n"),

@@ -97,9 +97,7 @@ BUGS: Bugs = {
             "for name, identity in self._identities.items() if name == SOCKET",
         ),
         Bug(
-            "a socket that is made again cuts running requests",
-            "listeners, handler_nursery=operators))",
-            "listeners))",
+            "a socket that is made again cuts running requests", "listeners, handler_nursery=operators))", "listeners))"
         ),
         Bug(
             "a check that is not possible ends the node",

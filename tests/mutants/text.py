@@ -6,11 +6,7 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "actors/text/encoding.py": (
-        Bug(
-            "a text is tokenised whole before it is refused",
-            "    while part < len(text):\n",
-            "    while False:\n",
-        ),
+        Bug("a text is tokenised whole before it is refused", "    while part < len(text):\n", "    while False:\n"),
         Bug(
             "a text that fits is refused for where it was cut",
             "if count > tokens_max + SEAM_TOKENS:",
@@ -63,11 +59,7 @@ BUGS: Bugs = {
         Bug("an answer of token ids takes memory that nobody counts", "exchange.answer_memory.grow(body.size)", "pass"),
     ),
     "supervisor/threads/text_threads.py": (
-        Bug(
-            "whoever came first has every thread",
-            "min(queues, key=lambda entry: entry[1].last_turn)",
-            "queues[0]",
-        ),
+        Bug("whoever came first has every thread", "min(queues, key=lambda entry: entry[1].last_turn)", "queues[0]"),
         Bug("whoever asks anew goes ahead of all who wait", "_Queue(self._turns - 0.5)", "_Queue(0)"),
         Bug("heavy work takes every thread", "self._heavy < max(1, self.limits.threads - 1)", "True"),
         Bug(

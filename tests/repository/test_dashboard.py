@@ -142,9 +142,7 @@ def test_no_two_panels_lie_on_each_other() -> None:
     assert max(x for x, _ in cells) < 24
 
 
-async def test_every_series_on_the_dashboard_is_exported_with_these_labels(
-    exported: dict[str, set[str]],
-) -> None:
+async def test_every_series_on_the_dashboard_is_exported_with_these_labels(exported: dict[str, set[str]]) -> None:
     for panel in PANELS:
         for target in panel["targets"]:
             names = names_in(target["expr"])

@@ -60,10 +60,7 @@ async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(a
 
 async def test_d6_a_request_stays_if_it_has_begun_or_its_worker_has_room(autojump_clock: MockClock) -> None:
     slow = Play(None, 3)
-    async with (
-        routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as rig,
-        trio.open_nursery() as nursery,
-    ):
+    async with routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as rig, trio.open_nursery() as nursery:
         for name in ("begun", "waits"):
             nursery.start_soon(ask, rig, generate(name))
         await trio.sleep(3)

@@ -219,11 +219,7 @@ async def test_a_warm_up_request_computes_its_prompt_and_sends_no_text(autojump_
     ],
 )
 async def test_what_does_not_fit_is_refused_before_any_choice_runs(
-    asked: Respond,
-    kind: type[BadRequest | ContextTooLong],
-    param: str,
-    words: str,
-    autojump_clock: MockClock,
+    asked: Respond, kind: type[BadRequest | ContextTooLong], param: str, words: str, autojump_clock: MockClock
 ) -> None:
     worker = Worker()
     async with running(worker, limits=ROOMY) as address:

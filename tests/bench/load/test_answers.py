@@ -176,9 +176,7 @@ values = st.recursive(
 keys = st.sampled_from(["choices", "delta", "usage", "error", "type", "response", "finish_reason", "status", "text"])
 types = st.sampled_from(["response.completed", "response.failed", "error", "x.delta", "response.incomplete"])
 objects = st.recursive(
-    values | types,
-    lambda inner: st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=2),
-    max_leaves=12,
+    values | types, lambda inner: st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=2), max_leaves=12
 )
 
 

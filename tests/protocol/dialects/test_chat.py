@@ -33,9 +33,7 @@ def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, 
 
 def test_the_shortest_request() -> None:
     assert to_respond(request(), request_id=ID) == Respond(
-        ID,
-        (Turn(Role.USER, "Hi"),),
-        params=PARAMS | {"tokens_max": "max_completion_tokens"},
+        ID, (Turn(Role.USER, "Hi"),), params=PARAMS | {"tokens_max": "max_completion_tokens"}
     )
 
 

@@ -134,12 +134,7 @@ def test_a_failed_stream_never_looks_whole() -> None:
     chunks = chunks_of(stream=True)
     _, error = events(chunks.text(Text("He", 1)) + chunks.failed(EngineLost("the engine died; ask again")))
     assert json.loads(error) == {
-        "error": {
-            "message": "the engine died; ask again",
-            "type": "server_error",
-            "param": None,
-            "code": "engine_lost",
-        }
+        "error": {"message": "the engine died; ask again", "type": "server_error", "param": None, "code": "engine_lost"}
     }
 
 

@@ -313,10 +313,7 @@ def test_log_probabilities_in_one_piece_equal_those_of_the_chunks() -> None:
 
 
 def test_a_leading_space_that_was_removed_shifts_no_other_token() -> None:
-    pieces = [
-        Text("Hi", 1, 0, (TokenText(" Hi", b" Hi", -1.0),)),
-        Text(" ho", 1, 0, (TokenText(" ho", b" ho", -1.0),)),
-    ]
+    pieces = [Text("Hi", 1, 0, (TokenText(" Hi", b" Hi", -1.0),)), Text(" ho", 1, 0, (TokenText(" ho", b" ho", -1.0),))]
     table = check(gathered(request(logprobs=0), *pieces, ended()))["choices"][0]["logprobs"]
     assert table["text_offset"] == [0, 2]
 

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.dialects.responses import (
-    Create,
-    CreateHttp,
-    error_event,
-    parse,
-    parse_http,
-    to_respond,
-)
+from protocol.dialects.responses import Create, CreateHttp, error_event, parse, parse_http, to_respond
 from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.text_messages import Respond, Role, Turn
 from tests.protocol.dialects.responses.test_requests import BASE, ID, create, refused
