@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.slots import Deadlines, SlotObserver
 from actors.kit.calls import Answer
-from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.actors.test_decode import Worker, ask, leave_after, working
-from tests.rig.calls import AnyAddress, AnyAnswer, priority_inbox
+from tests.rig.calls import priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, whole
 from tests.rig.fake_engine import generate as wanted_of
-from tests.rig.router import Fake, FakePool, Play, generate, routed
+from tests.rig.router import ActorWorker, Fake, Play, Received, RouterRig, generate, routed
 from tests.rig.router import ask as route
+from tests.rig.scheduler import call_later
 
 DEADLINES = Deadlines(first_token_s=60, gap_s=20, total_s=600, release_s=5, leak_s=300, stuck_max=3)
 HANGS = [13, 13, 13]  # a prompt under which every engine hangs
@@ -161,30 +161,16 @@ async def test_an_observer_gets_the_number_of_stuck_slots(autojump_clock: MockCl
 
 
 @define(eq=False)
-class Hung:
+class Hung(ActorWorker):
     """A real decode over an engine that hangs under one prompt, started again whenever it was found stuck."""
 
-    name: str
-    pool: FakePool
-    leg: Leg = Leg.BOTH
-    bootstrap: None = None
-    busy: int = 0
+    slots: int = 8
     killed: int = 0
-    asked: list[str] = field(factory=list)
-    address: AnyAddress = field(init=False)
-
-    @property
-    def load(self) -> Load:
-        return Load(self.name, self.busy, 8)
-
-    def begun(self, request_id: str) -> None:
-        """It has room for any prompts."""
 
     async def run(self) -> None:
         self.address, inbox = priority_inbox(8, lambda _: 0)
         while True:
             engine = Hanging()
-
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(engine.run)
@@ -192,64 +178,45 @@ class Hung:
             except* (EngineStuck, EngineDied):
                 self.killed += 1
 
-    @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[AnyAnswer]:
-        self.busy += 1
-        self.asked.append(request.id)
-        try:
-            async with self.address.ask(request, credit) as answer:
-                yield answer
-        finally:
-            self.busy -= 1
-            self.pool.change()
+
+@asynccontextmanager
+async def over_hung(names: str) -> AsyncIterator[RouterRig]:
+    """Run a router over workers with these names whose engines may hang."""
+    async with routed(limits=FailoverLimits(resume_s=60)) as rig, trio.open_nursery() as nursery:
+        rig.pool.all.extend(Hung(name, rig.pool) for name in names)
+        for worker in rig.pool.all:
+            nursery.start_soon(worker.run)
+        await wait_all_tasks_blocked()
+        rig.pool.change()
+        yield rig
+        nursery.cancel_scope.cancel()
+
+
+async def ask_hostile(rig: RouterRig) -> None:
+    with pytest.raises((EngineLost, DeadlineExceeded)):
+        await route(rig, evolve(wanted_of("x", tokens_max=5), tokens=HANGS))
 
 
 async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock: MockClock) -> None:
-    async with routed(limits=FailoverLimits(resume_s=60)) as rig:
-        workers = [Hung(name, rig.pool) for name in "abcdef"]
-        rig.pool.all.extend(workers)
-        async with trio.open_nursery() as nursery:
-            for worker in workers:
-                nursery.start_soon(worker.run)
-            await wait_all_tasks_blocked()
-            rig.pool.change()
-            hanging = evolve(wanted_of("a", tokens_max=5), tokens=HANGS)
-            with pytest.raises((EngineLost, DeadlineExceeded)):
-                async with rig.address.ask(hanging, 5) as answer:
-                    await answer.relay(lambda _: None)
-            await trio.sleep(1000)
-            nursery.cancel_scope.cancel()
-        assert sum(len(worker.asked) for worker in workers) <= 2
-        assert sum(worker.killed for worker in workers) <= 2
+    async with over_hung("abcdef") as rig:
+        await ask_hostile(rig)
+        await trio.sleep(1000)
+        assert sum(len(worker.asked) for worker in rig.pool.all) <= 2
+        assert sum(worker.killed for worker in rig.pool.all) <= 2
 
 
 async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock: MockClock) -> None:
     """The engine stops for all: nobody can tell who is to blame, so each is carried on once."""
-    async with routed(limits=FailoverLimits(resume_s=60)) as rig:
-        workers = [Hung(name, rig.pool) for name in "ab"]
-        rig.pool.all.extend(workers)
-        got: list[Any] = []
+    got: list[Received] = []
 
-        async def honest(name: str) -> None:
-            async with rig.address.ask(wanted_of(name, tokens_max=100), 100) as answer:
-                got.append(await answer.result())
+    async def honest(rig: RouterRig, name: str) -> None:
+        got.append(await route(rig, wanted_of(name, tokens_max=100)))
 
-        async def hostile() -> None:
-            with suppress(EngineLost, DeadlineExceeded):
-                async with rig.address.ask(evolve(wanted_of("x", tokens_max=5), tokens=HANGS), 5) as answer:
-                    await answer.result()
-
-        async with trio.open_nursery() as nursery:
-            for worker in workers:
-                nursery.start_soon(worker.run)
-            await wait_all_tasks_blocked()
-            rig.pool.change()
-            async with trio.open_nursery() as clients:
-                clients.start_soon(hostile)
-                for number in range(4):
-                    clients.start_soon(honest, f"h{number}")
-            nursery.cancel_scope.cancel()
-        assert [finished.usage.completion_tokens for finished in got] == [100] * 4
+    async with over_hung("ab") as rig, trio.open_nursery() as clients:
+        clients.start_soon(ask_hostile, rig)
+        for number in range(4):
+            clients.start_soon(honest, rig, f"h{number}")
+    assert [received.finished.usage.completion_tokens for received in got] == [100] * 4
 
 
 async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock: MockClock) -> None:
@@ -258,8 +225,7 @@ async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_die
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
     async with routed(*prefills, *decodes, limits=FailoverLimits(resumes_max=20, pause_s=0.01)) as rig:
         with pytest.raises(HandOffFailed):
-            async with rig.address.ask(wanted_of("a", tokens_max=5), 5) as answer:
-                await answer.relay(lambda _: None)
+            await route(rig, wanted_of("a", tokens_max=5))
         assert [len(each.asked) for each in prefills] == [1, 1, 0, 0]
 
 
@@ -274,12 +240,7 @@ async def test_legs_that_let_go_count_for_nothing(autojump_clock: MockClock) -> 
 async def test_d7_a_request_that_stands_still_while_others_go_on_was_preempted(autojump_clock: MockClock) -> None:
     async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
-
-        async def set_aside() -> None:
-            await trio.sleep(3.5)
-            worker.engine.scheduler.silent.add("bad")
-
-        nursery.start_soon(set_aside)
+        nursery.start_soon(call_later, 3.5, worker.engine.scheduler.silent.add, "bad")
         await expect(Preempted, worker, wanted_of("bad", tokens_max=50))
         assert trio.current_time() == 23
 

@@ -8,58 +8,28 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
-from attrs import define
+from attrs import define, field
 
 from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.slots import Deadlines
-from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import ActorLost, EngineDied
-from protocol.messages import EngineLoad, Generate
-from tests.rig.calls import AnyAddress, AnyAnswer, AnyPriorityInbox, priority_inbox
-from tests.rig.router import FakePool, RouterRig, ask, generate, routed
+from protocol.messages import EngineLoad
+from tests.rig.calls import AnyPriorityInbox, priority_inbox
+from tests.rig.router import ActorWorker, RouterRig, ask, generate, routed
 from tests.rig.scheduler import sweep
 from tests.rig.simulated_engines import spec
 from tests.system.simulator import counting, simulate
 
 
 @define(eq=False)
-class Real:
+class Real(ActorWorker):
     """A decode actor over a simulated engine, as a worker."""
 
-    name: str
-    engine: SimulatedEngine
-    address: AnyAddress
-    pool: FakePool
-    busy: int = 0
-
-    @property
-    def load(self) -> Load:
-        return Load(self.name, self.busy, self.engine.info.running_max)
-
-    def begun(self, request_id: str) -> None:
-        """It has room for any prompts."""
-
-    @property
-    def leg(self) -> Leg:
-        return self.engine.spec.leg
-
-    @property
-    def bootstrap(self) -> tuple[str, int] | None:
-        return self.engine.info.bootstrap
-
-    @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[AnyAnswer]:
-        self.busy += 1
-        try:
-            async with self.address.ask(request, credit) as answer:
-                yield answer
-        finally:
-            self.busy -= 1
-            self.pool.change()
+    engine: SimulatedEngine = field(kw_only=True)
 
 
 @asynccontextmanager
@@ -81,11 +51,13 @@ async def over_engines(*legs: Leg) -> AsyncIterator[RouterRig]:
 
         for number, leg in enumerate(legs):
             engine = SimulatedEngine(spec(leg=leg, slots=1, costs=costs), random.Random(0))
-            address, inbox = priority_inbox(1, lambda _: 0)
-            name = f"{leg}{number}"
-            rig.pool.all.append(Real(name, engine, address, rig.pool))
+            worker = Real(
+                f"{leg}{number}", rig.pool, engine.info.running_max, leg, engine.info.bootstrap, engine=engine
+            )
+            worker.address, inbox = priority_inbox(1, lambda _: 0)
+            rig.pool.all.append(worker)
             engines.start_soon(compute, engine)
-            engines.start_soon(act, inbox, engine, name)
+            engines.start_soon(act, inbox, engine, worker.name)
         rig.pool.change()
         yield rig
         engines.cancel_scope.cancel()

@@ -135,6 +135,38 @@ class Fake:
 
 
 @define(eq=False)
+class ActorWorker:
+    """A worker whose answers are those of an actor; it counts the requests that the actor has."""
+
+    name: str
+    pool: FakePool
+    slots: int
+    leg: Leg = Leg.BOTH
+    bootstrap: tuple[str, int] | None = None
+    busy: int = 0
+    asked: list[str] = Factory(list)
+    address: AnyAddress = field(init=False)
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.busy, self.slots)
+
+    def begun(self, request_id: str) -> None:
+        """It has room for any prompts."""
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[AnyAnswer]:
+        self.busy += 1
+        self.asked.append(request.id)
+        try:
+            async with self.address.ask(request, credit) as answer:
+                yield answer
+        finally:
+            self.busy -= 1
+            self.pool.change()
+
+
+@define(eq=False)
 class FakePool:
     """The workers of a test; `gone` are those that cannot be asked."""
 

@@ -10,8 +10,10 @@ from typing import Any
 import trio
 
 from actors.engines.port import Generation
+from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Finished, Generate, Sampling, Started, Tokens
@@ -24,6 +26,12 @@ def spec(**changes: Any) -> SimulatedSpec:
     """Return the spec of a small engine whose steps take one second."""
     few: dict[str, Any] = {"slots": 4, "waiting_max": 16, "kv_tokens_max": 4096, "context_max": 1024, "page_size": 4}
     return SimulatedSpec(**(few | {"vocabulary_size": 100, "costs": COSTS} | changes))
+
+
+def batch(lines: Sequence[list[int]] = (), **changes: Any) -> Batch:
+    """Return the steps of such an engine, without its clock."""
+    engine_spec = spec(**changes)
+    return Batch(engine_spec, OutputGenerator.from_sentences(engine_spec, lines), random.Random(0))
 
 
 @asynccontextmanager
@@ -73,8 +81,8 @@ async def finished(generation: Generation) -> Finished:
     return ended
 
 
-async def timed(generation: Generation) -> list[float]:
+async def timed(generation: Generation, into: list[float] | None = None) -> list[float]:
     """Read an answer, and return when each of its tokens came."""
-    times: list[float] = []
+    times = [] if into is None else into
     await generation.relay(lambda reply: times.append(trio.current_time()) if isinstance(reply, Tokens) else None)
     return times

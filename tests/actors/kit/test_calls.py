@@ -24,6 +24,7 @@ from protocol.errors import (
 )
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, mailbox
 from tests.rig.log_records import log_records
+from tests.rig.scheduler import call_later
 from tests.system.simulator import counting
 
 
@@ -411,12 +412,8 @@ async def test_the_end_of_the_answerer_fails_the_call_with_actor_lost(
         with actor:
             await serve(inbox, forever)
 
-    async def stop() -> None:
-        await trio.sleep(2)
-        actor.cancel()
-
     nursery.start_soon(run)
-    nursery.start_soon(stop)
+    nursery.start_soon(call_later, 2, actor.cancel)
     with pytest.raises(ActorLost):
         await ask(address)
     assert trio.current_time() == 2

@@ -26,6 +26,7 @@ from protocol.errors import (
 )
 from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
 from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_ends, check_whole, generate, pair, routed, text
+from tests.rig.scheduler import call_later
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -175,12 +176,7 @@ async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_
     gone = EngineLost("gone")
     async with routed(Fake("a", [Play(gone, 2)]), Fake("b")) as rig, trio.open_nursery() as nursery:
         rig.pool.change("b")
-
-        async def come_back() -> None:
-            await trio.sleep(2.5 + back_s)
-            rig.pool.back()
-
-        nursery.start_soon(come_back)
+        nursery.start_soon(call_later, 2.5 + back_s, rig.pool.back)
         await check_ends(rig, None if whole else gone)
         assert rig.worker("b").times == ([2.5 + back_s] if whole else [])
         assert whole or trio.current_time() == 12.5

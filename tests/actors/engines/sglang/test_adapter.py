@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
 from protocol.errors import EngineLost
 from protocol.messages import Done, EngineLoad, GetLoad, Ping
 from tests.rig.calls import AnyAnswer
+from tests.rig.scheduler import call_later
 
 
 @define(eq=False)
@@ -64,7 +66,7 @@ class Living:
     """A link to a host whose scheduler answers after a while, or not at all from some moment on."""
 
     answers_in_s: float = 0.01
-    stopped: bool = False
+    stops_at: float = inf
     asked: int = 0
 
     @asynccontextmanager
@@ -79,7 +81,7 @@ class Living:
 
     async def _answer(self, answer: AnyAnswer) -> None:
         await trio.sleep(self.answers_in_s)
-        if not self.stopped:
+        if trio.current_time() < self.stops_at:
             answer.end(Done())
 
 
@@ -87,15 +89,8 @@ class Living:
 async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(
     stopped_at: float, autojump_clock: MockClock
 ) -> None:
-    link = Living()
-
-    async def stop() -> None:
-        await trio.sleep(stopped_at)
-        link.stopped = True
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(stop)
-        await engine_over(link).wait_silent(10.0)
+    link = Living(stops_at=stopped_at)
+    await engine_over(link).wait_silent(10.0)
     assert 7.5 <= trio.current_time() - stopped_at <= 10.01
     assert link.asked <= 1 + trio.current_time() / 2.5, "it is asked a few times in that while, not all the time"
 
@@ -111,14 +106,9 @@ async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_
     autojump_clock: MockClock,
 ) -> None:
     link = Living(answers_in_s=5.0)
-
-    async def stand_still() -> None:
-        await trio.sleep(1.0)
-        autojump_clock.jump(60.0)
-
     with trio.move_on_after(1000) as patience:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stand_still)
+            nursery.start_soon(call_later, 1.0, autojump_clock.jump, 60.0)
             await engine_over(link).wait_silent(10.0)
     assert patience.cancelled_caught
 

@@ -15,18 +15,12 @@ from trio.testing import MockClock
 from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
-from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import AskerLeft, EngineLost, RequestError
 from protocol.messages import EngineLoad, Started, Tokens
-from tests.rig.simulated_engines import COSTS, finished, generate, read, running, spec, timed
+from tests.rig.simulated_engines import COSTS, batch, finished, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting, simulate
 
 PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
-
-
-def batch(seed: int = 0, **changes: Any) -> Batch:
-    engine_spec = spec(**changes)
-    return Batch(engine_spec, OutputGenerator.from_sentences(engine_spec, ()), random.Random(seed))
 
 
 # What time costs --------------------------------------------------------------------------
@@ -86,7 +80,7 @@ async def test_more_than_the_slots_wait_in_their_order(autojump_clock: MockClock
         await trio.sleep(0.5)
         assert await engine.load() == EngineLoad(2, 2, 0)
         ends = []
-        for answer in (answers[0], answers[1], answers[2], answers[3]):
+        for answer in answers:
             await answer.over.wait()
             ends.append(trio.current_time())
         assert ends == [2, 4, 5, 5]
@@ -120,11 +114,7 @@ async def test_a_long_prompt_delays_others_by_one_chunk_at_most(autojump_clock: 
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0)
     async with running(spec(costs=costs, prefill_chunk=8)) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
-
-        async def read_one() -> None:
-            times.extend(await timed(engine.submit(generate("a", prompt=4, tokens_max=20))))
-
-        nursery.start_soon(read_one)
+        nursery.start_soon(timed, engine.submit(generate("a", prompt=4, tokens_max=20)), times)
         await trio.sleep(2.5)
         long = await timed(engine.submit(generate("b", prompt=80, tokens_max=1)))
     gaps = [after - before for before, after in pairwise(times)]

@@ -18,11 +18,7 @@ from tests.rig.simulated_engines import generate, running, spec, timed
 async def test_a_slow_engine_takes_longer_from_its_next_step_on(autojump_clock: MockClock) -> None:
     async with running(spec(faults=Faults(slow=2.0))) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
-
-        async def read() -> None:
-            times.extend(await timed(engine.submit(generate("a", tokens_max=4))))
-
-        nursery.start_soon(read)
+        nursery.start_soon(timed, engine.submit(generate("a", tokens_max=4)), times)
         await trio.sleep(3)
         engine.inject(Faults())
     assert times == [2, 4, 5, 6]
@@ -74,11 +70,7 @@ async def test_a_share_of_the_requests_is_drawn_by_chance(autojump_clock: MockCl
 async def test_nothing_happens_during_a_stall_and_everything_goes_on_after_it(autojump_clock: MockClock) -> None:
     async with running() as engine, trio.open_nursery() as nursery:
         times: list[float] = []
-
-        async def read() -> None:
-            times.extend(await timed(engine.submit(generate("a", tokens_max=3))))
-
-        nursery.start_soon(read)
+        nursery.start_soon(timed, engine.submit(generate("a", tokens_max=3)), times)
         engine.submit(generate("b", tokens_max=9))
         await trio.sleep(1.5)
         engine.stall(10)

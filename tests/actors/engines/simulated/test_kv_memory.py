@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import KvMemory, Lease, pack_tokens, page_digests, root_digest
-from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import AskerLeft
 from protocol.messages import Generate, Usage
-from tests.rig.simulated_engines import generate, read, running, spec
+from tests.rig.simulated_engines import batch, generate, read, running, spec
 
 SIZE = 2  # tokens a page
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # so short of variety that prefixes meet
@@ -231,11 +228,6 @@ async def test_a_page_that_several_hold_counts_once(autojump_clock: MockClock) -
         await trio.sleep(1.5)
         load = await engine.load()
         assert (load.running, load.kv_tokens_used) == (2, 8 + 1 + 1)
-
-
-def batch(**changes: Any) -> Batch:
-    engine_spec = spec(**changes)
-    return Batch(engine_spec, OutputGenerator.from_sentences(engine_spec, ()), random.Random(0))
 
 
 def test_two_that_compute_the_same_at_once_end_with_one_copy() -> None:

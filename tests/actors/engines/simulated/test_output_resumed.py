@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -11,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.engines.simulated.batch import Batch
-from actors.engines.simulated.output import OutputGenerator
 from protocol.errors import BadRequest
 from protocol.messages import Finished, FinishReason, Generate, Logprob
-from tests.rig.simulated_engines import generate, read, running, spec
+from tests.rig.simulated_engines import batch, generate, read, running
 
 EOS = 99
 LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12, 13, 14, 15]]
@@ -33,21 +30,18 @@ SAMPLINGS = {
 }
 
 
-def whole(
-    request: Generate, lines: list[list[int]] | tuple[()], **changes: Any
-) -> tuple[list[int], list[Logprob | None], Finished]:
+def whole(request: Generate, lines: list[list[int]] | tuple[()]) -> tuple[list[int], list[Logprob | None], Finished]:
     """Return the ids, log probabilities and end of an answer."""
-    engine_spec = spec(eos_id=EOS, length_min=3, length_max=24, **changes)
-    batch = Batch(engine_spec, OutputGenerator.from_sentences(engine_spec, lines), random.Random(0))
-    batch.submit(request, 0.0)
+    engine = batch(lines, eos_id=EOS, length_min=3, length_max=24)
+    engine.submit(request, 0.0)
     ids, scores, now = [], [], 0.0
     while True:
-        update = batch.advance(now)
+        update = engine.advance(now)
         ids += update.tokens
         scores += update.logprobs
         if update.ended:
             return ids, scores, update.ended[0][1]
-        now = batch.next_at()
+        now = engine.next_at()
 
 
 def rest(request: Generate, ids: list[int], sent: int) -> Generate:

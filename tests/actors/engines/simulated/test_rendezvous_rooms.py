@@ -24,6 +24,7 @@ from protocol.cluster import Leg
 from protocol.errors import AskerLeft, BadRequest, EngineLost, EngineRefused
 from protocol.messages import EngineLoad, FinishReason, Generate, HandOff, Rendezvous, Usage
 from protocol.strict.structure import structure
+from tests.rig.scheduler import call_later
 from tests.rig.simulated_engines import finished, generate, read, running, spec, timed
 from tests.system.simulator import simulate
 
@@ -89,11 +90,6 @@ def in_room(name: str, number: int) -> Generate:
     return met(generate(name, prompt=16, tokens_max=24), evolve(MEETING, room=number))
 
 
-async def leave(engine: SimulatedEngine, after_s: float) -> None:
-    await trio.sleep(after_s)
-    engine.abort("a")
-
-
 @asynccontextmanager
 async def full_pair() -> AsyncIterator[tuple[SimulatedEngine, SimulatedEngine, trio.Nursery]]:
     """Run a prefill, and a decode with memory for one request, which it has."""
@@ -120,7 +116,7 @@ async def test_a_prefill_waits_until_its_decode_has_room(autojump_clock: MockClo
 async def test_a_prefill_does_not_wait_for_a_decode_that_was_left(autojump_clock: MockClock) -> None:
     async with full_pair() as (prefill, decode, nursery):
         decode.submit(in_room("a", 2))
-        nursery.start_soon(leave, decode, 12)
+        nursery.start_soon(call_later, 12, decode.abort, "a")
         assert await timed(prefill.submit(in_room("a", 2))) == [12.5]
 
 
@@ -202,11 +198,7 @@ async def test_transferred_prompts_delay_no_running_request(autojump_clock: Mock
     costs = Costs(fixed_s=1.0, per_prefill_token_s=4.0, per_running_s=0.0)
     async with running(leg_of(Leg.DECODE, costs=costs)) as engine, trio.open_nursery() as nursery:
         times: list[float] = []
-
-        async def first() -> None:
-            times.extend(await timed(engine.submit(met(generate("a", prompt=1, tokens_max=40)))))
-
-        nursery.start_soon(first)
+        nursery.start_soon(timed, engine.submit(met(generate("a", prompt=1, tokens_max=40))), times)
         await trio.sleep(7)
         await timed(engine.submit(met(generate("b", prompt=8, tokens_max=3))))
         engine.abort("a")
