@@ -13,13 +13,12 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from actors.kit.calls import Answer
 from actors.kit.offload import OFFLOAD_SIZE_MIN, T
 from actors.processor import processor
 from actors.text.model import Defaults, TextModel
 from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
-from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.messages import FinishReason, Started, Usage
 from protocol.model_folder import FILES
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Detokenize, Respond, Role, Text, Tokenize, Turn
 from tests.rig.calls import AnyAddress, mailbox
@@ -39,20 +38,6 @@ def respond(
 ) -> Respond:
     turns = turns or (Turn(Role.USER, content),)
     return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
-
-
-class Spy(Worker):
-    """A worker that notes what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[Generate] = []
-
-    @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
-        self.asked.append(request)
-        async with super().ask(request, credit) as answer:
-            yield answer
 
 
 @asynccontextmanager
@@ -104,7 +89,7 @@ async def test_a_conversation_becomes_text_with_usage(autojump_clock: MockClock)
 
 
 async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     turns = [
         Turn(Role.DEVELOPER, "Be kind."),
         Turn(Role.USER, "Hi"),
@@ -120,7 +105,7 @@ async def test_the_engine_is_asked_for_the_prompt_of_the_template(autojump_clock
 
 
 async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     async with running(worker) as address:
         await ask(address, respond("n=5"))
         await ask(address, respond("n=5", tokens_max=7))
@@ -132,7 +117,7 @@ async def test_without_a_wish_the_answer_may_fill_the_context(autojump_clock: Mo
 async def test_what_a_request_leaves_open_the_models_authors_decide(autojump_clock: MockClock) -> None:
     config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
     model = load_with_fixed_clock(CONTENTS | {"generation_config.json": json.dumps(config).encode()})
-    worker = Spy()
+    worker = Worker()
     async with running(worker, model) as address:
         await ask(address, respond())
         await ask(address, respond(temperature=0.0, top_p=0.5, top_k=-1, min_p=0.0, repetition_penalty=1.0, seed=7))

@@ -57,6 +57,7 @@ def ids(text: str) -> list[int]:
 class Worker:
     """A worker that repeats one line; `n=9 s=0.5 fail=3` in a prompt sets tokens, seconds between them, and where it fails."""
 
+    asked: list[Generate] = Factory(list)
     prompts: list[str] = Factory(list)
     running: int = 0
     left: int = 0  # whose asker left before the end
@@ -73,6 +74,7 @@ class Worker:
     @asynccontextmanager
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
         assert credit >= request.sampling.tokens_max
+        self.asked.append(request)
         self.running += 1
         answer: Answer[Started | Tokens, Finished] = Answer(credit)
         try:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 
 import pytest
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 from trio.testing import MockClock
 
 from actors.engines.port import Generation
@@ -39,17 +39,6 @@ Lines: TypeAlias = Callable[..., list[Any]]
 GenerateAddress: TypeAlias = Address[Generate, Started | Tokens, Finished]
 
 
-@define(eq=False)
-class Keeping(Worker):
-    """A worker that keeps what it is asked."""
-
-    asked: list[Generate] = field(factory=list)
-
-    def ask(self, request: Generate, credit: int) -> Any:
-        self.asked.append(request)
-        return super().ask(request, credit)
-
-
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """What was logged of requests, as a span or nothing."""
@@ -61,6 +50,14 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return logged
 
 
+def traces(*workers: Fake | Worker) -> list[Trace]:
+    """Return the traces of the requests that these workers were asked for; each has one."""
+    asked = [request.trace for worker in workers for request in worker.asked]
+    found = [trace for trace in asked if trace is not None]
+    assert len(found) == len(asked), "a request has no trace"
+    return found
+
+
 def span(line: Any) -> Trace:
     return Trace(line.trace, line.span, getattr(line, "parent", None))
 
@@ -69,40 +66,37 @@ def span(line: Any) -> Trace:
 
 
 async def test_a_request_is_a_span_of_its_clients_trace_in_the_log_and_for_whoever_computes(lines: Lines) -> None:
-    async with gateway_rig(worker=Keeping()) as rig:
+    async with gateway_rig() as rig:
         client = await rig.client()
         for stream in (False, True):
             await client.ask(
                 post(chat("n=2", stream=stream), traceparent=PARENT, tracestate="a=b", x_request_id="mine")
             )
-        requests = rig.worker.asked  # type: ignore[attr-defined]
-    assert [span(line) for line in lines()] == [evolve(request.trace, state="") for request in requests]
-    assert {(request.trace.id, request.trace.parent, request.trace.state) for request in requests} == {
-        (ID, SPAN, "a=b")
-    }
-    assert len({SPAN, *(request.trace.span for request in requests)}) == 3
+        asked = traces(rig.worker)
+    assert [span(line) for line in lines()] == [evolve(trace, state="") for trace in asked]
+    assert {(trace.id, trace.parent, trace.state) for trace in asked} == {(ID, SPAN, "a=b")}
+    assert len({SPAN, *(trace.span for trace in asked)}) == 3
     assert [line.request_id for line in lines()] == ["mine", "mine"]
-    assert all(request.id != ID for request in requests)
+    assert all(request.id != ID for request in rig.worker.asked)
 
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT.upper()}, {"traceparent": "00", "tracestate": "a=b"}])
 async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers: dict[str, str], lines: Lines) -> None:
-    async with gateway_rig(worker=Keeping()) as rig:
+    async with gateway_rig() as rig:
         client = await rig.client()
         for _ in range(2):
             assert (await client.ask(post(chat("n=2"), **headers))).status == 200
-        first, second = (request.trace for request in rig.worker.asked)  # type: ignore[attr-defined]
+        first, second = traces(rig.worker)
     assert first.id != second.id
     assert (first.parent, first.state, first.followed) == (None, "", False)
     assert [span(line) for line in lines()] == [first, second]
 
 
 async def test_every_choice_of_a_request_is_in_its_span() -> None:
-    async with gateway_rig(worker=Keeping()) as rig:
+    async with gateway_rig() as rig:
         await (await rig.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
-        traces = {request.trace for request in rig.worker.asked}  # type: ignore[attr-defined]
-    assert len(rig.worker.asked) == 3  # type: ignore[attr-defined]
-    assert len(traces) == 1
+    assert len(rig.worker.asked) == 3
+    assert len({*traces(rig.worker)}) == 1
 
 
 async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(lines: Lines) -> None:
@@ -126,7 +120,7 @@ async def test_a_bug_is_logged_with_its_trace(lines: Lines, monkeypatch: pytest.
 
 
 async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upgrade(lines: Lines) -> None:
-    async with gateway_rig(worker=Keeping()) as rig:
+    async with gateway_rig() as rig:
         client = await websocket_client(rig, traceparent=PARENT)
         for prompt in ("n=2", "n=3"):
             await client.say(create(prompt))
@@ -136,9 +130,8 @@ async def test_over_a_websocket_every_response_is_a_span_of_the_trace_of_its_upg
         assert [(await client.events())[-1]["type"] for _ in range(2)] == ["error"] * 2
         await client.stream.aclose()
         await at_rest(rig)
-        traces = [request.trace for request in rig.worker.asked]  # type: ignore[attr-defined]
-    assert [span(line) for line in lines()] == traces
-    spans = [*traces, *map(span, lines("request refused"))]
+    assert [span(line) for line in lines()] == traces(rig.worker)
+    spans = [*traces(rig.worker), *map(span, lines("request refused"))]
     assert [(each.id, each.parent) for each in spans] == [(ID, SPAN)] * 4
     assert len({each.span for each in spans}) == 4
 
@@ -162,10 +155,7 @@ async def test_a_response_that_is_cancelled_while_it_waits_is_a_span_too(lines: 
 
 
 def spans(*workers: Fake) -> list[Any]:
-    traces = [request.trace for worker in workers for request in worker.asked]
-    found = [trace for trace in traces if trace is not None]
-    assert len(found) == len(traces), "a request has no trace"
-    return [(trace.id, trace.span, trace.parent) for trace in found]
+    return [(trace.id, trace.span, trace.parent) for trace in traces(*workers)]
 
 
 async def test_each_leg_of_a_pair_is_a_span_below_the_gateways(autojump_clock: MockClock) -> None:

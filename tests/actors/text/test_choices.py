@@ -30,7 +30,7 @@ from protocol.text_messages import (
     Tokenized,
     Turn,
 )
-from tests.actors.test_processor import CONTENTS, Spy, ask, respond, running
+from tests.actors.test_processor import CONTENTS, ask, respond, running
 from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 
 ROOMY = PromptLimits(INFO, 2048, 1024)
@@ -45,8 +45,7 @@ def texts(*prompts: str, **fields: Any) -> Respond:
 
 
 async def test_every_choice_is_answered_and_the_prompt_counts_once(autojump_clock: MockClock) -> None:
-    worker = Spy()
-    worker.cached = 3
+    worker = Worker(cached=3)
     async with running(worker, limits=ROOMY) as address:
         replies, answered = await ask(address, respond("n=4", n=3))
     prompt = replies[0].prompt_tokens
@@ -75,7 +74,7 @@ async def test_the_first_choice_goes_ahead_so_that_the_others_find_its_prompt(au
 
 
 async def test_a_seed_gives_each_choice_its_own(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     async with running(worker, limits=ROOMY) as address:
         await ask(address, respond("n=1", n=3, seed=2**63 - 1))
         await ask(address, respond("n=1", n=2))
@@ -111,7 +110,7 @@ async def test_of_several_prompts_the_choices_are_numbered_through(autojump_cloc
 
 
 async def test_token_ids_go_in_and_come_out(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     prompt = tuple(ids("n=3 x"))
     async with running(worker, limits=ROOMY) as address:
         replies, _ = await ask(address, Respond("b" * 32, token_lists=(prompt,), token_ids=True))
@@ -182,7 +181,7 @@ async def test_the_likeliest_of_many_choices_is_sent_and_all_are_in_the_usage(au
 
 
 async def test_log_probabilities_are_requested_and_sent(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     async with running(worker, limits=ROOMY) as address:
         replies, _ = await ask(address, respond("n=6", logprobs=2))
     assert worker.asked[0].logprobs == 2
@@ -192,7 +191,7 @@ async def test_log_probabilities_are_requested_and_sent(autojump_clock: MockCloc
 
 
 async def test_a_warm_up_request_computes_its_prompt_and_sends_no_text(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     async with running(worker, limits=ROOMY) as address:
         replies, answered = await ask(address, respond("n=9 s=1", warm_up=True, tokens_min=5))
     assert worker.asked[0].sampling.tokens_max == 1
@@ -242,7 +241,7 @@ async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autoju
         with pytest.raises(Unsupported) as caught:
             await ask(address, respond(grammar=grammar, params={"grammar": "regex"}))
         assert caught.value.param == "regex"
-    worker = Spy()
+    worker = Worker()
     async with running(worker, limits=ROOMY) as address:
         await ask(address, respond(grammar=grammar))
     assert worker.asked[0].sampling.grammar == grammar
@@ -269,7 +268,7 @@ def talk(count: int) -> tuple[Any, ...]:
 
 
 async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     turns = talk(41)
     limits = PromptLimits(INFO, 300, 300)
     async with running(worker, limits=limits) as address:
@@ -286,7 +285,7 @@ async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock
 @pytest.mark.parametrize("count", range(3, 42, 6))
 @pytest.mark.parametrize("kept", [0, 1])
 async def test_a_truncated_conversation_begins_with_a_user(count: int, kept: int, autojump_clock: MockClock) -> None:
-    model, worker, turns = load_with_fixed_clock(CONTENTS, ALTERNATING), Spy(), talk(count)[1 - kept :]
+    model, worker, turns = load_with_fixed_clock(CONTENTS, ALTERNATING), Worker(), talk(count)[1 - kept :]
     async with running(worker, model, PromptLimits(INFO, 300, 300)) as address:
         await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
     cuts = [turns[:kept] + turns[kept + cut :] for cut in range(0, count, 2)]
@@ -295,7 +294,7 @@ async def test_a_truncated_conversation_begins_with_a_user(count: int, kept: int
 
 
 async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     turns = (Turn(Role.USER, "word " * 1000), *(Turn(Role.ASSISTANT, content) for content in ("n=1 a", "n=1 b")))
     async with running(worker, limits=ROOMY) as address:
         await ask(address, respond(turns=turns, truncate=True))
@@ -303,7 +302,7 @@ async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_cl
 
 
 async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_clock: MockClock) -> None:
-    worker = Spy()
+    worker = Worker()
     async with running(worker, limits=ROOMY) as address:
         await ask(address, respond(turns=talk(3), truncate=True))
         with pytest.raises(ContextTooLong):

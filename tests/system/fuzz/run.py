@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 from supervisor.gateway.keys import KEYS, Keys, KeySources
 from tests.rig.gateway import Rig, at_rest, gateway_rig
+from tests.rig.scheduler import tasks
 from tests.system.fuzz.player import Player, log_watched
 
 CLIENTS = 64
@@ -88,11 +89,4 @@ def _keys(key: str | None) -> Keys:
 
 def _held() -> tuple[int, list[str]]:
     """Return how many descriptors this process has, and the names of all tasks."""
-    root, found = trio.lowlevel.current_root_task(), []
-    assert root is not None
-    tasks = [root]
-    while tasks:
-        task = tasks.pop()
-        found.append(task.name.rpartition(".")[2])
-        tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-    return len([*Path("/proc/self/fd").iterdir()]), sorted(found)
+    return len([*Path("/proc/self/fd").iterdir()]), tasks()

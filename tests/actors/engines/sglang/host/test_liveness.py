@@ -17,9 +17,7 @@ import espalier_sglang_cpu; espalier_sglang_cpu.prepare()
 import asyncio, os, signal, socket, subprocess, sys
 from types import SimpleNamespace
 """
-LIVENESS = (
-    HEAD
-    + """
+LIVENESS = """
 from actors.engines.sglang.host.liveness import LivenessProbe
 
 class Manager:
@@ -66,10 +64,7 @@ async def main():
 
 asyncio.run(main())
 """
-)
-FAILING = (
-    HEAD
-    + """
+FAILING = """
 from actors.engines.sglang.host import server
 from protocol import codec
 from protocol.frames import Bye, Fail, Hello, Open
@@ -113,11 +108,8 @@ async def main():
 
 asyncio.run(main())
 """
-)
 
-WARM = (
-    HEAD
-    + """
+WARM = """
 from attrs import evolve
 from actors.engines.sglang.host.warm_up import warm_up
 from protocol.messages import EngineInfo, GrammarKind
@@ -165,13 +157,12 @@ async def main():
 
 asyncio.run(main())
 """
-)
 
 
 @pytest.mark.parametrize("code", [LIVENESS, FAILING, WARM], ids=["c8_liveness", "b11_failing", "c11_warm"])
 def test_the_hosts_own_parts(code: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", HEAD + code],
         env=host_environment(os.environ, "cpu"),
         capture_output=True,
         text=True,
