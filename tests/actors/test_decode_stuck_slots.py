@@ -25,7 +25,7 @@ from tests.rig.fake_engine import Costs, FakeEngine, whole
 from tests.rig.fake_engine import generate as wanted_of
 from tests.rig.router import ActorWorker, Fake, Play, Received, RouterRig, generate, routed
 from tests.rig.router import ask as route
-from tests.rig.scheduler import call_later
+from tests.rig.tasks import append_result, call_later
 
 DEADLINES = Deadlines(first_token_s=60, gap_s=20, total_s=600, release_s=5, leak_s=300, stuck_max=3)
 HANGS = [13, 13, 13]  # a prompt under which every engine hangs
@@ -208,14 +208,10 @@ async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_ne
 async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock: MockClock) -> None:
     """The engine stops for all: nobody can tell who is to blame, so each is carried on once."""
     got: list[Received] = []
-
-    async def honest(rig: RouterRig, name: str) -> None:
-        got.append(await route(rig, wanted_of(name, tokens_max=100)))
-
     async with over_hung("ab") as rig, trio.open_nursery() as clients:
         clients.start_soon(ask_hostile, rig)
         for number in range(4):
-            clients.start_soon(honest, rig, f"h{number}")
+            clients.start_soon(append_result, got, route, rig, wanted_of(f"h{number}", tokens_max=100))
     assert [received.finished.usage.completion_tokens for received in got] == [100] * 4
 
 

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import hmac as standard_hmac
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -201,7 +201,7 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
     ("ends", "sentences"),
     [
         pytest.param(
-            (dialer, {"cluster": "prod"}, {}),
+            ({"cluster": "prod"}, {}),
             (
                 "node back of cluster demo was refused: node front is of another cluster, prod",
                 "node front of cluster prod was refused: node back is of another cluster, demo",
@@ -209,12 +209,12 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
             id="another cluster",
         ),
         pytest.param(
-            (dialer, {}, {"node": "front"}),
+            ({}, {"node": "front"}),
             ("node front of cluster demo was refused: the node that it talks to has the same name",) * 2,
             id="one name for two nodes",
         ),
         pytest.param(
-            (dialer, {"expects": "spare"}, {}),
+            ({"expects": "spare"}, {}),
             (
                 "node back of cluster demo was refused: node spare was expected in its place",
                 "node back was refused by node front of cluster demo: node spare was expected in its place",
@@ -222,7 +222,7 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
             id="another node than was dialed",
         ),
         pytest.param(
-            (dialer, {}, {"expects": "spare"}),
+            ({}, {"expects": "spare"}),
             (
                 "node front was refused by node back of cluster demo: node spare was expected in its place",
                 "node front of cluster demo was refused: node spare was expected in its place",
@@ -232,12 +232,9 @@ def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
     ],
 )
 def test_both_ends_name_the_reason_of_a_refusal(
-    ends: tuple[Callable[..., Greeter], dict[str, Any], dict[str, Any]],
-    sentences: tuple[str, str],
-    order: tuple[int, ...],
+    ends: tuple[dict[str, Any], dict[str, Any]], sentences: tuple[str, str], order: tuple[int, ...]
 ) -> None:
-    make, dialer_fields, listener_fields = ends
-    exchange = Exchange(make(**dialer_fields), listener(**listener_fields)).play(order)
+    exchange = Exchange(dialer(**ends[0]), listener(**ends[1])).play(order)
     assert exchange.sentences == list(sentences)
     assert exchange.peers == [None, None]
 

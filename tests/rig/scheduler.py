@@ -74,11 +74,6 @@ def counting(act_at: int = -1, act: Callable[[], None] | None = None) -> Iterato
         trio.lowlevel.remove_instrument(steps)
 
 
-async def call_later(delay_s: float, function: Callable[..., object], *args: object) -> None:
-    await trio.sleep(delay_s)
-    function(*args)
-
-
 def tasks(task: trio.lowlevel.Task | None = None) -> list[str]:
     """Name every task that lives below `task`, or below the root."""
     task = task or trio.lowlevel.current_root_task()

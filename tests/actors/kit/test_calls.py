@@ -24,7 +24,7 @@ from protocol.errors import (
 )
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, mailbox
 from tests.rig.log_records import log_records
-from tests.rig.scheduler import call_later
+from tests.rig.tasks import call_later
 from tests.system.simulator import counting
 
 

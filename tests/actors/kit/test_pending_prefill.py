@@ -37,6 +37,7 @@ from supervisor.supervision.supervise import supervise
 from tests.rig.assembly import built_assembly
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, AnyPriorityInbox, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, running_engine
+from tests.rig.tasks import append_result
 
 ROOT = Path(__file__).parents[3]
 LONG, ONE_S = 6_000, 0.6  # tokens, and what computing them takes
@@ -137,15 +138,11 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
     size: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     answered: list[float] = []
-
-    async def ask_once(assembly: Assembly) -> None:
-        answered.append(await first_s(assembly, "a", prompts(1, size)))
-
     async with node(tmp_path, "prefill", "decode", "decode") as assembly, trio.open_nursery() as nursery:
         stall(assembly, 1e6)
         for _ in range(3):
             for _ in range(25):
-                nursery.start_soon(ask_once, assembly)
+                nursery.start_soon(append_result, answered, first_s, assembly, "a", prompts(1, size))
             await trio.sleep(27 * ONE_S)
         # Half of the slots and of two chunks, and of longer prompts one.
         held = assembly.directory.local["decode-1"].busy

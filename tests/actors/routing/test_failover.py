@@ -26,7 +26,7 @@ from protocol.errors import (
 )
 from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
 from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_ends, check_whole, generate, pair, routed, text
-from tests.rig.scheduler import call_later
+from tests.rig.tasks import call_later
 
 
 @pytest.mark.parametrize("loss", LOSSES)

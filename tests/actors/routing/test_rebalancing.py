@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import trio
 from attrs import define
@@ -15,7 +13,8 @@ from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.errors import EngineLost, HandOffFailed, InternalError, Preempted
-from tests.rig.router import Fake, Play, ask, check_whole, generate, routed
+from tests.rig.router import Fake, Play, Received, ask, check_whole, generate, routed
+from tests.rig.tasks import append_result
 
 SILENT = Play(None, 0)
 
@@ -40,12 +39,8 @@ async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_the
 
 async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(autojump_clock: MockClock) -> None:
     async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as rig, trio.open_nursery() as nursery:
-        got: list[Any] = []
-
-        async def ask_one() -> None:
-            got.append(await ask(rig, generate()))
-
-        nursery.start_soon(ask_one)
+        got: list[Received] = []
+        nursery.start_soon(append_result, got, ask, rig, generate())
         await wait_all_tasks_blocked()
         rig.worker("a").kv = 120
         await trio.sleep(20)
@@ -101,12 +96,8 @@ async def test_leaving_while_a_request_moves_leaves_no_reservation(autojump_cloc
 async def check_end_wakes_one_that_waits(routing: Routing, route: Route) -> None:
     """Check that a request which waits for a route has one as soon as another route ends."""
     got: list[Route] = []
-
-    async def wait() -> None:
-        got.append(await routing.wait_for_other(generate(), (), (), 0.0))
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
+        nursery.start_soon(append_result, got, routing.wait_for_other, generate(), (), (), 0.0)
         await wait_all_tasks_blocked()
         assert not got
         route.end()
@@ -142,12 +133,8 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
     p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
     async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as rig, trio.open_nursery() as nursery:
-        got: list[Any] = []
-
-        async def ask_one() -> None:
-            got.append(await ask(rig, generate()))
-
-        nursery.start_soon(ask_one)
+        got: list[Received] = []
+        nursery.start_soon(append_result, got, ask, rig, generate())
         await wait_all_tasks_blocked()
         d.kv = 120
         await trio.sleep(20)

@@ -4,7 +4,6 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -32,6 +31,7 @@ from tests.rig.scripted_server import (
     scripted,
     whole,
 )
+from tests.rig.tasks import append_result
 
 
 class Client:
@@ -316,12 +316,8 @@ async def test_a_client_that_disconnects_closes_its_websocket() -> None:
 
 async def test_many_clients_at_once_get_each_their_own_answer() -> None:
     async with scripted(whole) as server:
-        records = []
-
-        async def ask_one(number: int) -> None:
-            records.append(await Client(server).ask(tokens=number + 1, number=number))
-
+        records: list[Record] = []
         async with trio.open_nursery() as nursery:
             for number in range(20):
-                nursery.start_soon(partial(ask_one, number))
+                nursery.start_soon(append_result, records, Client(server).ask, number + 1, None, number)
     assert sorted((each.number, each.output_tokens) for each in records) == [(n, n + 1) for n in range(20)]

@@ -16,7 +16,7 @@ from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
 from protocol.errors import EngineLost
 from protocol.messages import Done, EngineLoad, GetLoad, Ping
 from tests.rig.calls import AnyAnswer
-from tests.rig.scheduler import call_later
+from tests.rig.tasks import append_result, call_later
 
 
 @define(eq=False)
@@ -47,14 +47,10 @@ async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_a
     autojump_clock: MockClock,
 ) -> None:
     link, loads = Slow(), list[EngineLoad]()
-
-    async def look(engine: SglangEngine) -> None:
-        loads.append(await engine.load())
-
     async with trio.open_nursery() as nursery:
         engine = engine_over(link)
         for _ in range(100):
-            nursery.start_soon(look, engine)
+            nursery.start_soon(append_result, loads, engine.load)
     assert (link.most, len(loads)) == (CONTROLS_MAX, 100)
 
 

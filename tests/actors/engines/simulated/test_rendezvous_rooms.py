@@ -24,8 +24,8 @@ from protocol.cluster import Leg
 from protocol.errors import AskerLeft, BadRequest, EngineLost, EngineRefused
 from protocol.messages import EngineLoad, FinishReason, Generate, HandOff, Rendezvous, Usage
 from protocol.strict.structure import structure
-from tests.rig.scheduler import call_later
 from tests.rig.simulated_engines import finished, generate, read, running, spec, timed
+from tests.rig.tasks import call_later
 from tests.system.simulator import simulate
 
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
