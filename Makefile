@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo demo-disagg test check wide units lint types lock coverage news \
+.PHONY: help demo demo-disagg test check wide units realtime engines lint types lock coverage news \
 	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times tensor cluster-cost clean
 
 help:  ## list the chores
@@ -21,13 +21,19 @@ demo-disagg: $(VENV)/ready  ## the same by two engines, one for prompts and one 
 	@exec $(BIN)/python -m supervisor examples/disagg.toml
 
 test: check  ## every test, the real engine included
-	$(BIN)/python -m pytest -m "realtime or engine"
+	@$(MAKE) --no-print-directory -j2 realtime engines
+
+realtime: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m realtime
+
+engines: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m engine
 
 check: $(VENV)/ready-dev  ## types, lint, units, simulation, sweep: the fast part of the tests
 	@$(MAKE) --no-print-directory -j3 wide units lint types
 
-# Two runs of pytest beside each other, about as long: what takes the system or a dialect as a whole, and the rest.
-WIDE := $(addprefix tests/,protocol system supervisor/supervision/test_supervise_random_trees.py)
+# Two runs of pytest beside each other, about as long: actors and supervisor, and the rest, which has the simulator.
+WIDE := $(addprefix tests/,bench contracts protocol repository rig system)
 
 wide: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -m "not realtime and not engine" $(WIDE)

@@ -3,7 +3,7 @@
 A call of a function costs one, be it Python's own, a library's or one of C; what the simulator itself does in the same
 turn, as a network or an engine, and all that it calls, costs nothing. Everything in a seed is small: prompts, answers,
 clients. So the budget is a fifth of what a turn may take on a machine, and what grows with the square of anything exceeds it
-long before. Every fourth seed is counted, at twice its time.
+long before. Every eighth seed is counted, at twice its time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from supervisor.telemetry.loop_monitor import task_function
 from tests.rig.turns import ROOT, is_product
 
 COST_MAX = 10_000  # of one turn, some 4 ms: a call takes 0.4 microseconds, with all that is done between two of them
-COUNTED_EVERY = 4  # seeds
+COUNTED_EVERY = 8  # seeds
 OURS = str(ROOT / "tests")
 
 

@@ -193,7 +193,7 @@ class UnfairKeys(SingleFault):
         client.crowds = True
         while True:
             outcome, _ = await client.ask(HEAVY_TOKENS, n, authorization=_key(self.system, name))
-            await trio.sleep(0.1 if outcome == "whole" else 0.5)  # a refusal costs the simulator more than an answer
+            await trio.sleep(0.1 if outcome == "whole" else 2.0)  # a refusal costs the simulator more than an answer
 
 
 @define(eq=False)
