@@ -110,7 +110,10 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
             gateway=() if gateway is None else (gateway_child(cluster, gateway),),
             monitoring=() if monitor is None else (monitoring_child(cluster.node[node].metrics, monitor),),
             links=() if links is None else (mesh_child(links),),
-            others=(*engines.children, *models.children),
+            others=(
+                *engines.children,
+                *models.children,
+            ),
         ),
         restarts_max=RESTARTS_MAX,
         restarts_window_s=RESTARTS_WINDOW_S,
