@@ -49,18 +49,18 @@ class Routing:
     observer: RoutingObserver = RoutingObserver()
     ranked: Callable[[Leg], Ranking] | None = None  # the workers of a leg, as `least_loaded` prefers them
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
-    _reservations: Reservations = field(init=False, factory=Reservations)
+    reservations: Reservations = field(init=False, factory=Reservations)
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
     def choose(self, request: Generate, excluded: Collection[str] = ()) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
         if (workers := self._select(request, excluded)) is None:
             return None
-        return Route(*workers, self._reservations, self.outliers, self.pool.wake, len(request.tokens))
+        return Route(*workers, self.reservations, self.outliers, self.pool.wake, len(request.tokens))
 
     def statistics(self) -> ReservationStatistics:
         """Return what is reserved for requests on their way."""
-        return self._reservations.statistics()
+        return self.reservations.statistics()
 
     def has_room(self) -> bool:
         """Whether there is a route for any request now."""
@@ -98,7 +98,7 @@ class Routing:
             if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
             candidates.append(worker)
-            if (request is None or load.fits(request)) and load.name not in self._reservations.requests:
+            if (request is None or load.fits(request)) and load.name not in self.reservations.requests:
                 break
         return candidates
 
@@ -210,12 +210,12 @@ class Routing:
         now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
 
         def can_meet(prefill: Load, decode: Load) -> bool:
-            return self._reservations.has_room(prefill, decode.name, decodes)
+            return self.reservations.has_room(prefill, decode.name, decodes)
 
         def can_meet_well(prefill: Load, decode: Load) -> bool:
             return can_meet(prefill, decode) and not self.outliers.avoided(f"{prefill.name}+{decode.name}", now)
 
-        if can_meet_well(self._reservations.with_reserved(prefill.load), decode.load):
+        if can_meet_well(self.reservations.with_reserved(prefill.load), decode.load):
             return prefill, decode
         if (others := self._find_pair(request, excluded, can_meet_well)) is not None:
             return others
@@ -239,14 +239,14 @@ class Routing:
         ]
         if (prefill := self._pick(prefills, request)) is None:
             return None
-        load = self._reservations.with_reserved(prefill.load)
+        load = self.reservations.with_reserved(prefill.load)
         decode = self._pick([worker for worker, other in decodes if meet(load, other)], request)
         return None if decode is None else (prefill, decode)
 
     def _with_room(self, leg: Leg, excluded: Collection[str]) -> list[tuple[Worker, Load]]:
         eligible = self._eligible(self._workers(leg), excluded)
         ready = [worker for worker in eligible if leg is Leg.DECODE or worker.bootstrap is not None]
-        loads = ((worker, self._reservations.with_reserved(worker.load)) for worker in ready)
+        loads = ((worker, self.reservations.with_reserved(worker.load)) for worker in ready)
         return [(worker, load) for worker, load in loads if not load.full]
 
     def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
@@ -261,7 +261,7 @@ class Routing:
         """Return the worker with room that the policy prefers; without a request, any. None if all are full."""
         # A prefill whose rendezvous is not known yet cannot be met there.
         ready = [worker for worker in workers if worker.leg is not Leg.PREFILL or worker.bootstrap is not None]
-        loads = [(worker, self._reservations.with_reserved(worker.load)) for worker in ready]
+        loads = [(worker, self.reservations.with_reserved(worker.load)) for worker in ready]
         with_room = [(worker, load) for worker, load in loads if not load.full]
         if not with_room or request is None:
             return with_room[0][0] if with_room else None

@@ -37,13 +37,13 @@ class Hanging(FakeEngine):
     def __init__(self, *names: str, slots: int = 8, mute: bool = False) -> None:
         super().__init__(Costs(slots=slots))
         self.names, self.mute = names, mute
-        self.hung: set[str] = set()
+        self.hung: dict[str, Generation | Answer[Started | Tokens, Finished]] = {}
         self.healed = trio.Event()
 
     def submit(self, request: Generate) -> Generation | Answer[Started | Tokens, Finished]:
         answer = super().submit(request)
         if request.id in self.names or request.tokens == HANGS:
-            self.hung.add(request.id)
+            self.hung[request.id] = answer
             self.scheduler.waiting.popitem()  # the batch never hears of it
         return answer
 
@@ -130,7 +130,7 @@ async def test_tokens_from_a_stuck_slot_are_dropped_after_its_request_has_ended(
         with pytest.raises(DeadlineExceeded):
             async with worker.address.ask(wanted_of("bad"), 3) as answer:
                 await answer.relay(replies.append)
-        worker.engine._answers["bad"].put(Tokens([1]))
+        worker.engine.hung["bad"].put(Tokens([1]))
         assert (replies, answer.credit) == ([], 3)
         worker.engine.healed.set()
 

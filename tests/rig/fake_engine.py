@@ -153,26 +153,26 @@ class Scheduler(Batch):
 
     def submit(self, request: Generate, now: float) -> None:
         self.log.append(f"submit {request.id}")
-        Batch.submit(self, request, now)
+        super().submit(request, now)
 
     def abort(self, request_id: str, now: float) -> None:
         held = self.running.get(request_id) or self.waiting.get(request_id)
         if held is not None and held.free_at == inf:
             self.log.append(f"abort {request_id}")
             self.faults = Faults(stuck=float(self.live.stuck))
-            Batch.abort(self, request_id, now)
+            super().abort(request_id, now)
             held.free_at += self.keeps_s
             self.keeps_s = 0.0
 
     def next_at(self) -> float:
         self.faults = Faults(stuck=float(self.live.stuck))
-        return Batch.next_at(self)
+        return super().next_at()
 
     def _begin(self, held: _Held, update: BatchUpdate) -> None:
         if self.live.refused(held.request.id):
             self._fail(held, EngineRefused("the engine does not like it"), update)
         elif self.fails is None:
-            Batch._begin(self, held, update)
+            super()._begin(held, update)
         else:
             self._fail_as_all(held, update)
 
@@ -182,7 +182,7 @@ class Scheduler(Batch):
             return
         if held.request.id in self.silent:
             return
-        Batch._emit(self, held, update)
+        super()._emit(held, update)
         if self.spec.leg is not Leg.PREFILL:
             self.given[prompt_of(held.request), held.request.sampling.seed] = held.request.said + len(held.output)
 
@@ -197,7 +197,7 @@ class Scheduler(Batch):
 
     def _drop(self, held: _Held) -> None:
         self.log.append(f"{'ended' if held.free_at == inf else 'released'} {held.request.id}")
-        Batch._drop(self, held)
+        super()._drop(held)
 
     def _step_s(self, decoding: list[_Held], pieces: list[tuple[_Held, int]], prefill_tokens: int) -> float:
         return self.live.slow * (self.live.step_s + self.live.prefill_s * prefill_tokens)
@@ -207,6 +207,7 @@ class FakeEngine(SimulatedEngine):
     """An engine in this process, which returns where the product's raises `EngineDied`."""
 
     scheduler_of = Scheduler
+    deliver: Callable[[BatchUpdate], None] | None = None
 
     def __init__(self, costs: Costs | None = None, rendezvous_rooms: RendezvousRooms | None = None) -> None:
         self.costs = costs or Costs()
@@ -220,6 +221,14 @@ class FakeEngine(SimulatedEngine):
             wake=self._wake.unpark_all,
             live=self.costs,
         )
+
+    def start(self, request: Generate) -> None:
+        """Start a request as a host does, whose node has checked it, and which takes all updates by `deliver`."""
+        self.scheduler.submit(request, trio.current_time())
+        self._wake_if_due()
+
+    def _deliver(self, update: BatchUpdate) -> None:
+        (self.deliver or super()._deliver)(update)
 
     @property
     def log(self) -> list[str]:

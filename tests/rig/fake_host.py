@@ -40,7 +40,7 @@ class FakeHost:
 
     def __attrs_post_init__(self) -> None:
         self.engine = self._engine()
-        self.engine._deliver = self._told  # type: ignore[method-assign]
+        self.engine.deliver = self._told
         self.peer = Peer("fake", serves_max=self.costs.slots + self.costs.waiting_max + CONTROL_STREAMS)
 
     def _engine(self) -> FakeEngine:
@@ -75,8 +75,7 @@ class FakeHost:
                 if isinstance(request, Generate):
                     self.streams[frame.stream] = request.id
                     self.numbers[request.id] = frame.stream
-                    self.scheduler.submit(request, trio.current_time())
-                    self.engine._wake_if_due()
+                    self.engine.start(request)
                 else:
                     self._control(frame.stream, request)
             case Cancel() if frame.stream in self.streams and not self.engine.crashed:

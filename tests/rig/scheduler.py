@@ -28,14 +28,16 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
         with trio.fail_after(DEADLOCKED_S):
             return await scenario(rng)
 
-    rng, before, allowed = random.Random(seed), _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
-    _run._r.seed(seed)
-    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    chance = _run._r  # noqa: SLF001
+    before = chance.getstate()
+    chance.seed(seed)
     warm()
     costs = Costs()
     counted = [costs] if seed % COUNTED_EVERY == 0 else []
     try:
-        result = trio.run(bounded, rng, clock=MockClock(autojump_threshold=0), instruments=counted)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+            result = trio.run(bounded, random.Random(seed), clock=MockClock(autojump_threshold=0), instruments=counted)
         costs.check()
     except BaseException as error:
         error.add_note(f"seed {seed}")
@@ -43,8 +45,7 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
     else:
         return result
     finally:
-        _run._r.setstate(before)
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed  # type: ignore[misc]
+        chance.setstate(before)
 
 
 class Steps(trio.abc.Instrument):

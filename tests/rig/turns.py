@@ -68,8 +68,9 @@ def cpu_watched(max_s: float = TURN_CPU_MAX_S) -> Iterator[list[str]]:
             gc.callbacks.remove(turns.collected)
             exceeded.extend(turns.exceeded)
 
-    trio.run = trio._core.run = run  # type: ignore[assignment,attr-defined]
+    core = trio._core  # noqa: SLF001  # Trio's own tests take `run` from there
+    trio.run = core.run = run  # type: ignore[assignment,attr-defined]
     try:
         yield exceeded
     finally:
-        trio.run = trio._core.run = plain  # type: ignore[attr-defined]
+        trio.run = core.run = plain  # type: ignore[attr-defined]

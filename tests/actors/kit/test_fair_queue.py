@@ -84,7 +84,11 @@ def test_the_queue_equals_a_simple_model_after_every_operation(steps: list[tuple
         assert line.owners == len({each.owner for each in model.waiting} | {o for o in "abc" if model.accounts[o]})
     for entry in model.waiting:
         line.remove(entry)
-    assert (len(line), line._owners, line._heads, line._least) == (0, {}, [], [])
+    assert (len(line), line.first(), line.owners) == (0, None, len(line.accounts()))
+    line.charge("d", 10**6)
+    line.add(object(), "d", 0)
+    line.catch_up("e")
+    assert line.account("e") == 10**6, "nothing of the others is left"
 
 
 @given(st.lists(st.tuples(OWNERS, st.integers(-1, 1)), min_size=1, max_size=30))

@@ -473,7 +473,7 @@ async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: 
     prefills = [Fake(f"p{number}", leg=Leg.PREFILL, slots=40, bootstrap=("p", 1)) for number in range(30)]
     decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
     routing, _ = await chooses([*prefills, *decodes])
-    routing._reservations = places = Counted()
+    routing.reservations = places = Counted()
     for prefill in prefills:
         for decode in decodes[:10]:
             places.add(prefill.name, decode.name, 100)

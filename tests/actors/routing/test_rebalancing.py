@@ -120,9 +120,8 @@ async def test_the_end_of_a_probe_wakes_a_request_that_waits(autojump_clock: Moc
         await trio.sleep(2)
         probing = rig.routing.choose(generate())
         assert probing is not None
-        for name in probing.names:
-            probing._release(name)  # as if it had been asked
-        await check_end_wakes_one_that_waits(rig.routing, probing)
+        async with probing.ask(probing.decode, generate()):
+            await check_end_wakes_one_that_waits(rig.routing, probing)
 
 
 @pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance

@@ -106,18 +106,19 @@ def test_token_ids_are_read_and_written() -> None:
 
 
 def test_long_answers_are_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, sizes = tokens._encode, []
+    build, sizes = AnswerBody.from_parts, list[int]()
 
-    def recorded(value: Any) -> bytes:
-        sizes.append(len(value))
-        return encode(value)
+    def recorded(parts: list[bytes | bytearray]) -> AnswerBody:
+        sizes.extend(map(len, parts))
+        return build(parts)
 
-    monkeypatch.setattr(tokens, "_encode", recorded)
+    monkeypatch.setattr(AnswerBody, "from_parts", recorded)
     ids, text = list(range(50_000)), '\né"x🙂' * 50_000
     assert json.loads(whole(tokenized(Tokenized(ids, 1))))["tokens"] == ids
     assert json.loads(whole(detokenized(Detokenized(text)))) == {"text": text, "prompt": text}
-    assert max(sizes) <= 64 * 1024
-    assert len(sizes) == -(-50_000 // tokens.IDS_A_STEP) + -(-250_000 // tokens.CHARACTERS_A_STEP)
+    assert max(sizes) <= 4 * 64 * 1024, "a character has at most four bytes"
+    steps = -(-50_000 // tokens.IDS_A_STEP) + 2 * -(-250_000 // tokens.CHARACTERS_A_STEP)
+    assert sum(size > 64 for size in sizes) == steps, "what stands between them is shorter"
 
 
 def test_the_model_is_optional() -> None:

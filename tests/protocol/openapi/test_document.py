@@ -205,7 +205,7 @@ def test_the_parser_and_the_schema_agree_about_every_request(path: str) -> None:
             if rng.random() < 0.3:
                 body[rng.choice([*SCHEMAS[schema["$ref"].rpartition("/")[2]]["properties"]])] = hostile_value(rng)
             else:
-                bodies._spoil(rng, body)
+                bodies.spoil(rng, body)
         try:
             data = json.dumps(deepcopy(body), allow_nan=False, ensure_ascii=False).encode()
         except ValueError:  # not representable as JSON

@@ -187,8 +187,9 @@ async def test_b6_a_request_fails_as_overloaded_if_the_system_has_no_thread_and_
             raise RuntimeError("can't start new thread")
         start_new(self)
 
-    monkeypatch.setattr(trio._core._thread_cache, "IDLE_TIMEOUT", 0.01)
-    monkeypatch.setattr(trio._core._thread_cache.THREAD_CACHE, "_idle_workers", {})
+    cache = trio._core._thread_cache  # noqa: SLF001  # Trio's own threads, which wait there for more
+    monkeypatch.setattr(cache, "IDLE_TIMEOUT", 0.01)
+    monkeypatch.setattr(cache.THREAD_CACHE, "_idle_workers", {})
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(Overloaded, match="no thread left"):
         await threads(lambda: 1, owner="alice", size=1)

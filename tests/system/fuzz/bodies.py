@@ -114,11 +114,11 @@ def mutated(rng: Random, body: Body) -> bytes:
         return text(rng.choice((hostile_value(rng), [body], {"a": body})))
     if kind < 0.9:
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
-            _spoil(rng, body)
+            spoil(rng, body)
     return text(body)
 
 
-def _spoil(rng: Random, body: Body) -> None:
+def spoil(rng: Random, body: Body) -> None:
     """Change one place somewhere inside."""
     place: Any = body
     while True:

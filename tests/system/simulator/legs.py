@@ -151,7 +151,7 @@ class LegScheduler(Scheduler):
         assert (request.rendezvous is None) == (self.spec.leg is Leg.BOTH), "an engine was asked for another's leg"
         if self.spec.leg is not Leg.BOTH:
             self.rooms.enter(self, self.spec.leg, request)
-        Scheduler.submit(self, request, now)
+        super().submit(request, now)
 
     def arrives(self, request_id: str, at: float) -> None:
         """Let a KV cache be there, or be taken, at that time."""
@@ -161,7 +161,7 @@ class LegScheduler(Scheduler):
 
     def close(self) -> None:
         self.crashed = True
-        Scheduler.close(self)
+        super().close()
 
     def _prefill_and_transfer_s(self, tokens: int) -> float:
         return inf if self.fails is None else 0.0
@@ -173,7 +173,7 @@ class LegScheduler(Scheduler):
             engine.failed += 1
             self._fail(held, error, update)
         else:
-            Scheduler._begin(self, held, update)
+            super()._begin(held, update)
 
 
 class LegEngine(FakeEngine):

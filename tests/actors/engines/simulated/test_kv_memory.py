@@ -75,27 +75,28 @@ def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, m
                 for digest in prompt_digests[len(lease.shared) :]:
                     published.add(digest)
                     memory.publish(lease, digest)
-                    check(memory, held)
+                    check(memory, held, published)
             case ["release", place] if held:
                 memory.release(held.pop(place % len(held))[0])
             case ["flush", _]:
                 memory.flush()
-        check(memory, held)
+        check(memory, held, published)
     for lease, _, _ in held:
         memory.release(lease)
         memory.release(lease)
-    check(memory, [])
+    check(memory, [], published)
     assert memory.free + memory.idle == pages_max
     assert memory.take([], pages_max) is not None, "idle pages give way"
 
 
-def check(memory: KvMemory, held: list[tuple[Lease, list[bytes], int]]) -> None:
+def check(memory: KvMemory, held: list[tuple[Lease, list[bytes], int]], published: set[bytes]) -> None:
     own = sum(lease.own for lease, _, _ in held)
     shared = {digest for lease, _, _ in held for digest in lease.shared}
     assert memory.free >= 0
     assert memory.free + memory.idle + memory.referenced + own == memory.pages_max
     assert memory.referenced == len(shared), "a shared page counts once"
-    assert not shared & set(memory._idle), "what is held is not idle"
+    cached = sum(memory.cached_prefix([digest]) for digest in published)
+    assert cached == memory.referenced + memory.idle, "what is held is not idle"
     for lease, prompt_digests, wanted in held:
         assert lease.shared == prompt_digests[: len(lease.shared)], "a cached prefix is a prefix"
         assert lease.own + len(lease.shared) == wanted, "what was leased stays leased"
