@@ -77,7 +77,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
         secret = link_credentials.cluster_secret(cluster, environment) if cluster.model else b""
         return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
 
-    client, wrong = _make_client(options.file, folders, new_client, use_broken_file=reloads)
+    client, wrong = make_client(options.file, folders, new_client, use_broken_file=reloads)
     if wrong and reloads:
         _print(console, wrong)
     elif wrong:  # to the standard error stream, since a program reads the other
@@ -92,11 +92,11 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     run: Callable[[], Awaitable[int]]
     match options.command:
         case "status":
-            run = partial(_status, client, console, as_json=options.json, watch=options.watch)
+            run = partial(print_status, client, console, as_json=options.json, watch=options.watch)
         case "drain":
-            run = partial(_drain, client, console, options.node)
+            run = partial(drain_node, client, console, options.node)
         case _:
-            run = partial(_reload, client, console)
+            run = partial(reload_nodes, client, console)
     try:
         code: int = trio.run(run, strict_exception_groups=True)
     except KeyboardInterrupt:
@@ -121,7 +121,7 @@ def _folders(file: Path, pid: int | None) -> dict[str, Path]:
     return folders
 
 
-def _make_client(
+def make_client(
     file: Path,
     folders: Mapping[str, Path],
     new_client: Callable[[Cluster, Mapping[str, Path]], ClusterClient],
@@ -151,7 +151,8 @@ def _make_client(
     return new_client(local, folders), str(wrong)
 
 
-async def _status(client: ClusterClient, console: Console, *, as_json: bool, watch: bool) -> int:
+async def print_status(client: ClusterClient, console: Console, *, as_json: bool, watch: bool) -> int:
+    """Print the status of every node, again and again with `watch`; return the exit code."""
     name = client.cluster.cluster.name
     if as_json:
         while True:
@@ -191,7 +192,8 @@ def _exit_code(statuses: Mapping[str, StatusOrError]) -> int:
     return int(any(isinstance(status, str) for status in statuses.values()))
 
 
-async def _drain(client: ClusterClient, console: Console, name: str) -> int:
+async def drain_node(client: ClusterClient, console: Console, name: str) -> int:
+    """Ask a node to drain, wait until it has gone, and return the exit code."""
     statuses = await client.poll()
     before = statuses.get(name)
     if name not in statuses:
@@ -248,7 +250,8 @@ async def _poll_node(client: ClusterClient, name: str) -> Status | None:
         await trio.sleep(FAST_POLL_S)
 
 
-async def _reload(client: ClusterClient, console: Console) -> int:
+async def reload_nodes(client: ClusterClient, console: Console) -> int:
+    """Ask every node to read its file again, wait for new nodes, and return the exit code."""
     statuses: Mapping[str, StatusOrError] = await client.poll()
     code, starts = 0, set[str]()
     for name in [name for name, status in statuses.items() if isinstance(status, Status)]:

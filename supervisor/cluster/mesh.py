@@ -102,7 +102,7 @@ class Mesh:
             nursery.start_soon(self.carried.announcer.run, lambda: self.section.tell_s)
             task_status.started()
             for endpoint in self.join:
-                nursery.start_soon(self._keep_linked, None, endpoint)
+                nursery.start_soon(self.keep_linked, None, endpoint)
             while True:
                 self._dial_new(nursery)
                 await self.directory.wait_changed()
@@ -132,9 +132,9 @@ class Mesh:
             is_due = name not in self._dialing and (dials_all or self.name < name)
             if is_due and _is_dialable(address) and self.directory.should_link(name):
                 self._dialing.add(name)
-                nursery.start_soon(self._keep_linked, name, None)
+                nursery.start_soon(self.keep_linked, name, None)
 
-    async def _keep_linked(self, name: str | None, join: Endpoint | None) -> None:
+    async def keep_linked(self, name: str | None, join: Endpoint | None) -> None:
         """Dial a node, or an address to join at, whenever there is no link to it, with a wait that grows."""
         peer, failures, greeted_at = name, 0, inf
 
@@ -201,7 +201,7 @@ class Mesh:
             name, incarnation = await self._greet("listens", None, transport)
             self._unauthenticated.remove(stream)
             if name.startswith(OPERATOR_PREFIX):
-                await self._serve_operator(transport)
+                await self.serve_operator(transport)
             else:
                 await self.carried.carry(name, transport, name, incarnation)
 
@@ -235,7 +235,7 @@ class Mesh:
         greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation, names)
         return await websocket.greet(transport, greeter, self.section.handshake_s), greeter.peer_incarnation
 
-    async def _serve_operator(self, transport: websocket.WebSocketTransport) -> None:
+    async def serve_operator(self, transport: websocket.WebSocketTransport) -> None:
         """Serve an operator until it leaves; it is no node, so it appears in no directory and gets no announcements."""
         if self._operators >= OPERATORS_MAX:
             raise PeerRefused(f"{self._operators} operators are here already")

@@ -113,7 +113,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 @define(eq=False)
-class _ControlSocket:
+class ControlSocket:
     """The socket and the description of a node in its run folder, and the identity of both files."""
 
     folder: RunFolder
@@ -158,7 +158,7 @@ async def serve(
     folder: RunFolder, file: Path, node: str, services: Services, heart: Heartbeat, *, check_s: float = CHECK_S
 ) -> None:
     """Serve control requests until cancelled; a socket that is gone is made again."""
-    control_socket = _ControlSocket(folder, _description(folder.path, file, node))
+    control_socket = ControlSocket(folder, _description(folder.path, file, node))
     operators_max = trio.CapacityLimiter(OPERATORS_MAX)
 
     async def serve_one(stream: trio.SocketStream) -> None:
@@ -187,7 +187,7 @@ async def serve(
                 nursery.cancel_scope.cancel(reason="nobody finds this socket any more")
 
 
-async def _wait_gone(control_socket: _ControlSocket, check_s: float) -> None:
+async def _wait_gone(control_socket: ControlSocket, check_s: float) -> None:
     """Wait until commands can no longer find the node by its run folder."""
     while True:
         await trio.sleep(check_s)

@@ -84,11 +84,11 @@ class Launcher:
             nursery.start_soon(self._watch_turns)
             await nursery.start(handle_signals, _Signals(self, nursery))
             log.info("starting", extra={"nodes": list(self.names)})
-            nursery.start_soon(self._follow_file, nursery)
+            nursery.start_soon(self.follow_file, nursery)
             async with trio.open_nursery() as self._nursery:
                 self._placed = set(self.names)
                 for name in self.names:
-                    self._start(name, self.loaded.cluster, nursery)
+                    self.start_node(name, self.loaded.cluster, nursery)
             nursery.cancel_scope.cancel(reason="every node has ended")
         ignore_signals()
         _clean_up()
@@ -104,7 +104,8 @@ class Launcher:
         with LoopMonitor(self.loaded.cluster.node[self.names[0]].turn_max_s).watching():
             await trio.sleep_forever()
 
-    def _start(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
+    def start_node(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
+        """Start a node of this file and keep it; `nursery` runs what stops all nodes if it cannot be kept."""
         assert self._nursery is not None
         _, ladder = node_process.time_limits(cluster, name)
         node = KeptNode(name, ladder, cluster.node[name].watchdog_s)
@@ -120,7 +121,7 @@ class Launcher:
         def on_up() -> None:
             nonlocal was_up
             was_up = True
-            self._on_up(node.name)
+            self.on_up(node.name)
 
         try:
             with node.scope:
@@ -142,7 +143,8 @@ class Launcher:
         """Read the file again, a moment later: start nodes that are new in it, and log which have been removed."""
         self._reload_wanted.set()
 
-    async def _follow_file(self, nursery: trio.Nursery) -> None:
+    async def follow_file(self, nursery: trio.Nursery) -> None:
+        """Act on each request to read the file again, until cancelled."""
         while True:
             await self._reload_wanted.wait()
             await trio.sleep(SETTLE_S)
@@ -193,7 +195,7 @@ class Launcher:
                 self._log_not_started(name, failures[name])
             else:
                 log.info("node %s is new in the file, and is started", name)
-                self._start(name, new, nursery)
+                self.start_node(name, new, nursery)
 
     @property
     def _running(self) -> set[str]:
@@ -211,7 +213,8 @@ class Launcher:
             self._announcements.append(text)
             self._announce_ready()
 
-    def _on_up(self, name: str) -> None:
+    def on_up(self, name: str) -> None:
+        """Note that a node is up, and announce what can be announced now."""
         self._were_up.add(name)
         if self.loaded.cluster.gateway.node not in self.names and self._all_were_up:
             ready = (key for key in self.nodes if key in self._were_up & self._running)

@@ -87,7 +87,7 @@ class NodeKeeper(Protocol):
 
 
 @define(eq=False)
-class _Life:
+class Life:
     """One life of a node's process, by the messages that it has sent."""
 
     up: bool = False
@@ -143,7 +143,7 @@ async def run(
     `NodeDied` when it ends later.
     """
     while True:
-        life = _Life()
+        life = Life()
         await _run_once(node, keeper, life, task_status.started)
         if not life.done:
             node.record_failure(life.reason or "it ended without a reason")
@@ -155,7 +155,7 @@ async def run(
         task_status.started()  # it was drained before it was up, and has ended as it was asked to
 
 
-async def _run_once(node: KeptNode, keeper: NodeKeeper, life: _Life, on_up: Callable[[], None]) -> None:
+async def _run_once(node: KeptNode, keeper: NodeKeeper, life: Life, on_up: Callable[[], None]) -> None:
     """Run one life of the process from its start to its end."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     async with trio.lowlevel.FdStream(read_end) as stream, trio.open_nursery() as nursery:
@@ -166,9 +166,9 @@ async def _run_once(node: KeptNode, keeper: NodeKeeper, life: _Life, on_up: Call
             os.close(write_end)
         node.process = process
         watchdog = trio.CancelScope()
-        nursery.start_soon(_watch, node, process, life, watchdog)
+        nursery.start_soon(watch, node, process, life, watchdog)
         try:
-            await _receive_all(node, keeper, life, LineReader(stream), on_up)
+            await receive_all(node, keeper, life, LineReader(stream), on_up)
         finally:
             watchdog.cancel()
             node.serving = False
@@ -179,8 +179,8 @@ async def _run_once(node: KeptNode, keeper: NodeKeeper, life: _Life, on_up: Call
         log.error("where node %s hung", node.name, extra={"stack": list(life.stack)})
 
 
-async def _receive_all(
-    node: KeptNode, keeper: NodeKeeper, life: _Life, lines: LineReader, on_up: Callable[[], None]
+async def receive_all(
+    node: KeptNode, keeper: NodeKeeper, life: Life, lines: LineReader, on_up: Callable[[], None]
 ) -> None:
     """Act on each message of a node until its process has ended."""
     while (message := await receive(lines, life.stack)) is not None:
@@ -201,7 +201,7 @@ async def _receive_all(
                 life.done = True
 
 
-async def _watch(node: KeptNode, process: Process, life: _Life, scope: trio.CancelScope) -> None:
+async def watch(node: KeptNode, process: Process, life: Life, scope: trio.CancelScope) -> None:
     """Kill a node whose heartbeats have stopped; before the first one, the limit for its start counts."""
     limit_s = node.watchdog_s
     tick_s = min(TICK_MAX_S, limit_s / TICKS_PER_LIMIT)
@@ -217,7 +217,7 @@ async def _watch(node: KeptNode, process: Process, life: _Life, scope: trio.Canc
         process.signal_group(signal.SIGKILL)
 
 
-def _raise_failure(node: KeptNode, life: _Life) -> None:
+def _raise_failure(node: KeptNode, life: Life) -> None:
     """Raise the reason why a node has ended unasked, unless it has been removed from the file."""
     reason = f": {life.reason}" if life.reason else ""
     if not life.up:

@@ -2,7 +2,7 @@
 
 A shutdown has several owners, each of one part:
 
-- `_Node` owns when it begins (a signal, an operator), its order and its deadlines: stop admitting, let streams finish
+- `Node` owns when it begins (a signal, an operator), its order and its deadlines: stop admitting, let streams finish
   until `drain_s`, cut the rest with a retryable error, send a goodbye to the other nodes, stop the tree.
 - The gateway, the directory and the links own what runs: each can be drained, and waited for.
 - `supervise` owns the order in which the tree stops; it is cancelled here, once, when nothing is left to wait for.
@@ -118,7 +118,7 @@ async def run(
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials)
         assembly.status.earlier_failures = launched.earlier
-        node = _Node(loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat)
+        node = Node(loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat)
         node.attach_controls(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
         for warning in file_checks.warnings(cluster, runtime.now()):
             log.warning(warning)
@@ -129,7 +129,7 @@ async def run(
 
 
 @define(eq=False)
-class _Node:
+class Node:
     """One run of a node; a `SignalHandler`."""
 
     loaded: Loaded
@@ -139,8 +139,8 @@ class _Node:
     drain_s: float
     heartbeat: Callable[[], None] | None = None
     exit_code: int = 0
+    nursery: trio.Nursery | None = None  # while it runs
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
-    _nursery: trio.Nursery | None = None  # while it runs
     _signalled: bool = False
     _reloader: Reloader | None = None
     _failure: ActorError | None = None
@@ -159,17 +159,17 @@ class _Node:
 
     def drain(self, reason: str) -> None:
         """Begin the shutdown, unless it has begun."""
-        if self._nursery is None or self.assembly.directory.draining:
+        if self.nursery is None or self.assembly.directory.draining:
             return
         log.info("draining", extra={"reason": reason, "drain_s": self.drain_s})
         self.assembly.directory.drain()  # from now on no other node chooses a worker of this one
-        self._nursery.start_soon(self._shut_down)
+        self.nursery.start_soon(self._shut_down)
 
     async def run(self, up: Callable[[], None], announce: Callable[[], None]) -> int:
         """Run the tree and the node's own tasks until the tree ends; return the exit code."""
         reaper.become_subreaper()
-        async with trio.open_nursery() as self._nursery:
-            nursery = self._nursery
+        async with trio.open_nursery() as self.nursery:
+            nursery = self.nursery
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
@@ -182,7 +182,7 @@ class _Node:
 
             def ready() -> None:
                 up()
-                nursery.start_soon(self._announce_when_ready, announce)
+                nursery.start_soon(self.announce_when_ready, announce)
 
             try:
                 with self._tree:
@@ -226,7 +226,7 @@ class _Node:
                 self._failure = StartFailed(reason)
                 self._tree.cancel(reason="no engine could be started")
 
-    async def _announce_when_ready(self, announce: Callable[[], None]) -> None:
+    async def announce_when_ready(self, announce: Callable[[], None]) -> None:
         """Announce that the node is ready, once every model has an engine on some node."""
         logged_reason = None
         while self.assembly.gateway is not None and (reason := self.assembly.gateway.unready()) is not None:
@@ -258,10 +258,10 @@ class _Node:
 
     def on_second_signal(self, number: int) -> None:
         """Shorten all waits of the shutdown, and exit soon even if the tree does not end."""
-        assert self._nursery is not None  # signals are handled while it runs
+        assert self.nursery is not None  # signals are handled while it runs
         self.exit_code = 128 + number
         self.runtime.grace.shorten()
-        self._nursery.start_soon(self._exit_hard)
+        self.nursery.start_soon(self._exit_hard)
 
     # Shutdown ----------------------------------------------------------------------------
 

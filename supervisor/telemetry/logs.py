@@ -190,10 +190,11 @@ class Terminal:
     async def run_live_line(self) -> None:
         """Redraw the live line until cancelled; return at once if the output is no terminal."""
         while self.live:
-            self._redraw(trio.current_time())
+            self.redraw(trio.current_time())
             await trio.sleep(TICK_S)
 
-    def _redraw(self, now: float) -> None:
+    def redraw(self, now: float) -> None:
+        """Redraw the live line, if it has changed and what came before it is written."""
         children = self._transient
         innermost = [path for path in children if not any(other.startswith(f"{path}/") for other in children)]
         parts = [f"{event} {path} {now - since:.1f} s" for path in innermost for event, since in [children[path]]]

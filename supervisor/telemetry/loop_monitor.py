@@ -55,25 +55,25 @@ class LoopMonitor(trio.abc.Instrument):
     turn_max_s: float = TURN_MAX_S
     clock: Callable[[], float] = time.perf_counter
     start_thread: Callable[[Callable[[], None]], None] = start_daemon_thread
+    stopped: threading.Event = field(factory=threading.Event)
     _slow: dict[str, _SlowTurns] = field(factory=dict)  # by function
     _since: float = 0.0  # when the present turn began
     _idle: bool = True  # the loop waits for I/O or a deadline, for as long as it takes
     _collecting_since: float = 0.0
     _thread: int = 0  # of the event loop
-    _stopped: threading.Event = field(factory=threading.Event)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Monitor the event loop of the calling task while the body runs."""
         self._thread, self._since = threading.get_ident(), self.clock()
         trio.lowlevel.add_instrument(self)
-        gc.callbacks.append(self._collected)
+        gc.callbacks.append(self.collected)
         self.start_thread(self._look)
         try:
             yield
         finally:
-            self._stopped.set()
-            gc.callbacks.remove(self._collected)
+            self.stopped.set()
+            gc.callbacks.remove(self.collected)
             trio.lowlevel.remove_instrument(self)
 
     def before_io_wait(self, _: float) -> None:
@@ -89,7 +89,7 @@ class LoopMonitor(trio.abc.Instrument):
         """Measure the turn that has ended; the next one begins."""
         now = self.clock()
         if now - self._since > self.turn_max_s:
-            self._count(task_function(task), now - self._since, task)
+            self.count(task_function(task), now - self._since, task)
             now = self.clock()
         self._since = now
 
@@ -108,7 +108,8 @@ class LoopMonitor(trio.abc.Instrument):
         """Return how many turns of each function exceeded the budget."""
         return {name: slow.count for name, slow in self._slow.items()}
 
-    def _count(self, name: str, duration_s: float, task: trio.lowlevel.Task | None = None) -> None:
+    def count(self, name: str, duration_s: float, task: trio.lowlevel.Task | None = None) -> None:
+        """Count a turn of a function that exceeded the budget, and log it."""
         if name not in self._slow and len(self._slow) >= NAMES_MAX:
             name = OTHERS
         slow = self._slow.setdefault(name, _SlowTurns())
@@ -119,7 +120,7 @@ class LoopMonitor(trio.abc.Instrument):
             extra = {"task": name, "duration_s": round(duration_s, 3), "count": slow.count}
             log.warning("a turn took too long", extra=extra | ({} if task is None else {"awaiting": await_chain(task)}))
 
-    def _collected(self, phase: str, info: Mapping[str, int]) -> None:
+    def collected(self, phase: str, info: Mapping[str, int]) -> None:
         """Subtract a collection of the oldest generation from the turn in which it happened, and measure it alone."""
         if info["generation"] != OLDEST:
             return
@@ -129,13 +130,13 @@ class LoopMonitor(trio.abc.Instrument):
         duration_s = self.clock() - self._collecting_since
         self._since += duration_s
         if duration_s > self.turn_max_s:
-            self._count(COLLECTION, duration_s)
+            self.count(COLLECTION, duration_s)
 
     def _look(self) -> None:
         """Log the stack of each turn that does not end, once; runs in a thread."""
         logged: float | None = None
         last_look_at = self.clock()
-        while not self._stopped.wait(LOOK_INTERVAL_S):
+        while not self.stopped.wait(LOOK_INTERVAL_S):
             previous_at, last_look_at = last_look_at, self.clock()
             if last_look_at - previous_at > BLOCKED_S:
                 continue  # the whole process was stopped, this thread included

@@ -62,9 +62,9 @@ class QueuedWriter:
     chunk_bytes: int = CHUNK_BYTES
     lost_items: int = 0  # since the process started
     lost_bytes: int = 0
+    queued_bytes: int = 0  # those being written included
     failing: bool = False
     _queue: deque[tuple[bytes, _Gap]] = field(factory=deque)  # each item with what was dropped just before it
-    _bytes: int = 0  # queued or being written
     _gap: _Gap = _NONE  # dropped after the last queued item
     _writing: bool = False
     _running: bool = False  # the thread
@@ -73,11 +73,12 @@ class QueuedWriter:
     def put(self, data: bytes) -> bool:
         """Queue an item; return whether there was room for it."""
         with self._changed:
-            if len(self._queue) >= self.items_max or (self._bytes and self._bytes + len(data) > self.bytes_max):
+            queued = self.queued_bytes
+            if len(self._queue) >= self.items_max or (queued and queued + len(data) > self.bytes_max):
                 self._drop((1, len(data)))
                 return False
             self._queue.append((data, self._gap))
-            self._bytes += len(data)
+            self.queued_bytes += len(data)
             self._gap = _NONE
             if not self._running:
                 with suppress(RuntimeError):  # the system has no thread left: the next item tries again
@@ -109,7 +110,7 @@ class QueuedWriter:
                 self._writing = True
             error = self._write(data)
             with self._changed:
-                self._bytes -= taken[1]
+                self.queued_bytes -= taken[1]
                 if error is not None:
                     self._gap = _sum(noticed, self._gap)
                     self._drop(taken)

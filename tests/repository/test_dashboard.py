@@ -61,7 +61,7 @@ def happened(metrics: Metrics) -> None:
     RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
     metrics.logs["tiny-0"] = QueuedWriter(lambda _: None)
     turns = LoopMonitor()
-    turns._count("links.Links.run", 1.0)
+    turns.count("links.Links.run", 1.0)
     turns.add_metrics(metrics.registry)
     RoutingMetrics(metrics, "tiny").worker_ejected("back/tiny-0", "internal")
 

@@ -28,7 +28,7 @@ def simulate(scenario: Callable[[random.Random], Awaitable[object]], seed: int) 
         with trio.fail_after(DEADLOCKED_S):
             return await scenario(rng)
 
-    chance = _run._r  # noqa: SLF001
+    chance = _run._r  # noqa: SLF001  # by which it orders tasks
     before = chance.getstate()
     chance.seed(seed)
     warm()

@@ -172,7 +172,7 @@ async def _period(
     for turn in range(int(LASTS_S * CHANGES)):
         if asker != "":
             for _, here in heres:
-                here._count(asker, -1 if turn % 2 else 1, -100 if turn % 2 else 100)
+                here._count(asker, -1 if turn % 2 else 1, -100 if turn % 2 else 100)  # noqa: SLF001  # without a call
         await trio.sleep(1 / CHANGES)
     spent_s = time.process_time() - began
     return {

@@ -65,7 +65,7 @@ class ResponseHistories:
             if not histories:
                 del self._by_owner[history.owner]
         while by > 0 and self.size_bytes > self.bytes_max():
-            self._halve(self._largest())
+            self._halve(self.largest())
 
     def _halve(self, history: ResponseHistory) -> None:
         """Shrink a history until there is room or half of it is left: finding the largest one scans all of them."""
@@ -73,7 +73,7 @@ class ResponseHistories:
         while history.size_bytes > kept_bytes and self.size_bytes > self.bytes_max():
             history.forget_oldest()
 
-    def _largest(self) -> ResponseHistory:
+    def largest(self) -> ResponseHistory:
         """Return the largest history of the owner whose histories take most."""
         most = max(self._by_owner.values(), key=_total_bytes)
         return max(most, key=lambda history: history.size_bytes)

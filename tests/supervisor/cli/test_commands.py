@@ -88,7 +88,7 @@ def by_secret(cluster: load.Cluster, folders: Mapping[str, Path]) -> client.Clus
 
 def asks(file: Path, folders: Mapping[str, Path]) -> tuple[list[str], list[str], str]:
     """Return the nodes that a client asks, those of them that run here, and the mistakes in the file."""
-    cluster_client, wrong = commands._make_client(file, folders, by_secret, use_broken_file=False)
+    cluster_client, wrong = commands.make_client(file, folders, by_secret, use_broken_file=False)
     return sorted(cluster_client.cluster.node), sorted(cluster_client.folders), wrong
 
 
@@ -132,7 +132,7 @@ async def test_a_reload_waits_until_a_node_that_a_launcher_starts_answers(
 ) -> None:
     began = trio.current_time()
     cluster = Cluster({"one": 0, "two": began + 3}, {"one": Reloaded(("node two is known now",), (), ("two",))})
-    assert await commands._reload(cluster, console) == 0
+    assert await commands.reload_nodes(cluster, console) == 0
     assert printed(console) == ["one:", "  node two is known now", "two: it runs now"]
     assert cluster.asked == [Reload("one")]
     assert 3 <= trio.current_time() - began < 4
@@ -142,10 +142,10 @@ async def test_a_reload_waits_only_for_nodes_that_start_and_only_for_a_time(
     console: Console, autojump_clock: MockClock
 ) -> None:
     began = trio.current_time()
-    assert await commands._reload(Cluster({"one": 0, "two": inf}), console) == 1
+    assert await commands.reload_nodes(Cluster({"one": 0, "two": inf}), console) == 1
     assert trio.current_time() == began
     starts = Cluster({"one": 0, "two": inf}, {"one": Reloaded((), (), ("two", "nobody"))})
-    assert await commands._reload(starts, console) == 1
+    assert await commands.reload_nodes(starts, console) == 1
     assert NEW_NODE_WAIT_S <= trio.current_time() - began < NEW_NODE_WAIT_S + 1
     assert printed(console) == ["one: nothing has changed", "two: not asked: nobody listens"] * 2
 
@@ -154,7 +154,7 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
     console: Console,
 ) -> None:
     cluster = Cluster({"one": 0, "two": 0}, {"one": NotReady("[red]no[/]\x1b[2J")})
-    assert await commands._reload(cluster, console) == 1
+    assert await commands.reload_nodes(cluster, console) == 1
     assert printed(console) == ["one: [red]no[/]\\x1b[2J", "two: nothing has changed"]
 
 
@@ -164,9 +164,9 @@ async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_esc
             await trio.lowlevel.checkpoint()
             return {"one": "[bold]\x1b]0;title\x07[/]"}
 
-    assert await commands._drain(Away({}), console, "one") == 1
+    assert await commands.drain_node(Away({}), console, "one") == 1
     assert printed(console)[0].startswith("Node one cannot be asked: [bold]\\x1b]0;title\\x07[/]. If it runs,")
-    assert await commands._drain(Away({}), console, "[red]two") == 1
+    assert await commands.drain_node(Away({}), console, "[red]two") == 1
     assert printed(console)[1] == "There is no node [red]two; there is one."
 
 
@@ -227,7 +227,7 @@ class Polled(Cluster):
 async def printed_status(statuses: Mapping[str, StatusOrError], width: int) -> list[Any]:
     """Return the lines that `status` prints in a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None)
-    code = await commands._status(Polled(statuses), console, as_json=False, watch=False)
+    code = await commands.print_status(Polled(statuses), console, as_json=False, watch=False)
     assert code == any(isinstance(status, str) for status in statuses.values())
     assert all(len(line) <= width for line in printed(console))
     return [line.rstrip() for line in printed(console)]

@@ -151,8 +151,8 @@ def test_text_without_end_from_a_node_is_cut() -> None:
 
 
 def test_an_impossible_tree_is_drawn_in_bounded_time() -> None:
-    tree = tuple(ChildState("/".join("x" * depth), "up", 0, 1.0) for depth in (40, 3, 700, 1, 2)) * 2000
-    assert len(list(status_view._with_branches(tree))) == len(tree)
+    tree = tuple(ChildState("/".join("x" * depth), "up", 0, 1.0) for depth in (40, 3, 700, 1, 2)) * 200
+    assert len(shown(status_view.render_status("pd", {"one": evolve(ONE, tree=tree)}))) >= len(tree)
 
 
 def test_json_has_the_same_statuses_as_plain_values() -> None:

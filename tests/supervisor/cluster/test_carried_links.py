@@ -25,7 +25,7 @@ from supervisor.cluster.mesh import Mesh
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.links.websocket import WebSocketTransport
-from supervisor.node.node import _Node
+from supervisor.node import node as node_module
 from tests.rig.fake_engine import generate
 from tests.rig.gateway import INFO
 from tests.rig.links import held_for, serve
@@ -233,8 +233,8 @@ async def test_b9_a_refusal_expires_and_wakes_whoever_waits_for_readiness(
     gateway = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
     assembly: Any = SimpleNamespace(gateway=gateway, directory=node.directory)
     unused: Any = None
-    process = _Node(unused, assembly, unused, unused, 0.0)
-    nursery.start_soon(process._announce_when_ready, partial(announced.append, "ready"))
+    process = node_module.Node(unused, assembly, unused, unused, 0.0)
+    nursery.start_soon(process.announce_when_ready, partial(announced.append, "ready"))
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
     assert announced == []
     assert readiness.unready(node.directory, ()) == CONFLICT

@@ -69,9 +69,7 @@ class Engine:
 
 def registered(engine: Engine | None) -> Registration[Any]:
     """Return a registration of an engine, or of none."""
-    registration: Registration[Any] = Registration()
-    registration._current = registration.last = engine
-    return registration
+    return Registration(last=engine, current=engine)
 
 
 async def carry(link: Link) -> None:

@@ -69,11 +69,11 @@ class Node:
     def __attrs_post_init__(self) -> None:
         self.directory = Directory(self.name)
         tree = Tree(name=self.name, children=(Child(name="links", run=nothing, about="other nodes"),))
-        self.controls = NodeControl(self.directory, f"run of {self.name}", "1.2", self._loads, TreeStatus(tree))
+        self.controls = NodeControl(self.directory, f"run of {self.name}", "1.2", self.load, TreeStatus(tree))
         self.controls.drain = lambda: self.done.append("drain")
         self.controls.reload = self._reload
 
-    async def _loads(self) -> dict[str, EngineLoad]:
+    async def load(self) -> dict[str, EngineLoad]:
         await trio.lowlevel.checkpoint()
         return self.loads
 
@@ -177,7 +177,7 @@ async def test_a_drain_and_a_reload_are_passed_to_the_node(autojump_clock: MockC
 
 
 async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(autojump_clock: MockClock) -> None:
-    fresh = NodeControl(Directory("one"), "", "1.2", Node("one")._loads)
+    fresh = NodeControl(Directory("one"), "", "1.2", Node("one").load)
     for request in (Drain(), Reload()):
         async with fresh.services["", type(request)].ask(request, 0) as answer:
             with pytest.raises(NotReady):
@@ -291,7 +291,7 @@ async def after(seconds: int, then: Callable[[], None]) -> None:
 # Operators ------------------------------------------------------------------------------------
 
 
-def links_of(node: Node) -> Mesh:
+def links_of(node: Node, operators: int = 0) -> Mesh:
     flush: Address[Message, Message, Message]
     flush, _ = mailbox(1)
     served: Services = {**node.controls.services, ("tiny-0", FlushCache): flush}
@@ -305,6 +305,7 @@ def links_of(node: Node) -> Mesh:
         tls=None,
         new_nonce=bytes,
         chance=random.Random(0),
+        operators=operators,
     )
 
 
@@ -321,7 +322,7 @@ async def operator(links: Mesh) -> AsyncIterator[tuple[Link, list[PeerRefused]]]
 
     async def attend() -> None:
         try:
-            await links._serve_operator(cast("WebSocketTransport", far))
+            await links.serve_operator(cast("WebSocketTransport", far))
         except PeerRefused as error:
             ended.append(error)
         finally:
@@ -357,8 +358,7 @@ async def test_an_operator_is_answered_and_is_not_treated_as_a_node(
 
 
 async def test_operators_beyond_the_limit_are_refused(autojump_clock: MockClock) -> None:
-    links = links_of(Node("one"))
-    links._operators = OPERATORS_MAX
+    links = links_of(Node("one"), OPERATORS_MAX)
     async with operator(links) as (link, ended):
         await link.wait_lost()
         assert [str(error) for error in ended] == [f"{OPERATORS_MAX} operators are here already"]

@@ -179,10 +179,10 @@ async def test_o_a_request_in_progress_survives_when_the_socket_is_made_again(
 async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(base) as node:
         inodes = {path.name: path.stat().st_ino for path in node.folder.path.iterdir()}
-        looks, is_intact = [], unix_socket._ControlSocket.is_intact
+        looks, is_intact = [], unix_socket.ControlSocket.is_intact
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                unix_socket._ControlSocket,
+                unix_socket.ControlSocket,
                 "is_intact",
                 lambda place: looks.append(place) or is_intact(place),  # type: ignore[func-returns-value]
             )

@@ -15,6 +15,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.kit.fair_queue import FairQueue
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
@@ -263,10 +264,9 @@ async def spent_s(keys: int) -> float:
         for number in range(keys):
             nursery.start_soon(stay, number)
         await trio.testing.wait_all_tasks_blocked()
-        gate.requests_max = 17  # one more is free, and fits nobody
         began_s = time.thread_time()
         for _ in range(10):
-            gate._admit()
+            gate.change(17, 60.0, 3000)  # one more is free, and fits nobody
         took_s = time.thread_time() - began_s
         assert gate.waiting == keys - 1
         nursery.cancel_scope.cancel()
@@ -290,7 +290,8 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
     requests_max: int, waiting_max: int, coming: list[tuple[str, int, int, int]], seed: int
 ) -> None:
     async def main() -> None:
-        gate, rng = make_gate(requests_max, waiting_max=waiting_max), random.Random(seed)
+        queue, rng = FairQueue[Any](), random.Random(seed)
+        gate = AdmissionGate(requests_max, 60.0, waiting_max, lambda: None, queue=queue)
         scopes: list[trio.CancelScope] = []
 
         async def stay(owner: str, weight: int, priority: int, scope: trio.CancelScope) -> None:
@@ -314,8 +315,8 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
                 held = gate.statistics().by_owner
                 assert gate.inside == sum(held.values())
                 assert all(each <= 4 for each in held.values())
-                smallest = min((each.weight for each in gate._queue if each.owner not in held), default=9)
-                assert gate.inside + smallest > requests_max or gate._queue.owners > 1
+                smallest = min((each.weight for each in queue if each.owner not in held), default=9)
+                assert gate.inside + smallest > requests_max or queue.owners > 1
             for scope in scopes:
                 scope.cancel()
         assert gate.statistics() == AdmissionStatistics(0, 0, {})

@@ -343,9 +343,9 @@ async def test_c1_signals_are_handled_while_a_reload_waits_for_a_file(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     drained: list[str] = []
-    main_node = node._Node(UNUSED, UNUSED, UNUSED, terminal(gone=False, live=False), 30.0)
-    reloader = main_node._reloader = Reloading(trio.sleep_forever)
-    monkeypatch.setattr(node._Node, "drain", lambda _, why: drained.append(why))
+    reloader = Reloading(trio.sleep_forever)
+    main_node = node.Node(UNUSED, UNUSED, UNUSED, terminal(gone=False, live=False), 30.0, reloader=reloader)
+    monkeypatch.setattr(node.Node, "drain", lambda _, why: drained.append(why))
     async with trio.open_nursery() as nursery:
         await nursery.start(handle_signals, main_node)
         nursery.start_soon(reloader.run)
@@ -376,10 +376,9 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
         done.append("reload")
 
     assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=gateway, links=None)
-    main_node = node._Node(UNUSED, assembly, runtime, terminal(gone=gone, live=live), 30.0)
-    reloader = main_node._reloader = Reloading(reload)
+    reloader, shown = Reloading(reload), terminal(gone=gone, live=live)
     async with trio.open_nursery() as nursery:
-        main_node._nursery = nursery
+        main_node = node.Node(UNUSED, assembly, runtime, shown, 30.0, nursery=nursery, reloader=reloader)
         await nursery.start(handle_signals, main_node)
         nursery.start_soon(reloader.run)
         for _ in range(2):

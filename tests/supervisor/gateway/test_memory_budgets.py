@@ -223,8 +223,8 @@ def test_d11_the_owner_of_most_conversations_forgets_first() -> None:
 
 
 def test_room_for_a_long_conversation_takes_few_scans_of_all_histories(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, largest = [], ResponseHistories._largest
-    monkeypatch.setattr(ResponseHistories, "_largest", lambda self: looks.append(1) or largest(self))  # type: ignore[func-returns-value]
+    looks, largest = [], ResponseHistories.largest
+    monkeypatch.setattr(ResponseHistories, "largest", lambda self: looks.append(1) or largest(self))  # type: ignore[func-returns-value]
     shared = ResponseHistories(lambda: 1_000_000)
     crowd = [ResponseHistory(10**6, shared, "crowd") for _ in range(32)]
     for number in range(3000):

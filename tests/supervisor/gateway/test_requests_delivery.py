@@ -108,21 +108,13 @@ async def test_a_request_is_logged_when_its_last_byte_has_been_sent(
         assert line.duration_s < 5, "that is the time of the answer, not of its reader"
 
 
-def draining(rig: Rig, drain_s: float) -> node._Node:
-    """Return a node with this gateway, for `drained`; its tree's scope is cancelled at the end of the drain."""
+def drain(rig: Rig, drain_s: float, nursery: trio.Nursery) -> None:
+    """Drain a node with this gateway; when the nursery has nothing else to do, its end is that of the drain."""
     unused: Any = None
     assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=rig.gateway, links=None)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
-    stopping = node._Node(unused, assembly, runtime, unused, drain_s)
     rig.gateway.gate.draining = False
-    return stopping
-
-
-async def drained(stopping: node._Node, nursery: trio.Nursery) -> None:
-    stopping._nursery = nursery
-    stopping.drain("a test")
-    while not stopping._tree.cancel_called:  # noqa: ASYNC110  # a scope has no event
-        await trio.sleep(0.1)
+    node.Node(unused, assembly, runtime, unused, drain_s, nursery=nursery).drain("a test")
 
 
 async def test_b5_a_drain_waits_for_slow_readers(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
@@ -130,7 +122,7 @@ async def test_b5_a_drain_waits_for_slow_readers(lines: Callable[[], list[Any]],
         client = await asked(rig, streamed())
         began_at = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drained, draining(rig, 60.0), nursery)
+            drain(rig, 60.0, nursery)
             reply = await client.reply()
         assert (reply.whole, reply.events[-1]) == (True, "[DONE]")
         assert 10 < trio.current_time() - began_at < 59
@@ -153,7 +145,7 @@ async def test_o_half_a_request_is_refused_at_the_end_of_a_drain(part: str, rath
             assert (await client.reply()).status == 100
         await trio.sleep(0.1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drained, draining(rig, 60.0), nursery)
+            drain(rig, 60.0, nursery)
             reply = await client.reply()
             assert (reply.status, reply.error["code"]) == (503, "draining")
             assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
@@ -170,7 +162,7 @@ async def test_b5_a_drain_waits_for_slow_readers_of_websockets(
         await client.say(create(f"n={LONG}", max_output_tokens=LONG))
         await backlogged(rig)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drained, draining(rig, 90.0), nursery)
+            drain(rig, 90.0, nursery)
             assert (await client.events())[-1]["type"] == "response.incomplete"
             assert await client.close_code() == 1012
         await at_rest(rig)
@@ -184,12 +176,9 @@ async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
 ) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
-        with trio.CancelScope() as tree:
-            async with trio.open_nursery() as nursery:
-                stopping = draining(rig, 5.0)
-                await drained(stopping, nursery)
-                assert 5 <= trio.current_time() < 9
-                tree.cancel()
+        async with trio.open_nursery() as nursery:
+            drain(rig, 5.0, nursery)
+        assert 5 <= trio.current_time() < 9
         metrics, connections = rig.metrics, tuple(rig.gateway.connections)
         assert connections
     (line,) = lines()

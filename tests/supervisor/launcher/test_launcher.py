@@ -7,11 +7,12 @@ import io
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -20,6 +21,7 @@ from trio.testing import MockClock
 from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster, read_cluster
+from supervisor.files.reading import read_inline
 from supervisor.launcher import launcher, node_process, preflight
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode
@@ -29,7 +31,6 @@ from supervisor.telemetry.logs import Terminal
 from tests.rig.launched import SIMULATED, THIRD
 from tests.rig.log_records import log_records
 
-T = TypeVar("T")
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = SIMULATED.format(ports=(7400, 7401, 7402), tiny=TINY)
 THREE = THIRD.format(port=7403)
@@ -50,7 +51,9 @@ def file(tmp_path: Path) -> Path:
 def one(file: Path) -> Launcher:
     """A launcher of the file's nodes that has not run yet."""
     names = ("front", "one", "two")
-    return Launcher(load_cluster(file), names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
+    terminal = Terminal(io.StringIO(), live=True)
+    loaded, chance = load_cluster(file), random.Random(0)
+    return Launcher(loaded, names, ("false",), {}, terminal, chance, reads=read_inline, placed={*names})
 
 
 def kept(cluster: Cluster, name: str) -> KeptNode:
@@ -58,24 +61,27 @@ def kept(cluster: Cluster, name: str) -> KeptNode:
 
 
 @pytest.fixture
-def following(one: Launcher, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+async def following(
+    one: Launcher, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> Callable[[Any], Any]:
     """A launcher whose nodes run, as far as it knows; which others it starts is only noted."""
     started = []
     for name in one.names:
         one.nodes[name] = kept(one.loaded.cluster, name)
-    one._placed = set(one.names)
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
 
     def start(self: Launcher, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
         self.nodes[name] = kept(cluster, name)
         started.append(name)
 
-    monkeypatch.setattr(Launcher, "_start", start)
+    monkeypatch.setattr(Launcher, "start_node", start)
+    nursery.start_soon(one.follow_file, nursery)
 
-    def follow(text: str) -> list[Any]:
+    async def follow(text: str) -> list[Any]:
         one.loaded.file.write_text(text)
         started.clear()
-        one._apply(*one._read(one._placed | one._running), cast("trio.Nursery", None))
+        one.reload()
+        await trio.sleep(2 * launcher.SETTLE_S)
         return list(started)
 
     return follow
@@ -169,10 +175,10 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
 
     monkeypatch.setattr(launcher, "_clean_up", lambda: cleaned.append(trio.current_time()))
     monkeypatch.setattr(os, "_exit", exits)
-    one.exit_code = 130
     began = trio.current_time()
-    with pytest.raises(Exited, match="130"):
-        await one._end_sooner()
+    with pytest.RaisesGroup(pytest.RaisesExc(Exited, match="130")):
+        async with trio.open_nursery() as nursery:
+            one.on_second_signal(signal.SIGINT, nursery)
     assert trio.current_time() - began == pytest.approx(1.2)
     assert len(cleaned) == 1
     with one.grace.wait_at_most(60) as scope:
@@ -182,18 +188,20 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
 # The file -------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_is_new_in_the_file_is_started_once(following: Callable[[Any], Any]) -> None:
-    assert following(FILE) == []
-    assert following(FILE + THREE) == ["three"]
-    assert following(FILE + THREE) == []
+async def test_a_node_that_is_new_in_the_file_is_started_once(
+    following: Callable[[Any], Any], autojump_clock: MockClock
+) -> None:
+    assert await following(FILE) == []
+    assert await following(FILE + THREE) == ["three"]
+    assert await following(FILE + THREE) == []
 
 
 async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(
-    one: Launcher, following: Callable[[Any], Any]
+    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
-    following(FILE + THREE)
+    await following(FILE + THREE)
     for name in ("front", "one", "two", "three"):
-        one._on_up(name)
+        one.on_up(name)
     for _ in range(2):
         one.announce("front", "Ready: http://127.0.0.1:8000")
     one.terminal.flush()
@@ -201,13 +209,13 @@ async def test_the_address_is_announced_again_when_the_gateway_has_returned_besi
 
 
 async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(
-    one: Launcher, following: Callable[[Any], Any]
+    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
     one.names = ("one", "two")
     del one.nodes["front"]
-    following(FILE + THREE)
+    await following(FILE + THREE)
     for name in ("one", "two", "three"):
-        one._on_up(name)
+        one.on_up(name)
     one.terminal.flush()
     lines = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]  # type: ignore[attr-defined]
     assert [line.partition("Ready: ")[2].partition("  (")[0] for line in lines] == [
@@ -216,40 +224,43 @@ async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others
     ]
 
 
-async def test_a_node_of_another_host_is_not_started(following: Callable[[Any], Any]) -> None:
-    assert following(FILE + THREE.replace("[node.three]", '[node.three]\nhost = "192.0.2.1"')) == []
+async def test_a_node_of_another_host_is_not_started(
+    following: Callable[[Any], Any], autojump_clock: MockClock
+) -> None:
+    assert await following(FILE + THREE.replace("[node.three]", '[node.three]\nhost = "192.0.2.1"')) == []
 
 
 async def test_a_node_that_was_drained_stays_away_until_it_is_new_in_the_file_again(
-    one: Launcher, following: Callable[[Any], Any]
+    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
-    following(FILE + THREE)
+    await following(FILE + THREE)
     one.nodes["three"].ended.set()
-    assert following(FILE + THREE) == []
-    assert following(FILE) == []
-    assert following(FILE + THREE) == ["three"]
+    assert await following(FILE + THREE) == []
+    assert await following(FILE) == []
+    assert await following(FILE + THREE) == ["three"]
 
 
 async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_restarted(
-    one: Launcher, following: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+    one: Launcher, following: Callable[[Any], Any], caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    following(FILE + THREE)
+    await following(FILE + THREE)
     one.nodes["three"].serving = True
     with caplog.at_level(logging.WARNING):
-        assert following(FILE) == following(FILE) == []
+        assert await following(FILE) == []
+        assert await following(FILE) == []
     assert [record.message for record in log_records(caplog)] == [
         "node three is in the file no more, and runs until it is drained"
     ]
     assert one.nodes["three"].removed
-    assert following(FILE + THREE) == []  # it runs
+    assert await following(FILE + THREE) == []  # it runs
     assert not one.nodes["three"].removed
 
 
 async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(
-    one: Launcher, following: Callable[[Any], Any]
+    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
-    following(FILE + THREE)
-    following(FILE)
+    await following(FILE + THREE)
+    await following(FILE)
     assert one.nodes["three"].scope.cancel_called
 
 
@@ -262,51 +273,36 @@ def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks() -> None
 
 
 async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(
-    following: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def taken(*_: object) -> NoReturn:
-        raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
-
-    monkeypatch.setattr(preflight, "check_can_start", taken)
-    assert following(FILE + THREE) == []
-    assert [(record.message, record.reason) for record in log_records(caplog)] == [
-        ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
-    ]
-    monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
-    assert following(FILE + THREE) == ["three"]
-
-
-async def test_a_node_that_may_drain_for_longer_is_given_the_time(
-    one: Launcher, following: Callable[[Any], Any]
-) -> None:
-    before = one.nodes["one"].ladder.term_s
-    following(FILE.replace("[node.one]", "[node.one]\ndrain_s = 300"))
-    assert one.nodes["one"].ladder.term_s == before + 270
-    following(FILE)  # it may have begun to drain by then
-    assert one.nodes["one"].ladder.term_s == before + 270
-
-
-async def test_a_file_that_cannot_be_read_changes_nothing(
-    one: Launcher,
     following: Callable[[Any], Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     autojump_clock: MockClock,
 ) -> None:
-    one.loaded.file.write_text("nonsense")
-    monkeypatch.setattr(trio.to_thread, "run_sync", _here)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(one._follow_file, nursery)
-        one.reload()
-        await trio.sleep(1)
-        assert [record.message for record in log_records(caplog)] == ["the file changes nothing"]
-        one.loaded.file.write_text(FILE + THREE)
-        one.reload()
-        await trio.sleep(1)
-        assert "three" in one.nodes
-        nursery.cancel_scope.cancel()
+    def taken(*_: object) -> NoReturn:
+        raise StartFailed("port 7403 of 127.0.0.1 cannot be had")
+
+    monkeypatch.setattr(preflight, "check_can_start", taken)
+    assert await following(FILE + THREE) == []
+    assert [(record.message, record.reason) for record in log_records(caplog)] == [
+        ("node three was not started; the others run on", "port 7403 of 127.0.0.1 cannot be had")
+    ]
+    monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
+    assert await following(FILE + THREE) == ["three"]
 
 
-async def _here(function: Callable[[], T], **_: object) -> T:
-    await trio.lowlevel.checkpoint()
-    return function()
+async def test_a_node_that_may_drain_for_longer_is_given_the_time(
+    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
+) -> None:
+    before = one.nodes["one"].ladder.term_s
+    await following(FILE.replace("[node.one]", "[node.one]\ndrain_s = 300"))
+    assert one.nodes["one"].ladder.term_s == before + 270
+    await following(FILE)  # it may have begun to drain by then
+    assert one.nodes["one"].ladder.term_s == before + 270
+
+
+async def test_a_file_that_cannot_be_read_changes_nothing(
+    following: Callable[[Any], Any], caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    assert await following("nonsense") == []
+    assert [record.message for record in log_records(caplog)] == ["the file changes nothing"]
+    assert await following(FILE + THREE) == ["three"]

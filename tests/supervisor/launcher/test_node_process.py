@@ -67,11 +67,11 @@ def one(tmp_path: Path) -> Launcher:
 async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(
     one: Launcher, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    life, watched, began, node = node_process._Life(), Process(), trio.current_time(), _node(HUNG_S)
+    life, watched, began, node = node_process.Life(), Process(), trio.current_time(), _node(HUNG_S)
     sender, receiver = trio.testing.memory_stream_one_way_pair()
     async with sender, trio.open_nursery() as nursery:
-        nursery.start_soon(node_process._receive_all, node, one, life, LineReader(receiver), lambda: None)
-        nursery.start_soon(node_process._watch, node, watched, life, trio.CancelScope())
+        nursery.start_soon(node_process.receive_all, node, one, life, LineReader(receiver), lambda: None)
+        nursery.start_soon(node_process.watch, node, watched, life, trio.CancelScope())
         for _ in range(100):
             await sender.send_all(HEARTBEAT)
             await trio.sleep(1.0)
@@ -88,9 +88,9 @@ async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_ki
 
 
 async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clock: MockClock) -> None:
-    life, watched, scope = node_process._Life(), Process(), trio.CancelScope()
+    life, watched, scope = node_process.Life(), Process(), trio.CancelScope()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(node_process._watch, _node(HUNG_S), watched, life, scope)
+        nursery.start_soon(node_process.watch, _node(HUNG_S), watched, life, scope)
         await trio.sleep(1000)
         scope.cancel()
     assert not watched.signals
@@ -100,9 +100,9 @@ async def test_a_launcher_that_was_stopped_itself_kills_no_node() -> None:
     clock = MockClock()  # time passes when the test says so, as when a whole host is suspended
 
     async def scene() -> None:
-        life, watched, scope = node_process._Life(has_beaten=True), Process(), trio.CancelScope()
+        life, watched, scope = node_process.Life(has_beaten=True), Process(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(node_process._watch, _node(HUNG_S), watched, life, scope)
+            nursery.start_soon(node_process.watch, _node(HUNG_S), watched, life, scope)
             for _ in range(20):
                 await trio.testing.wait_all_tasks_blocked()
                 clock.jump(1000.0)

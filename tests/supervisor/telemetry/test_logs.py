@@ -287,12 +287,11 @@ def test_b4_the_live_line_does_not_queue_up_while_a_terminal_is_stopped(
     unread: tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]],
 ) -> None:
     _, theirs = unread
-    terminal = Terminal(theirs, live=True)
-    terminal._transient["main/engine"] = ("starting", 0.0)
+    terminal = Terminal(theirs, live=True, transient={"main/engine": ("starting", 0.0)})
     for tick in range(1000):
-        terminal._redraw(tick)
+        terminal.redraw(tick)
         terminal.log.flush(0.0)
-    assert sum(len(data) for data, _ in terminal.log._queue) < 100
+    assert terminal.log.queued_bytes < 100
 
 
 def test_b4_the_length_of_a_record_is_bounded() -> None:

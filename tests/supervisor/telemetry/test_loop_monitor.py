@@ -88,7 +88,7 @@ async def test_a_function_is_logged_once_in_an_interval(
 
 async def test_the_number_of_names_is_bounded(turns: LoopMonitor) -> None:
     for number in range(3 * NAMES_MAX):
-        turns._count(f"function {number}", 1.0)
+        turns.count(f"function {number}", 1.0)
     assert len(turns.statistics()) == NAMES_MAX + 1
     assert turns.statistics()[OTHERS] == 2 * NAMES_MAX
 
@@ -96,9 +96,9 @@ async def test_the_number_of_names_is_bounded(turns: LoopMonitor) -> None:
 async def test_a_garbage_collection_is_not_counted_in_the_turn_of_a_task(turns: LoopMonitor, clock: Clock) -> None:
     async def collects() -> None:
         await trio.lowlevel.checkpoint()
-        turns._collected("start", {"generation": 2})
+        turns.collected("start", {"generation": 2})
         clock.now += 0.3
-        turns._collected("stop", {"generation": 2})
+        turns.collected("stop", {"generation": 2})
         clock.now += 0.01
 
     await beside(turns, (collects,))
@@ -131,7 +131,7 @@ async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(
         clock.now += stop_s or 0.0
         return stop_s is None
 
-    monkeypatch.setattr(turns._stopped, "wait", wait)
+    monkeypatch.setattr(turns.stopped, "wait", wait)
     with turns.watching():
         await trio.lowlevel.checkpoint()
         clock.now += 0.1
@@ -153,7 +153,7 @@ async def test_the_stack_of_a_blocked_loop_is_logged_once(
     handler = Looked()
     logging.getLogger("supervisor.telemetry.loop_monitor").addHandler(handler)
     turns = LoopMonitor(0.02, clock, start_thread=lambda run: threads.append(threading.Thread(target=run)))
-    monkeypatch.setattr(turns._stopped, "wait", lambda _: turns._stopped.is_set())
+    monkeypatch.setattr(turns.stopped, "wait", lambda _: turns.stopped.is_set())
 
     def stuck_in_here() -> None:
         threads[0].start()

@@ -52,12 +52,12 @@ class TimedChat(Chat):
     """A stream that records when its tokens come."""
 
     def __init__(self, port: int, body: dict[str, Any]) -> None:
-        Chat.__init__(self, port, body)
+        super().__init__(port, body)
         self.times: list[float] = []
 
     def _count(self, event: dict[str, Any]) -> None:
         self.times.append(time.perf_counter())
-        Chat._count(self, event)
+        super()._count(event)
 
 
 class Honest:

@@ -142,15 +142,15 @@ class HttpClient:
         left = trio.CancelScope(deadline=trio.current_time() + patience_s)
         with suppress(*GONE):
             for wanted in asked if ahead else ():
-                await reader.send(self._post(wanted))
+                await reader.send(self.post(wanted))
                 await trio.sleep(rng.choice((0, 0.05)))
         for wanted in asked:
             received, asked_at = judge.Received(), self._age()
             with left, suppress(*GONE):
                 if not ahead:
-                    await reader.send(self._post(wanted, x_request_id=self.name))
+                    await reader.send(self.post(wanted, x_request_id=self.name))
                 await reader.read_answer(received)
-            outcome = self._judge(wanted, received, stayed=not left.cancelled_caught)
+            outcome = self.judged(wanted, received, stayed=not left.cancelled_caught)
             self.note(wanted.turns[-1][1].split()[0], outcome)
             if received.status and not ahead:
                 assert received.headers["x-request-id"] == self.name
@@ -171,10 +171,10 @@ class HttpClient:
     def _draw(self, name: str) -> PlannedRequest:
         return draw(self.rng, name, choices_max=3)
 
-    def _post(self, wanted: PlannedRequest, **headers: str) -> bytes:
+    def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         return post(chat(wanted), **headers)
 
-    def _judge(self, wanted: PlannedRequest, received: judge.Received, *, stayed: bool) -> str:
+    def judged(self, wanted: PlannedRequest, received: judge.Received, *, stayed: bool) -> str:
         return judge.http(wanted, received, self.allowed, stayed=stayed)
 
     async def _check_gone(self, asked: list[PlannedRequest]) -> None:

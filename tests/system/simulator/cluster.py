@@ -47,7 +47,7 @@ class Cluster(System):
             node_slot.costs.refused = self.costs.refused
 
     def _register_workers(self) -> None:
-        System._register_workers(self)
+        super()._register_workers()
         self.links = self.plan.links("main", self.directory, listens=True, joins=False)
 
     def linking(self) -> tuple[Child, ...]:

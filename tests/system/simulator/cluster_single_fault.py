@@ -242,7 +242,7 @@ class Twin(SingleNodeFault):
         self.note("a twin", node_slot.name, "is dialed" if is_dialed else "dials", lasts_s)
         async with self._twin(address if is_dialed else None) as twin, trio.open_nursery() as nursery:
             if is_dialed:  # as it would be if the gateway's file said to join there
-                nursery.start_soon(system.links._keep_linked, None, address)
+                nursery.start_soon(system.links.keep_linked, None, address)
             with trio.fail_after(SOON_S):
                 while "main" not in twin.directory.name_conflicts:  # noqa: ASYNC110  # of links
                     await trio.sleep(0.05)

@@ -26,7 +26,7 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.serving import Service
 from supervisor.node.assembly import in_order
-from supervisor.node.node import BYE_S, _Node
+from supervisor.node.node import BYE_S, Node
 from supervisor.processes.process import GracePeriods
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Child, Tree
@@ -154,7 +154,7 @@ class NodeLife(SmallSystem):
 
     async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         if not self.node_slot.simulated:
-            await SmallSystem._engine(self, number, task_status=task_status)
+            await super()._engine(number, task_status=task_status)
             return
         if self.starts_fail:
             raise StartFailed("it does not start")
@@ -245,7 +245,7 @@ class NodeSlot:
         life.links.drains_until = trio.current_time() + self.drain_s
         life.links.announced_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
         drains_until = plan.age_s + self.drain_s
-        async with trio.open_nursery() as node._nursery:
+        async with trio.open_nursery() as node.nursery:
             node.drain("the test drains")
         assert plan.age_s <= drains_until + BYE_S + 0.01, "a drain takes longer than it may"
         assert life.links.bye_sent, "a node left without a `Bye`"
@@ -259,12 +259,12 @@ class NodeSlot:
 
 def bare_node(
     directory: Directory, gateway: Gateway | None, links: SimLinks | None, drain_s: float, tree: trio.CancelScope
-) -> _Node:
+) -> Node:
     """Return a node that can be drained: without a file, a terminal and processes."""
     assembly: Any = SimpleNamespace(directory=directory, gateway=gateway, links=links)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
     absent: Any = None
-    return _Node(absent, assembly, runtime, terminal=absent, drain_s=drain_s, tree=tree)
+    return Node(absent, assembly, runtime, terminal=absent, drain_s=drain_s, tree=tree)
 
 
 def check_inboxes(directory: Directory, inboxes: list[RequestInbox]) -> None:

@@ -18,10 +18,10 @@ class TextClient(HttpClient):
     """A client of text completions."""
 
     def _draw(self, name: str) -> PlannedRequest:
-        wanted = evolve(HttpClient._draw(self, name), plain=True, logprobs=None)
+        wanted = evolve(super()._draw(name), plain=True, logprobs=None)
         return evolve(wanted, turns=wanted.turns[-1:], echo=self.rng.random() < 0.3)
 
-    def _post(self, wanted: PlannedRequest, **headers: str) -> bytes:
+    def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         body: dict[str, object] = {"model": "tiny", "prompt": wanted.turns[-1][1], "max_tokens": wanted.tokens_max}
         body |= {"n": wanted.n, "stream": wanted.stream, "echo": wanted.echo}
         if wanted.stream and wanted.usage:
@@ -36,12 +36,12 @@ class PostClient(HttpClient):
     def _draw(self, name: str) -> PlannedRequest:
         return evolve(draw(self.rng, name), logprobs=None)
 
-    def _post(self, wanted: PlannedRequest, **headers: str) -> bytes:
+    def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         event = create(wanted, wanted.turns[-1][1].split()[0], None) | {"stream": wanted.stream}
         del event["type"]
         return post(event, "/v1/responses", **headers)
 
-    def _judge(self, wanted: PlannedRequest, received: judge.Received, *, stayed: bool) -> str:
+    def judged(self, wanted: PlannedRequest, received: judge.Received, *, stayed: bool) -> str:
         if received.status != 200 or not (wanted.stream or received.whole):
             return judge.http(wanted, received, self.allowed, stayed=stayed)
         transcript = Transcript(self.allowed, {wanted.turns[-1][1].split()[0]: (wanted, None)})

@@ -167,7 +167,7 @@ class Run:
         if self.rng.random() < 0.3:
             self.system.node.runtime.grace.shorten()  # the second signal
         begun_at = trio.current_time()
-        async with trio.open_nursery() as self.system.node._nursery:
+        async with trio.open_nursery() as self.system.node.nursery:
             self.system.node.drain("the test drains")
             await trio.sleep(0.1)
             await trio.testing.wait_all_tasks_blocked()  # the clock may have jumped

@@ -62,12 +62,12 @@ class HonestClient(HttpClient):
         wanted = PlannedRequest(turns=(("user", text),), tokens_max=tokens, n=n, stream=self.rng.random() < 0.5)
         reader, received, asked_at = Reader(self.system.connect()), judge.Received(), trio.current_time()
         try:
-            await reader.send(self._post(wanted, **headers))
+            await reader.send(self.post(wanted, **headers))
             await reader.read_answer(received)
         finally:
             reader.hang_up()
         took_s = round(trio.current_time() - asked_at, 9)
-        outcome = self._judge(wanted, received, stayed=True)
+        outcome = self.judged(wanted, received, stayed=True)
         self.note(text, outcome, took_s)
         return outcome, took_s
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import ClassVar
 
 import trio
 from attrs import define, evolve
 
 from protocol.messages import FinishReason
+from supervisor.telemetry.metrics import Metrics
 from tests.rig.fake_engine import Costs
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, Reader
@@ -19,6 +21,12 @@ from tests.system.simulator.system import LIMITS
 
 WHOLE = frozenset(reason.value for reason in FinishReason)
 CUT = "cut"
+
+
+def samples(name: str, metrics: Metrics) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield the labels and the value of each sample of a metric."""
+    for family in metrics.families({}):
+        yield from ((sample.labels, sample.value) for sample in family.samples if sample.name == name)
 
 
 @define(eq=False)
@@ -63,14 +71,15 @@ class SlowReaders(SingleFault):
         await system.over.wait()
         metrics = system.gateway.runner.metrics
         counted = Counter[str]()
-        for (_, _, outcome), times in metrics._requests.items():
-            counted["whole" if outcome in WHOLE else outcome] += int(times)
+        for labels, times in samples("espalier_requests_total", metrics):
+            counted["whole" if labels["outcome"] in WHOLE else labels["outcome"]] += int(times)
         self.note("heard", sorted(received.items()), "counted", sorted(counted.items()))
         assert received.total() == asked
         assert counted["whole"] == received["whole"], f"counted as whole: {counted}, received: {received}"
         assert counted.total() == asked, f"some are not counted: {counted}"
+        incomplete = sum(times for _, times in samples("espalier_responses_incomplete_total", metrics))
         assert not counted["left"], f"no client has left: {counted}"
-        assert sum(metrics._incomplete.values()) == counted[CUT], "an answer was cut for no reason"
+        assert incomplete == counted[CUT], "an answer was cut for no reason"
 
     async def _read(self, client: HonestClient, received: Counter[str]) -> None:
         system, rng = self.system, self.rng
@@ -86,12 +95,12 @@ class SlowReaders(SingleFault):
         reader.bytes_max = rng.choice((256, 1024))
         answer = judge.Received()
         try:
-            await reader.send(client._post(wanted))
+            await reader.send(client.post(wanted))
             await reader.read_answer(answer)
         except GONE:
             pass
         finally:
             reader.hang_up()
-        outcome = client._judge(wanted, answer, stayed=True)
+        outcome = client.judged(wanted, answer, stayed=True)
         received[outcome] += 1
         self.note(client.name, outcome, len(answer.body))

@@ -45,7 +45,7 @@ from supervisor.links.serving import Service, Services
 from supervisor.node import monitoring
 from supervisor.node.assembly import in_order
 from supervisor.node.model_children import ProcessorInbox
-from supervisor.node.node import _Node
+from supervisor.node.node import Node
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.fake_engine import Costs, prompt_of
@@ -90,10 +90,10 @@ class _Gate(AdmissionGate):
 
     async def _wait(self, waiter: _Waiter, entry: Entry[_Waiter]) -> None:
         self.was_full = True
-        await AdmissionGate._wait(self, waiter, entry)
+        await super()._wait(waiter, entry)
 
     async def _enter(self, waiter: _Waiter) -> None:
-        await AdmissionGate._enter(self, waiter)
+        await super()._enter(waiter)
         assert self.inside <= self.requests_max
 
 
@@ -123,7 +123,7 @@ class System(SmallSystem):
     inboxes: list[RequestInbox] = Factory(list)  # of the workers
     routing: Routing = field(init=False)
     routed: RequestInbox = field(init=False)
-    node: _Node = field(init=False)
+    node: Node = field(init=False)
     numbers: Iterator[int] = field(factory=partial(count, 1))  # of requests
     rooms: Iterator[int] = field(factory=partial(count, 1))
     refused: set[tuple[int, ...]] = Factory(set)  # prompts that the engines refuse
