@@ -96,26 +96,30 @@ def exited(target: Node, code: int | None, since: float, within_s: float) -> flo
 
 
 def terminated(folder: Path) -> Times:
-    """Send SIGTERM with streams running: they finish, new requests are refused as retryable, nothing is left."""
+    """Send SIGTERM to a node with streams running."""
     with node(folder) as target:
-        texts = references(target)
-        idle = ResponsesSocket(target.port)
-        with streams(target) as (readers, socket):
-            since = time.perf_counter()
-            target.signal(signal.SIGTERM)
-            check(idle.close_code() == 1012, "an idle WebSocket was not closed by 1012")
-            idle_s = time.perf_counter() - since
-            idle.close()
-            refused = Chat(target.port, chat_body(OAK_PROMPT)).read()
-            code = (refused.error or {}).get("code")
-            check(refused.status == 503 and code == "draining", f"got {refused}")
-            check("retry-after" in refused.headers, "a refusal had no retry-after")
-            socket.send(response_body(OAK_PROMPT))
-            finished_at = end_complete(readers, texts)
-            check(readers[2].wait().refusals, "the open WebSocket's new request was not refused")
-            check(socket.close_code() == 1012, "a WebSocket was not closed by 1012")
-        target.observe()
-        exit_s = exited(target, 0, finished_at, within_s=10.0)
+        return terminated_with_streams(target, references(target))
+
+
+def terminated_with_streams(target: Node, texts: dict[str, str]) -> Times:
+    """Send SIGTERM with streams running: they finish, new requests are refused as retryable, nothing is left."""
+    idle = ResponsesSocket(target.port)
+    with streams(target) as (readers, socket):
+        since = time.perf_counter()
+        target.signal(signal.SIGTERM)
+        check(idle.close_code() == 1012, "an idle WebSocket was not closed by 1012")
+        idle_s = time.perf_counter() - since
+        idle.close()
+        refused = Chat(target.port, chat_body(OAK_PROMPT)).read()
+        code = (refused.error or {}).get("code")
+        check(refused.status == 503 and code == "draining", f"got {refused}")
+        check("retry-after" in refused.headers, "a refusal had no retry-after")
+        socket.send(response_body(OAK_PROMPT))
+        finished_at = end_complete(readers, texts)
+        check(readers[2].wait().refusals, "the open WebSocket's new request was not refused")
+        check(socket.close_code() == 1012, "a WebSocket was not closed by 1012")
+    target.observe()
+    exit_s = exited(target, 0, finished_at, within_s=10.0)
     return {"idle closed": idle_s, "exit after the last stream": exit_s}
 
 
