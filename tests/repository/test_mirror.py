@@ -179,13 +179,13 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "actors/engines/sglang/host/grammar_checker.py",
         "actors/engines/sglang/host/grammar_walk.py",
     ),
-    "system/sglang/test_held_transfer.py": ("actors/engines/sglang/host/transfer_delay.py",),
     "system/sglang/test_lives.py": (
         "actors/engines/sglang/host/scheduler.py",
         "actors/engines/sglang/host/warm_up.py",
         "supervisor/engines/sglang/engine.py",
     ),
     "system/sglang/test_options.py": ("actors/engines/sglang/host/translation.py",),
+    "system/sglang/test_pair_losses.py": ("actors/engines/sglang/host/transfer_delay.py",),
     "system/sglang/test_penalties.py": ("actors/engines/sglang/host/penalties.py",),
     "system/sglang/test_ranks.py": ("actors/engines/sglang/host/follower_rank.py",),
 }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from attrs import evolve
+from attrs import evolve, frozen
 from openai import OpenAI
 
 from actors.engines.port import Engine
@@ -43,29 +45,72 @@ def client(served: Node) -> Iterator[OpenAI]:
         yield stock
 
 
-@pytest.fixture
-def make_engine() -> MakeEngine:
-    return real_engine
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[ZygoteProcess]:
+    """A zygote without a node, which all tests of this run share: its imports take longer than a test."""
+    with short_folder() as folder, running_zygote(folder) as process:
+        yield process
 
 
 Keep = Callable[..., Awaitable[None]]  # an engine, with its registration and changes to its spec
+KeepEngines = Callable[..., AbstractAsyncContextManager[Keep]]
+
+
+@pytest.fixture
+def keep_engines(zygote: ZygoteProcess) -> KeepEngines:
+    return partial(kept_engines, zygote)
+
+
+@pytest.fixture
+def make_engine(zygote: ZygoteProcess) -> MakeEngine:
+    return partial(real_engine, zygote)
+
+
+@frozen
+class ZygoteProcess:
+    """A zygote's process, and the control socket by which each test uses it in turn."""
+
+    pid: int
+    control: socket.socket
+
+
+@contextmanager
+def running_zygote(folder: Path) -> Iterator[ZygoteProcess]:
+    """Run a zygote as a node does, but for every `trio.run` of the body; it and its hosts write below `folder`."""
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment = spawn.host_environment(inherited | {"TMPDIR": str(folder)}, "cpu")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, (folder / "zygote.log").open("wb") as output:
+        with theirs:
+            process = subprocess.Popen(
+                [*spawn.ZYGOTE_COMMAND, str(theirs.fileno()), str(os.getpid())],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            ours.settimeout(STARTED_WITHIN_S)
+            assert ours.recv(spawn.ANSWER_BYTES), (folder / "zygote.log").read_text()
+            yield ZygoteProcess(process.pid, ours)
+        finally:
+            process.kill()
+            process.wait()
 
 
 @asynccontextmanager
-async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
-    """Run a zygote without a node around it; yield a function that keeps an engine forked from it."""
+async def kept_engines(zygote: ZygoteProcess, silent_s: float = 10.0) -> AsyncIterator[Keep]:
+    """Yield a function that keeps an engine forked from a zygote, without a node around it."""
     with short_folder() as base, run_folder.run_folder(base, shared_memory.remove) as folder:
         spec = SglangSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
         zygotes: Registration[spawn.Zygote] = Registration()
-        grace = GracePeriods()
 
         def output_log(name: str) -> OutputLog:
             return OutputLog(Path(base) / f"{name}.log")
 
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-        environment["TMPDIR"] = str(base)
-        zygote = partial(spawn.zygote, zygotes, output_log("zygote"), grace, Ladder(0.5, 0.5, 1.0), environment)
-        runtime = HostRuntime(folder, output_log, grace, Ladder(), time.time, silent_s)
+        runtime = HostRuntime(folder, output_log, GracePeriods(), Ladder(), time.time, silent_s)
 
         async def keep(
             registration: Registration[Engine],
@@ -77,17 +122,18 @@ async def kept_engines(silent_s: float = 10.0) -> AsyncIterator[Keep]:
                 evolve(spec, **changes), spawn.fork_starter(zygotes), registration, runtime, task_status=task_status
             )
 
-        async with trio.open_nursery() as nursery:
-            await nursery.start(zygote)
+        with (
+            trio.socket.from_stdlib_socket(zygote.control.dup()) as control,
+            zygotes.publish(spawn.Zygote(control, trio.Lock(), trio.CancelScope())),
+        ):
             yield keep
-            nursery.cancel_scope.cancel(reason="the test has ended")
 
 
 @asynccontextmanager
-async def real_engine(**changes: object) -> AsyncIterator[Engine]:
-    """Run a zygote, and an engine forked from it, without a node around them."""
+async def real_engine(zygote: ZygoteProcess, **changes: object) -> AsyncIterator[Engine]:
+    """Run an engine forked from a zygote, without a node around it."""
     engines: Registration[Engine] = Registration()
-    async with kept_engines() as keep, trio.open_nursery() as nursery:
+    async with kept_engines(zygote) as keep, trio.open_nursery() as nursery:
         with trio.fail_after(STARTED_WITHIN_S):
             await nursery.start(partial(keep, engines, **changes))
         assert engines.current is not None

@@ -19,7 +19,7 @@ from protocol.errors import EngineDied, StartFailed
 from protocol.messages import Generate, Grammar, GrammarKind, Started
 from supervisor.supervision.registration import Registration
 from tests.contracts.engine import at_rest, request, serves_on
-from tests.system.sglang.conftest import STARTED_WITHIN_S, kept_engines, real_engine
+from tests.system.sglang.conftest import STARTED_WITHIN_S, Keep, KeepEngines, MakeEngine, ZygoteProcess
 
 pytestmark = pytest.mark.engine
 
@@ -49,8 +49,10 @@ async def freed_after_s(engine: Engine, wanted: Generate, *, begun: bool = False
     return time.perf_counter() - left_at
 
 
-async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_its_request_is() -> None:
-    async with real_engine(slots=4, kv_tokens_max=1024) as engine:
+async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_its_request_is(
+    make_engine: MakeEngine,
+) -> None:
+    async with make_engine(slots=4, kv_tokens_max=1024) as engine:
 
         def compiled(at: int) -> Generate:
             wanted = request(engine, 400, 300)
@@ -58,7 +60,7 @@ async def test_b17_a_slot_is_free_within_100_ms_of_an_abort_in_whatever_state_it
             return evolve(wanted, sampling=evolve(wanted.sampling, grammar=grammar))
 
         states: dict[str, Callable[[int], Awaitable[float]]] = {
-            "in the prompt": lambda _: freed_after_s(engine, request(engine, 8, 900), pause_s=0.002),
+            "in the prompt": lambda _: freed_after_s(engine, request(engine, 100, 900), pause_s=0.002),
             "between two tokens": lambda _: freed_after_s(engine, request(engine, 500), begun=True),
             "while its grammar is compiled": lambda at: freed_after_s(engine, compiled(at), pause_s=0.1),
         }
@@ -96,51 +98,65 @@ def wake(waiting: trio.lowlevel.ParkingLot) -> None:
 
 
 HOST, SCHEDULER = 1, 2  # below a zygote
+SILENT_S = 4.0
 
 
-async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason() -> None:
-    silent_s = 4.0
-    others = set(below({os.getpid()}, 1))  # a node that other tests share
-    async with kept_engines(silent_s) as keep:
-        zygotes = set(below({os.getpid()}, 1)) - others
-        for stopped, busy in ((SCHEDULER, False), (SCHEDULER, True), (HOST, False)):
-            changed = trio.lowlevel.ParkingLot()
-            registration: Registration[Engine] = Registration(partial(wake, changed))
+async def check_stopped(
+    keep: Keep,
+    zygote: int,
+    depth: int,
+    *,
+    busy: bool = False,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Start an engine, stop one of its processes, and check that it ends in time and for that reason."""
+    changed = trio.lowlevel.ParkingLot()
+    registration: Registration[Engine] = Registration(partial(wake, changed))
+    others = set(below({zygote}, HOST))
+    hosts = set[int]()
 
-            async def stop(
-                registration: Registration[Engine] = registration,
-                changed: trio.lowlevel.ParkingLot = changed,
-                stopped: int = stopped,
-                *,
-                busy: bool = busy,
-            ) -> None:
-                with trio.fail_after(STARTED_WITHIN_S):
-                    engine = await registration.wait()
-                if busy:
-                    generation = engine.submit(request(engine, 4000))
-                    await anext(generation)
-                elif stopped == SCHEDULER:
-                    await trio.sleep(silent_s)
-                    assert registration.current is engine, "an idle engine is not silent"
-                [process] = below(zygotes, stopped)
-                os.kill(process, signal.SIGSTOP)
-                stopped_at = trio.current_time()
-                with trio.fail_after(1.5 * silent_s):
-                    while registration.current is not None:
-                        await changed.park()
-                assert silent_s / 2 < trio.current_time() - stopped_at
+    async def stop() -> None:
+        with trio.fail_after(STARTED_WITHIN_S):
+            engine = await registration.wait()
+        hosts.update(set(below({zygote}, HOST)) - others)
+        task_status.started()
+        if busy:
+            generation = engine.submit(request(engine, 4000))
+            await anext(generation)
+        else:
+            await trio.sleep(SILENT_S)
+            assert registration.current is engine, "an idle engine is not silent"
+        [process] = hosts if depth == HOST else below(hosts, depth - HOST)
+        os.kill(process, signal.SIGSTOP)
+        stopped_at = trio.current_time()
+        with trio.fail_after(1.5 * SILENT_S):
+            while registration.current is not None:
+                await changed.park()
+        assert trio.current_time() - stopped_at > SILENT_S / 2
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stop)
-                with pytest.raises(EngineDied, match="its scheduler has neither answered nor computed for 4 s"):
-                    await keep(registration)
-            with trio.fail_after(ENDED_WITHIN_S):  # its zygote reaps it when it is told to
-                while below(zygotes, HOST):  # noqa: ASYNC110  # processes have no event
-                    await trio.sleep(0.05)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop)
+        with pytest.raises(EngineDied, match="its scheduler has neither answered nor computed for 4 s"):
+            await keep(registration)
+    with trio.fail_after(ENDED_WITHIN_S):  # its zygote reaps it when it is told to
+        while hosts.intersection(below({zygote}, HOST)):  # noqa: ASYNC110  # processes have no event
+            await trio.sleep(0.05)
 
 
-async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones() -> None:
-    async with kept_engines() as keep, trio.open_nursery() as nursery:
+async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason(
+    keep_engines: KeepEngines, zygote: ZygoteProcess
+) -> None:
+    async with keep_engines(SILENT_S) as keep:
+        async with trio.open_nursery() as nursery:
+            for depth in (SCHEDULER, HOST):
+                await nursery.start(check_stopped, keep, zygote.pid, depth)
+        await check_stopped(keep, zygote.pid, SCHEDULER, busy=True)
+
+
+async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones(
+    keep_engines: KeepEngines,
+) -> None:
+    async with keep_engines() as keep, trio.open_nursery() as nursery:
         registration, small = Registration[Engine](), Registration[Engine]()
         with trio.fail_after(STARTED_WITHIN_S):
             await nursery.start(keep, registration)

@@ -1,5 +1,7 @@
 """When one leg of a pair of real engines ends, the other is released within a second, and the pair continues.
 
+A hook holds each KV cache's transfer open, until the client leaves. The pair is started once for all tests.
+
 SGLang decides one thing: a decode keeps the KV memory into which a prefill may still write until the prefill reports
 that it does not, 30 s at most. Here it is 3 s.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from ctypes.util import find_library
 from dataclasses import replace
 
@@ -18,7 +21,7 @@ from bench.pair_stages import plan
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import Cluster, cluster
 from bench.rig.node import short_folder, wait_until
-from bench.rig.polling import DECODE, PREFILL
+from bench.rig.polling import DECODE, PREFILL, LoadPoller
 from supervisor.config.schema import ClusterSection
 
 pytestmark = [
@@ -59,6 +62,22 @@ def in_transfer(pair: Cluster) -> tuple[Chat, BackgroundReader]:
 
     assert wait_until(reached, REACHED_S) is not None
     return chat, answer
+
+
+def test_a_held_transfer_lasts_until_its_client_leaves_and_both_engines_are_free_at_once(pair: Cluster) -> None:
+    with closing(LoadPoller(pair, 0.01)) as poll:
+        chat = Chat(pair.front.port, chat_body("Tell me", 16))
+        answer = BackgroundReader(chat.read)
+        assert poll.wait(lambda now: now.prefill["kv_tokens_used"] > 0 and now.decode["waiting"] == 1)
+        time.sleep(1.0)
+        held = poll.read()
+        assert held.prefill["kv_tokens_used"] > 0
+        assert held.decode["waiting"] == 1
+        assert chat.outcome.first_at is None
+        left_at = time.perf_counter()
+        chat.leave()
+        assert poll.until_idle(left_at) < 2.0
+        answer.wait(5.0)
 
 
 def free_after_s(pair: Cluster, leg: str, since: float) -> float:
