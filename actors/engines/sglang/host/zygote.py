@@ -1,4 +1,4 @@
-"""The zygote: a process that has imported SGLang once and forks hosts from itself, in about a second instead of 13 to 19.
+"""The zygote: a process that has imported SGLang once and forks hosts from itself, in a second instead of 13 to 19.
 
 For engines on a CPU only, because CUDA cannot be forked. Its control socket keeps message boundaries: a boot message
 with the host's descriptors comes in, and the host's process id with a pidfd goes out, or a sentence why there is no
