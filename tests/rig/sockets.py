@@ -31,6 +31,12 @@ async def gateway_websocket(**fields: Any) -> AsyncIterator[tuple[Rig, Client]]:
         yield rig, await websocket_client(rig)
 
 
+async def last_event(client: Client, event: object) -> dict[str, Any]:
+    """Send an event, and return the last event of the response to it."""
+    await client.say(event)
+    return (await client.events())[-1]
+
+
 async def error_code(client: Client, event: object) -> str:
     """Send an event, and return the code of the error that answers it."""
     await client.say(event)
@@ -51,7 +57,6 @@ async def collected(client: Client, responses: int) -> dict[Any, list[dict[str, 
 async def whole(client: Client, *requests: dict[str, Any]) -> dict[str, Any]:
     """Send requests one after the other, and return the last response."""
     for request in requests:
-        await client.say(request)
-        last = (await client.events())[-1]
+        last = await last_event(client, request)
     response: dict[str, Any] = last["response"]
     return response

@@ -29,7 +29,7 @@ from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
 from tests.rig.gateway import SECRET, Client, Reply, Rig, at_rest, chat, create, gateway_rig, head, post
 from tests.rig.keys import as_, sha
-from tests.rig.sockets import whole
+from tests.rig.sockets import last_event, whole
 
 
 @asynccontextmanager
@@ -136,10 +136,8 @@ async def test_refused_messages_are_charged_to_the_rate_limit_and_cancels_are_no
         socket = await rig.client()
         await socket.upgrade(**as_("alice"))
         await socket.say({"type": "response.cancel"})  # of nothing
-        codes = []
-        for message in ("[", create("n=2", model="no"), create("n=2")):
-            await socket.say(message)
-            codes.append((await socket.events())[-1]["error"]["code"])
+        messages: tuple[object, ...] = ("[", create("n=2", model="no"), create("n=2"))
+        codes = [(await last_event(socket, message))["error"]["code"] for message in messages]
         assert codes == ["invalid_request", "model_not_found", "rate_limit_exceeded"]
 
 
@@ -148,8 +146,7 @@ async def test_a_message_beyond_the_rate_of_its_key_gets_an_error_event(tmp_path
         client = await rig.client()
         await client.upgrade(**as_("alice"))
         for wanted in ("response.completed", "error"):
-            await client.say(create("n=2"))
-            last = (await client.events())[-1]
+            last = await last_event(client, create("n=2"))
             assert last["type"] == wanted
         assert last["error"]["code"] == "rate_limit_exceeded"
         assert last["status"] == 429
@@ -188,8 +185,7 @@ async def test_a_revoked_key_is_refused_at_its_next_request(tmp_path: Path) -> N
         path.write_text("[key." + path.read_text().split("[key.", 2)[2])  # without the first, who is Alice
         await rig.gateway.reload(read_inline)
         assert (await client.ask(post(chat(), **as_("alice")))).status == 401
-        await socket.say(create("n=2"))
-        assert (await socket.events())[-1]["error"]["code"] == "invalid_api_key"
+        assert (await last_event(socket, create("n=2")))["error"]["code"] == "invalid_api_key"
         assert (await (await rig.client()).ask(post(chat(), **as_("bob")))).status == 200
 
 

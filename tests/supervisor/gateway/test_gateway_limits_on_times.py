@@ -11,7 +11,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.rig.gateway import Client, Rig, Worker, at_rest, chat, create, frame, gateway_client, gateway_rig, head, post
-from tests.rig.sockets import gateway_websocket, websocket_client, whole
+from tests.rig.sockets import gateway_websocket, last_event, websocket_client, whole
 
 JUST = 0.01
 
@@ -118,8 +118,7 @@ async def answer(rig: Rig, api: str, prompt: str) -> tuple[float, Any, Any]:
     """Send a request, and return when its response ended, whether it is complete, and its error."""
     if api == "socket":
         client = await websocket_client(rig)
-        await client.say(create(prompt))
-        last = (await client.events())[-1]
+        last = await last_event(client, create(prompt))
         error = last["error"] if last["type"] == "error" else last["response"]["error"]
         if last["type"] == "error":
             assert (last["status"], last["headers"]) == (503, {"retry-after": "1"})

@@ -17,7 +17,7 @@ from supervisor.launcher import preflight
 from supervisor.node import preview
 from tests.rig.gateway import chat, create, gateway_rig, post
 from tests.rig.keys import as_
-from tests.rig.sockets import whole
+from tests.rig.sockets import last_event, whole
 from tests.supervisor.gateway.test_gateway_keys import locked
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
@@ -99,8 +99,7 @@ async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path: Pat
     async with locked(tmp_path, "grammars = []") as rig:
         client = await rig.client()
         await client.upgrade(**as_("alice"))
-        await client.say(create(text={"format": {"type": "json_object"}}))
-        failed = (await client.events())[-1]
+        failed = await last_event(client, create(text={"format": {"type": "json_object"}}))
         assert "'alice' may not use grammars of the kind json_schema: allowed are none" in json.dumps(failed)
         assert (await whole(client, create("n=3")))["status"] == "completed"
 

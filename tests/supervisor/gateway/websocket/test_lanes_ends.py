@@ -8,7 +8,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.rig.gateway import Client, at_rest, create, gateway_rig, leave, leave_all, post
-from tests.rig.sockets import collected, gateway_websocket
+from tests.rig.sockets import collected, gateway_websocket, last_event
 
 # Cancelling ----------------------------------------------------------------------------------------
 
@@ -23,15 +23,13 @@ async def test_a_cancel_ends_the_response_that_it_names_and_no_other(rather_slow
         assert lanes["b"][-1]["response"]["incomplete_details"] == {"reason": "cancelled"}
         await trio.sleep(0.1)
         assert (rig.worker.running, rig.worker.left) == (2, 1)
-        await client.say({"type": "response.cancel"})
-        assert (await client.events())[-1].get("stream_id") is None
+        assert (await last_event(client, {"type": "response.cancel"})).get("stream_id") is None
         mine = lanes["a"][0]["response"]["id"]
         for nothing in ({"stream_id": "b", "response_id": mine}, {"response_id": "resp_x"}, {"stream_id": "z"}, {}):
             await client.say({"type": "response.cancel", **nothing})
         await trio.sleep(2)
         assert rig.worker.running == 1
-        await client.say({"type": "response.cancel", "response_id": mine})
-        assert (await client.events())[-1]["response"]["id"] == mine
+        assert (await last_event(client, {"type": "response.cancel", "response_id": mine}))["response"]["id"] == mine
         await trio.testing.wait_all_tasks_blocked()
         assert rig.worker.running == 0
 

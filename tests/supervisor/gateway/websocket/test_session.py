@@ -31,7 +31,7 @@ from tests.rig.gateway import (
     leave_all,
     post,
 )
-from tests.rig.sockets import gateway_websocket, output_text, types, websocket_client, whole
+from tests.rig.sockets import gateway_websocket, last_event, output_text, types, websocket_client, whole
 
 
 async def test_the_events_of_a_response_are_in_the_order_that_clients_expect(rather_slow: MockClock) -> None:
@@ -44,8 +44,7 @@ async def test_the_events_of_a_response_are_in_the_order_that_clients_expect(rat
         assert output_text(events) == "The oak is"
         usage = events[-1]["response"]["usage"]
         assert (usage["output_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (3, 1)
-        await client.say(create("n=9", max_output_tokens=2))
-        last = (await client.events())[-1]
+        last = await last_event(client, create("n=9", max_output_tokens=2))
         assert (last["type"], last["response"]["incomplete_details"]) == (
             "response.incomplete",
             {"reason": "max_output_tokens"},
@@ -185,8 +184,7 @@ async def test_cancelling_ends_a_response_as_incomplete_with_its_usage(rather_sl
         await client.say({"type": "response.cancel", "response_id": "resp_other"})
         await client.say({"type": "response.cancel", "stream_id": "b"})
         await client.events("response.output_text.delta")
-        await client.say({"type": "response.cancel", "response_id": response_id})
-        last = (await client.events())[-1]["response"]
+        last = await whole(client, {"type": "response.cancel", "response_id": response_id})
         assert (last["status"], last["incomplete_details"]) == ("incomplete", {"reason": "cancelled"})
         assert last["usage"]["output_tokens"] == len(last["output"][0]["content"][0]["text"].split()) == 2
         assert last["output"][0]["status"] == "incomplete"
@@ -216,16 +214,13 @@ async def test_a_response_that_has_not_begun_can_be_cancelled(requests_max: int,
 
 async def test_a_response_continues_the_one_before(rather_slow: MockClock) -> None:
     async with gateway_websocket() as (rig, client):
-        await client.say(create("first n=2", instructions="Be kind."))
-        first = (await client.events())[-1]["response"]
-        await client.say(create("second n=2", previous_response_id=first["id"]))
-        second = (await client.events())[-1]["response"]
+        first = await whole(client, create("first n=2", instructions="Be kind."))
+        second = await whole(client, create("second n=2", previous_response_id=first["id"]))
         assert second["previous_response_id"] == first["id"]
         assert rig.worker.prompts[1] == "user\nfirst n=2\nassistant\nThe oak\nuser\nsecond n=2\nassistant\n"
         await client.say(create("third", previous_response_id=first["id"]))
         assert (await client.event())["error"]["code"] == "previous_response_not_found"
-        await client.say(create("n=5 fail=2", previous_response_id=second["id"]))
-        failed = (await client.events())[-1]
+        failed = await last_event(client, create("n=5 fail=2", previous_response_id=second["id"]))
         assert (failed["type"], failed["response"]["error"]["cause"]) == ("response.failed", "engine_lost")
         await client.say(create("again", previous_response_id=second["id"]))  # a failure evicts what it referred to
         assert (await client.event())["error"]["code"] == "previous_response_not_found"
