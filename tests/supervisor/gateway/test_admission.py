@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from attrs import Factory, define
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.lowlevel import Task
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import Draining, NotReady, Overloaded
 from supervisor.gateway.admission import AdmissionGate
@@ -43,7 +42,7 @@ async def run(gate: AdmissionGate, *plans: tuple[int, int, str], log: Log | None
         for at_s, for_s, name in plans:
             await trio.sleep(at_s - trio.current_time())
             nursery.start_soon(hold, gate, for_s, log, name)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
     return log
 
@@ -78,7 +77,7 @@ async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: M
         nursery.start_soon(again_and_again)
         await trio.sleep(0.5)
         nursery.start_soon(hold, gate, 1, log, "b")
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         nursery.start_soon(hold, gate, 1, log, "c")
     assert [name for _, name, _ in log] == ["a0", "b", "c", "a1", "a2"]
     assert [at for at, _, _ in log] == [0, 1, 2, 3, 4]
@@ -102,7 +101,7 @@ async def test_no_place_stays_empty_while_a_request_waits(seed: int, autojump_cl
     async def look() -> None:
         for _ in range(40):
             await trio.sleep(0.5)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             assert gate.inside == 3 or gate.waiting == 0
 
     async with trio.open_nursery() as nursery:
@@ -167,7 +166,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_passes_its_turn_on(
     log: Log = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, gate, 2, log, "a")
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         with trio.move_on_after(leave_at):
             nursery.start_soon(hold, gate, 1, log, "later")
             await hold(gate, 1, log, "b")
@@ -191,10 +190,10 @@ async def line_up(gate: AdmissionGate, *waiters: tuple[str, int]) -> Log:
     log: Log = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, gate, 10, log, "first")
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         for name, priority in waiters:
             nursery.start_soon(hold, gate, 1, log, name, priority)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
     return log
 
@@ -228,12 +227,12 @@ async def test_requests_that_leave_the_queue_do_not_change_the_order_of_the_othe
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, gate, 50, [], "first")
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         for number in range(12):
             priority, patience = rng.randrange(3), rng.choice([1, 20, 50, 10_000])  # 50: in the very turn
             came.append((priority, number, patience))
             nursery.start_soon(come, number, priority, patience)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
     stayed = {(priority, number) for priority, number, patience in came if patience > 50}
     maybe = {(priority, number) for priority, number, patience in came if patience == 50}
@@ -252,9 +251,9 @@ async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(au
     async with trio.open_nursery() as nursery:
         async with gate.admitted():
             nursery.start_soon(cancelled)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             nursery.start_soon(hold, gate, 1, log, "c")
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             scope.cancel()
         assert gate.inside == 1  # given in this very turn, to one who will not come
     assert log == [(0, "c", "in")]
@@ -323,7 +322,7 @@ async def come(
     nursery: trio.Nursery, gate: AdmissionGate, log: list[Any], name: str, priority: int, for_s: int = 1
 ) -> None:
     nursery.start_soon(hold, gate, for_s, log, name, priority, name=name)
-    await trio.testing.wait_all_tasks_blocked()
+    await wait_all_tasks_blocked()
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
@@ -340,7 +339,7 @@ async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_
     async with trio.open_nursery() as nursery:
         await come(nursery, gate, log, "first", 0, for_s=10)
         nursery.start_soon(cancelled)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         with around(scope.cancel, before=cancelled_first):
             await come(nursery, gate, log, "b", 9)
         assert scope.cancel_called
@@ -495,7 +494,7 @@ def test_a_gate_behaves_as_its_model_for_any_sequence_of_requests(
                 elif crowd.living:
                     model.give_up(crowd.living[value % len(crowd.living)])
                     crowd.give_up(value)
-                await trio.testing.wait_all_tasks_blocked()
+                await wait_all_tasks_blocked()
                 assert crowd.refused == model.refused
                 assert sorted(crowd.line) == sorted(number for _, number in model.line)
                 assert (gate.inside, gate.waiting) == (len(model.inside), len(model.line))
@@ -530,7 +529,7 @@ def test_within_one_turn_no_request_is_lost_and_no_limit_is_exceeded(seed: int) 
                     crowd.come(rng.randrange(3)) if rng.random() < 0.6 else crowd.give_up(rng.randrange(99))
                     for _ in range(rng.randrange(3)):
                         await trio.lowlevel.checkpoint()
-                await trio.testing.wait_all_tasks_blocked()
+                await wait_all_tasks_blocked()
                 assert gate.inside + gate.waiting == len(crowd.living)
             for scope in crowd.scopes:
                 scope.cancel()
@@ -542,9 +541,7 @@ def test_within_one_turn_no_request_is_lost_and_no_limit_is_exceeded(seed: int) 
     simulate(main, seed)
 
 
-async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room_for(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room_for(autojump_clock: MockClock) -> None:
     gate, inside = AdmissionGate(1, 5.0, 10, lambda: None), list[int]()
 
     async def enter(number: int) -> None:
@@ -555,11 +552,11 @@ async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room
     async with trio.open_nursery() as nursery:
         for number in range(5):
             nursery.start_soon(enter, number)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         assert (gate.inside, gate.waiting) == (1, 4)
         gate.change(3, 5.0, 10)
         assert (gate.inside, gate.waiting) == (3, 2)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         assert sorted(inside) == [0, 1, 2]
         gate.change(1, 0.5, 1)
         assert (gate.inside, gate.waiting) == (3, 2)  # those inside stay

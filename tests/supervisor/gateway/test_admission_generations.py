@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.fair_queue import FairQueue
 from protocol.errors import BadRequest, Overloaded
@@ -42,7 +42,7 @@ async def run_requests(gate: AdmissionGate, log: Log, *waiters: Waiter) -> None:
     async with trio.open_nursery() as nursery:
         for name, for_s, asked in waiters:
             nursery.start_soon(partial(hold, gate, log, name, for_s, **asked))
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
     assert not gate.statistics().by_owner
 
@@ -51,15 +51,13 @@ def make_gate(requests_max: int, admit_s: float = 60.0, waiting_max: int = 100) 
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
-async def test_b13_places_are_counted_in_generations(autojump_clock: trio.testing.MockClock) -> None:
+async def test_b13_places_are_counted_in_generations(autojump_clock: MockClock) -> None:
     gate, log = make_gate(10), Log()
     await run_requests(gate, log, ("a", 5, {"weight": 6}), ("b", 5, {"weight": 5}), ("c", 5, {"weight": 4}))
     assert sorted(log) == [(0, "a"), (5, "b"), (5, "c")], "requests of one owner are admitted in their order"
 
 
-async def test_b13_a_request_that_could_never_fit_is_refused_by_its_field(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_b13_a_request_that_could_never_fit_is_refused_by_its_field(autojump_clock: MockClock) -> None:
     gate = make_gate(10)
     with pytest.raises(
         BadRequest, match=r"11 answers are asked for at once, .* computes 10 \(requests_max\)"
@@ -70,7 +68,7 @@ async def test_b13_a_request_that_could_never_fit_is_refused_by_its_field(
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: MockClock) -> None:
     gate, log = make_gate(4), Log()
     a, b = {"owner": "a"}, {"owner": "b"}
     waiters = [("a0", 10, a), ("a1", 20, a), ("a2", 20, a), ("b0", 30, b), ("a3", 1, a), ("a4", 1, a), ("b1", 1, b)]
@@ -78,27 +76,21 @@ async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: trio
     assert log[4:] == [(10, "b1"), (11, "a3"), (12, "a4")]
 
 
-async def test_b13_many_requests_of_one_owner_do_not_delay_another(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_b13_many_requests_of_one_owner_do_not_delay_another(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
     crowd = [(f"a{n}", 1, {"owner": "a", "weight": 4}) for n in range(30)]
     await run_requests(gate, log, *crowd, ("b", 1, {"owner": "b"}))
     assert (1.0, "b") in log, "it is admitted before 28 earlier ones"
 
 
-async def test_b13_many_requests_of_two_owners_do_not_delay_a_third(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_b13_many_requests_of_two_owners_do_not_delay_a_third(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
     crowds = [(f"{owner}{n}", 1, {"owner": owner, "weight": 4}) for n in range(15) for owner in "ab"]
     await run_requests(gate, log, *crowds, ("c", 1, {"owner": "c"}))
     assert (2.0, "c") in log, "each other owner has one turn before it, not all of its turns"
 
 
-async def test_an_owner_holds_at_most_its_limit(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_an_owner_holds_at_most_its_limit(autojump_clock: MockClock) -> None:
     gate, log = make_gate(4), Log()
     mine = {"owner": "a", "owner_max": 3}
     waiters = [*((f"a{n}", 5, mine) for n in range(4)), ("b", 5, {"owner": "b", "owner_max": 3})]
@@ -106,7 +98,7 @@ async def test_an_owner_holds_at_most_its_limit(
     assert sorted(log) == [(0, "a0"), (0, "a1"), (0, "a2"), (0, "b"), (5, "a3")]
 
 
-async def test_the_error_names_the_limit_of_the_owner(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_error_names_the_limit_of_the_owner(autojump_clock: MockClock) -> None:
     gate = make_gate(4, admit_s=3)
     async with gate.admitted(owner="a", weight=2, owner_max=2):
         with pytest.raises(Overloaded, match=r"^no place of the 2 that its key may have at once was free within 3 s$"):
@@ -114,18 +106,14 @@ async def test_the_error_names_the_limit_of_the_owner(autojump_clock: trio.testi
                 pass
 
 
-async def test_a_request_above_the_limit_of_its_owner_is_admitted_alone(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_request_above_the_limit_of_its_owner_is_admitted_alone(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
     mine = {"owner": "a", "owner_max": 3}
     await run_requests(gate, log, ("small", 5, mine), ("large", 5, {**mine, "weight": 6}), ("small too", 5, mine))
     assert log == [(0, "small"), (5, "large"), (10, "small too")]
 
 
-async def test_no_request_takes_the_places_that_are_reserved_for_a_large_one(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_no_request_takes_the_places_that_are_reserved_for_a_large_one(autojump_clock: MockClock) -> None:
     """Half of the places are the fair share of the large one: they are reserved for it as they become free."""
     gate, log, small = make_gate(8, admit_s=1000), Log(), {"owner": "b"}
 
@@ -144,9 +132,7 @@ async def test_no_request_takes_the_places_that_are_reserved_for_a_large_one(
     assert [name for at, name, *_ in log if 2.05 < at <= entered] == ["large"]
 
 
-async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8, admit_s=50), Log()
     waiters: list[Waiter] = [
         ("a0", 100, {"owner": "a", "weight": 4}),
@@ -161,9 +147,7 @@ async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(
     assert max(at for at, name, *_ in log if name.startswith("b")) <= 12, "four at a time, with none reserved"
 
 
-async def test_a_full_queue_drops_the_last_request_of_the_owner_with_most(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_full_queue_drops_the_last_request_of_the_owner_with_most(autojump_clock: MockClock) -> None:
     gate, log = make_gate(1, waiting_max=4), Log()
     crowd = [(f"a{n}", 10, {"owner": "a"}) for n in range(5)]
     await run_requests(
@@ -175,32 +159,28 @@ async def test_a_full_queue_drops_the_last_request_of_the_owner_with_most(
 
 
 @pytest.mark.parametrize("mine", ["a", "b", "c"])
-async def test_a_full_queue_refuses_an_owner_with_as_many_requests_in_it(
-    mine: str, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_full_queue_refuses_an_owner_with_as_many_requests_in_it(mine: str, autojump_clock: MockClock) -> None:
     gate, log = make_gate(1, waiting_max=2), Log()
     waiters = [(name, 10, {"owner": name}) for name in "xab"]
     await run_requests(gate, log, *waiters, ("late", 10, {"owner": mine}))
     assert [name for _, name, *rest in log if rest] == ["late"]
 
 
-async def test_a_cancelled_request_frees_its_reserved_places(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancelled_request_frees_its_reserved_places(autojump_clock: MockClock) -> None:
     gate, log = make_gate(4, admit_s=60), Log()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: hold(gate, log, "b0", 100, owner="b", weight=3))
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         with trio.move_on_after(5):
             nursery.start_soon(lambda: hold(gate, log, "b1", 1, owner="b", weight=1))
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             nursery.start_soon(lambda: hold(gate, log, "b2", 1, owner="b", weight=1))
             await hold(gate, log, "a", 1, owner="a", weight=4)
     assert next(at for at, name, *_ in log if name == "b2") <= 5
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
 
     async def again_and_again(number: int) -> None:
@@ -221,15 +201,13 @@ async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(
     assert max(later[0] - earlier[0] for earlier, later in pairwise(log)) <= 1, "admission never pauses"
 
 
-async def test_a_heavy_request_that_times_out_lets_the_others_in(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_heavy_request_that_times_out_lets_the_others_in(autojump_clock: MockClock) -> None:
     gate, log = make_gate(4, admit_s=3), Log()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: hold(gate, log, "b", 100, owner="b"))
         for number in range(12):
             nursery.start_soon(partial(hold, gate, log, f"small {number}", owner="c"))
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         nursery.start_soon(lambda: hold(gate, log, "heavy", owner="a", weight=4))
     assert (3, "heavy", "overloaded") in log
     assert max(at for at, name, *_ in log if name.startswith("small")) >= 3
@@ -238,13 +216,13 @@ async def test_a_heavy_request_that_times_out_lets_the_others_in(
 
 @pytest.mark.parametrize("lowered", [3, 4])
 async def test_a_request_that_no_longer_fits_after_a_reload_blocks_nobody(
-    lowered: int, autojump_clock: trio.testing.MockClock
+    lowered: int, autojump_clock: MockClock
 ) -> None:
     gate, log = make_gate(8, admit_s=50), Log()
     async with trio.open_nursery() as nursery:
         for number in range(40):
             nursery.start_soon(partial(hold, gate, log, f"small {number}", owner="b"))
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         nursery.start_soon(lambda: hold(gate, log, "heavy", owner="a", weight=4))
         await trio.sleep(0.5)
         gate.change(lowered, 50, 100)
@@ -263,7 +241,7 @@ async def spent_s(keys: int) -> float:
     async with trio.open_nursery() as nursery:
         for number in range(keys):
             nursery.start_soon(stay, number)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         began_s = time.thread_time()
         for _ in range(10):
             gate.change(17, 60.0, 3000)  # one more is free, and fits nobody
@@ -274,9 +252,7 @@ async def spent_s(keys: int) -> float:
 
 
 @pytest.mark.turns_exempt("a thousand come and go at once")
-async def test_b13_the_work_of_one_release_is_linear_in_the_waiting_keys(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_b13_the_work_of_one_release_is_linear_in_the_waiting_keys(autojump_clock: MockClock) -> None:
     few_s, many_s = await spent_s(125), await spent_s(1000)
     assert many_s < 24 * few_s, f"{1e3 * few_s:.1f} ms, and {1e3 * many_s:.1f} ms"
 
@@ -309,7 +285,7 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
                 nursery.start_soon(stay, owner, weight, priority, scope)
                 if leaves > 6 and scopes:
                     rng.choice(scopes).cancel()
-                await trio.testing.wait_all_tasks_blocked()
+                await wait_all_tasks_blocked()
                 assert gate.inside <= requests_max
                 assert gate.waiting <= waiting_max
                 held = gate.statistics().by_owner
@@ -348,7 +324,7 @@ def texts(**fields: int) -> dict[Any, Any]:
 
 
 async def test_b13_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
-    autojump_clock: trio.testing.MockClock, tmp_path: Path
+    autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'[key.alice]\nsha256 = "{digest("a" * 30)}"\nconcurrency_max = 1\n')
@@ -369,7 +345,7 @@ async def test_b13_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
     ("fields", "param"), [({"n": 9}, "n"), ({"best_of": 9}, "best_of"), ({"prompt": ["n=3"] * 9}, "prompt")]
 )
 async def test_b13_more_choices_than_the_gateway_admits_are_refused_by_their_field(
-    fields: dict[str, Any], param: str, autojump_clock: trio.testing.MockClock
+    fields: dict[str, Any], param: str, autojump_clock: MockClock
 ) -> None:
     async with gateway_client(requests_max=8) as (rig, client):
         reply = await client.ask(post(texts(**fields), "/v1/completions"))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.telemetry.logs import (
@@ -76,7 +76,7 @@ async def settled(terminal: Terminal, seconds: float) -> None:
     """Let time pass in ticks, and all that is logged be written."""
     until = trio.current_time() + seconds
     while True:
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         assert terminal.log.flush(5.0)
         if trio.current_time() >= until:
             return
@@ -128,7 +128,7 @@ def test_logging_to_a_closed_output_raises_no_error() -> None:
     assert terminal.log.lost_items == 1
 
 
-async def test_the_live_line_shows_what_is_starting_and_for_how_long(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_live_line_shows_what_is_starting_and_for_how_long(autojump_clock: MockClock) -> None:
     out = Screen()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:
@@ -150,7 +150,7 @@ async def test_the_live_line_shows_what_is_starting_and_for_how_long(autojump_cl
         nursery.cancel_scope.cancel()
 
 
-async def test_the_live_line_never_mixes_with_log_lines(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_live_line_never_mixes_with_log_lines(autojump_clock: MockClock) -> None:
     out = Screen()
     terminal = configure_logging(out)
     async with trio.open_nursery() as nursery:
@@ -167,7 +167,7 @@ async def test_the_live_line_never_mixes_with_log_lines(autojump_clock: trio.tes
     assert not any("starting" in line for line in lines[:20])
 
 
-async def test_without_a_terminal_there_is_no_live_line(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_terminal_there_is_no_live_line(autojump_clock: MockClock) -> None:
     out = io.StringIO()
     terminal = Terminal(out, live=False)
     terminal.on_event(child_event("main"))
@@ -175,9 +175,7 @@ async def test_without_a_terminal_there_is_no_live_line(autojump_clock: trio.tes
     assert out.getvalue() == ""
 
 
-async def test_a_closed_terminal_does_not_end_the_live_line_with_an_error(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_closed_terminal_does_not_end_the_live_line_with_an_error(autojump_clock: MockClock) -> None:
     out = ClosedTerminal()
     terminal = Terminal(out, live=True)
     async with trio.open_nursery() as nursery:

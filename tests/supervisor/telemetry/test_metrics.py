@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.slots import Deadlines, SlotObserver
@@ -65,7 +65,7 @@ class Slots(SlotObserver):
 
 
 async def test_the_time_of_an_abort_is_from_the_cancellation_to_the_release_of_the_slot(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     observer = Slots()
     engine = FakeEngine(Costs())
@@ -79,7 +79,7 @@ async def test_the_time_of_an_abort_is_from_the_cancellation_to_the_release_of_t
                 await replies.result()
         left_at = trio.current_time()
         await engine.wait_released(wanted.id)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         assert observer.aborts == [trio.current_time() - left_at]
         nursery.cancel_scope.cancel()
 
@@ -94,7 +94,7 @@ def test_stuck_slots_are_counted_until_the_engine_releases_them() -> None:
 
 
 async def test_an_answer_that_ends_and_an_actor_that_is_stopped_are_not_counted_as_aborts(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     observer = Slots()
     engine = FakeEngine(Costs())
@@ -161,9 +161,7 @@ async def test_the_counts_of_a_link_remain_after_it_is_lost(tmp_path: Path) -> N
     assert list(lines(metrics, 'espalier_link_messages_total{direction="received"').values()) == [2.0]
 
 
-async def test_a_resumed_request_is_counted_once_and_each_call_by_its_outcome(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_resumed_request_is_counted_once_and_each_call_by_its_outcome(autojump_clock: MockClock) -> None:
     observed: list[tuple[str, object]] = []
 
     class Hears(RoutingObserver):
@@ -181,6 +179,6 @@ async def test_a_resumed_request_is_counted_once_and_each_call_by_its_outcome(
         with trio.move_on_after(1.5):
             async with router.address.ask(generate("b", tokens_max=4), 4) as replies:
                 await replies.result()
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
     assert observed[:3] == [("bad", "link_lost"), ("link_lost", 2), ("good", "ended")]
     assert [outcome for _, outcome in observed[3:]] == ["left"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import Overloaded
 from supervisor.config.limits import TextLimits
@@ -35,7 +35,7 @@ async def together(threads: TextThreads, *asked: tuple[str, int]) -> list[str]:
     async with trio.open_nursery() as nursery:
         for owner, size in asked:
             nursery.start_soon(hold, threads, owner, size, order)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
     assert (threads.running, threads.waiting) == (0, 0)
     assert threads.statistics().owners == 0
     return order
@@ -43,20 +43,20 @@ async def together(threads: TextThreads, *asked: tuple[str, int]) -> list[str]:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_task(
-    threads: int, autojump_clock: trio.testing.MockClock
+    threads: int, autojump_clock: MockClock
 ) -> None:
     pool = TextThreads(TextLimits(threads=threads))
     order: list[str] = []
     async with trio.open_nursery() as nursery:
         for owner in ["greedy"] * 20 + ["alice"]:
             nursery.start_soon(hold, pool, owner, LIGHT, order)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         await trio.sleep(1.5)  # those that ran when it came are done, and the next run
         assert order.count("greedy") == 2 * threads - 1
         assert order.count("alice") == 1
 
 
-async def test_owners_take_turns(autojump_clock: trio.testing.MockClock) -> None:
+async def test_owners_take_turns(autojump_clock: MockClock) -> None:
     order = await together(
         TextThreads(TextLimits(threads=1)), *[("a", LIGHT)] * 4, *[("b", LIGHT)] * 3, *[("c", LIGHT)] * 2
     )
@@ -64,9 +64,7 @@ async def test_owners_take_turns(autojump_clock: trio.testing.MockClock) -> None
 
 
 @pytest.mark.parametrize("others", [1, 2, 5])
-async def test_owners_that_ask_again_at_once_do_not_starve_others(
-    others: int, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_owners_that_ask_again_at_once_do_not_starve_others(others: int, autojump_clock: MockClock) -> None:
     pool = TextThreads(TextLimits(threads=1))
     order: list[str] = []
 
@@ -77,7 +75,7 @@ async def test_owners_that_ask_again_at_once_do_not_starve_others(
     async with trio.open_nursery() as nursery:
         for _ in range(10):  # the first runs at once, so its queue has had a turn
             nursery.start_soon(hold, pool, "waits", LIGHT, order)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         for number in range(others):
             nursery.start_soon(again, f"asks again {number}")
         await trio.sleep(4 * (1 + others) + 0.5)
@@ -85,13 +83,13 @@ async def test_owners_that_ask_again_at_once_do_not_starve_others(
         nursery.cancel_scope.cancel()
 
 
-async def test_heavy_work_leaves_a_thread_to_light_work(autojump_clock: trio.testing.MockClock) -> None:
+async def test_heavy_work_leaves_a_thread_to_light_work(autojump_clock: MockClock) -> None:
     pool = TextThreads(TextLimits(threads=2))
     order: list[str] = []
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(partial(hold, pool, "", HEAVY_CHARACTERS_MIN, order, "heavy", task_s=10.0))
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         assert (pool.running, pool.waiting) == (1, 4)
         began = trio.current_time()
         await hold(pool, "", LIGHT, order, "light")
@@ -100,31 +98,31 @@ async def test_heavy_work_leaves_a_thread_to_light_work(autojump_clock: trio.tes
     assert trio.current_time() == 50
 
 
-async def test_the_only_thread_does_heavy_work_too(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_only_thread_does_heavy_work_too(autojump_clock: MockClock) -> None:
     assert await together(TextThreads(TextLimits(threads=1)), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT)) == ["a", "a"]
 
 
-async def test_queues_are_bounded_by_owner_and_in_total(autojump_clock: trio.testing.MockClock) -> None:
+async def test_queues_are_bounded_by_owner_and_in_total(autojump_clock: MockClock) -> None:
     pool = TextThreads(TextLimits(threads=1, waiting_max=5, key_waiting_max=3))
     async with trio.open_nursery() as nursery:
         for owner, size in [("a", LIGHT), ("a", LIGHT), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT), ("b", LIGHT)]:
             nursery.start_soon(hold, pool, owner, size, [])
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         with pytest.raises(Overloaded, match="3 long texts of this key"):
             await pool.acquire("a", heavy=False)
         nursery.start_soon(hold, pool, "c", LIGHT, [])
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         with pytest.raises(Overloaded, match="5 long texts wait"):
             await pool.acquire("d", heavy=False)
     assert (pool.running, pool.waiting) == (0, 0)
 
 
-async def test_a_cancelled_caller_gives_up_its_place_in_the_queue(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancelled_caller_gives_up_its_place_in_the_queue(autojump_clock: MockClock) -> None:
     pool = TextThreads(TextLimits(threads=1))
     order: list[str] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, pool, "a", LIGHT, order)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         with trio.move_on_after(0.5):
             await hold(pool, "b", LIGHT, order)
         nursery.start_soon(hold, pool, "c", LIGHT, order)
@@ -134,16 +132,16 @@ async def test_a_cancelled_caller_gives_up_its_place_in_the_queue(autojump_clock
 
 @pytest.mark.parametrize("first", ["leaves", "is given it"])
 async def test_a_thread_given_to_a_caller_that_is_cancelled_in_the_same_turn_goes_to_the_next(
-    first: str, autojump_clock: trio.testing.MockClock
+    first: str, autojump_clock: MockClock
 ) -> None:
     pool = TextThreads(TextLimits(threads=1))
     order: list[str] = []
     await pool.acquire("a", heavy=False)
     async with trio.open_nursery() as nursery, trio.open_nursery() as leaving:
         leaving.start_soon(hold, pool, "b", LIGHT, order)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         nursery.start_soon(hold, pool, "c", LIGHT, order)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         if first == "leaves":
             leaving.cancel_scope.cancel()
         pool.release("a", heavy=False)  # to b
