@@ -36,6 +36,7 @@ from tests.rig.log_records import log_records
 ROOT = Path(__file__).parents[3]
 UNUSED: Any = None  # what no request of these tests reaches
 SECRET = "sk-quetzalcoatl-0123456789"
+Write = Callable[..., Path]
 
 
 def bearer(secret: str = SECRET) -> list[Any]:
@@ -43,7 +44,7 @@ def bearer(secret: str = SECRET) -> list[Any]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Callable[..., Path]:
+def file(tmp_path: Path) -> Write:
     def write(*sections: tuple[str, ...]) -> Path:
         """Write a section for each name, secret and further lines."""
         path = tmp_path / "keys.toml"
@@ -102,9 +103,7 @@ def test_a_request_may_have_the_priority_of_its_key_or_a_lower_one(
     assert Key(section=KeySection(sha256="", priority=key)).clamp_priority(asked) == given
 
 
-def test_a_key_without_a_priority_has_at_most_0_and_without_keys_any_priority_is_allowed(
-    file: Callable[..., Path],
-) -> None:
+def test_a_key_without_a_priority_has_at_most_0_and_without_keys_any_priority_is_allowed(file: Write) -> None:
     keys = loaded(file(("alice", "a")), **{KEYS: "bob=b"})
     for secret in "ab":
         assert [keys.find(bearer(secret)).clamp_priority(asked) for asked in (-2, 0, 9)] == [-2, 0, 0]
@@ -131,9 +130,7 @@ def test_without_keys_everybody_may_do_everything() -> None:
         [(b"authorization", b"Basic eDp5"), (b"x-api-key", SECRET.encode())],
     ],
 )
-def test_a_key_is_found_in_each_header_that_clients_use(
-    headers: list[tuple[bytes, bytes]], file: Callable[..., Path]
-) -> None:
+def test_a_key_is_found_in_each_header_that_clients_use(headers: list[tuple[bytes, bytes]], file: Write) -> None:
     keys = loaded(file(("alice", SECRET)))
     assert keys.find(headers).name == "alice"
 
@@ -153,9 +150,7 @@ def test_a_key_is_found_in_each_header_that_clients_use(
         [(b"cookie", SECRET.encode())],
     ],
 )
-def test_a_missing_or_wrong_key_is_refused_without_further_information(
-    headers: Sequence[Any], file: Callable[..., Path]
-) -> None:
+def test_a_missing_or_wrong_key_is_refused_without_further_information(headers: Sequence[Any], file: Write) -> None:
     keys = loaded(file(("alice", SECRET)))
     with pytest.raises(Unauthorized) as caught:
         keys.find(headers)
@@ -167,7 +162,7 @@ def test_a_missing_or_wrong_key_is_refused_without_further_information(
     assert "alice" not in str(error)
 
 
-def test_a_secret_is_compared_with_every_key(file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_compared_with_every_key(file: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     compare = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))  # type: ignore[func-returns-value]
@@ -178,7 +173,7 @@ def test_a_secret_is_compared_with_every_key(file: Callable[..., Path], monkeypa
         assert len(compared) == 5
 
 
-def test_a_secret_is_stored_as_its_hash_only(file: Callable[..., Path]) -> None:
+def test_a_secret_is_stored_as_its_hash_only(file: Write) -> None:
     keys = loaded(None, **{KEYS: f"alice={SECRET}"})
     assert keys.find(bearer()).section.sha256 == sha(SECRET)
     assert SECRET not in repr(keys)
@@ -213,7 +208,7 @@ def test_an_admin_key_alone_closes_admin_routes_only() -> None:
     assert keys.find(bearer("the-admins"), admin=True).name == "admin"
 
 
-def test_a_key_of_the_file_can_be_an_admin_key(file: Callable[..., Path]) -> None:
+def test_a_key_of_the_file_can_be_an_admin_key(file: Write) -> None:
     keys = loaded(file(("root", "r", "admin = true"), ("alice", "a")))
     assert keys.find(bearer("r"), admin=True).name == "root"
     assert (keys.names(admin=True), keys.names(admin=False)) == (["root"], ["alice"])
@@ -255,7 +250,7 @@ def test_a_mistake_in_the_environment_is_one_sentence_without_the_secret(
     assert "\n" not in str(caught.value)
 
 
-def test_keys_of_file_and_environment_add_up_and_may_share_no_name_or_secret(file: Callable[..., Path]) -> None:
+def test_keys_of_file_and_environment_add_up_and_may_share_no_name_or_secret(file: Write) -> None:
     path = file(("alice", "a"))
     keys = loaded(path, **{KEYS: "bob=b"})
     assert keys.names(admin=False) == ["alice", "bob"]
@@ -270,7 +265,7 @@ def test_keys_of_file_and_environment_add_up_and_may_share_no_name_or_secret(fil
 
 @pytest.mark.parametrize("text", [b"[key", b"\xff", b"[key.a]\nsha256 = 'no'", b"x = 1", b" " * 2_000_000, None])
 async def test_a_broken_file_keeps_the_old_keys_and_logs_one_line(
-    text: bytes | None, file: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    text: bytes | None, file: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = file(("alice", "a"))
     gateway = make_gateway(loaded(path))
@@ -290,9 +285,7 @@ async def test_a_broken_file_keeps_the_old_keys_and_logs_one_line(
     assert not key.revoked
 
 
-async def test_a_key_that_stays_keeps_its_counts_and_its_rate_limit(
-    file: Callable[..., Path], autojump_clock: MockClock
-) -> None:
+async def test_a_key_that_stays_keeps_its_counts_and_its_rate_limit(file: Write, autojump_clock: MockClock) -> None:
     path = file(("alice", "a", "rate_per_s = 1\nburst = 2"))
     keys = loaded(path)
     key = keys.find(bearer("a"))
@@ -308,7 +301,7 @@ async def test_a_key_that_stays_keeps_its_counts_and_its_rate_limit(
         key.charge()
 
 
-def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file: Callable[..., Path]) -> None:
+def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file: Write) -> None:
     path = file(*((name, name) for name in "abc"))
     keys = loaded(path)
     a, b, c = (keys.find(bearer(name)) for name in "abc")
@@ -321,7 +314,7 @@ def test_a_key_that_is_gone_or_has_another_secret_is_revoked(file: Callable[...,
             pytest.fail("it may not ask")
 
 
-def test_removing_the_last_key_locks_everybody_out(file: Callable[..., Path]) -> None:
+def test_removing_the_last_key_locks_everybody_out(file: Write) -> None:
     keys = loaded(file(("a", "a", "admin = true")))
     file()
     keys.load()
@@ -367,7 +360,7 @@ async def test_a_concurrency_limit_counts_generations_until_they_end() -> None:
     assert key.running == 0
 
 
-def test_connections_are_counted_for_the_key_that_uses_them(file: Callable[..., Path]) -> None:
+def test_connections_are_counted_for_the_key_that_uses_them(file: Write) -> None:
     path = file(("a", "a", "connections_max = 2"), ("b", "b"))
     gateway = make_gateway(loaded(path), key_connections_max=1)
     first, second, third = boxes = list[Any](object() for _ in range(3))
@@ -474,7 +467,7 @@ def hash_key(secret: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.realtime
-def test_hash_key_prints_the_lines_of_a_file_of_keys(file: Callable[..., Path]) -> None:
+def test_hash_key_prints_the_lines_of_a_file_of_keys(file: Write) -> None:
     done = hash_key(f"{SECRET}\n", "alice")
     assert (done.returncode, done.stdout) == (0, f'[key.alice]\nsha256 = "{sha(SECRET)}"\n')
     assert done.stderr == ""

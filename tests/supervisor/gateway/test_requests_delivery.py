@@ -20,9 +20,11 @@ from tests.rig.log_records import log_records
 SMALL: dict[str, Any] = {"send_buffer_bytes": 4096, "close_s": 2.0, "stall_s": 30.0}
 LONG = 700  # tokens: about 150 kB of events, which a reader of 4 kB a second is 40 s with
 
+Lines = Callable[[], list[Any]]
+
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """The lines of the access log so far, of requests to models."""
     caplog.set_level(logging.INFO)
     return lambda: [
@@ -70,7 +72,7 @@ def streamed(**headers: str) -> bytes:
 
 
 async def test_b5_a_slow_reader_gets_its_whole_response_before_its_connection_closes(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
+    lines: Lines, rather_slow: MockClock
 ) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed(connection="close"))
@@ -84,9 +86,7 @@ async def test_b5_a_slow_reader_gets_its_whole_response_before_its_connection_cl
         assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
 
 
-async def test_b5_a_slow_reader_of_http_1_0_gets_its_whole_response(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
-) -> None:
+async def test_b5_a_slow_reader_of_http_1_0_gets_its_whole_response(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert not await client.closed()
@@ -95,9 +95,7 @@ async def test_b5_a_slow_reader_of_http_1_0_gets_its_whole_response(
         assert lines()[0].response_bytes == client.stream.read_bytes == len(client.buffer)
 
 
-async def test_a_request_is_logged_when_its_last_byte_has_been_sent(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
-) -> None:
+async def test_a_request_is_logged_when_its_last_byte_has_been_sent(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed())
         assert lines() == []
@@ -117,7 +115,7 @@ def drain(rig: Rig, drain_s: float, nursery: trio.Nursery) -> None:
     node.Node(unused, assembly, runtime, unused, drain_s, nursery=nursery).drain("a test")
 
 
-async def test_b5_a_drain_waits_for_slow_readers(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
+async def test_b5_a_drain_waits_for_slow_readers(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed())
         began_at = trio.current_time()
@@ -153,9 +151,7 @@ async def test_o_half_a_request_is_refused_at_the_end_of_a_drain(part: str, rath
         await at_rest(rig)
 
 
-async def test_b5_a_drain_waits_for_slow_readers_of_websockets(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
-) -> None:
+async def test_b5_a_drain_waits_for_slow_readers_of_websockets(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = Client(Slow(await rig.connect(receive_buffer=2304)))
         assert (await client.upgrade()).status == 101
@@ -172,7 +168,7 @@ async def test_b5_a_drain_waits_for_slow_readers_of_websockets(
 
 
 async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
+    lines: Lines, rather_slow: MockClock
 ) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -189,9 +185,7 @@ async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
     del client
 
 
-async def test_b5_a_cut_response_of_http_1_0_ends_with_a_reset(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
-) -> None:
+async def test_b5_a_cut_response_of_http_1_0_ends_with_a_reset(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL | {"stall_s": 3.0}) as rig:
         stream = await rig.connect(receive_buffer=2304)
         await stream.send_all(streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -203,9 +197,7 @@ async def test_b5_a_cut_response_of_http_1_0_ends_with_a_reset(
                 pass
 
 
-async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
-) -> None:
+async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(lines: Lines, rather_slow: MockClock) -> None:
     """Its response was not complete when the server closed the connection, and that is logged and counted."""
     async with gateway_rig(**SMALL | {"stall_s": 1.0}) as rig:
         stream = await rig.connect(receive_buffer=2304)
@@ -222,9 +214,7 @@ async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(
         assert b"espalier_requests_cancelled_total{" not in text
 
 
-async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
-) -> None:
+async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed())
         await trio.aclose_forcefully(client.stream.stream)
@@ -232,9 +222,7 @@ async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(
         assert [(line.outcome, line.cut) for line in lines()] == [("cut", "left")]
 
 
-async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(
-    lines: Callable[[], list[Any]], rather_slow: MockClock
-) -> None:
+async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_client() as (rig, client):
         reply = await client.ask(post(chat("n=3", n=100, max_completion_tokens=5)))
         assert reply.status == 400
@@ -243,7 +231,7 @@ async def test_a_refused_request_has_one_line_with_the_bytes_of_its_error(
         assert (line.outcome, line.response_bytes > len(reply.body)) == ("invalid_request", True)
 
 
-async def test_a_probe_has_no_line_with_response_bytes(lines: Callable[[], list[Any]], rather_slow: MockClock) -> None:
+async def test_a_probe_has_no_line_with_response_bytes(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_client() as (rig, client):
         assert (await client.ask(head())).status == 200
         await leave_all(rig)
