@@ -41,15 +41,15 @@ kind = "simulated"
 kv_tokens_max = 4096
 """
 GONE = EngineDied("the GPU is gone")
+Assemblies = Callable[..., tuple[Cluster, Assembly]]
 
 
 @pytest.fixture
-def assemblies(tmp_path: Path) -> Callable[..., tuple[Cluster, Assembly]]:
+def assemblies(written: Callable[[str], Path]) -> Assemblies:
     def make(*engines: tuple[str, str], node: str = "main", listen: str = "") -> tuple[Cluster, Assembly]:
         text = ONE.format(listen=listen)
         text += "".join(ENGINE.format(name=name, node=node_name) for name, node_name in engines)
-        (tmp_path / "cluster.toml").write_text(text)
-        cluster = read_cluster(tmp_path / "cluster.toml")
+        cluster = read_cluster(written(text))
         return cluster, built_assembly(cluster, node)[0]
 
     return make
@@ -62,7 +62,7 @@ def fails(assembly: Assembly, name: str, wait_s: float = 8.0, error: EngineDied 
 
 
 async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(
-    assemblies: Callable[..., tuple[Cluster, Assembly]], autojump_clock: MockClock
+    assemblies: Assemblies, autojump_clock: MockClock
 ) -> None:
     cluster, assembly = assemblies(("a", "main"))
     assert readiness.unready(assembly.directory, ["tiny"]) == "engine a is starting"
@@ -75,7 +75,7 @@ async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(
     assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
-async def test_b7_a_node_announces_why_an_engine_is_down(assemblies: Callable[..., tuple[Cluster, Assembly]]) -> None:
+async def test_b7_a_node_announces_why_an_engine_is_down(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"))
     fails(assembly, "a")
     [offer] = assembly.directory.state().offers
@@ -85,7 +85,7 @@ async def test_b7_a_node_announces_why_an_engine_is_down(assemblies: Callable[..
     assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
 
 
-async def test_an_announced_failure_is_limited_in_length(assemblies: Callable[..., tuple[Cluster, Assembly]]) -> None:
+async def test_an_announced_failure_is_limited_in_length(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"))
     fails(assembly, "a", error=EngineDied("x" * 10_000))
     state = assembly.directory.state()
@@ -94,9 +94,7 @@ async def test_an_announced_failure_is_limited_in_length(assemblies: Callable[..
         check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
-async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start(
-    assemblies: Callable[..., tuple[Cluster, Assembly]],
-) -> None:
+async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"), ("b", "main"))
     fails(assembly, "a")
     failures = [assembly.start_failure]
@@ -106,9 +104,7 @@ async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start
     assert failures == [None, "the GPU is gone; there is no model", "the GPU is gone"]
 
 
-async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(
-    assemblies: Callable[..., tuple[Cluster, Assembly]],
-) -> None:
+async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"), ("b", "main"))
     with assembly.engines["a"].publish(Engine()):
         pass
@@ -117,9 +113,7 @@ async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(
     assert assembly.start_failure is None
 
 
-async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(
-    assemblies: Callable[..., tuple[Cluster, Assembly]],
-) -> None:
+async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"), listen='listen = "127.0.0.1:7401"')
     fails(assembly, "a")
     assert assembly.start_failure is None

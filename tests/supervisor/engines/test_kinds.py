@@ -106,12 +106,8 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., Cluster]:
-    def read(more: str = "") -> Cluster:
-        (tmp_path / "cluster.toml").write_text(FILE + more)
-        return read_cluster(tmp_path / "cluster.toml")
-
-    return read
+def read(written: Callable[[str], Path]) -> Callable[..., Cluster]:
+    return lambda more="": read_cluster(written(FILE + more))
 
 
 def test_a_kind_without_a_row_is_a_mistake(read: Callable[..., Cluster]) -> None:

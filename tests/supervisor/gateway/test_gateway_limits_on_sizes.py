@@ -31,7 +31,7 @@ from supervisor.node.model_children import Reloadable
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, gateway_rig, head, post
-from tests.rig.sockets import gateway_websocket, websocket_client, whole
+from tests.rig.sockets import gateway_websocket, last_event, websocket_client, whole
 
 OF_THE_LIMITS = [field.name for field in attrs.fields(GatewayLimits)]
 OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
@@ -58,14 +58,13 @@ def test_every_limit_has_a_key_a_sane_default_and_a_range(name: str) -> None:
             structure({name: wrong}, section)
 
 
-def test_the_limits_of_the_file_reach_the_gateway(tmp_path: Path) -> None:
+def test_the_limits_of_the_file_reach_the_gateway(written: Callable[[str], Path]) -> None:
     numbers: dict[str, float] = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_LIMITS)}
     numbers |= dict.fromkeys(OF_A_WHOLE, 0.5)
     lines = [f"{name} = {number}" for name, number in numbers.items()]
     text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
-    (tmp_path / "cluster.toml").write_text(text)
-    cluster = read_cluster(tmp_path / "cluster.toml")
+    cluster = read_cluster(written(text))
     runtime: Any = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
     )
@@ -194,8 +193,7 @@ async def asked(rig: Rig, client: Client, api: str, **more: int) -> tuple[Any, A
         assert (reply.status, reply.headers["x-should-retry"]) == (400, "false")
         assert "retry-after" not in reply.headers
         return None, reply.error
-    await client.say(body)
-    last = (await client.events())[-1]
+    last = await last_event(client, body)
     if last["type"] != "error":
         return last["response"], None
     assert last["status"] == 400
@@ -281,8 +279,7 @@ async def test_a_history_beyond_history_bytes_max_forgets_the_oldest(
     size = Conversation.after(None, "", Turn(Role.USER, prompt), Turn(Role.ASSISTANT, "The")).size_bytes
     async with gateway_websocket(history_bytes_max=size * len(lanes) - more) as (rig, client):
         ids = {lane: (await whole(client, create(prompt, stream_id=lane)))["id"] for lane in lanes}
-        await client.say(create(prompt, stream_id="a", previous_response_id=ids["a"]))
-        last = (await client.events())[-1]
+        last = await last_event(client, create(prompt, stream_id="a", previous_response_id=ids["a"]))
         if fine:
             assert last["type"] == "response.completed"
             assert rig.worker.prompts[-1].count(prompt) == 2

@@ -41,18 +41,11 @@ class Exited(Exception):
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "cluster.toml"
-    path.write_text(FILE)
-    return path
-
-
-@pytest.fixture
-def one(file: Path) -> Launcher:
+def one(written: Callable[[str], Path]) -> Launcher:
     """A launcher of the file's nodes that has not run yet."""
     names = ("front", "one", "two")
     terminal = Terminal(io.StringIO(), live=True)
-    loaded, chance = load_cluster(file), random.Random(0)
+    loaded, chance = load_cluster(written(FILE)), random.Random(0)
     return Launcher(loaded, names, ("false",), {}, terminal, chance, reads=read_inline, placed={*names})
 
 

@@ -73,7 +73,6 @@ async def test_a_request_before_hello_waits_for_it(nursery: trio.Nursery, autoju
     with any_answer(), trio.fail_after(20):
         assert (await ask(asker))[1] == Done()
     assert trio.current_time() == 8
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_answer_without_a_result_is_complete(autojump_clock: MockClock) -> None:

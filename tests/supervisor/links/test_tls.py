@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from attrs import evolve
@@ -25,23 +24,27 @@ from supervisor.links.tls import load_link_tls
 from supervisor.node import preview
 from tests.rig import certificate
 from tests.rig.gateway import FOLDER
-from tests.rig.log_records import log_records
 from tests.rig.nodes import QUICK, Node, all_linked, linked_nodes, until
 
 HOST = "IP:127.0.0.1"
 STRICT = evolve(QUICK, tls_names="nodes")
 
+Files = tuple[Path, Path, Path]  # a certificate, its key and its authority
+Shows = Callable[..., Files]
+Reasons = Callable[[], list[str]]
+Read = Callable[..., Cluster]
+
 
 @pytest.fixture(scope="module")
-def shows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path, Path]]:
+def shows(tmp_path_factory: pytest.TempPathFactory) -> Shows:
     """Make one certificate for each set of names, all signed by one authority, and return how each is shown."""
     certificate.files()  # it skips where there is no openssl
     folder = tmp_path_factory.mktemp("certificates")
     authority, key = folder / "authority.pem", folder / "authority.key"
     certificate.make(authority, key)
-    shown: dict[tuple[str, ...], tuple[Path, Path, Path]] = {}
+    shown: dict[tuple[str, ...], Files] = {}
 
-    def files(*names: str) -> tuple[Path, Path, Path]:
+    def files(*names: str) -> Files:
         if names not in shown:
             stem = folder / str(len(shown))
             shown[names] = stem.with_suffix(".pem"), stem.with_suffix(".key"), authority
@@ -60,14 +63,7 @@ def _sign(stem: Path, authority: Path, key: Path, names: str) -> None:
     run(["openssl", "x509", "-req", "-in", stem.with_suffix(".csr"), *signed, "-out", stem.with_suffix(".pem")])
 
 
-@pytest.fixture
-def reasons(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
-    """Why nodes refused each other, as both of their logs say it."""
-    caplog.set_level(logging.INFO)
-    return lambda: [record.reason for record in log_records(caplog) if record.message == "no link"]
-
-
-def node(name: str, files: tuple[Path, Path, Path], section: ClusterSection = STRICT) -> Node:
+def node(name: str, files: Files, section: ClusterSection = STRICT) -> Node:
     return Node(name, section=section, tls=load_link_tls(*files))
 
 
@@ -76,9 +72,7 @@ def node(name: str, files: tuple[Path, Path, Path], section: ClusterSection = ST
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
-async def test_d9_nodes_whose_certificates_name_them_link(
-    shows: Callable[..., tuple[Path, Path, Path]], form: str
-) -> None:
+async def test_d9_nodes_whose_certificates_name_them_link(shows: Shows, form: str) -> None:
     a, b = (node(name, shows(form.format(name))) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -88,7 +82,7 @@ async def test_d9_nodes_whose_certificates_name_them_link(
 @pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
 async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
-    shows: Callable[..., tuple[Path, Path, Path]], reasons: Callable[[], list[Any]], first: str, second: str
+    shows: Shows, reasons: Reasons, first: str, second: str
 ) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
     async with linked_nodes(honest, liar):
@@ -102,16 +96,14 @@ async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it
 
 
 @pytest.mark.realtime
-async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(
-    shows: Callable[..., tuple[Path, Path, Path]],
-) -> None:
+async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows: Shows) -> None:
     a, b = (node(name, shows("DNS:mallory"), QUICK) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
 
 
 @pytest.mark.realtime
-async def test_d9_a_link_without_tls_has_no_names(reasons: Callable[[], list[Any]]) -> None:
+async def test_d9_a_link_without_tls_has_no_names(reasons: Reasons) -> None:
     a, b = (Node(name, section=STRICT) for name in "ab")
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
@@ -120,9 +112,7 @@ async def test_d9_a_link_without_tls_has_no_names(reasons: Callable[[], list[Any
 
 
 @pytest.mark.realtime
-async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(
-    shows: Callable[..., tuple[Path, Path, Path]],
-) -> None:
+async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(shows: Shows) -> None:
     a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
     async with linked_nodes(a, mallory, know=False):
         assert await greeted(a, shows("DNS:x")) == "a"
@@ -130,7 +120,7 @@ async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(
             await greeted(mallory, shows("DNS:x"))
 
 
-async def greeted(node: Node, files: tuple[Path, Path, Path]) -> str:
+async def greeted(node: Node, files: Files) -> str:
     """Greet a node as an operator does, and return the name that it has proved."""
     peers = []
 
@@ -205,29 +195,23 @@ node = "far"
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., Cluster]:
-    def reads(lines: str, host: str = "localhost") -> Cluster:
-        (tmp_path / "cluster.toml").write_text(TWO.format(lines, host))
-        return read_cluster(tmp_path / "cluster.toml")
-
-    return reads
+def read(written: Callable[[str], Path]) -> Read:
+    return lambda lines, host="localhost": read_cluster(written(TWO.format(lines, host)))
 
 
-def lines(files: tuple[Path, Path, Path], names: str = "nodes") -> str:
+def lines(files: Files, names: str = "nodes") -> str:
     keys = ("tls_certificate", "tls_key", "tls_authority")
     return "\n".join([f'tls_names = "{names}"', *(f'{key} = "{file}"' for key, file in zip(keys, files, strict=True))])
 
 
-def test_d9_tls_names_needs_certificates_and_is_hosts_or_nodes(read: Callable[..., Cluster]) -> None:
+def test_d9_tls_names_needs_certificates_and_is_hosts_or_nodes(read: Read) -> None:
     with pytest.raises(StartFailed, match=r"line 3: cluster.tls_names: means nothing without"):
         read('tls_names = "nodes"')
     with pytest.raises(StartFailed, match=r'line 3: cluster.tls_names: expected "hosts" or "nodes"'):
         read('tls_names = "keys"')
 
 
-def test_d9_a_node_named_like_the_host_of_others_is_refused(
-    read: Callable[..., Cluster], shows: Callable[..., tuple[Path, Path, Path]]
-) -> None:
+def test_d9_a_node_named_like_the_host_of_others_is_refused(read: Read, shows: Shows) -> None:
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main"):
         read(lines(shows("DNS:main")), host="main")
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main.grove"):
@@ -235,9 +219,7 @@ def test_d9_a_node_named_like_the_host_of_others_is_refused(
     read(lines(shows("DNS:main"), "hosts"), host="main")
 
 
-def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(
-    read: Callable[..., Cluster], shows: Callable[..., tuple[Path, Path, Path]]
-) -> None:
+def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(read: Read, shows: Shows) -> None:
     cluster = read(lines(shows("DNS:main", "URI:x")))
     tls = link_credentials.link_tls(cluster)
     assert tls is not None
@@ -248,16 +230,14 @@ def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(
     link_credentials.check_certificate_names(read(lines(shows("DNS:main"), "hosts")), "far", tls)
 
 
-def test_the_names_of_a_certificate_that_no_handshake_accepts_are_unknown(
-    shows: Callable[..., tuple[Path, Path, Path]], tmp_path: Path
-) -> None:
+def test_the_names_of_a_certificate_that_no_handshake_accepts_are_unknown(shows: Shows, tmp_path: Path) -> None:
     _, _, authority = shows("DNS:a")
     _sign(tmp_path / "a", authority, authority.with_suffix(".key"), "DNS:a\nextendedKeyUsage=clientAuth")
     assert load_link_tls(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
 
 
 def test_d9_a_preview_shows_which_names_certificates_must_have(
-    read: Callable[..., Cluster], shows: Callable[..., tuple[Path, Path, Path]], monkeypatch: pytest.MonkeyPatch
+    read: Read, shows: Shows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "is_local_host", lambda _: True)
     files = shows("DNS:main", "DNS:far")

@@ -31,9 +31,8 @@ kv_tokens_max = 4096
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    (tmp_path / "cluster.toml").write_text(ONE)
-    return read_cluster(tmp_path / "cluster.toml")
+def cluster(written: Callable[[str], Path]) -> Cluster:
+    return read_cluster(written(ONE))
 
 
 @pytest.fixture

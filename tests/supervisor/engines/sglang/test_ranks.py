@@ -266,14 +266,21 @@ async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock
         assert group.hosts.log == []
 
 
-async def test_a_port_that_another_nodes_file_does_not_give_the_engine_is_refused_there(
-    autojump_clock: MockClock,
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"another": lambda: 9032}, "does not allow it bootstrap port 9032"),
+        ({"agreed": {**AGREED, "slots": "17"}}, "disagrees about slots"),
+    ],
+    ids=["another port", "other slots"],
+)
+async def test_what_another_nodes_file_does_not_say_of_the_engine_is_refused_there(
+    fields: dict[str, Any], reason: str, autojump_clock: MockClock
 ) -> None:
-    async with running_group("b", "c", another=lambda: 9032) as group:
+    async with running_group("b", "c", **fields) as group:
         with trio.fail_after(1):
             await group.over.wait()
-        reason = "rank 1 of engine big on node b: the file of node b does not allow it bootstrap port 9032"
-        assert str(group.failed) == reason
+        assert str(group.failed) == f"rank 1 of engine big on node b: the file of node b {reason}"
         assert group.hosts.log == []
 
 
@@ -429,15 +436,6 @@ async def test_a_lost_link_is_not_used_while_it_is_still_recorded(autojump_clock
         assert group.failed is None
 
 
-async def test_a_file_that_disagrees_is_refused_by_the_names_of_its_keys(autojump_clock: MockClock) -> None:
-    async with running_group("b", "c", agreed={**AGREED, "slots": "17"}) as group:
-        with trio.fail_after(1):
-            await group.over.wait()
-        reason = "rank 1 of engine big on node b: the file of node b disagrees about slots"
-        assert str(group.failed) == reason
-        assert group.hosts.log == []
-
-
 @pytest.mark.parametrize(
     ("agreed", "reason"),
     [
@@ -518,19 +516,14 @@ async def test_a_rank_that_is_asked_for_twice_runs_once_at_a_time(autojump_clock
 # At every step ---------------------------------------------------------------------------
 
 
-def cut(group: Group) -> None:
-    group.cut("b")
+FAULTS: dict[str, Callable[[Group], None]] = {
+    "cut": lambda group: group.cut("b"),
+    "kill the first": lambda group: group.hosts.kill(0),
+    "kill another": lambda group: group.hosts.kill(2),
+}
 
 
-def kill_the_first(group: Group) -> None:
-    group.hosts.kill(0)
-
-
-def kill_another(group: Group) -> None:
-    group.hosts.kill(2)
-
-
-async def one_fault(rng: random.Random, step: int, act: Callable[[Any], None]) -> bool:
+async def one_fault(rng: random.Random, step: int, act: Callable[[Group], None]) -> bool:
     """Do `act` just before a step of a life from its start on; return whether the life had been over by then."""
     async with running_group("b", "c") as group:
         with counting(step, lambda: act(group)) as steps:
@@ -553,8 +546,8 @@ async def one_fault(rng: random.Random, step: int, act: Callable[[Any], None]) -
     return steps.taken < step
 
 
-@pytest.mark.parametrize("act", [cut, kill_the_first, kill_another], ids=lambda act: act.__name__)
-def test_at_every_step_all_ranks_come_back_or_none_is_left(act: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("act", FAULTS.values(), ids=FAULTS)
+def test_at_every_step_all_ranks_come_back_or_none_is_left(act: Callable[[Group], None]) -> None:
     sweep(partial(one_fault, act=act))
 
 

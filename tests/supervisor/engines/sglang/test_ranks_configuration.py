@@ -66,14 +66,7 @@ device = "cpu"
 tensor_parallel = 3
 kv_tokens_max = 4096
 """
-PREFILL = """
-[engine.p]
-model = "tiny"
-node = "a"
-device = "cpu"
-leg = "prefill"
-bootstrap_port = 7500
-kv_tokens_max = 4096
+DECODE = """
 [engine.d]
 model = "tiny"
 node = "b"
@@ -81,6 +74,15 @@ device = "cpu"
 leg = "decode"
 kv_tokens_max = 4096
 """
+PREFILL = f"""
+[engine.p]
+model = "tiny"
+node = "a"
+device = "cpu"
+leg = "prefill"
+bootstrap_port = 7500
+kv_tokens_max = 4096
+{DECODE}"""
 OVER_TWO = f"""
 [node.a]
 listen = "127.0.0.1:7401"
@@ -100,22 +102,18 @@ tensor_parallel = 2
 leg = "prefill"
 bootstrap_port = 20400
 kv_tokens_max = 4096
-[engine.d]
-model = "tiny"
-node = "b"
-device = "cpu"
-leg = "decode"
-kv_tokens_max = 4096
-"""
+{DECODE}"""
+
+Read = Callable[..., Cluster]
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., Cluster]:
+def read(written: Callable[[str], Path], tmp_path: Path) -> Read:
+    (tmp_path / "secret").write_text("a secret that is long enough")
+
     def read(old: str = "", new: str = "") -> Cluster:
         assert old in SPAN
-        (tmp_path / "secret").write_text("a secret that is long enough")
-        (tmp_path / "cluster.toml").write_text(SPAN.replace(old, new) if old else SPAN + new)
-        return read_cluster(tmp_path / "cluster.toml")
+        return read_cluster(written(SPAN.replace(old, new) if old else SPAN + new))
 
     return read
 
@@ -150,7 +148,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
     ],
 )
 def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(
-    old: str, new: str, message: str, read: Callable[..., Cluster]
+    old: str, new: str, message: str, read: Read
 ) -> None:
     with pytest.raises(StartFailed, match=re.escape(message)):
         read(old, new)
@@ -165,7 +163,7 @@ def test_what_keeps_the_ranks_of_an_engine_from_being_one_is_a_mistake(
         ("", PREFILL.replace('node = "a"', 'node = "c"')),  # the same port, of another host
     ],
 )
-def test_ranks_that_can_be_one_engine(old: str, new: str, read: Callable[..., Cluster]) -> None:
+def test_ranks_that_can_be_one_engine(old: str, new: str, read: Read) -> None:
     assert read(old, new).engine["big"].nodes == ("a", "b", "c")
 
 
@@ -173,7 +171,7 @@ def test_ranks_that_can_be_one_engine(old: str, new: str, read: Callable[..., Cl
     ("host", "meet"),
     [("10.0.0.1", "10.0.0.1:7500"), ("gpu-1.example", "gpu-1.example:7500"), ("fd00::7", "[fd00::7]:7500")],
 )
-def test_the_ranks_meet_on_the_host_of_rank_0(host: str, meet: str, read: Callable[..., Cluster]) -> None:
+def test_the_ranks_meet_on_the_host_of_rank_0(host: str, meet: str, read: Read) -> None:
     cluster = read('host = "10.0.0.1"', f'host = "{host}"')
     for rank, node in enumerate("abc"):
         spec = spec_of(cluster, "big", rank)
@@ -197,7 +195,7 @@ def test_an_engine_on_one_node_gets_no_arguments_of_ranks() -> None:
     assert ranks.rank0_address(cluster, "tiny-0") is None
 
 
-def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read: Callable[..., Cluster]) -> None:
+def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read: Read) -> None:
     keys = ranks.shared_keys(read(), "big")
     assert keys["node.a.host"] == '"10.0.0.1"'
     same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
@@ -219,9 +217,8 @@ def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read: Callabl
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
+def hosts(written: Callable[[str], Path], tmp_path: Path) -> Iterator[SimpleNamespace]:
     """Hosts of a prefill over two nodes: how they are started, which all fail, and what a node has for them."""
-    (tmp_path / "cluster.toml").write_text(OVER_TWO.replace("20400", str(free_ports(1)[0])))
     boots = []
 
     async def starts(boot: boot_message.BootMessage, descriptors: hosts_module.Descriptors) -> Process:
@@ -229,7 +226,7 @@ def hosts(tmp_path: Path) -> Iterator[SimpleNamespace]:
         boots.append(boot)
         raise StartFailed("nothing starts here")
 
-    cluster = read_cluster(tmp_path / "cluster.toml")
+    cluster = read_cluster(written(OVER_TWO.replace("20400", str(free_ports(1)[0]))))
     with run_folder.run_folder(tmp_path, shared_memory.remove) as folder:
         own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
         runtime = cast("Runtime", SimpleNamespace(now=lambda: 5.0, environment={}, **own))
@@ -270,20 +267,14 @@ async def test_a_follower_rank_of_a_prefill_starts_with_the_port_of_the_request(
     child = hosts.node("b").follower("p", inbox)
     await nursery.start(partial(child.run, *child.args))
     agreed = ranks.shared_keys(hosts.cluster, "p")
-    for port, refused in (
-        (first, EngineLost),
-        (first + BOOTSTRAP_PORTS - 1, EngineLost),
-        (first + BOOTSTRAP_PORTS, BadRequest),
-    ):
+    last = first + BOOTSTRAP_PORTS - 1
+    for port, refused in ((first, EngineLost), (last, EngineLost), (last + 1, BadRequest)):
         with pytest.raises(refused):
             async with address.ask(RunRank(agreed, port), 1) as answer:
                 await answer.result()
-    assert [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots] == [
-        first,
-        first + BOOTSTRAP_PORTS - 1,
-    ]
+    ports = [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots]
+    assert ports == [first, last]
     assert {boot.arguments["node_rank"] for boot in hosts.boots} == {1}
-    nursery.cancel_scope.cancel()
 
 
 # In the trees ----------------------------------------------------------------------------
@@ -296,7 +287,7 @@ def children(cluster: Cluster, node: str) -> list[Any]:
 SERVED = ("router-tiny", "processor-tiny")
 
 
-def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read: Callable[..., Cluster]) -> None:
+def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read: Read) -> None:
     cluster = read()
     assert children(cluster, "a") == ["gateway", "links", "zygote", "big", "grammars-big", *SERVED]
     assert children(cluster, "b") == children(cluster, "c") == ["links", "zygote", "big"]
@@ -308,9 +299,7 @@ def test_the_first_node_has_the_engine_and_every_other_one_its_rank(read: Callab
         assert ("", RunRank) not in serves  # what has no name can be asked by operators
 
 
-def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(
-    read: Callable[..., Cluster],
-) -> None:
+def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_for_theirs(read: Read) -> None:
     second = SPAN[SPAN.index("[engine.big]") :].replace("big", "bog").replace("7500", "7600")
     second = second.replace('"a"', '"b"').replace('["b", "c"]', '["a", "c"]')
     cluster = read("", second)
@@ -318,7 +307,7 @@ def test_a_nodes_ranks_of_other_engines_are_there_before_its_own_engines_wait_fo
     assert children(cluster, "b") == ["links", "zygote", "big", "bog", "grammars-bog"]
 
 
-def test_a_check_prints_the_group(read: Callable[..., Cluster]) -> None:
+def test_a_check_prints_the_group(read: Read) -> None:
     cluster = read()
     first, other = (" ".join(preview.describe_node(cluster, node, {}).split()) for node in "ab")
     assert "tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in first
@@ -326,7 +315,7 @@ def test_a_check_prints_the_group(read: Callable[..., Cluster]) -> None:
     assert "rank 1 of tiny on cpu, over nodes a, b, c, which meet at 10.0.0.1:7500" in other
 
 
-def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read: Callable[..., Cluster]) -> None:
+def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read: Read) -> None:
     cluster = read()
     assembly, _ = built_assembly(cluster, "a")
     assert readiness.unready(assembly.directory, ["tiny"]) == "engine big is starting"
@@ -335,9 +324,7 @@ def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read: Callable
     assert monitoring.unready(cluster, assembly.directory) == "engine big is starting: there is no link to node b"
 
 
-def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(
-    read: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
     monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
@@ -347,7 +334,7 @@ def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(
 
 
 def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(
-    read: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+    read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     monkeypatch.setattr(preflight, "_check_port", lambda host, port, key: asked.append((port, key)))
@@ -366,9 +353,7 @@ def test_the_example_is_two_nodes_of_this_host() -> None:
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 
 
-def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(
-    read: Callable[..., Cluster],
-) -> None:
+def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read: Read) -> None:
     """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
     plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
     own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'
