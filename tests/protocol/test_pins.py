@@ -35,6 +35,7 @@ CONSTRAINED = {  # by the names of fields, as the wire has them: what their clas
     ("code", str): "secret",
     ("shape", tuple[int, ...]): (2, 0),
 }
+SENTENCES = {"description", "summary"}  # the keys of what people read and programs do not
 TRACE = {"id": "1" * 32, "span": "2" * 16, "parent": "3" * 16, "state": "a=b"}
 SCALARS: dict[type, Callable[[Iterator[int]], object]] = {
     int: next,
@@ -135,14 +136,10 @@ def served(*, keys_wanted: bool) -> dict[str, Any]:
 
 
 def shape(value: Any) -> Any:
-    """Return a document without its sentences, which people read and programs do not."""
+    """Return a document without its sentences."""
     if isinstance(value, Mapping):
-        return {key: shape(each) for key, each in value.items() if not (is_sentence(key) and isinstance(each, str))}
+        return {key: shape(each) for key, each in value.items() if not (key in SENTENCES and isinstance(each, str))}
     return [shape(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def is_sentence(key: object) -> bool:
-    return key in {"description", "summary"}
 
 
 def current() -> dict[Any, Any]:

@@ -17,14 +17,8 @@ PLACEHOLDER = re.compile(r"\b(?:NAME|KIND|ROOM|FILE)\b|test_[A-Z]+")
 FORMER = {"CHANGELOG.md", "docs/plan.md"}  # they may name files that are gone
 
 
-def tracked(pattern: str) -> list[str]:
-    done = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", pattern], cwd=ROOT, capture_output=True, check=True
-    )
-    return done.stdout.decode().split()
-
-
-PAGES = tracked("*.md")
+LISTED = ["git", "ls-files", "-co", "--exclude-standard", "*.md"]
+PAGES = subprocess.run(LISTED, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 each_page = pytest.mark.parametrize("page", PAGES)
 
 

@@ -58,12 +58,8 @@ ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing t
 }
 
 
-def is_host_side(path: Path) -> bool:
-    return path in SHARED or HOST in path.parents
-
-
 HOST_SIDE = [path for path in FILES if path in SHARED or HOST in path.parents]
-NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and not is_host_side(path)]
+NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and path not in HOST_SIDE]
 each_file = pytest.mark.parametrize("path", FILES, ids=str)
 each_node_file = pytest.mark.parametrize("path", NODE_SIDE, ids=str)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
-from actors.kit.offload import T, run_inline
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.pieces import SCORED_A_PIECE
@@ -30,9 +29,11 @@ from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
 from protocol.messages import FinishReason, Tokens, Usage
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
 from tests.actors.test_processor import running
+from tests.actors.text.test_encoding import Counting
 from tests.actors.text.test_logprobs import reading
 from tests.rig.fake_engine import logprob_at
 from tests.rig.gateway import INFO, TINY, Client, Reply, Worker, at_rest, create, gateway_rig, head, ids, post
+from tests.rig.scheduler import counting
 
 TURN_S = 0.02
 SCORED = {"logprobs": True, "top_logprobs": 20}
@@ -42,14 +43,13 @@ class Turns(trio.abc.Instrument):
     """Notes the CPU time of the longest turn of any task, and whose it was."""
 
     def __init__(self) -> None:
-        self.longest, self.task, self.count, self._began = 0.0, "", 0, 0.0
+        self.longest, self.task, self._began = 0.0, "", 0.0
 
     def before_task_step(self, task: Task) -> None:
         self._began = time.thread_time()
 
     def after_task_step(self, task: Task) -> None:
         took = time.thread_time() - self._began
-        self.count += 1
         if took > self.longest and not task.name.startswith("<test"):
             self.longest, self.task = took, task.name
 
@@ -260,15 +260,14 @@ async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
 
 
 async def test_b1_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
-    draft, line, replies, turns = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any](), Turns()
+    draft, line, replies = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any]()
     for place in range(1000):
         draft.note(Tokens([line[place % len(line)]]), scored=False)
     draft(ChoiceEnded(FinishReason.LENGTH))
-    trio.lowlevel.add_instrument(turns)
-    await draft.replay(IncrementalDetokenizer(TINY.tokenizer), replies.append)
-    trio.lowlevel.remove_instrument(turns)
+    with counting() as steps:
+        await draft.replay(IncrementalDetokenizer(TINY.tokenizer), replies.append)
     assert sum(piece.tokens for piece in replies[:-1]) == 1000
-    assert turns.count >= 1000 / TOKENS_A_TURN
+    assert steps.taken >= 1000 / TOKENS_A_TURN
 
 
 # Stop strings -------------------------------------------------------------------------------
@@ -331,27 +330,21 @@ LONG_BODIES = {
 @pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
 async def test_b10_a_long_body_is_read_aside(body: dict[Any, Any], rather_slow: MockClock) -> None:
     """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
-    sizes: list[int] = []
-
-    async def aside(function: Callable[[], T], *, owner: str, size: int) -> T:
-        sizes.append(size)
-        return await run_inline(function, owner=owner, size=size)
-
     async with gateway_rig() as rig:
-        rig.gateway.run_in_thread = aside
+        rig.gateway.run_in_thread = aside = Counting()
         client = await rig.client()
         assert (await client.ask(post(chat_body([{"role": "user", "content": "n=1"}])))).status == 200
-        assert sizes == []
+        assert aside.sizes == []
         assert (await client.ask(post(body))).status in {200, 400}
-        assert len(sizes) == 1
+        assert len(aside.sizes) == 1
         socket = await rig.client()
         await socket.upgrade()
         await socket.say(create("oak " * 30_000))
         assert (await socket.events())[-1]["error"]["code"] == "context_length_exceeded"
-        assert len(sizes) == 2
+        assert len(aside.sizes) == 2
         await socket.say(create("n=1"))
         assert (await socket.events())[-1]["type"] == "response.completed"
-        assert len(sizes) == 2
+        assert len(aside.sizes) == 2
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])

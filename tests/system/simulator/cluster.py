@@ -165,6 +165,17 @@ class Cluster(System):
                 life.check_how_it_went()
 
 
+class OfCluster:
+    """What has a cluster as its system."""
+
+    system: System
+
+    @property
+    def cluster(self) -> Cluster:
+        assert isinstance(self.system, Cluster)
+        return self.system
+
+
 def is_linked(directory: Directory, many: int) -> bool:
     """Whether a node is linked to all others that it should be linked to."""
     links = [

@@ -17,7 +17,7 @@ from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from supervisor.links.link import Link
 from tests.rig.small_system import SmallSystem
-from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, linked, others_up, together
+from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, OfCluster, linked, others_up, together
 from tests.system.simulator.cluster_single_fault import SINGLE_FAULTS
 from tests.system.simulator.faults import AWAY_ERRORS, OF_NODES, Faults
 from tests.system.simulator.legs import BOTH_WITHIN_S, LegCosts, Rooms
@@ -57,13 +57,8 @@ NOTICED_S = 0.5  # until every node has the announcement that another one drains
 
 
 @define(eq=False)
-class ClusterFaults(Faults):
+class ClusterFaults(OfCluster, Faults):
     """Injects faults at any node."""
-
-    @property
-    def cluster(self) -> Cluster:
-        assert isinstance(self.system, Cluster)
-        return self.system
 
     def __attrs_post_init__(self) -> None:
         delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
@@ -192,18 +187,13 @@ class Noting(RoutingObserver):
 
 
 @define(eq=False)
-class ClusterRun(Run):
+class ClusterRun(OfCluster, Run):
     """One run of a cluster."""
 
     nursery: trio.Nursery = field(kw_only=True)
     shape: dict[str, Any] = field(init=False, factory=dict)  # of a single fault
     front_ends: str | None = field(init=False)
     new_front: Callable[[], Cluster] = field(init=False)
-
-    @property
-    def cluster(self) -> Cluster:
-        assert isinstance(self.system, Cluster)
-        return self.system
 
     def __attrs_post_init__(self) -> None:
         rng = self.rng

@@ -14,7 +14,7 @@ from protocol.cluster import Leg
 from protocol.errors import HandOffFailed, InternalError
 from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.supervise import supervise
-from tests.system.simulator.cluster import SECTION, Cluster
+from tests.system.simulator.cluster import SECTION, OfCluster
 from tests.system.simulator.legs import LegScheduler
 from tests.system.simulator.nodes import NodeLife
 from tests.system.simulator.seed import DEADLINES
@@ -47,15 +47,10 @@ def shape(rng: random.Random, legs: tuple[tuple[Leg, ...], ...]) -> dict[str, ob
 
 
 @define(eq=False)
-class ClusterFailingEngine(FailingEngine):
+class ClusterFailingEngine(OfCluster, FailingEngine):
     """An engine of any leg that fails every request at once while others of its leg work."""
 
     node_slot: NodeSlot = field(init=False)
-
-    @property
-    def cluster(self) -> Cluster:
-        assert isinstance(self.system, Cluster)
-        return self.system
 
     @staticmethod
     def shape(rng: random.Random) -> dict[str, object]:
@@ -109,15 +104,10 @@ class FailedHandOffs(ClusterFailingEngine):
 
 
 @define(eq=False)
-class SingleNodeFault(SingleFault):
+class SingleNodeFault(OfCluster, SingleFault):
     """A fault of a node, during which clients must get every answer complete."""
 
     node_slot: NodeSlot = field(init=False)
-
-    @property
-    def cluster(self) -> Cluster:
-        assert isinstance(self.system, Cluster)
-        return self.system
 
     def __attrs_post_init__(self) -> None:
         self.node_slot = self.rng.choice(self.cluster.node_slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,13 +99,18 @@ def test_every_rule_is_about_an_argument_that_there_is() -> None:
     assert CHOICES.keys() == {name for name, kind in TYPES.items() if kind == "choice"}
 
 
-@pytest.mark.parametrize("leg", list(Leg))
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: Leg, device: str) -> None:
+def arguments(device: str, leg: Leg) -> dict[str, Any]:
+    """Return what a host is started with."""
     spec = SglangSpec(
         "e", "/m", device, 4, 4096, 512, 16, 1, 0.5, 64, leg, bootstrap_port=9000, nodes=2, dist_init_address="a:1"
     )
-    given = build(spec, "folder").arguments
+    return build(spec, "folder").arguments
+
+
+@pytest.mark.parametrize("leg", list(Leg))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: Leg, device: str) -> None:
+    given = arguments(device, leg)
     assert DEFAULT_ARGUMENTS.keys() <= given.keys()
     assert device != "cpu" or CPU_ARGUMENTS.keys() <= given.keys()
     own = {name: setting_rules.setting_mistake(name, value) for name, value in given.items()}
@@ -112,21 +118,5 @@ def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: Leg
 
 
 def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings() -> None:
-    spec = SglangSpec(
-        "e",
-        "/m",
-        "cuda",
-        4,
-        4096,
-        512,
-        16,
-        1,
-        0.5,
-        64,
-        Leg.PREFILL,
-        bootstrap_port=9000,
-        nodes=2,
-        dist_init_address="a",
-    )
     tunable = {"sleep_on_idle", "constrained_json_disable_any_whitespace", "log_level"}
-    assert build(spec, "folder").arguments.keys() - tunable <= setting_rules.REFUSED.keys()
+    assert arguments("cuda", Leg.PREFILL).keys() - tunable <= setting_rules.REFUSED.keys()
