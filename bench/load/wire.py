@@ -14,7 +14,7 @@ from bench.load.requests import Address
 
 READ_BYTES_MAX = 16 * 1024  # tokens are small, and each read allocates as much
 
-_trust = cache(ssl.create_default_context)  # reading all certificates blocks for milliseconds
+client_context = cache(ssl.create_default_context)  # reading all certificates blocks for milliseconds
 
 
 class Wire(Protocol):
@@ -102,7 +102,7 @@ async def connect(where: Address) -> Wire:
         plain = socket.socket(fileno=stream.socket.detach())
         plain.setblocking(False)
         return Plain(plain)
-    secure = trio.SSLStream(stream, _trust(), server_hostname=where.host, https_compatible=True)
+    secure = trio.SSLStream(stream, client_context(), server_hostname=where.host, https_compatible=True)
     try:
         await secure.do_handshake()
     except BaseException:

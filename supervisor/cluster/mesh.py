@@ -140,7 +140,7 @@ class Mesh:
 
         async def handle(transport: websocket.WebSocketTransport) -> None:
             nonlocal peer, greeted_at
-            (peer, incarnation), greeted_at = await self._greet("dials", name, transport), trio.current_time()
+            (peer, incarnation), greeted_at = await self.greet("dials", name, transport), trio.current_time()
             if peer.startswith(OPERATOR_PREFIX):
                 raise PeerRefused(f"{endpoint} greets as an operator, who is no node")
             if peer not in self.carried.dialed or self.carried.name_conflict(peer, incarnation) is not None:
@@ -198,7 +198,7 @@ class Mesh:
 
         async def handle(transport: websocket.WebSocketTransport) -> None:
             nonlocal name
-            name, incarnation = await self._greet("listens", None, transport)
+            name, incarnation = await self.greet("listens", None, transport)
             self._unauthenticated.remove(stream)
             if name.startswith(OPERATOR_PREFIX):
                 await self.serve_operator(transport)
@@ -226,7 +226,7 @@ class Mesh:
             reason = f"more than {limit} (handshakes_max) that do not say who they are"
             self._other_log.failed(_host(oldest), PeerRefused(reason))
 
-    async def _greet(
+    async def greet(
         self, role: Role, expects: str | None, transport: websocket.WebSocketTransport
     ) -> tuple[str, Incarnation]:
         """Return the name that the other end has proved, and which process of that name it is."""

@@ -100,7 +100,7 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     A mistake in one place hides none in another, unless the second follows from the first. Raises `FileMistakes` with
     all of them, and `StartFailed` for a file that is not TOML.
     """
-    text = _read_text(path)
+    text = read_text(path)
     try:
         data = tomllib.loads(text)
         lines = lines_of(text)
@@ -128,7 +128,8 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     return Loaded(cluster, path, kinds, tuple(join), lines)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a cluster's file; raises `StartFailed` if it cannot be read."""
     try:
         return reading.read(path, FILE_BYTES_MAX).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:

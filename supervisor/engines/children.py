@@ -96,7 +96,7 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
             engine.child,
             Child(
                 name="prefill" if section.leg == "prefill" else "decode",
-                run=_prefill if section.leg == "prefill" else _decode,
+                run=run_prefill if section.leg == "prefill" else run_decode,
                 args=(local, SlotMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
                 stop_within_s=section.deadlines.release_s + 1.0,
                 about="one slot a prompt" if section.leg == "prefill" else "one slot a request",
@@ -109,9 +109,10 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
     )
 
 
-async def _decode(  # noqa: ASYNC128  # decode calls started()
+async def run_decode(  # noqa: ASYNC128  # decode calls started()
     local: LocalEngine, observer: SlotObserver, *, task_status: trio.TaskStatus[None]
 ) -> None:
+    """Run `decode` with an engine, from when that is up."""
     section = local.section
     async with _engine_of(local) as engine:
         pending_max = section.pending_prefill_max
@@ -120,9 +121,10 @@ async def _decode(  # noqa: ASYNC128  # decode calls started()
         )
 
 
-async def _prefill(  # noqa: ASYNC128  # prefill calls started()
+async def run_prefill(  # noqa: ASYNC128  # prefill calls started()
     local: LocalEngine, observer: SlotObserver, *, task_status: trio.TaskStatus[None]
 ) -> None:
+    """Run `prefill` with an engine, from when that is up."""
     section = local.section
     async with _engine_of(local) as engine:
         await prefill(local.inbox, engine, section.slots, section.deadlines, observer, task_status=task_status)

@@ -22,7 +22,7 @@ from protocol.errors import BadRequest, Draining, NotReady, Overloaded
 
 
 @define(order=False, eq=False)
-class _Waiter:
+class Waiter:
     """One request that waits for places, or has them."""
 
     priority: int
@@ -62,7 +62,7 @@ class AdmissionGate:
     unready: Callable[[], str | None]  # why nothing can be served now, None if it can
     draining: bool = False
     inside: int = 0  # generations
-    _queue: FairQueue[_Waiter] = field(factory=FairQueue)  # an owner's account is what it has inside
+    _queue: FairQueue[Waiter] = field(factory=FairQueue)  # an owner's account is what it has inside
     _emptied: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     @property
@@ -92,7 +92,7 @@ class AdmissionGate:
                 f"{weight} answers are asked for at once, and this server computes {self.requests_max} (requests_max)",
                 param=param,
             )
-        waiter = _Waiter(priority, owner, weight, owner_max)
+        waiter = Waiter(priority, owner, weight, owner_max)
         await self._enter(waiter)
         try:
             yield
@@ -116,7 +116,7 @@ class AdmissionGate:
         while self.inside:
             await self._emptied.park()
 
-    async def _enter(self, waiter: _Waiter) -> None:
+    async def _enter(self, waiter: Waiter) -> None:
         await trio.lowlevel.checkpoint()
         self._check()
         entry = self._queue.add(waiter, waiter.owner, waiter.priority)
@@ -127,7 +127,7 @@ class AdmissionGate:
             self._displace(entry)
         await self._wait(waiter, entry)
 
-    def _displace(self, newest: Entry[_Waiter]) -> None:
+    def _displace(self, newest: Entry[Waiter]) -> None:
         """Remove one request of a full queue; raises `Overloaded` if that is the newest.
 
         Of the lowest priority in the queue, the owner with the most requests loses its last one, or the newest request
@@ -145,7 +145,7 @@ class AdmissionGate:
         last.item.displaced_by = "one with a higher priority" if higher else "one of a key with fewer in line"
         last.item.woken.set()
 
-    async def _wait(self, waiter: _Waiter, entry: Entry[_Waiter]) -> None:
+    async def _wait(self, waiter: Waiter, entry: Entry[Waiter]) -> None:
         """Wait for the places; if they were given to a request that cannot take them, the next one gets them."""
         admitted = False
         try:
@@ -167,7 +167,7 @@ class AdmissionGate:
                 self._queue.remove(entry)
                 self._admit()  # places may have been kept for it
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: Waiter) -> None:
         """Give the places to the next requests in this very turn, so that no newer one can take them."""
         self.inside -= waiter.weight
         self._queue.charge(waiter.owner, -waiter.weight)
@@ -178,7 +178,7 @@ class AdmissionGate:
     def _admit(self) -> None:
         """Give places to all requests that may have them now, in one pass along the queue."""
         position, kept = 0, 0
-        overtaken: list[tuple[_Waiter, int]] = []  # with the generations that were inside then
+        overtaken: list[tuple[Waiter, int]] = []  # with the generations that were inside then
         while self.inside < self.requests_max and (entry := self._queue.head(position)) is not None:
             waiter, taken = entry.item, self._queue.account(entry.owner)
             free = self.requests_max - self.inside
@@ -199,7 +199,7 @@ class AdmissionGate:
         for waiter, inside in overtaken:
             waiter.overtaken_by += self.inside - inside
 
-    def _give_places(self, entry: Entry[_Waiter]) -> None:
+    def _give_places(self, entry: Entry[Waiter]) -> None:
         waiter = entry.item
         self._queue.remove(entry)
         self._queue.charge(waiter.owner, waiter.weight)

@@ -91,7 +91,7 @@ class Launcher:
                     self.start_node(name, self.loaded.cluster, nursery)
             nursery.cancel_scope.cancel(reason="every node has ended")
         ignore_signals()
-        _clean_up()
+        clean_up()
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})
@@ -276,7 +276,7 @@ class Launcher:
         await trio.sleep(SECOND_SIGNAL_AFTER_S)  # the first signal of some has only now been sent
         self._signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
         await trio.sleep(HARD_EXIT_S - SECOND_SIGNAL_AFTER_S)
-        _clean_up()
+        clean_up()
         self.terminal.flush(LOG_FLUSH_S)
         os._exit(self.exit_code)
 
@@ -287,7 +287,7 @@ class Launcher:
                 node.process.signal_group(number)
 
 
-def _clean_up() -> None:
+def clean_up() -> None:
     """Kill what is left below this process, and remove what a killed node could not remove itself."""
     reaper.kill_all()
     run_folder.remove_stale(Path(tempfile.gettempdir()), shared_memory.remove)

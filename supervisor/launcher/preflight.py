@@ -17,21 +17,22 @@ ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights;
 def check_can_start(cluster: Cluster, *names: str) -> None:
     """Raise `StartFailed`, in one sentence, for what would only fail after seconds of starting these nodes."""
     if cluster.gateway.node in names:
-        _check_port(cluster.gateway.host, cluster.gateway.port, "gateway.port")
+        check_port(cluster.gateway.host, cluster.gateway.port, "gateway.port")
     for name in names:
         if (listen := cluster.node[name].listen) is not None:
-            _check_port(listen.host, listen.port, f"node.{name}.listen")
+            check_port(listen.host, listen.port, f"node.{name}.listen")
         if (metrics := cluster.node[name].metrics) is not None:
-            _check_port(metrics.host, metrics.port, f"node.{name}.metrics")
+            check_port(metrics.host, metrics.port, f"node.{name}.metrics")
         for key, engine in cluster.engines_on(name).items():
             for its, port in engine.fixed_ports.items():
-                _check_port("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it
+                check_port("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it
         descriptor_needs.check_limit(cluster, name)
     check_host(cluster, *names)
     _check_memory(cluster, names)
 
 
-def _check_port(host: str, port: int, key: str) -> None:
+def check_port(host: str, port: int, key: str) -> None:
+    """Raise `StartFailed`, which names the key of the port, if it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,7 +48,7 @@ def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:
     engines = [engine for name in names for engine in cluster.engine.values() if name in engine.nodes]
     on_cpu = [engine for engine in engines if engine.in_host_memory]
     needed = sum(ENGINE_BYTES + _weights(cluster.model_path(engine.model)) // len(engine.nodes) for engine in on_cpu)
-    available = _available()
+    available = available_bytes()
     if available is not None and needed > available:
         raise StartFailed(
             f"too little memory: {len(on_cpu)} engines on the CPU need about {needed / 2**30:.1f} GiB,"
@@ -59,7 +60,8 @@ def _weights(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _available() -> int | None:
+def available_bytes() -> int | None:
+    """Return the memory that the machine has left; None if that is unknown."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

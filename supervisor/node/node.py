@@ -174,7 +174,7 @@ class Node:
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
             if self.heartbeat is not None:
-                nursery.start_soon(_send_heartbeats, self.heartbeat, self._section.watchdog_s)
+                nursery.start_soon(send_heartbeats, self.heartbeat, self._section.watchdog_s)
             nursery.start_soon(self._serve_operators)
             if self._reloader is not None:
                 nursery.start_soon(self._reloader.run)
@@ -298,7 +298,7 @@ class Node:
         os._exit(self.exit_code)
 
 
-async def _send_heartbeats(heartbeat: Callable[[], None], watchdog_s: float) -> None:
+async def send_heartbeats(heartbeat: Callable[[], None], watchdog_s: float) -> None:
     """Send heartbeats to the launcher, which kills a node that has sent none for `watchdog_s` seconds."""
     while True:
         heartbeat()

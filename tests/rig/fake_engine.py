@@ -18,7 +18,7 @@ from zlib import crc32
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors.engines.simulated.batch import Batch, BatchUpdate, _Held
+from actors.engines.simulated.batch import Batch, BatchUpdate, HeldRequest
 from actors.engines.simulated.costs import Costs as Prices
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
@@ -168,7 +168,7 @@ class Scheduler(Batch):
         self.faults = Faults(stuck=float(self.live.stuck))
         return super().next_at()
 
-    def _begin(self, held: _Held, update: BatchUpdate) -> None:
+    def _begin(self, held: HeldRequest, update: BatchUpdate) -> None:
         if self.live.refused(held.request.id):
             self._fail(held, EngineRefused("the engine does not like it"), update)
         elif self.fails is None:
@@ -176,7 +176,7 @@ class Scheduler(Batch):
         else:
             self._fail_as_all(held, update)
 
-    def _emit(self, held: _Held, update: BatchUpdate) -> None:
+    def _emit(self, held: HeldRequest, update: BatchUpdate) -> None:
         if self.fails is not None:
             self._fail_as_all(held, update)
             return
@@ -186,20 +186,20 @@ class Scheduler(Batch):
         if self.spec.leg is not Leg.PREFILL:
             self.given[prompt_of(held.request), held.request.sampling.seed] = held.request.said + len(held.output)
 
-    def _fail_as_all(self, held: _Held, update: BatchUpdate) -> None:
+    def _fail_as_all(self, held: HeldRequest, update: BatchUpdate) -> None:
         assert self.fails is not None
         self.failed += 1
         self._fail(held, self.fails, update)
 
-    def _fail(self, held: _Held, error: RequestError, update: BatchUpdate) -> None:
+    def _fail(self, held: HeldRequest, error: RequestError, update: BatchUpdate) -> None:
         self._drop(held)
         update.failed.append((held.request.id, error))
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: HeldRequest) -> None:
         self.log.append(f"{'ended' if held.free_at == inf else 'released'} {held.request.id}")
         super()._drop(held)
 
-    def _step_s(self, decoding: list[_Held], pieces: list[tuple[_Held, int]], prefill_tokens: int) -> float:
+    def _step_s(self, decoding: list[HeldRequest], pieces: list[tuple[HeldRequest, int]], prefill_tokens: int) -> float:
         return self.live.slow * (self.live.step_s + self.live.prefill_s * prefill_tokens)
 
 

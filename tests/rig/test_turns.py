@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from supervisor.gateway.requests import RequestRunner
-from supervisor.node.node import _send_heartbeats
+from supervisor.node.node import send_heartbeats
 from tests.rig.turn_cost import COST_MAX, TurnTooLong
 from tests.rig.turns import TURN_CPU_MAX_S, cpu_watched
 from tests.system.simulator.seed import run_seed
@@ -28,11 +28,11 @@ def run(pulse: Callable[[], None]) -> list[str]:
 
     async def main() -> None:
         with trio.move_on_after(0.05):
-            await _send_heartbeats(pulse, 0.05)
+            await send_heartbeats(pulse, 0.05)
 
     async def product() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_send_heartbeats, pulse, 0.05)
+            nursery.start_soon(send_heartbeats, pulse, 0.05)
             await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
 
@@ -46,7 +46,7 @@ def run(pulse: Callable[[], None]) -> list[str]:
 def test_a_turn_that_computes_for_too_long_is_reported_with_its_function() -> None:
     exceeded = run(lambda: computes(2 * TURN_CPU_MAX_S))
     assert exceeded
-    assert exceeded[0].startswith("node._send_heartbeats took 0.")
+    assert exceeded[0].startswith("node.send_heartbeats took 0.")
 
 
 def test_a_short_turn_and_one_that_waits_for_the_processor_are_not_reported() -> None:

@@ -44,7 +44,7 @@ class BatchUpdate:
 
 
 @define(eq=False)
-class _Held:
+class HeldRequest:
     """One request, from its submission until nothing is held for it."""
 
     request: Generate
@@ -77,8 +77,8 @@ class _Step:
     began_at: float
     planned_at: float  # a request that is submitted in the same instant still joins
     ends_at: float
-    decoding: list[_Held]
-    pieces: list[tuple[_Held, int]]
+    decoding: list[HeldRequest]
+    pieces: list[tuple[HeldRequest, int]]
 
 
 @define(eq=False)
@@ -92,11 +92,13 @@ class Batch:
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt
     memory: KvMemory = field(init=False)
-    waiting: OrderedDict[str, _Held] = field(init=False, factory=OrderedDict)  # a dict is slow to find its first entry
-    running: dict[str, _Held] = field(init=False, factory=dict)
-    _leaving: dict[str, _Held] = field(init=False, factory=dict)
+    waiting: OrderedDict[str, HeldRequest] = field(
+        init=False, factory=OrderedDict
+    )  # a dict is slow to find its first entry
+    running: dict[str, HeldRequest] = field(init=False, factory=dict)
+    _leaving: dict[str, HeldRequest] = field(init=False, factory=dict)
     # Those that run, and whose prompts are being transferred: to a decode, or from a prefill.
-    _transferring: dict[str, _Held] = field(init=False, factory=dict)
+    _transferring: dict[str, HeldRequest] = field(init=False, factory=dict)
     _step: _Step | None = field(init=False, default=None)
     _stalled_until: float = field(init=False, default=-inf)
     _news: bool = field(init=False, default=False)
@@ -115,7 +117,7 @@ class Batch:
         """Queue a request for a slot."""
         assert request.id not in self.running, "an id that is in use"
         assert request.id not in self.waiting, "an id that is in use"
-        self.waiting[request.id] = held = _Held(request)
+        self.waiting[request.id] = held = HeldRequest(request)
         if self.spec.leg is Leg.DECODE:
             self.rendezvous_rooms.expect(held.room)
         if self._step is None or self._step.planned_at == now:
@@ -202,7 +204,7 @@ class Batch:
     def _happens(self, share: float) -> bool:
         return share > 0 and self.chance.random() < share
 
-    def _is_stuck(self, held: _Held) -> bool:
+    def _is_stuck(self, held: HeldRequest) -> bool:
         return held.stuck and self.faults.stuck > 0
 
     def _release(self, now: float, update: BatchUpdate) -> None:
@@ -224,8 +226,8 @@ class Batch:
         """Begin a step at `due`, so that no time is lost between steps; at `now` if it would be over already."""
         self._step = None
         self._admit(now)
-        decoding: list[_Held] = []
-        pieces: list[tuple[_Held, int]] = []
+        decoding: list[HeldRequest] = []
+        pieces: list[tuple[HeldRequest, int]] = []
         room = self.spec.prefill_chunk
         for held in self.running.values():
             if held.free_at < inf:
@@ -242,7 +244,7 @@ class Batch:
         began_at = due if due + lasts_s > now else now
         self._step = _Step(began_at, now, began_at + lasts_s, decoding, pieces)
 
-    def _step_s(self, decoding: list[_Held], pieces: list[tuple[_Held, int]], prefill_tokens: int) -> float:
+    def _step_s(self, decoding: list[HeldRequest], pieces: list[tuple[HeldRequest, int]], prefill_tokens: int) -> float:
         costs, kv_tokens = self.spec.costs, 0
         if costs.per_kv_token_s:
             kv_tokens = sum(held.kv_tokens for held in decoding) + sum(held.computed for held, _ in pieces)
@@ -275,7 +277,7 @@ class Batch:
         """Whether there is a prefix cache; a decode receives every prompt's KV cache, and has no use for one."""
         return self.spec.prefix_cache and self.spec.leg is not Leg.DECODE
 
-    def _tokens_max(self, held: _Held) -> int:
+    def _tokens_max(self, held: HeldRequest) -> int:
         """Return the most tokens that a request gets from this engine."""
         return 1 if self.spec.leg is Leg.PREFILL else held.request.sampling.tokens_max
 
@@ -303,13 +305,13 @@ class Batch:
             if held.free_at == inf:
                 self._emit(held, update)
 
-    def _accepted(self, held: _Held) -> None:
+    def _accepted(self, held: HeldRequest) -> None:
         """End a prefill's wait: a decode has accepted the prompt, or never will."""
         held.ready_at = -inf
         if self._transferring.get(held.request.id) is held:
             self.wake()
 
-    def _begin(self, held: _Held, update: BatchUpdate) -> None:
+    def _begin(self, held: HeldRequest, update: BatchUpdate) -> None:
         if self._happens(self.faults.refuse):
             self._drop(held)
             update.failed.append((held.request.id, EngineRefused("the engine does not like it")))
@@ -317,7 +319,7 @@ class Batch:
         update.begun.append((held.request.id, held.cached))
         self._emit(held, update)
 
-    def _emit(self, held: _Held, update: BatchUpdate) -> None:
+    def _emit(self, held: HeldRequest, update: BatchUpdate) -> None:
         request, sequence = held.request, held.sequence
         assert sequence is not None
         wanted = request.sampling
@@ -336,7 +338,7 @@ class Batch:
             update.ended.append((request.id, Finished(reason, usage, token if stops else None)))
             self._drop(held)
 
-    def _publish_prompt(self, held: _Held) -> None:
+    def _publish_prompt(self, held: HeldRequest) -> None:
         assert held.digests is not None
         assert held.lease is not None
         if not self._caches:
@@ -344,7 +346,7 @@ class Batch:
         for digest in held.digests[len(held.lease.shared) : held.computed // self.spec.page_size]:
             self.memory.publish(held.lease, digest)
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: HeldRequest) -> None:
         """Release a request; its pages, those of its answer too, stay cached for a request that continues it."""
         self._leave(held)
         self.waiting.pop(held.request.id, None)
@@ -359,7 +361,7 @@ class Batch:
                 self.memory.publish(held.lease, digest)
         self.memory.release(held.lease)
 
-    def _leave(self, held: _Held) -> None:
+    def _leave(self, held: HeldRequest) -> None:
         """Release the prefill that waits for a request which this engine does not accept."""
         if self.spec.leg is Leg.DECODE:
             self.rendezvous_rooms.accept(held.room)

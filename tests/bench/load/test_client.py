@@ -172,7 +172,7 @@ async def test_a_server_behind_tls_is_used_if_its_certificate_is_trusted(
     trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificates()
-    monkeypatch.setattr("bench.load.wire._trust", ssl.create_default_context)
+    monkeypatch.setattr("bench.load.wire.client_context", ssl.create_default_context)
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -191,7 +191,7 @@ async def test_b9_another_process_that_is_dialed_at_another_address_is_refused_w
         return "b", Incarnation("two", STARTED_AT)
 
     node.links.dial, node.links.join = dial, (Endpoint("elsewhere", 7400),)
-    monkeypatch.setattr(Mesh, "_greet", greeted)
+    monkeypatch.setattr(Mesh, "greet", greeted)
     nursery.start_soon(node.links.run)
     await check_refused(node, link_to_b(node), far)
 

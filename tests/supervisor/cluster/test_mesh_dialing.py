@@ -57,7 +57,7 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
     async def dial(_: object, __: object, ___: float, talk: Callable[[Any], Awaitable[None]]) -> None:
         await talk(None)
 
-    monkeypatch.setattr(Mesh, "_greet", greeted)
+    monkeypatch.setattr(Mesh, "greet", greeted)
     monkeypatch.setattr(CarriedLinks, "carry", carry)
     section = evolve(QUICK, silent_s=3.0, retry_min_s=0.1, retry_max_s=5.0)
     a = Node("a", port=None, section=section)

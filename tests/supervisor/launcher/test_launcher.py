@@ -166,7 +166,7 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
     def exits(code: int) -> NoReturn:
         raise Exited(code)
 
-    monkeypatch.setattr(launcher, "_clean_up", lambda: cleaned.append(trio.current_time()))
+    monkeypatch.setattr(launcher, "clean_up", lambda: cleaned.append(trio.current_time()))
     monkeypatch.setattr(os, "_exit", exits)
     began = trio.current_time()
     with pytest.RaisesGroup(pytest.RaisesExc(Exited, match="130")):

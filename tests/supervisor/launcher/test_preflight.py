@@ -37,8 +37,8 @@ def test_a_link_port_in_use_is_refused_in_one_sentence(written: Callable[[str], 
 
 def test_the_engines_of_all_nodes_on_a_host_must_fit_in_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = read_cluster(ROOT / "examples" / "disagg.toml")
-    monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
-    monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 3 // 2)
+    monkeypatch.setattr(preflight, "check_port", lambda *_: None)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: preflight.ENGINE_BYTES * 3 // 2)
     preflight.check_can_start(cluster, "prefill")
     with pytest.raises(StartFailed, match="too little memory: 2 engines on the CPU need"):
         preflight.check_can_start(cluster, "front", "prefill", "decode")
@@ -48,7 +48,7 @@ def test_the_engines_of_all_nodes_on_a_host_must_fit_in_its_memory_together(monk
 def test_too_little_memory_is_refused_in_one_sentence(
     written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, available: int | None, enough: bool
 ) -> None:
-    monkeypatch.setattr(preflight, "_available", lambda: available)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: available)
     cluster = read_cluster(written(f"{GOOD}[gateway]\nport = 0\n"))
     if enough:
         preflight.check_can_start(cluster, "main")

@@ -38,7 +38,7 @@ def dead_disk_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[partial[None]]:
         os.read(reader, 1)
         raise StartFailed("the disk answers again")
 
-    yield partial(monkeypatch.setattr, load, "_read_text", hang)
+    yield partial(monkeypatch.setattr, load, "read_text", hang)
     os.close(writer)
 
 

@@ -8,7 +8,7 @@ from math import inf
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.engines.simulated.batch import BatchUpdate, _Held
+from actors.engines.simulated.batch import BatchUpdate, HeldRequest
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from protocol.cluster import Leg
 from protocol.errors import RequestError
@@ -166,7 +166,7 @@ class LegScheduler(Scheduler):
     def _prefill_and_transfer_s(self, tokens: int) -> float:
         return inf if self.fails is None else 0.0
 
-    def _begin(self, held: _Held, update: BatchUpdate) -> None:
+    def _begin(self, held: HeldRequest, update: BatchUpdate) -> None:
         if self.spec.leg is Leg.DECODE and self.fails is None and self.rooms.fails(held.request):
             assert self.rooms.failing is not None
             engine, error = self.rooms.failing

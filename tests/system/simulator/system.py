@@ -33,7 +33,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.limits import GatewayLimits
 from supervisor.engines.work import RequestInbox
-from supervisor.gateway.admission import AdmissionGate, _Waiter
+from supervisor.gateway.admission import AdmissionGate, Waiter
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import KEYS, Keys, KeySources
@@ -88,11 +88,11 @@ class _Gate(AdmissionGate):
 
     was_full: bool = False
 
-    async def _wait(self, waiter: _Waiter, entry: Entry[_Waiter]) -> None:
+    async def _wait(self, waiter: Waiter, entry: Entry[Waiter]) -> None:
         self.was_full = True
         await super()._wait(waiter, entry)
 
-    async def _enter(self, waiter: _Waiter) -> None:
+    async def _enter(self, waiter: Waiter) -> None:
         await super()._enter(waiter)
         assert self.inside <= self.requests_max
 

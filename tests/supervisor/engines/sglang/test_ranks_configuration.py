@@ -325,8 +325,8 @@ def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read: Read) ->
 
 
 def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_check_port", lambda *_: None)
-    monkeypatch.setattr(preflight, "_available", lambda: preflight.ENGINE_BYTES * 5 // 2)
+    monkeypatch.setattr(preflight, "check_port", lambda *_: None)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
     preflight.check_can_start(cluster, "a", "b")
     with pytest.raises(StartFailed, match="too little memory: 3 engines on the CPU need"):
@@ -337,8 +337,8 @@ def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(preflight, "_check_port", lambda host, port, key: asked.append((port, key)))
-    monkeypatch.setattr(preflight, "_available", lambda: None)
+    monkeypatch.setattr(preflight, "check_port", lambda host, port, key: asked.append((port, key)))
+    monkeypatch.setattr(preflight, "available_bytes", lambda: None)
     cluster = read()
     preflight.check_can_start(cluster, "a")
     assert (7500, "engine.big.dist_port") in asked
