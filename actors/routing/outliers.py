@@ -20,7 +20,7 @@ from typing import Annotated
 
 from attrs import define, field, frozen
 
-from protocol.dialects.options import Within
+from protocol.strict.checks import Within
 
 
 @frozen

@@ -15,8 +15,9 @@ from attrs import frozen
 from protocol.dialects.answer_builder import Choice, extend
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
-from protocol.dialects.options import ChoiceOptions, Holds, Name, TokenCount, TopLogprobs, respond
+from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read_checked
+from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless, tag
 from protocol.text_messages import Respond, Role, Text, Turn

@@ -10,12 +10,10 @@ from attrs import frozen
 
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
 from protocol.messages import Grammar, GrammarKind
-from protocol.strict.checks import Holds, Matches, Within
+from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake, describe
 from protocol.strict.objects import Harmless
 from protocol.text_messages import Respond, Turn
-
-__all__ = ["Holds", "Matches", "Within"]
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

@@ -10,9 +10,10 @@ from attrs import frozen
 
 from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.chat import Message
-from protocol.dialects.options import Holds, Name
+from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
 from protocol.dialects.request_body import decode, read, read_checked
+from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless
 from protocol.text_messages import Detokenize, Detokenized, Tokenize, Tokenized

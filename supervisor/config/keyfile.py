@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from attrs import field, frozen
 
-from protocol.dialects.options import Holds, Matches, Within
+from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
 from protocol.strict.structure import structure
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from attrs import frozen
 
-from protocol.dialects.options import Within
+from protocol.strict.checks import Within
 
 Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]

@@ -17,8 +17,7 @@ from attrs import Factory, evolve, frozen
 from actors.engines.slots import Deadlines
 from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
-from protocol.dialects.options import Holds, Matches, Within
-from protocol.strict.checks import OneOf
+from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
 from supervisor.config.keyfile import GrammarName

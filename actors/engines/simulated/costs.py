@@ -6,7 +6,7 @@ from typing import Annotated
 
 from attrs import frozen
 
-from protocol.dialects.options import Within
+from protocol.strict.checks import Within
 
 Price = Annotated[float, Within(at_least=0)]
 

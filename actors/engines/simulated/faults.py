@@ -6,7 +6,7 @@ from typing import Annotated, Protocol
 
 from attrs import frozen
 
-from protocol.dialects.options import Within
+from protocol.strict.checks import Within
 
 Share = Annotated[float, Within(at_least=0, at_most=1)]
 

@@ -10,8 +10,8 @@ from attrs import frozen
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from protocol.cluster import Leg
-from protocol.dialects.options import Within
 from protocol.messages import EngineInfo, HandOff
+from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
 
 BOOTSTRAP = ("simulated", 1)

@@ -16,10 +16,11 @@ import attrs
 from attrs import frozen
 
 from protocol.dialects.formats import TextFormat
-from protocol.dialects.options import Holds, Matches, Name, Options, TokenCount, TopLogprobs, respond
+from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read, read_checked
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar
+from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, describe, wrong
 from protocol.strict.objects import Harmless, tag
 from protocol.text_messages import Respond, Role, Turn

@@ -10,7 +10,7 @@ from attrs import Factory, frozen
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK
 from actors.engines.sglang.spec import GrammarLimits, Setting
-from protocol.dialects.options import Within
+from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.limits import Count
 from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, EngineSection, NodeName

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from attrs import Factory, frozen
 
-from protocol.dialects.options import Holds, Within
+from protocol.strict.checks import Holds, Within
 from protocol.strict.hooks import ITEMS_MAX, MISTAKES_MAX
 from protocol.strict.mistakes import Mistake, Mistakes, wrong
 from protocol.strict.objects import tag
