@@ -71,4 +71,4 @@ def multiplying_field(request: Respond) -> str:
 
 def generation_tokens(generate: Generate) -> int:
     """Return the most tokens that one generation takes in an engine: those of its prompt and of its answer."""
-    return len(generate.tokens) + max(0, generate.sampling.tokens_max)
+    return len(generate.tokens) + max(0, generate.sampling.tokens_max)  # which another node may have made negative

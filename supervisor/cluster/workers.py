@@ -26,6 +26,7 @@ from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
+from protocol.cost import generation_tokens
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.kind import Message
 from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
@@ -49,11 +50,6 @@ class SiblingDirectory(Protocol):
 
     def prefill_done(self, worker: LocalWorker | RemoteWorker) -> None:
         """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
-
-
-def _tokens_max(request: Generate) -> int:
-    """Return the length of a prompt and its longest answer; from another node, the limit may be negative."""
-    return len(request.tokens) + max(0, request.sampling.tokens_max)
 
 
 def _prefill_bounds(offer: Offer) -> tuple[int, int]:
@@ -141,7 +137,7 @@ class LocalWorker:
         """
         if self.engine.current is None and self.directory.has_sibling(self):
             raise NotReady(f"engine {self.name} is starting")
-        tokens = _tokens_max(request)
+        tokens = generation_tokens(request)
         if asker is None:
             self.pending.add(request.id, len(request.tokens))
         self._count(asker, 1, tokens)
@@ -264,7 +260,7 @@ class RemoteWorker:
     async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
         """Ask over the link, waiting while it carries as many streams as it may; raises `LinkLost` if it is down."""
         link = self._link()
-        tokens = _tokens_max(request)
+        tokens = generation_tokens(request)
         self.pending.add(request.id, len(request.tokens))
         self._count(1, tokens)
         try:

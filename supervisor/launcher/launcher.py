@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
@@ -52,7 +52,7 @@ LOG_FLUSH_S = 0.2  # for the log to be written after a second signal
 
 @define(eq=False)
 class Launcher:
-    """One run of the nodes of this machine."""
+    """One run of the nodes of this machine; a `SignalHandler`."""
 
     loaded: Loaded  # the file as it was at the start
     names: Sequence[str]  # of the nodes that are started then
@@ -70,7 +70,8 @@ class Launcher:
     _announcements: list[str] = field(factory=list)  # of the gateway's node, until all have been up
     _placed: set[str] = field(factory=set)  # on this machine, by the file as it was read last
     _reload_wanted: trio.Event = field(factory=trio.Event)
-    _nursery: trio.Nursery | None = None  # of the nodes, while they run
+    tasks: trio.Nursery = field(init=False)  # its own nursery, which ends after the nodes
+    _node_tasks: trio.Nursery = field(init=False)  # the nursery of the tasks that keep nodes
 
     async def run(self) -> int:
         """Run the nodes until a signal ends them, and return the exit code.
@@ -78,18 +79,18 @@ class Launcher:
         Raises `StartFailed` or `RestartsExceeded` if one of them does not come up, or does not stay up.
         """
         reaper.become_subreaper()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(reaper.run)
-            nursery.start_soon(self.terminal.run_live_line)
-            nursery.start_soon(self._watch_turns)
-            await nursery.start(handle_signals, _Signals(self, nursery))
+        async with trio.open_nursery() as self.tasks:
+            self.tasks.start_soon(reaper.run)
+            self.tasks.start_soon(self.terminal.run_live_line)
+            self.tasks.start_soon(self._watch_turns)
+            await self.tasks.start(handle_signals, self)
             log.info("starting", extra={"nodes": list(self.names)})
-            nursery.start_soon(self.follow_file, nursery)
-            async with trio.open_nursery() as self._nursery:
+            self.tasks.start_soon(self.follow_file)
+            async with trio.open_nursery() as self._node_tasks:
                 self._placed = set(self.names)
                 for name in self.names:
-                    self.start_node(name, self.loaded.cluster, nursery)
-            nursery.cancel_scope.cancel(reason="every node has ended")
+                    self.start_node(name, self.loaded.cluster)
+            self.tasks.cancel_scope.cancel(reason="every node has ended")
         ignore_signals()
         clean_up()
         if self._failure is not None:
@@ -104,17 +105,16 @@ class Launcher:
         with LoopMonitor(self.loaded.cluster.node[self.names[0]].turn_max_s).watching():
             await trio.sleep_forever()
 
-    def start_node(self, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
-        """Start a node of this file and keep it; `nursery` runs what stops all nodes if it cannot be kept."""
-        assert self._nursery is not None
+    def start_node(self, name: str, cluster: Cluster) -> None:
+        """Start a node of this file and keep it."""
         _, ladder = node_process.time_limits(cluster, name)
         node = KeptNode(name, ladder, cluster.node[name].watchdog_s)
         if (earlier := self.nodes.get(name)) is not None:  # it was drained, and is new in the file again
             node.failures, node.last_failure = earlier.failures, earlier.last_failure
         self.nodes[name] = node
-        self._nursery.start_soon(self._keep, node, cluster, nursery)
+        self._node_tasks.start_soon(self._keep, node, cluster)
 
-    async def _keep(self, node: KeptNode, cluster: Cluster, nursery: trio.Nursery) -> None:
+    async def _keep(self, node: KeptNode, cluster: Cluster) -> None:
         """Keep one node until it is stopped. If it cannot be kept, all are stopped, unless it is new in the file."""
         was_up = False
 
@@ -131,7 +131,7 @@ class Launcher:
         except ActorError as error:
             if was_up or cluster is self.loaded.cluster:
                 self._failure = self._failure or error
-                self._stop(nursery)
+                self._stop()
             else:
                 self._log_not_started(node.name, error)
         finally:
@@ -143,7 +143,7 @@ class Launcher:
         """Read the file again, a moment later: start nodes that are new in it, and log which have been removed."""
         self._reload_wanted.set()
 
-    async def follow_file(self, nursery: trio.Nursery) -> None:
+    async def follow_file(self) -> None:
         """Act on each request to read the file again, until cancelled."""
         while True:
             await self._reload_wanted.wait()
@@ -152,7 +152,7 @@ class Launcher:
             try:
                 new, placed, failures = await self.reads(partial(self._read, self._placed | self._running))
                 if not self._stopping and self._running:  # else the nodes' nursery is closed, or will be
-                    self._apply(new, placed, failures, nursery)
+                    self._apply(new, placed, failures)
             except StartFailed as error:
                 log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
             except Exception:  # nodes must not fall because of what stands in a file
@@ -174,9 +174,7 @@ class Launcher:
                 failures[name] = error
         return new, placed, failures
 
-    def _apply(
-        self, new: Cluster, placed: set[str], failures: Mapping[str, StartFailed], nursery: trio.Nursery
-    ) -> None:
+    def _apply(self, new: Cluster, placed: set[str], failures: Mapping[str, StartFailed]) -> None:
         running = self._running
         for name in sorted(running):
             node = self.nodes[name]
@@ -195,7 +193,7 @@ class Launcher:
                 self._log_not_started(name, failures[name])
             else:
                 log.info("node %s is new in the file, and is started", name)
-                self.start_node(name, new, nursery)
+                self.start_node(name, new)
 
     @property
     def _running(self) -> set[str]:
@@ -233,30 +231,37 @@ class Launcher:
                 self.terminal.announce(text)
             self._announcements.clear()
 
-    # The end -----------------------------------------------------------------------------
+    # Signals -----------------------------------------------------------------------------
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the terminal of the launcher has been closed."""
+        return self.terminal.hung_up
 
     def on_reload(self) -> None:
         """Read the file again, here and in every node that is up: one that still loads would die of the signal."""
         self._signal(signal.SIGHUP, serving=True)
         self.reload()
 
-    def on_stop(self, name: str, nursery: trio.Nursery) -> bool:
+    def on_stop(self, name: str) -> bool:
         """Stop every node; return False if that has begun before."""
         if self._stopping:
             return False
         log.info("draining", extra={"signal": name})
-        self._stop(nursery)
+        self._stop()
         return True
 
-    def on_second_signal(self, number: int, nursery: trio.Nursery) -> None:
+    def on_second_signal(self, number: int) -> None:
         """Shorten the stop of every node; the exit code becomes 128 plus `number`."""
         self.exit_code = 128 + number
-        nursery.start_soon(self._end_sooner)
+        self.tasks.start_soon(self._end_sooner)
 
-    def _stop(self, nursery: trio.Nursery) -> None:
+    # The end -----------------------------------------------------------------------------
+
+    def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
-            nursery.start_soon(self._stop_in_order)
+            self.tasks.start_soon(self._stop_in_order)
 
     async def _stop_in_order(self) -> None:
         """Let the node with the gateway finish its streams while the others serve them, then stop the others."""
@@ -291,24 +296,3 @@ def clean_up() -> None:
     """Kill what is left below this process, and remove what a killed node could not remove itself."""
     reaper.kill_all()
     run_folder.remove_stale(Path(tempfile.gettempdir()), shared_memory.remove)
-
-
-@frozen
-class _Signals:
-    """The signals of a launcher that runs; a `SignalHandler`."""
-
-    launcher: Launcher
-    nursery: trio.Nursery
-
-    @property
-    def hung_up(self) -> bool:
-        return self.launcher.terminal.hung_up
-
-    def on_reload(self) -> None:
-        self.launcher.on_reload()
-
-    def on_stop(self, name: str) -> bool:
-        return self.launcher.on_stop(name, self.nursery)
-
-    def on_second_signal(self, number: int) -> None:
-        self.launcher.on_second_signal(number, self.nursery)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TypeAlias
 
-import trio
 from attrs import define, field, frozen
 
-from actors.kit.calls import Address, Call, mailbox
+from actors.kit.calls import Address, mailbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.policies import POLICIES
 from actors.routing.routing import Routing
@@ -25,8 +23,6 @@ from supervisor.node import router_child
 from supervisor.observers import RoutingMetrics
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
-
-ProcessorInbox: TypeAlias = trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]]
 
 
 @define(eq=False)
@@ -53,7 +49,8 @@ def model_children(
     children: list[Child] = []
     for name in cluster.model:
         work, work_inbox = request_inbox(cluster.model[name].queue_max)
-        requests, requests_inbox = _mailbox(cluster.gateway.requests_max)
+        requests: Address[TextRequest, TextReply, TextResult]
+        requests, requests_inbox = mailbox(cluster.gateway.requests_max)
         routing = _routing(cluster, name, texts[name], directory, runtime)
         reloadable.routings[name] = routing
         served[name] = ServedModel(
@@ -78,10 +75,6 @@ def model_children(
             ),
         )
     return Models(served, tuple(children))
-
-
-def _mailbox(size: int) -> tuple[Address[TextRequest, TextReply, TextResult], ProcessorInbox]:
-    return mailbox(size)
 
 
 def _routing(cluster: Cluster, name: str, text: TextModel, directory: Directory, runtime: Runtime) -> Routing:

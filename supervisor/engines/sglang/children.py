@@ -124,7 +124,8 @@ class SglangNode:
         children: list[Child] = []
         serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
         for name in self.context.cluster.follower_ranks_on(self.context.node):
-            address, inbox = _rank_inbox()
+            address: Address[RunRank, RankStarted, Done]
+            address, inbox = mailbox(1)
             serves[name, RunRank] = cast("Askable[Message, Message, Message]", address)
             children.append(self.follower(name, inbox))
         return tuple(children), serves
@@ -173,10 +174,6 @@ class SglangNode:
             registration=local.registration,
             gateway=cluster.gateway.node,
         )
-
-
-def _rank_inbox() -> tuple[Address[RunRank, RankStarted, Done], trio.MemoryReceiveChannel[ranks.RankCall]]:
-    return mailbox(1)
 
 
 async def _alone(  # noqa: ASYNC128  # run_host calls started()

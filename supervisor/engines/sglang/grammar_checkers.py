@@ -70,7 +70,8 @@ def _tree(
 ) -> tuple[CheckerAddress, Tree]:
     limits = section.grammars
     registration: Registration[Link] = Registration()
-    address, inbox = _mailbox(limits.waiting_max)
+    address: CheckerAddress
+    address, inbox = mailbox(limits.waiting_max)
     # One process, also for an engine with several ranks or one leg.
     one_rank = evolve(spec, tensor_parallel=1, nodes=1, dist_init_address=None)
     alone = evolve(one_rank, leg=Leg.BOTH, transfer=None, bootstrap_port=None)
@@ -112,10 +113,6 @@ def _tree(
         needs=tuple(filter(None, [zygote_name(name, section)])),
         about=f"checks the grammars of requests for {section.model}",
     )
-
-
-def _mailbox(size: int) -> tuple[CheckerAddress, trio.MemoryReceiveChannel[CheckCall]]:
-    return mailbox(size)
 
 
 async def _checker(registration: Registration[Link]) -> Checker:

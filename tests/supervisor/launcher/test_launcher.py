@@ -63,12 +63,12 @@ async def following(
         one.nodes[name] = kept(one.loaded.cluster, name)
     monkeypatch.setattr(preflight, "check_can_start", lambda *_: None)
 
-    def start(self: Launcher, name: str, cluster: Cluster, nursery: trio.Nursery) -> None:
+    def start(self: Launcher, name: str, cluster: Cluster) -> None:
         self.nodes[name] = kept(cluster, name)
         started.append(name)
 
     monkeypatch.setattr(Launcher, "start_node", start)
-    nursery.start_soon(one.follow_file, nursery)
+    nursery.start_soon(one.follow_file)
 
     async def follow(text: str) -> list[Any]:
         one.loaded.file.write_text(text)
@@ -170,8 +170,8 @@ async def test_after_a_second_signal_a_launcher_exits_as_soon_as_a_single_node_w
     monkeypatch.setattr(os, "_exit", exits)
     began = trio.current_time()
     with pytest.RaisesGroup(pytest.RaisesExc(Exited, match="130")):
-        async with trio.open_nursery() as nursery:
-            one.on_second_signal(signal.SIGINT, nursery)
+        async with trio.open_nursery() as one.tasks:
+            one.on_second_signal(signal.SIGINT)
     assert trio.current_time() - began == pytest.approx(1.2)
     assert len(cleaned) == 1
     with one.grace.wait_at_most(60) as scope:

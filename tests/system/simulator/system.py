@@ -12,7 +12,7 @@ from typing import cast
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.kit.calls import Address, Answer, mailbox
+from actors.kit.calls import Address, Answer, Call, mailbox
 from actors.kit.fair_queue import Entry
 from actors.kit.offload import run_inline
 from actors.kit.priority_inbox import priority_inbox
@@ -44,7 +44,6 @@ from supervisor.links.link import Link
 from supervisor.links.serving import Service, Services
 from supervisor.node import monitoring
 from supervisor.node.assembly import in_order
-from supervisor.node.model_children import ProcessorInbox
 from supervisor.node.node import Node
 from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.metrics import Metrics
@@ -117,7 +116,7 @@ class System(SmallSystem):
     decode: _Decode = field(init=False)
     gate: _Gate = field(init=False)
     asked: Address[TextRequest, TextReply, TextResult] = field(init=False)
-    asked_inbox: ProcessorInbox = field(init=False)
+    asked_inbox: trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]] = field(init=False)
     directory: Directory = field(init=False)  # of the node with the gateway
     offered: Directory = field(init=False)  # of the node with the workers
     inboxes: list[RequestInbox] = Factory(list)  # of the workers
