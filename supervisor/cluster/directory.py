@@ -26,7 +26,7 @@ from protocol.errors import PeerViolation
 from protocol.messages import EngineInfo
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
-from supervisor.cluster.pool import RankedWorkers, WorkerPool
+from supervisor.cluster.ranked_workers import RankedWorkers
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
@@ -254,10 +254,6 @@ class Directory:
         """Return the same offers by the workers' names in the cluster: two nodes may have workers of one name."""
         workers = self.all_workers()
         return {worker.load.name: offer for worker in workers if model in {None, (offer := worker.offer).model}}
-
-    def pool(self, model: str) -> WorkerPool:
-        """Return the workers of a model as they come and go."""
-        return WorkerPool(self, model)
 
     @property
     def running(self) -> int:

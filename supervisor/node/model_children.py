@@ -15,6 +15,7 @@ from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.pool import WorkerPool
 from supervisor.config.load import Cluster
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import request_inbox
@@ -80,7 +81,7 @@ def model_children(
 def _routing(cluster: Cluster, name: str, text: TextModel, directory: Directory, runtime: Runtime) -> Routing:
     section = cluster.model[name]
     return Routing(
-        pool=directory.pool(name),
+        pool=WorkerPool(directory, name),
         policy=POLICIES[section.policy],
         limits=router_child.limits(section),
         new_room=runtime.new_room,

@@ -32,6 +32,7 @@ from protocol.messages import EngineInfo, Generate, Sampling
 from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
+from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.load import ClusterSection
 from supervisor.engines.work import RequestInbox
@@ -192,7 +193,7 @@ def _bytes(links: Mesh) -> int:
 def _routing(directory: Directory, found: dict[str, float]) -> None:
     numbers = count(1)
     routing = Routing(
-        directory.pool(MODEL), least_loaded, FailoverLimits(), partial(next, numbers), str, 0, frozenset()
+        WorkerPool(directory, MODEL), least_loaded, FailoverLimits(), partial(next, numbers), str, 0, frozenset()
     )
     routing.ranked = partial(directory.ranked, MODEL)
     request = Generate("", [1] * 100, Sampling(100))

@@ -25,7 +25,7 @@ from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Generate, Sampling
 from protocol.text_messages import Accepted, Respond
-from supervisor.cluster.pool import RankedWorkers
+from supervisor.cluster.ranked_workers import RankedWorkers
 from supervisor.config import load
 from supervisor.config.load import Cluster
 from supervisor.config.schema import EngineSection

@@ -19,6 +19,7 @@ from protocol.messages import Finished, FinishReason, Generate, Grammar, Grammar
 from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
 from supervisor.config.load import ClusterSection
 from supervisor.engines.grammar_checks import check_grammar
@@ -101,7 +102,7 @@ async def asking(front: Directory, clients: int, until: float) -> int:
     """Let clients ask one request after the other while a worker has room; return how many were answered."""
     done = 0
     numbers = iter(range(10**6))
-    pool = front.pool("oak")
+    pool = WorkerPool(front, "oak")
 
     async def client() -> None:
         nonlocal done

@@ -22,6 +22,7 @@ from protocol.greeting import Incarnation
 from supervisor.cluster import readiness
 from supervisor.cluster.carried_links import NAME_CONFLICT
 from supervisor.cluster.mesh import Mesh
+from supervisor.cluster.pool import WorkerPool
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.links.websocket import WebSocketTransport
@@ -274,12 +275,12 @@ async def test_d8_a_node_that_stands_still_is_not_chosen_and_readiness_and_metri
     link, directory = link_to_b(node), node.directory
     announce(link, NodeState((OFFER,)))
     assert [worker.load.name for worker in directory.workers("oak")] == ["b/b-0"]
-    pool = directory.pool("oak")
+    pool = WorkerPool(directory, "oak")
     with trio.fail_after(3.5):
         await pool.wait_changed()
     assert link.stalled
     assert directory.workers("oak") == []
-    assert len(pool.ranked(Leg.BOTH)) == 0
+    assert len(directory.ranked("oak", Leg.BOTH)) == 0
     assert readiness.unready(directory, ["oak"]) == "engine b-0 is on a node that stands still"
     assert readiness.engines_up(directory) == {"b/b-0": 0.0}
     assert caplog.messages == ["a node stands still"]

@@ -15,6 +15,7 @@ from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check_
 from protocol.errors import LinkLost, PeerLost, PeerViolation
 from protocol.messages import EngineInfo
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import RemoteWorker
 from tests.rig.fake_engine import generate
 from tests.rig.links import idle_link
@@ -70,7 +71,7 @@ async def test_two_nodes_may_have_workers_of_one_name() -> None:
     assert running == {"far/one": 0, "near/one": 3}
     assert directory.offers_by_name("elm") == {}
     assert directory.draining_workers == {"far/one"}
-    assert directory.pool("oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
+    assert WorkerPool(directory, "oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
 
 
 async def test_each_change_wakes_those_who_wait_for_one(autojump_clock: MockClock) -> None:

@@ -30,6 +30,7 @@ from protocol.peer import Peer
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.limits import GatewayLimits
 from supervisor.engines.work import RequestInbox
@@ -136,7 +137,13 @@ class System(SmallSystem):
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
         address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens)
         self.routing = Routing(
-            self.directory.pool("tiny"), least_loaded, self.route, partial(next, self.rooms), new_id, 0, NEVER_ENDS
+            WorkerPool(self.directory, "tiny"),
+            least_loaded,
+            self.route,
+            partial(next, self.rooms),
+            new_id,
+            0,
+            NEVER_ENDS,
         )
         self.decode = _Decode(address)
         self.costs.refused = self._refuses

@@ -1,0 +1,61 @@
+"""The workers of one model and leg that can be asked now, the least busy first.
+
+The order is kept instead of being made for each request, since a cluster may have thousands of workers: a changed load
+moves one of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from attrs import define, field
+
+from actors.routing.least_loaded import rank
+from actors.routing.ports import Worker
+
+Key: TypeAlias = tuple[bool, float, int, str]
+
+
+@define(eq=False)
+class RankedWorkers:
+    """Workers in the order in which a router prefers them; one that changes is moved by a binary search."""
+
+    _keys: dict[str, Key] = field(factory=dict)
+    _order: list[Key] = field(factory=list)
+    _workers: dict[str, Worker] = field(factory=dict)
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker]) -> RankedWorkers:
+        """Return these workers in order."""
+        ranked = cls()
+        for worker in workers:
+            key = _key(worker)
+            ranked._keys[key[3]], ranked._workers[key[3]] = key, worker
+        ranked._order = sorted(ranked._keys.values())
+        return ranked
+
+    def __len__(self) -> int:
+        """How many workers there are."""
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Yield those with room first, the least busy, then with less to compute, then the first by name."""
+        for *_, name in self._order:
+            yield self._workers[name]
+
+    def move(self, worker: Worker) -> None:
+        """Move a worker whose load has changed to its place; one that is not among these stays out."""
+        key = _key(worker)
+        before = self._keys.get(key[3])
+        if before is None or before == key:
+            return
+        del self._order[bisect_left(self._order, before)]
+        insort(self._order, key)
+        self._keys[key[3]] = key
+
+
+def _key(worker: Worker) -> Key:
+    load = worker.load
+    return load.full, *rank(load)
