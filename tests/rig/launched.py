@@ -104,20 +104,27 @@ def at_free_ports(text: str, *ports: int) -> tuple[str, list[int]]:
     return re.sub("|".join(free), lambda old: str(free[old.group()]), text), list(free.values())
 
 
-def run_cli(target: ClusterFolder, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
-    """Run a command of the command line on a cluster, and return its exit code and its output.
-
-    A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", "supervisor", str(target.folder / "cluster.toml"), *arguments],
+def run_supervisor(*arguments: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end, with these variables beside those of this process."""
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor", *map(str, arguments)],
+        input=stdin,
         cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200"} | ({} if temporary is None else {"TMPDIR": str(temporary)}),
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def run_cli(target: ClusterFolder, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
+    """Run a command of the command line on a cluster, and return its exit code and its output.
+
+    A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
+    """
+    environment = {"COLUMNS": "200"} | ({} if temporary is None else {"TMPDIR": str(temporary)})
+    done = run_supervisor(target.folder / "cluster.toml", *arguments, **environment)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
 

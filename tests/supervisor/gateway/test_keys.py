@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,9 +29,9 @@ from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.keys import sha
+from tests.rig.launched import run_supervisor
 from tests.rig.log_records import log_records
 
-ROOT = Path(__file__).parents[3]
 UNUSED: Any = None  # what no request of these tests reaches
 SECRET = "sk-quetzalcoatl-0123456789"
 Write = Callable[..., Path]
@@ -454,27 +452,15 @@ def test_a_presented_secret_has_at_most_1024_bytes() -> None:
 # The command --------------------------------------------------------------------------------
 
 
-def hash_key(secret: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "supervisor", "hash-key", *arguments],
-        input=secret,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-
-
 @pytest.mark.realtime
 def test_hash_key_prints_the_lines_of_a_file_of_keys(file: Write) -> None:
-    done = hash_key(f"{SECRET}\n", "alice")
+    done = run_supervisor("hash-key", "alice", stdin=f"{SECRET}\n")
     assert (done.returncode, done.stdout) == (0, f'[key.alice]\nsha256 = "{sha(SECRET)}"\n')
     assert done.stderr == ""
-    short = hash_key("abc\n")
+    short = run_supervisor("hash-key", stdin="abc\n")
     assert "3 characters can be guessed" in short.stderr
     assert "abc" not in short.stderr
-    none = hash_key("\n")
+    none = run_supervisor("hash-key", stdin="\n")
     assert (none.returncode, none.stdout) == (1, "")
     assert none.stderr.startswith("espalier: a key is 1 to 1024")
 

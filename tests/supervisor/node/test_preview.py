@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Callable
 from ctypes.util import find_library
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +16,8 @@ from supervisor.node import node, preview
 from supervisor.runtime import Runtime
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
-from tests.supervisor.config.test_load import GOOD, ROOT, TINY
+from tests.rig.launched import run_supervisor
+from tests.supervisor.config.test_load import GOOD, ROOT, TINY, Written
 from tests.supervisor.gateway.test_client_keys import gateway
 
 
@@ -56,16 +55,14 @@ def test_the_example_for_a_gpu_is_a_cluster_without_a_zygote() -> None:
     assert "KV tokens 400,000 · slots 256" in text
 
 
-def test_a_model_folder_without_a_tokenizer_is_refused_in_one_sentence(
-    written: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_model_folder_without_a_tokenizer_is_refused_in_one_sentence(written: Written, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     cluster = read_cluster(written(GOOD.replace(str(TINY), "empty")))
     with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
         preview.describe_node(cluster, "main", {})
 
 
-def test_a_preview_names_who_may_connect_and_no_secret(written: Callable[[str], Path]) -> None:
+def test_a_preview_names_who_may_connect_and_no_secret(written: Written) -> None:
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl"}
     text = preview.describe_node(
         gateway(written, 'keys = "keys.toml"\nallowed_origins = ["https://a.b"]'), "main", environment
@@ -79,7 +76,7 @@ def test_a_preview_names_who_may_connect_and_no_secret(written: Callable[[str], 
 
 
 async def test_processes_that_a_node_starts_do_not_see_its_secrets(
-    written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment_of_processes: dict[str, str] = {}
 
@@ -99,9 +96,7 @@ async def test_processes_that_a_node_starts_do_not_see_its_secrets(
     assert environment_of_processes == {"HOME": "/root"}
 
 
-def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(
-    written: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(written: Written, tmp_path: Path) -> None:
     certificate_file, key = certificate.files()
     lines = f'tls_certificate = "{certificate_file}"\ntls_key = "{key}"'
     assert f"TLS with {certificate_file}" in preview.describe_node(gateway(written, lines), "main", {})
@@ -113,22 +108,11 @@ def test_a_certificate_is_read_by_a_preview_and_refused_if_it_cannot_be_used(
         )
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "supervisor", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-
-
-def test_the_check_command_prints_a_node_or_the_mistakes(written: Callable[[str], Path]) -> None:
-    good = run("--check", "examples/quickstart.toml")
+def test_the_check_command_prints_a_node_or_the_mistakes(written: Written) -> None:
+    good = run_supervisor("--check", "examples/quickstart.toml")
     assert (good.returncode, good.stderr) == (0, "")
     assert good.stdout.startswith("main")
-    bad = run("--check", written(GOOD + "[gateway]\nport = '8000'\n"))
+    bad = run_supervisor("--check", written(GOOD + "[gateway]\nport = '8000'\n"))
     assert (bad.returncode, bad.stdout) == (1, "")
     assert bad.stderr.startswith("espalier: ")
     assert "gateway.port: expected an integer" in bad.stderr
@@ -137,9 +121,9 @@ def test_the_check_command_prints_a_node_or_the_mistakes(written: Callable[[str]
 
 @pytest.mark.skipif(find_library("ibverbs") is None, reason="a pair wants Debian's libibverbs1, or is refused")
 def test_the_check_command_prints_every_node_or_the_named_one() -> None:
-    every = run("--check", "examples/disagg.toml")
+    every = run_supervisor("--check", "examples/disagg.toml")
     assert (every.returncode, every.stderr) == (0, "")
     trees = [text.split(maxsplit=1)[0] for text in every.stdout.split("\n\n")]
     assert trees == ["front", "prefill", "decode"]
-    one = run("--check", "--node", "decode", "examples/disagg.toml")
+    one = run_supervisor("--check", "--node", "decode", "examples/disagg.toml")
     assert (one.returncode, one.stdout.rstrip()) == (0, every.stdout.split("\n\n")[2].rstrip())
