@@ -136,8 +136,8 @@ class Rig:
         for stream in self._streams:
             stream.socket.close()
 
-    async def client(self) -> Client:
-        return Client(await self.connect())
+    async def client(self, receive_buffer: int | None = None) -> Client:
+        return Client(await self.connect(receive_buffer))
 
     @property
     def url(self) -> str:
@@ -202,10 +202,10 @@ async def gateway_rig(
 
 
 @asynccontextmanager
-async def gateway_client(**fields: Any) -> AsyncIterator[tuple[Rig, Client]]:
+async def gateway_client(receive_buffer: int | None = None, **fields: Any) -> AsyncIterator[tuple[Rig, Client]]:
     """Serve as `gateway_rig` does, and yield a client that has connected as well."""
     async with gateway_rig(**fields) as rig:
-        yield rig, await rig.client()
+        yield rig, await rig.client(receive_buffer)
 
 
 # A client that can send anything -----------------------------------------------------------

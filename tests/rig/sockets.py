@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from protocol.dialects.responses import FINAL_EVENTS
-from tests.rig.gateway import Client, Rig, gateway_rig
+from tests.rig.gateway import Client, Rig, gateway_client
 
 
 def types(events: Iterable[Mapping[str, Any]]) -> list[Any]:
@@ -25,10 +25,11 @@ async def websocket_client(rig: Rig, **headers: str) -> Client:
 
 
 @asynccontextmanager
-async def gateway_websocket(**fields: Any) -> AsyncIterator[tuple[Rig, Client]]:
+async def gateway_websocket(receive_buffer: int | None = None, **fields: Any) -> AsyncIterator[tuple[Rig, Client]]:
     """Serve as `gateway_rig` does, and yield the client of a WebSocket as well."""
-    async with gateway_rig(**fields) as rig:
-        yield rig, await websocket_client(rig)
+    async with gateway_client(receive_buffer, **fields) as (rig, client):
+        assert (await client.upgrade()).status == 101
+        yield rig, client
 
 
 async def last_event(client: Client, event: object) -> dict[str, Any]:

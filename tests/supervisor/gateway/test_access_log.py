@@ -141,8 +141,7 @@ async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
     limit: str, rather_slow: MockClock, logged: Callable[[], Any]
 ) -> None:
     """It waits for admission, or on its connection for an earlier response."""
-    limits: dict[str, Any] = {limit: 1}
-    async with gateway_websocket(**limits) as (rig, client):
+    async with gateway_websocket(**{limit: 1}) as (rig, client):
         await client.say(create("n=500 s=1", stream_id="a"))
         await rig.worker.began.wait()
         await client.say(create(stream_id="b"))

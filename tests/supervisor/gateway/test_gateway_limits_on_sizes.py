@@ -300,7 +300,7 @@ async def test_a_history_beyond_history_bytes_max_forgets_the_oldest(
 async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(websocket: bool) -> None:
     async with gateway_rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, close_s=0.2) as rig:
         rig.worker.line = "The oak is old. " * 50
-        client = Client(await rig.connect(receive_buffer=4096))
+        client = await rig.client(receive_buffer=4096)
         if websocket:
             assert (await client.upgrade()).status == 101
             await client.say(create("n=1900 s=0.0001"))

@@ -282,8 +282,8 @@ async def test_a_refused_client_that_goes_on_sending_is_read_for_close_s(rather_
 
 
 async def test_a_client_that_reads_nothing_is_dropped_after_stall_s(rather_slow: MockClock) -> None:
-    async with gateway_rig(worker=Worker(line="The oak is old. " * 50), stall_s=20, send_buffer_bytes=4096) as rig:
-        client = Client(await rig.connect(receive_buffer=2048))
+    worker = Worker(line="The oak is old. " * 50)
+    async with gateway_client(2048, worker=worker, stall_s=20, send_buffer_bytes=4096) as (rig, client):
         await client.send(post(chat("n=1900", stream=True)))
         await trio.sleep(20 - JUST)
         assert rig.gateway.connections

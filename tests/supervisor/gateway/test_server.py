@@ -80,14 +80,9 @@ async def test_waiting_for_admission_counts_into_the_time_to_the_first_token(rat
 LONG: dict[str, Any] = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
 
 
-async def unread(rig: Rig) -> Client:
-    """Connect a client with a small receive buffer."""
-    return Client(await rig.connect(receive_buffer=2048))
-
-
 async def test_a_client_that_does_not_read_is_dropped_with_1013_and_delays_no_other(rather_slow: MockClock) -> None:
     async with gateway_rig(**LONG) as rig:
-        slow, quick = await unread(rig), await rig.client()
+        slow, quick = await rig.client(2048), await rig.client()
         assert (await slow.upgrade()).status == 101
         await slow.say(create("n=1900 s=0.004"))
         async with trio.open_nursery() as nursery:
@@ -106,8 +101,7 @@ async def slow_is_dropped(slow: Client, rig: Rig) -> None:
 
 
 async def test_a_stream_that_is_not_read_ends_in_an_error_between_two_chunks(rather_slow: MockClock) -> None:
-    async with gateway_rig(**LONG) as rig:
-        slow = await unread(rig)
+    async with gateway_client(2048, **LONG) as (rig, slow):
         await slow.send(post(chat("n=1900 s=0.004", stream=True)))
         await rig.worker.wait_left()
         reply = await slow.reply()
@@ -118,8 +112,7 @@ async def test_a_stream_that_is_not_read_ends_in_an_error_between_two_chunks(rat
 
 async def test_dropping_a_response_leaves_the_complete_one_before_it_intact(rather_slow: MockClock) -> None:
     """Both wait in one backlog, and only the second may be dropped."""
-    async with gateway_rig(**LONG | {"backlog_bytes_max": 100_000}) as rig:
-        slow = await unread(rig)
+    async with gateway_client(2048, **LONG | {"backlog_bytes_max": 100_000}) as (rig, slow):
         await slow.send(post(chat("n=120", stream=True)) + post(chat("n=1900 s=0.004", stream=True)))
         await rig.worker.wait_left()
         first = await slow.reply()
@@ -130,8 +123,7 @@ async def test_dropping_a_response_leaves_the_complete_one_before_it_intact(rath
 
 
 async def test_responses_that_are_not_read_stop_pipelined_requests(rather_slow: MockClock) -> None:
-    async with gateway_rig(**LONG) as rig:
-        slow = await unread(rig)
+    async with gateway_client(2048, **LONG) as (rig, slow):
         for _ in range(30):
             await slow.send(head(path="/metrics") * 4)
         await trio.sleep(60)

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from protocol.text_messages import Role, Turn
 from supervisor.gateway.websocket.history import TURN_BYTES, Conversation, ResponseHistory
-from tests.rig.gateway import Client, create, gateway_rig, leave_all
+from tests.rig.gateway import create, gateway_rig, leave_all
 from tests.rig.sockets import collected, error_code, gateway_websocket, output_text, types, websocket_client, whole
 
 # Order -------------------------------------------------------------------------------------------
@@ -232,14 +232,8 @@ async def test_c2_last_events_that_wait_for_their_reader_reserve_memory(
     answers_bytes_max: int, waits: bool, rather_slow: MockClock
 ) -> None:
     """They repeat the text several times, and are in no backlog unless there is no memory for them."""
-    limits: dict[str, Any] = {
-        "answers_bytes_max": answers_bytes_max,
-        "backlog_bytes_max": 60_000,
-        "send_buffer_bytes": 4096,
-    }
-    async with gateway_rig(stall_s=600.0, **limits) as rig:
-        client = Client(await rig.connect(receive_buffer=4096))
-        await client.upgrade()
+    limits = {"answers_bytes_max": answers_bytes_max, "backlog_bytes_max": 60_000, "send_buffer_bytes": 4096}
+    async with gateway_websocket(4096, stall_s=600.0, **limits) as (rig, client):
         await client.say(create("n=240"))
         await trio.sleep(60)
         assert (rig.gateway.answers.reserved_bytes > 2000) is waits

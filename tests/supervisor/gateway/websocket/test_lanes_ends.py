@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.rig.gateway import Client, at_rest, create, gateway_rig, leave, leave_all, post
+from tests.rig.gateway import at_rest, create, gateway_client, leave, leave_all, post
 from tests.rig.sockets import collected, gateway_websocket, last_event
 
 # Cancelling ----------------------------------------------------------------------------------------
@@ -130,9 +130,8 @@ async def test_a_bug_fails_its_response_alone(
 
 
 async def test_a_slow_reader_of_many_lanes_is_dropped_with_1013(rather_slow: MockClock) -> None:
-    async with gateway_rig(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20, close_s=2) as rig:
-        client = type(await rig.client())(await rig.connect(receive_buffer=2048))
-        assert (await client.upgrade()).status == 101
+    limits = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
+    async with gateway_websocket(2048, **limits) as (rig, client):
         for lane in "abc":
             await client.say(create("n=1900 s=0.004", stream_id=lane))
         await rig.worker.wait_left(3)
@@ -142,9 +141,7 @@ async def test_a_slow_reader_of_many_lanes_is_dropped_with_1013(rather_slow: Moc
 
 async def test_c5_last_events_of_long_responses_wait_for_their_reader(rather_slow: MockClock) -> None:
     """They repeat the whole text several times, so two responses that end together could fill a backlog."""
-    async with gateway_rig(backlog_bytes_max=6_000, send_buffer_bytes=4096) as rig:
-        client = Client(await rig.connect(receive_buffer=2048))
-        assert (await client.upgrade()).status == 101
+    async with gateway_websocket(2048, backlog_bytes_max=6_000, send_buffer_bytes=4096) as (rig, client):
         for lane in "abc":
             await client.say(create("n=1000 s=0.01", stream_id=lane))
         texts = [(await client.events())[-1]["response"]["output"][0]["content"][0]["text"] for _ in "abc"]
@@ -153,8 +150,7 @@ async def test_c5_last_events_of_long_responses_wait_for_their_reader(rather_slo
 
 
 async def test_c5_last_events_of_a_long_streamed_response_wait_for_their_reader(rather_slow: MockClock) -> None:
-    async with gateway_rig(backlog_bytes_max=8_500, send_buffer_bytes=2048) as rig:
-        client = Client(await rig.connect(receive_buffer=2048))
+    async with gateway_client(2048, backlog_bytes_max=8_500, send_buffer_bytes=2048) as (rig, client):
         await client.send(post({"model": "tiny", "input": "n=60 s=0.001", "stream": True}, "/v1/responses"))
         await trio.sleep(5)  # all deltas have come, and most of them wait
         reply = await client.reply()
