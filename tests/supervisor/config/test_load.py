@@ -12,6 +12,7 @@ from supervisor.engines.kinds import read_cluster
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "examples" / "tiny"
+Written = Callable[[str], Path]  # the fixture `written`
 GOOD = f"""
 [model.tiny]
 path = "{TINY}"
@@ -34,14 +35,14 @@ def mistakes(path: Path) -> list[tuple[int, str]]:
     return [(int(number), message) for number, _, message in numbered]
 
 
-def test_a_file_with_one_model_and_one_engine_is_a_cluster(written: Callable[[str], Path]) -> None:
+def test_a_file_with_one_model_and_one_engine_is_a_cluster(written: Written) -> None:
     cluster = read_cluster(written(GOOD))
     assert cluster.model_path("tiny") == TINY
     assert list(cluster.engines_on("main")) == ["tiny-0"]
     assert (cluster.gateway.port, cluster.gateway.host, cluster.node["main"].drain_s) == (8000, "127.0.0.1", 30.0)
 
 
-def test_all_mistakes_are_reported_at_once_with_their_lines(written: Callable[[str], Path]) -> None:
+def test_all_mistakes_are_reported_at_once_with_their_lines(written: Written) -> None:
     found = mistakes(
         written(
             f"""# port = "not here"
@@ -133,7 +134,7 @@ ADDED = [  # a section, and a line in it
     ids=[path for *_, path, _ in (*REPLACED, *ADDED)],
 )
 def test_a_contradiction_between_keys_is_a_mistake_at_the_line_of_its_key(
-    written: Callable[[str], Path], old: str, new: str, path: str, message: str
+    written: Written, old: str, new: str, path: str, message: str
 ) -> None:
     assert old in GOOD
     text = GOOD.replace(old, new)
@@ -155,9 +156,7 @@ def test_a_contradiction_between_keys_is_a_mistake_at_the_line_of_its_key(
         (GOOD + f'[model."a/b"]\npath = "{TINY}"\n[model."a:b"]\npath = "{TINY}"\n', "by nothing but / and :"),
     ],
 )
-def test_a_table_or_value_that_is_invalid_by_itself_is_a_mistake(
-    written: Callable[[str], Path], text: str, message: str
-) -> None:
+def test_a_table_or_value_that_is_invalid_by_itself_is_a_mistake(written: Written, text: str, message: str) -> None:
     assert any(message in mistake for _, mistake in mistakes(written(text)))
 
 
@@ -206,12 +205,12 @@ ONE_CAUSE = [
 
 @pytest.mark.parametrize(("text", "mistake"), ONE_CAUSE, ids=[mistake for _, (_, mistake) in ONE_CAUSE])
 def test_what_follows_from_a_mistake_is_not_reported_as_another(
-    written: Callable[[str], Path], text: str, mistake: tuple[int, str]
+    written: Written, text: str, mistake: tuple[int, str]
 ) -> None:
     assert mistakes(written(text)) == [mistake]
 
 
-def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Callable[[str], Path]) -> None:
+def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Written) -> None:
     found = mistakes(written(f'{GOOD}kind = "x"\nslots = true\nmodle = 3\nnode = "b"\n'))
     assert [(line, mistake.partition(":")[0]) for line, mistake in found] == [
         (9, "engine.tiny-0.kind"),
@@ -221,11 +220,11 @@ def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Callab
     ]
 
 
-def test_a_model_that_no_engine_serves_is_a_mistake(written: Callable[[str], Path]) -> None:
+def test_a_model_that_no_engine_serves_is_a_mistake(written: Written) -> None:
     assert mistakes(written(SECOND_MODEL + GOOD)) == [(1, "model.b: no engine serves it")]
 
 
-def test_allowed_hosts_and_origins_replace_the_defaults_and_ignore_case(written: Callable[[str], Path]) -> None:
+def test_allowed_hosts_and_origins_replace_the_defaults_and_ignore_case(written: Written) -> None:
     names = 'allowed_hosts = ["Llm.Example"]\nallowed_origins = ["https://App.example"]'
     cluster = read_cluster(written(f'{GOOD}[gateway]\nhost = "::"\n{names}\n'))
     assert cluster.gateway.allowed_hosts == ("llm.example",)
@@ -233,9 +232,7 @@ def test_allowed_hosts_and_origins_replace_the_defaults_and_ignore_case(written:
     assert cluster.model_path("tiny") == TINY
 
 
-def test_the_file_of_a_node_that_joins_need_not_describe_the_rest_of_the_cluster(
-    written: Callable[[str], Path],
-) -> None:
+def test_the_file_of_a_node_that_joins_need_not_describe_the_rest_of_the_cluster(written: Written) -> None:
     path = written(
         GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "extra"') + '\n[node.extra]\nlisten = "[::1]:7413"\n'
     )
@@ -253,20 +250,20 @@ def test_the_file_of_a_node_that_joins_need_not_describe_the_rest_of_the_cluster
     ("lines", "message"), [("cluster = 5\n", "cluster: "), ("[cluster]\njoin = 5\n", r"cluster\.join: ")]
 )
 def test_an_invalid_join_is_a_mistake_although_the_command_line_has_a_valid_one(
-    lines: str, message: str, written: Callable[[str], Path]
+    lines: str, message: str, written: Written
 ) -> None:
     with pytest.raises(StartFailed, match=message):
         read_cluster(written(lines + GOOD), ["10.0.0.1:7411"])
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://status.example", "tauri://localhost"])
-def test_an_allowed_origin_may_have_any_scheme_host_and_port(written: Callable[[str], Path], origin: str) -> None:
+def test_an_allowed_origin_may_have_any_scheme_host_and_port(written: Written, origin: str) -> None:
     cluster = read_cluster(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))
     assert cluster.gateway.allowed_origins == (origin,)
 
 
 @pytest.mark.parametrize("origin", ["http://a.example/path", "a.example", "http://a b", "http://u@a.example"])
-def test_an_allowed_origin_that_is_invalid_is_a_mistake(written: Callable[[str], Path], origin: str) -> None:
+def test_an_allowed_origin_that_is_invalid_is_a_mistake(written: Written, origin: str) -> None:
     assert mistakes(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))[0][1].startswith(
         "gateway.allowed_origins[0]: must be like"
     )

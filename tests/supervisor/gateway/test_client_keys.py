@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from protocol.errors import StartFailed
@@ -12,9 +9,8 @@ from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.node import preview
-from tests.supervisor.config.test_load import GOOD
+from tests.supervisor.config.test_load import GOOD, Written
 
-Written = Callable[[str], Path]
 DIGEST = "[key.alice]\nsha256 = '" + "a" * 64 + "'\n"
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
-from tests.supervisor.config.test_load import GOOD, ROOT
+from tests.supervisor.config.test_load import GOOD, ROOT, Written
 from tests.supervisor.config.test_placement import several
 
 
-def test_a_gateway_port_in_use_is_refused_in_one_sentence(written: Callable[[str], Path]) -> None:
+def test_a_gateway_port_in_use_is_refused_in_one_sentence(written: Written) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -25,7 +23,7 @@ def test_a_gateway_port_in_use_is_refused_in_one_sentence(written: Callable[[str
             preflight.check_can_start(cluster, "main")
 
 
-def test_a_link_port_in_use_is_refused_in_one_sentence(written: Callable[[str], Path]) -> None:
+def test_a_link_port_in_use_is_refused_in_one_sentence(written: Written) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -46,7 +44,7 @@ def test_the_engines_of_all_nodes_on_a_host_must_fit_in_its_memory_together(monk
 
 @pytest.mark.parametrize(("available", "enough"), [(1 << 40, True), (1 << 20, False), (None, True)])
 def test_too_little_memory_is_refused_in_one_sentence(
-    written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, available: int | None, enough: bool
+    written: Written, monkeypatch: pytest.MonkeyPatch, available: int | None, enough: bool
 ) -> None:
     monkeypatch.setattr(preflight, "available_bytes", lambda: available)
     cluster = read_cluster(written(f"{GOOD}[gateway]\nport = 0\n"))

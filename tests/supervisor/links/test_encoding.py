@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from protocol.messages import Done
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import reply_rules, request_error
 from tests.rig.assembly import built_assembly
-from tests.supervisor.config.test_load import GOOD, mistakes
+from tests.supervisor.config.test_load import GOOD, Written, mistakes
 
 TWO = """
 [gateway]
@@ -45,7 +43,7 @@ def text(*places: str) -> str:
 
 @pytest.mark.parametrize(("places", "wrong"), ONE_HOST.items(), ids=str)
 def test_b16_two_nodes_may_not_listen_at_one_address(
-    places: tuple[str, str, str], wrong: bool, written: Callable[[str], Path]
+    places: tuple[str, str, str], wrong: bool, written: Written
 ) -> None:
     path = written(text(*places))
     if not wrong:
@@ -56,7 +54,7 @@ def test_b16_two_nodes_may_not_listen_at_one_address(
     assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
 
 
-def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written: Callable[[str], Path]) -> None:
+def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written: Written) -> None:
     cluster = read_cluster(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"].address == "two:7402"
@@ -66,9 +64,7 @@ def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written:
 
 
 @pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
-def test_d5_a_link_has_streams_for_all_slots_behind_it(
-    streams: int, wrong: bool, written: Callable[[str], Path]
-) -> None:
+def test_d5_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool, written: Written) -> None:
     path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
     if not wrong:
         read_cluster(path)

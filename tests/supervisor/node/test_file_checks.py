@@ -27,7 +27,7 @@ from supervisor.files import permissions, reading
 from supervisor.gateway.keys import Keys, KeySources, key_file_lines
 from supervisor.node import file_checks
 from tests.rig import certificate
-from tests.supervisor.config.test_load import GOOD, ROOT, TINY
+from tests.supervisor.config.test_load import GOOD, ROOT, TINY, Written
 
 SECRET = "alices-secret-of-32-characters-01"
 
@@ -39,9 +39,7 @@ def refused(file: Path, environment: Mapping[str, str] | None = None) -> str:
     return str(caught.value)
 
 
-def test_o6_no_mistake_hides_another_and_all_are_in_the_order_of_their_lines(
-    written: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_o6_no_mistake_hides_another_and_all_are_in_the_order_of_their_lines(written: Written, tmp_path: Path) -> None:
     (tmp_path / "no.jinja").write_text("{% for %}")
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
@@ -90,7 +88,7 @@ path = "{TINY}"
     ]
 
 
-def test_a_mere_consequence_of_a_mistake_is_not_reported(written: Callable[[str], Path]) -> None:
+def test_a_mere_consequence_of_a_mistake_is_not_reported(written: Written) -> None:
     report = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkeys = 3\n"))
     assert report.splitlines()[1:] == ["  line 12: gateway.keys: expected a string, got 3"]
     report = refused(written(f"{GOOD}[gateway]\nhost = '0.0.0.0'\nallowed_hosts = ['x']\nkyes = 'keys.toml'\n"))
@@ -128,20 +126,18 @@ def test_a_mere_consequence_of_a_mistake_is_not_reported(written: Callable[[str]
         ('[cluster]\nsecret = "/dev/null"', "is a device, not a file"),
     ],
 )
-def test_o7_a_value_that_would_only_fail_later_is_a_mistake(
-    written: Callable[[str], Path], lines: str, message: str
-) -> None:
+def test_o7_a_value_that_would_only_fail_later_is_a_mistake(written: Written, lines: str, message: str) -> None:
     report = refused(written(f"{GOOD}{lines}\n"))
     assert message in report
     assert report.replace("\n", "").isprintable()
 
 
-def test_o7_an_ipv4_and_an_ipv6_address_with_one_port_do_not_collide(written: Callable[[str], Path]) -> None:
+def test_o7_an_ipv4_and_an_ipv6_address_with_one_port_do_not_collide(written: Written) -> None:
     read_cluster(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
 
 
 def test_o7_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warning(
-    written: Callable[[str], Path], tmp_path: Path
+    written: Written, tmp_path: Path
 ) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file = written(f'{GOOD}[gateway]\ntls_certificate = "a.pem"\ntls_key = "a.key"\n')
@@ -187,7 +183,7 @@ def test_o8_a_folder_a_device_and_a_missing_file_are_refused(tmp_path: Path) -> 
         assert "cannot be read" in refused(path)
 
 
-def test_o18_a_byte_order_mark_and_windows_line_ends_are_accepted(written: Callable[[str], Path]) -> None:
+def test_o18_a_byte_order_mark_and_windows_line_ends_are_accepted(written: Written) -> None:
     assert read_cluster(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
 
 
@@ -243,7 +239,7 @@ def test_o5_a_file_that_others_may_replace_in_its_folder_cannot_be_trusted(tmp_p
 
 
 def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(
-    written: Callable[[str], Path], tmp_path: Path
+    written: Written, tmp_path: Path
 ) -> None:
     file = written(f'{GOOD}[cluster]\nsecret = "secret"\n[gateway]\nkeys = "keys.toml"\n')
     for name, text in (("secret", "a-secret-that-nobody-guesses"), ("keys.toml", key_file_lines("alice", SECRET))):
@@ -261,9 +257,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
     assert [row.partition(": ")[2].partition(":")[0] for row in rows] == ["cluster.secret", "gateway.keys"]
 
 
-def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(
-    written: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(written: Written, tmp_path: Path) -> None:
     file = written(GOOD.replace(str(TINY), str(tmp_path)))
     with pytest.raises(StartFailed) as caught:
         __main__.check_report(file, (), None)
@@ -274,7 +268,7 @@ def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(
 # Commands --------------------------------------------------------------------------------
 
 
-def run_shell(written: Callable[[str], Path], folder: Path, pipeline: str) -> subprocess.CompletedProcess[str]:
+def run_shell(written: Written, folder: Path, pipeline: str) -> subprocess.CompletedProcess[str]:
     """Run a command for a node that does not run, by a shell pipeline in which SUPERVISOR stands for the program."""
     file = written(f'{GOOD}[node.main]\nlisten = "127.0.0.1:1"\n')  # where nothing listens
     pipeline = pipeline.replace("SUPERVISOR", f"{sys.executable} -m supervisor {file}")
@@ -285,14 +279,14 @@ def run_shell(written: Callable[[str], Path], folder: Path, pipeline: str) -> su
 @pytest.mark.realtime
 @pytest.mark.parametrize(("option", "beginning"), [("--json", '{"cluster"'), ("", "")])
 def test_o9_a_closed_output_ends_status_without_a_traceback(
-    written: Callable[[str], Path], tmp_path: Path, option: str, beginning: str
+    written: Written, tmp_path: Path, option: str, beginning: str
 ) -> None:
     done = run_shell(written, tmp_path, f"SUPERVISOR status --watch {option} | head -n 2")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (141, "", 2)
     assert done.stdout.startswith(beginning)
 
 
-def test_an_operator_may_name_the_process_behind_a_command(written: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_operator_may_name_the_process_behind_a_command(written: Written, tmp_path: Path) -> None:
     assert run_shell(written, tmp_path, "SUPERVISOR status --pid 5").stderr == ""
 
 
@@ -301,7 +295,7 @@ HASH_KEY = f"echo {SECRET} | {sys.executable} -m supervisor hash-key"
 
 @pytest.mark.parametrize("command", ["SUPERVISOR --check", "SUPERVISOR status", "SUPERVISOR status --json", HASH_KEY])
 def test_output_that_cannot_be_written_ends_a_command_with_a_sentence(
-    command: str, written: Callable[[str], Path], tmp_path: Path
+    command: str, written: Written, tmp_path: Path
 ) -> None:
     done = run_shell(written, tmp_path, f"{command} > /dev/full")
     assert done.stderr == "espalier: the answer cannot be written: No space left on device\n"
@@ -323,7 +317,7 @@ def alarmed() -> Iterator[None]:
 
 
 def test_a_pipe_in_place_of_a_file_is_refused_without_waiting_for_its_writer(
-    written: Callable[[str], Path], tmp_path: Path, alarmed: None
+    written: Written, tmp_path: Path, alarmed: None
 ) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
     file, pipe = written(GOOD), tmp_path / "pipe"
@@ -351,7 +345,7 @@ def test_a_file_is_read_up_to_a_limit_of_bytes(tmp_path: Path) -> None:
         reading.read(file, 4)
 
 
-def test_modules_are_not_traversed_by_garbage_collections(written: Callable[[str], Path]) -> None:
+def test_modules_are_not_traversed_by_garbage_collections(written: Written) -> None:
     script = """
 import gc, sys
 from supervisor import __main__ as main
