@@ -25,10 +25,6 @@ from tests.system.simulator import simulate
 COSTS: dict[str, Any] = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
 
 
-def at_hand() -> AbstractAsyncContextManager[FakeEngine]:
-    return near_engine(Costs(**COSTS))
-
-
 def behind_a_link(
     rng: random.Random | None = None, **network: float
 ) -> Callable[[], AbstractAsyncContextManager[SglangEngine]]:
@@ -40,7 +36,9 @@ def behind_a_link(
     return make
 
 
-@pytest.mark.parametrize("make_engine", [at_hand, behind_a_link()], ids=["at hand", "behind a link"])
+@pytest.mark.parametrize(
+    "make_engine", [lambda: near_engine(Costs(**COSTS)), behind_a_link()], ids=["at hand", "behind a link"]
+)
 async def test_the_fake_engine_keeps_the_contract(
     make_engine: Callable[[], AbstractAsyncContextManager[FakeEngine] | AbstractAsyncContextManager[SglangEngine]],
     autojump_clock: MockClock,

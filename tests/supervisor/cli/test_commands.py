@@ -159,14 +159,10 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
 
 
 async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_escaped(console: Console) -> None:
-    class Away(Cluster):
-        async def poll(self) -> dict[str, StatusOrError]:
-            await trio.lowlevel.checkpoint()
-            return {"one": "[bold]\x1b]0;title\x07[/]"}
-
-    assert await commands.drain_node(Away({}), console, "one") == 1
+    away = Polled({"one": "[bold]\x1b]0;title\x07[/]"})
+    assert await commands.drain_node(away, console, "one") == 1
     assert printed(console)[0].startswith("Node one cannot be asked: [bold]\\x1b]0;title\\x07[/]. If it runs,")
-    assert await commands.drain_node(Away({}), console, "[red]two") == 1
+    assert await commands.drain_node(away, console, "[red]two") == 1
     assert printed(console)[1] == "There is no node [red]two; there is one."
 
 

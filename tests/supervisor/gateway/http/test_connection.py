@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import trio
-import trio.testing
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.rig.gateway import Rig, Worker, chat, gateway_client, gateway_rig, head, leave_all, post
+from tests.rig.gateway import Worker, chat, gateway_client, gateway_rig, head, leave_all, post
 
 
 async def test_health_readiness_and_models_are_answered(rather_slow: MockClock) -> None:
@@ -89,12 +87,8 @@ async def test_a_chat_completion_in_one_piece(rather_slow: MockClock) -> None:
         assert reply.json["usage"]["completion_tokens"] == 4
         assert reply.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
         assert reply.headers["x-request-id"] == "mine"
-        await at_rest_with(rig, 1)
-
-
-async def at_rest_with(rig: Rig, connections: int) -> None:
-    await trio.testing.wait_all_tasks_blocked()
-    assert (len(rig.gateway.connections), rig.gateway.gate.inside, rig.worker.running) == (connections, 0, 0)
+        await wait_all_tasks_blocked()
+        assert (len(rig.gateway.connections), rig.gateway.gate.inside, rig.worker.running) == (1, 0, 0)
 
 
 async def test_a_streamed_chat_completion_has_its_chunks_in_order(rather_slow: MockClock) -> None:
