@@ -55,11 +55,16 @@ async def test_other_bytes_than_a_greeting_end_a_connection_and_disturb_nobody(
     name: str, link_records: Callable[[], list[Any]]
 ) -> None:
     async with undisturbed() as a:
-        for _ in range(3):
+
+        async def connect() -> None:
             async with raw_connection(a, BYTES[name]) as stream:
                 if name in {"nothing", "close"}:
                     await stream.send_eof()
                 await read_to_end(stream)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(connect)
     assert 1 <= sum(record.peer == LOOPBACK for record in link_records()) <= 2
 
 
