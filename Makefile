@@ -36,10 +36,10 @@ check: $(VENV)/ready-dev  ## types, lint, units, simulation, sweep: the fast par
 WIDE := $(addprefix tests/,bench contracts protocol repository rig system)
 
 wide: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m "not realtime and not engine" $(WIDE)
+	$(BIN)/python $(UNDER) -m pytest -m "not realtime and not engine" $(WIDE)
 
 units: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m "not realtime and not engine" $(addprefix --ignore=,$(WIDE))
+	$(BIN)/python $(UNDER) -m pytest -m "not realtime and not engine" $(addprefix --ignore=,$(WIDE))
 
 lint: $(VENV)/ready-dev build/lint/actors build/lint/supervisor
 	$(BIN)/ruff check --quiet .
@@ -75,8 +75,10 @@ lock: $(VENV)/ready-dev  ## make the lock files of requirements/ anew; PIP="--fi
 	$(BIN)/python requirements/lock.py $(PIP)
 
 coverage: $(VENV)/ready-dev  ## which lines of the product the fast part of the tests runs, in percent; twice as slow as it
-	-$(BIN)/python -m coverage run -m pytest -m "not realtime and not engine"
-	$(BIN)/python -m coverage report
+	@$(BIN)/python -m coverage erase
+	-$(MAKE) --no-print-directory -k -j2 wide units UNDER="-m coverage run --parallel-mode"
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report
 
 news: $(VENV)/ready-dev  ## print what the next release's entry in CHANGELOG.md will say
 	$(BIN)/towncrier build --draft --version next
