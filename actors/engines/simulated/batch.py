@@ -92,9 +92,8 @@ class Batch:
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt
     memory: KvMemory = field(init=False)
-    waiting: OrderedDict[str, HeldRequest] = field(
-        init=False, factory=OrderedDict
-    )  # a dict is slow to find its first entry
+    # A dict is slow to find its first entry.
+    waiting: OrderedDict[str, HeldRequest] = field(init=False, factory=OrderedDict)
     running: dict[str, HeldRequest] = field(init=False, factory=dict)
     _leaving: dict[str, HeldRequest] = field(init=False, factory=dict)
     # Those that run, and whose prompts are being transferred: to a decode, or from a prefill.

@@ -305,7 +305,7 @@ async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(webs
             assert (await client.upgrade()).status == 101
             await client.say(create("n=1900 s=0.0001"))
         else:
-            await client.send(post(chat("n=1900 s=0.0001", stream=True)))
+            await client.send(post(chat("n=600 s=0.0001", stream=True)))
         with trio.fail_after(20):
             await at_rest(rig)
         assert rig.worker.left == 1
@@ -315,7 +315,7 @@ async def test_a_backlog_drops_the_client_aborts_its_request_and_is_counted(webs
 async def test_a_client_that_reads_is_not_dropped_with_a_small_backlog() -> None:
     async with gateway_rig(backlog_bytes_max=20_000, send_buffer_bytes=4096) as rig:
         rig.worker.line = "The oak is old. " * 50
-        reply = await (await rig.client()).ask(post(chat("n=1900 s=0.0001", stream=True)))
+        reply = await (await rig.client()).ask(post(chat("n=600 s=0.0001", stream=True)))
         assert reply.events[-1] == "[DONE]"
         assert b"espalier_clients_dropped_total{" not in rig.metrics.render({})
 
