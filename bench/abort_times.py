@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 
@@ -55,14 +55,8 @@ class Poll:
         while True:
             engine, gateway = self.busy()
             now = time.perf_counter()
-            if engine:
-                idle_at = None
-            elif idle_at is None:
-                idle_at = now
-            if engine or gateway:
-                quiet_since = None
-            elif quiet_since is None:
-                quiet_since = now
+            idle_at = None if engine else idle_at or now
+            quiet_since = None if engine or gateway else quiet_since or now
             if idle_at is not None and quiet_since is not None and now - quiet_since > SETTLE_S:
                 return idle_at - since
             if now - since > GIVE_UP_S:
@@ -75,28 +69,24 @@ class Poll:
 def leave_chat(target: Node, prompt: str, pause_s: float, pieces: int) -> float:
     """Send a request over HTTP and disconnect; return when."""
     chat = Chat(target.port, chat_body(prompt, TOKENS))
-    if pieces:
-        for _ in chat.events():
-            if chat.outcome.pieces >= pieces:
-                break
-    time.sleep(pause_s)
-    left_at = time.perf_counter()
-    chat.leave()
-    return left_at
+    return _leave(chat.leave, chat.outcome, chat.events(), pause_s, pieces)
 
 
 def leave_socket(target: Node, prompt: str, pause_s: float, pieces: int) -> float:
     """Send a request over a WebSocket and disconnect; return when."""
-    socket = ResponsesSocket(target.port)
+    socket, outcome = ResponsesSocket(target.port), Outcome()
     socket.send(response_body(prompt, TOKENS))
-    outcome = Outcome()
-    if pieces:
-        for _ in socket.events(outcome):
-            if outcome.pieces >= pieces:
-                break
+    # Without closing the socket, since the polling must begin at once.
+    return _leave(socket.leave, outcome, socket.events(outcome), pause_s, pieces)
+
+
+def _leave(leave: Callable[[], None], outcome: Outcome, events: Iterator[object], pause_s: float, pieces: int) -> float:
+    """Disconnect a pause after so many pieces of text have come; return when."""
+    while outcome.pieces < pieces and next(events, None) is not None:
+        pass
     time.sleep(pause_s)
     left_at = time.perf_counter()
-    socket.leave()  # without closing it, since the polling must begin at once
+    leave()
     return left_at
 
 

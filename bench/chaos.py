@@ -20,11 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from random import Random
 from threading import Event, Thread
 
 from bench.rig import checked_clients
-from bench.rig.checked_clients import CheckedRequest, CompleteAnswer, GatewayInterruptions, Tally
+from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions, Tally
 from bench.rig.cluster import Cluster, Plan, cluster, cluster_engine_name, node_engine_name, sglang, simulated
 from bench.rig.faults import ENGINES, NODES, SHUTDOWN_MAX_S, FaultInjector, plan_faults
 from bench.rig.node import metric, short_folder
@@ -135,7 +134,7 @@ def healed(target: Cluster, within_s: float) -> list[str]:
     return []
 
 
-def aftermath(target: Cluster, right: dict[tuple[str, int | None], CompleteAnswer]) -> list[str]:
+def aftermath(target: Cluster, right: checked_clients.References) -> list[str]:
     """End a healed cluster; return a sentence for everything that does not hold of it before and after."""
     wrong = [f"{IDLE_WITHIN_S:g} s later {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
     before = _calls(target)
@@ -152,9 +151,8 @@ def aftermath(target: Cluster, right: dict[tuple[str, int | None], CompleteAnswe
     print(
         f"{len(requests)} more requests: " + ", ".join(f"{name} got {number:g} calls" for name, number in calls.items())
     )
-    pair = any(
-        "leg =" in text for text in target.plan.engines.values()
-    )  # beside it, a worker of both legs is a reserve
+    # Beside a pair, a worker of both legs is a reserve.
+    pair = any("leg =" in text for text in target.plan.engines.values())
     for name, text in target.plan.engines.items():
         if not calls[name] and (not pair or "leg =" in text):
             wrong.append(f"{name} got no calls at the end")
@@ -199,29 +197,16 @@ def bugs(target: Cluster) -> list[str]:
 
 def storm(target: Cluster, proxies: dict[str, FaultProxy], kind: Kind, seconds: float, seed: int) -> list[str]:
     """Run the load and the faults, print the outcomes, and return what was wrong."""
-    tally, over, resumes = Tally(), Event(), ResumeCounts(target)
-    right = checked_clients.references(target.front.port)
-    injector = FaultInjector(target, proxies)
-    clients = [
-        Thread(
-            target=checked_clients.client,
-            args=(tally, target.front.port, Random(seed * 1000 + number), right, over, lambda: injector.interruptions),
-            daemon=True,
-        )
-        for number in range(kind.clients)
-    ]
-    with resumes.watched():
-        for client in clients:
-            client.start()
+    tally, resumes, injector = Tally(), ResumeCounts(target), FaultInjector(target, proxies)
+    port, right = target.front.port, checked_clients.references(target.front.port)
+    with (
+        resumes.watched(),
+        checked_clients.running(tally, port, right, kind.clients, seed, lambda: injector.interruptions),
+    ):
         injector.run(plan_faults(seed, seconds, kind.every_s, kind.faults), seconds)
         down = healed(target, kind.healed_within_s)  # under load
-        over.set()
-        for client in clients:
-            client.join(checked_clients.NEVER_S + 30.0)
-    never = sum(client.is_alive() for client in clients)
     print("\n".join(table(tally, resumes, injector.done)))
-    bad = injector.bad + tally.bad + [f"{never} clients never ended"] * bool(never)
-    return bad + (down or aftermath(target, right)) + bugs(target)
+    return injector.bad + tally.bad + (down or aftermath(target, right)) + bugs(target)
 
 
 def main() -> int:

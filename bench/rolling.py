@@ -15,9 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from random import Random
 from signal import SIGTERM
-from threading import Event, Thread
 
 from bench.rig import checked_clients
 from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions, Tally
@@ -75,25 +73,10 @@ class Load(Tally):
 @contextmanager
 def steady(target: Cluster, clients: int, seed: int) -> Iterator[Load]:
     """Run so many clients while the body runs; yield their outcomes, complete once the body has ended."""
-    right, load, over = checked_clients.references(target.front.port), Load(), Event()
-
-    def run(number: int) -> None:
-        chance = Random(seed * 1000 + number)
-        checked_clients.client(
-            load, target.front.port, chance, right, over, lambda: load.interruptions, leave_share=0.0
-        )
-
-    threads = [Thread(target=run, args=(number,), daemon=True) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
+    load, port = Load(), target.front.port
+    right = checked_clients.references(port)
+    with checked_clients.running(load, port, right, clients, seed, lambda: load.interruptions, leave_share=0.0):
         yield load
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(checked_clients.NEVER_S + 10.0)
-            if thread.is_alive():
-                load.bad.append("a client never ended")
 
 
 def restart(target: Cluster, name: str) -> dict[str, float]:

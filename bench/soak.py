@@ -30,13 +30,8 @@ EVERY = 100
 WARM_UP = 0.25  # of all requests, in which allocators and caches fill
 ROLES = ("node", "host", "scheduler")
 Sample = dict[tuple[str, str], float]  # by process and measured quantity
-BOUNDS = {
-    "MB": 6.0,
-    "fds": 1.0,
-    "threads": 1.0,
-    "tasks": 1.0,
-    "files": 0.5,
-}  # of growth by 1,000 requests, of each process
+# Of growth by 1,000 requests, of each process.
+BOUNDS = {"MB": 6.0, "fds": 1.0, "threads": 1.0, "tasks": 1.0, "files": 0.5}
 
 
 @dataclass

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from itertools import product, zip_longest
 from random import Random
-from threading import Event, Lock
-from typing import Any
+from threading import Event, Lock, Thread
+from typing import Any, TypeAlias
 
 from websockets.exceptions import InvalidStatus, WebSocketException
 
@@ -57,6 +58,10 @@ class CompleteAnswer:
             token == other_token and abs(logprob - other_logprob) < LOGPROB_DIFFERENCE_MAX
             for (token, logprob), (other_token, other_logprob) in pairs
         )
+
+
+References: TypeAlias = dict[tuple[str, int | None], CompleteAnswer]
+"""The right answers, by prompt and `tokens_max`."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ def _body(chat: Chat, leave_after_s: float | None) -> AnswerOutcome:
     return replace(outcome_of_stream(outcome), whole=complete_answers(body) if body else [])
 
 
-def references(port: int) -> dict[tuple[str, int | None], CompleteAnswer]:
+def references(port: int) -> References:
     """Return the answers of an undisturbed cluster to every request, by prompt and `tokens_max`."""
 
     def reference(key: tuple[str, int | None]) -> CompleteAnswer:
@@ -266,24 +271,51 @@ class Tally:
             yield f"{count:>7}  {category}"
 
 
-def client(tally: Tally, *arguments: Any, **options: Any) -> None:
-    """Send requests until `over` is set; an exception of the client itself counts as bad."""
+@contextmanager
+def running(
+    tally: Tally,
+    port: int,
+    right: References,
+    count: int,
+    seed: int,
+    gateway: Callable[[], GatewayInterruptions],
+    leave_share: float = LEAVE_SHARE,
+) -> Iterator[None]:
+    """Run so many clients while the body runs; `gateway` returns the interruptions of its node so far.
+
+    A client that fails, or that never ends, counts as bad.
+    """
+    over = Event()
+
+    def run(chance: Random) -> None:
+        try:
+            _send_requests(tally, port, chance, right, over, gateway, leave_share)
+        except Exception as error:  # noqa: BLE001  # any of them fails the run
+            tally.bad.append(f"a client of the bench failed: {error!r}")
+
+    threads = [Thread(target=run, args=(Random(seed * 1000 + number),), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
     try:
-        _client(tally, *arguments, **options)
-    except Exception as error:  # noqa: BLE001  # any of them fails the run
-        tally.bad.append(f"a client of the bench failed: {error!r}")
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(NEVER_S + 30.0)
+        if never := sum(thread.is_alive() for thread in threads):
+            tally.bad.append(f"{never} clients never ended")
 
 
-def _client(
+def _send_requests(
     tally: Tally,
     port: int,
     chance: Random,
-    right: dict[tuple[str, int | None], CompleteAnswer],
+    right: References,
     over: Event,
-    gateway: Callable[[], GatewayInterruptions] = GatewayInterruptions,
-    leave_share: float = LEAVE_SHARE,
+    gateway: Callable[[], GatewayInterruptions],
+    leave_share: float,
 ) -> None:
-    """Send one request after the other until `over` is set; `gateway` returns the interruptions of its node so far."""
+    """Send one request after the other until `over` is set."""
     while not over.is_set():
         if gateway().kills % 2:
             over.wait(RETRY_AFTER_S)  # nothing listens

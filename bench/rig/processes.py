@@ -63,18 +63,17 @@ def was_marked(pid: int, mark: str) -> bool:
 
 def memory_bytes(pid: int, kind: str = "Pss") -> int:
     """Return the memory of a process, by default its proportional share of what it shares (`Pss`)."""
-    for line in (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines():
-        if line.startswith(f"{kind}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return _kilobytes(pid, "smaps_rollup", kind) * 1024
 
 
 def memory_max_mb(pid: int) -> float:
     """Return the peak of a process's resident memory, in MB."""
-    for line in (Path("/proc") / str(pid) / "status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+    return _kilobytes(pid, "status", "VmHWM") / 1024
+
+
+def _kilobytes(pid: int, file: str, name: str) -> int:
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def open_files(pid: int) -> int:
