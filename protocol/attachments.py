@@ -152,9 +152,8 @@ class Incoming:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.promised_bytes = 0  # of all incomplete attachments, arrived or not
-        self._incomplete: dict[
-            Key, tuple[Open | Item, bytearray]
-        ] = {}  # a frame, and the bytes of its attachment so far
+        # A frame, and the bytes of its attachment so far.
+        self._incomplete: dict[Key, tuple[Open | Item, bytearray]] = {}
         self.unacknowledged_bytes = 0
         """Bytes received since the last `WindowUpdate`."""
 

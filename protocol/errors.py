@@ -37,11 +37,6 @@ class RequestError(EspalierError):
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
 
-    @property
-    def retryable(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.retry_after_s is not None
-
 
 class InternalError(RequestError):
     """A bug of this server, logged where it occurred; report it with the request's id."""

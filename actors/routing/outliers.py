@@ -32,9 +32,7 @@ class Ejection:
     rate_max: Annotated[float, Within(above=0, at_most=1)] = 0.5  # of failures among those
     ejected_s: Annotated[float, Within(above=0, at_most=86_400)] = 10.0  # the first time; then twice as long each time
     ejected_max_s: Annotated[float, Within(above=0, at_most=86_400)] = 300.0
-    share_max: Annotated[float, Within(at_least=0, at_most=1)] = (
-        0.5  # of the workers of one leg; a lone worker is never ejected
-    )
+    share_max: Annotated[float, Within(at_least=0, at_most=1)] = 0.5  # of the workers of one leg, never a lone worker
 
 
 @frozen

@@ -20,7 +20,7 @@ from functools import partial
 from typing import cast
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from protocol.cluster import TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check_loads, check_state
 from protocol.errors import LinkReplaced, PeerLost, PeerRefused, PeerViolation
@@ -67,14 +67,10 @@ class CarriedLinks:
     services: Services
     traffic: defaultdict[str, Traffic]  # by node, over all its links
     link_log: LinkLog
-    announcer: Announcer = field()
+    announcer: Announcer = field(default=Factory(lambda self: Announcer(self.directory), takes_self=True))
     heartbeat_task: HeartbeatTask = field(factory=HeartbeatTask)
     dialed: set[str] = field(factory=set)  # the nodes to which this one has dialed the link
     _carried: dict[str, CarriedLink] = field(factory=dict)  # by node, the link that counts
-
-    @announcer.default
-    def _new_announcer(self) -> Announcer:
-        return Announcer(self.directory)
 
     @property
     def dialers(self) -> Mapping[str, str]:

@@ -16,8 +16,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import trio
-
 T = TypeVar("T")
 
 TEMPLATE_BYTES_MAX = 4 * 1024 * 1024
@@ -30,12 +28,6 @@ class FileReader(Protocol):
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the function returns, or raise what it raises; raises `StartFailed` if a file does not answer."""
-
-
-async def read_inline(function: Callable[[], T], /) -> T:
-    """Run a function in the calling thread, however long it takes: for tests."""
-    await trio.lowlevel.checkpoint()
-    return function()
 
 
 @contextmanager

@@ -120,17 +120,13 @@ class Gateway:
         if not self.keys.wanted:
             self.connections.authenticated(outbox, None)
 
-    def authenticate(self, headers: Headers, *, admin: bool = False) -> Key:
-        """Return the key of a request; raises `Unauthorized`, or `Forbidden` where an admin key is needed."""
-        return self.keys.find(headers, admin=admin)
-
     def authorize(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> Key:
         """Return the key of a request, and count its connection in the name of that key from now on.
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
         """
         self.origins.check_headers(headers)
-        key = self.authenticate(headers, admin=admin)
+        key = self.keys.find(headers, admin=admin)
         self.connections.authenticated(outbox, None if key is self.keys.anonymous else key)
         return key
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from math import inf
 
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Askable
 from actors.processor import TextReply, TextRequest, TextResult
@@ -110,12 +110,8 @@ class RequestRunner:
     metrics: Metrics
     first_token_s: float  # from the arrival of a request, all waits included
     total_s: float  # from the arrival, too
-    access: AccessLog = field()
+    access: AccessLog = field(default=Factory(lambda self: AccessLog(self.metrics), takes_self=True))
     _running: set[RequestRecord] = field(factory=set)
-
-    @access.default
-    def _access(self) -> AccessLog:
-        return AccessLog(self.metrics)
 
     @property
     def running(self) -> int:

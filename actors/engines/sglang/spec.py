@@ -24,12 +24,8 @@ class GrammarLimits:
 
     compile_s: Time = 2.0
     walk_s: Time = 0.5  # of trying tokens: the longer, the more of a grammar is tried
-    step_ms: Annotated[float, Within(at_least=0.1, at_most=1e4)] = (
-        10.0  # to accept one token and to say which may be next
-    )
-    bytes_max: Annotated[int, Within(at_least=2**20, at_most=2**40)] = (
-        256 * 1024 * 1024
-    )  # of compiling one, and of all that an engine keeps
+    step_ms: Annotated[float, Within(at_least=0.1, at_most=1e4)] = 10.0  # to accept a token and compute the next mask
+    bytes_max: Annotated[int, Within(at_least=2**20, at_most=2**40)] = 2**28  # to compile one, or of all that are kept
     checks_max: Annotated[int, Within(at_least=1, at_most=64)] = 2  # each in a process of its own
     waiting_max: Many = 64
     verdicts_max: Many = 1024  # that are kept

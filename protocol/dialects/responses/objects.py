@@ -87,9 +87,9 @@ def item_object(name: str, status: str, content: Sequence[object]) -> dict[str, 
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def part_object(text: str | msgspec.Raw, logprobs: Sequence[object] = ()) -> dict[str, object]:
+def part_object(text: str | msgspec.Raw) -> dict[str, object]:
     """Return a part of an item, which is text."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def usage_object(usage: Usage) -> dict[str, object]:

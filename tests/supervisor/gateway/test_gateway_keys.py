@@ -19,7 +19,6 @@ from protocol.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.certificate import Certificate
 from supervisor.config.load import NodeSection
-from supervisor.files.reading import read_inline
 from supervisor.gateway.keys import Keys, KeySources, KeyStatistics
 from supervisor.node import node
 from supervisor.node.reload import Reloader
@@ -27,6 +26,7 @@ from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
+from tests.rig.files import read_inline
 from tests.rig.gateway import SECRET, Client, Reply, Rig, at_rest, chat, create, gateway_rig, head, post
 from tests.rig.keys import as_, sha
 from tests.rig.sockets import last_event, whole

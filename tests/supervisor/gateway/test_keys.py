@@ -20,7 +20,6 @@ from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimit
 from protocol.text_messages import Respond
 from supervisor.config.keyfile import KeySection
 from supervisor.config.limits import GatewayLimits
-from supervisor.files.reading import read_inline
 from supervisor.gateway import keys as module
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
@@ -28,6 +27,7 @@ from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources, presente
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
 from supervisor.telemetry.metrics import Metrics
+from tests.rig.files import read_inline
 from tests.rig.keys import sha
 from tests.rig.launched import run_supervisor
 from tests.rig.log_records import log_records
@@ -153,7 +153,7 @@ def test_a_missing_or_wrong_key_is_refused_without_further_information(headers: 
     with pytest.raises(Unauthorized) as caught:
         keys.find(headers)
     error = caught.value
-    assert (error.http_status, error.close_code, error.retryable) == (401, 1008, False)
+    assert (error.http_status, error.close_code, error.retry_after_s) == (401, 1008, None)
     assert (b"www-authenticate", b"Bearer") in error_headers(error)
     assert b"invalid_api_key" in error_body(error)
     assert SECRET not in str(error)
@@ -267,7 +267,7 @@ async def test_a_broken_file_keeps_the_old_keys_and_logs_one_line(
 ) -> None:
     path = file(("alice", "a"))
     gateway = make_gateway(loaded(path))
-    key = gateway.authenticate(bearer("a"))
+    key = gateway.keys.find(bearer("a"))
     if text is None:
         path.unlink()
     else:
@@ -279,7 +279,7 @@ async def test_a_broken_file_keeps_the_old_keys_and_logs_one_line(
     ]
     assert str(path) in log_records(caplog)[0].reason
     assert "\n" not in log_records(caplog)[0].reason
-    assert gateway.authenticate(bearer("a")) is key
+    assert gateway.keys.find(bearer("a")) is key
     assert not key.revoked
 
 
@@ -333,7 +333,7 @@ async def test_a_rate_limit_refuses_what_exceeds_it_with_a_retry_after(autojump_
     with pytest.raises(RateLimited, match=r"may ask 0\.25 times a second; the next time is in 4 s") as caught:
         key.charge()
     assert (b"retry-after", b"4") in error_headers(caught.value)
-    assert caught.value.retryable
+    assert caught.value.retry_after_s is not None
     assert RateLimited("x").retry_after_s == 1  # it was this error's own, and not its class's
     await trio.sleep(4)
     key.charge()

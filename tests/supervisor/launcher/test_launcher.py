@@ -21,13 +21,13 @@ from trio.testing import MockClock
 from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster, read_cluster
-from supervisor.files.reading import read_inline
 from supervisor.launcher import launcher, node_process, preflight
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode
 from supervisor.processes import process
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.logs import Terminal
+from tests.rig.files import read_inline
 from tests.rig.launched import SIMULATED, THIRD
 from tests.rig.log_records import log_records
 

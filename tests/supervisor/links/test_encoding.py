@@ -101,5 +101,5 @@ def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) ->
 def test_b18_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable() -> None:
     lost = request_error(Fail(1, AskerLeft.code, "x"), asker_left=False)
     assert isinstance(lost, ActorLost)
-    assert lost.retryable
+    assert lost.retry_after_s is not None
     assert isinstance(request_error(Fail(1, AskerLeft.code, "x"), asker_left=True), AskerLeft)

@@ -17,7 +17,7 @@ from supervisor.cluster import link_credentials
 from supervisor.cluster.mesh import Mesh
 from supervisor.config.certificate import Certificate
 from supervisor.engines.kinds import load_cluster
-from supervisor.files.reading import FileReader, read_inline
+from supervisor.files.reading import FileReader
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import key_file_lines
 from supervisor.gateway.origins import Origins
@@ -25,6 +25,7 @@ from supervisor.node.credentials import read_credentials
 from supervisor.node.reload import Reloader
 from tests.rig import certificate
 from tests.rig.assembly import built_assembly
+from tests.rig.files import read_inline
 from tests.rig.links import idle_link
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny"

@@ -18,9 +18,9 @@ from supervisor import deadlines
 from supervisor.config import load
 from supervisor.engines.kinds import read_cluster
 from supervisor.files import reading
-from supervisor.files.reading import read_inline
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests.rig import certificate
+from tests.rig.files import read_inline
 from tests.supervisor.node.test_reload import FILE, KEYED, Front, front, write_keys
 
 __all__ = ["front"]
