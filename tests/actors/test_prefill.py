@@ -35,7 +35,6 @@ class Pair:
     prefill: AnyAddress
     decode: AnyAddress
     prefill_engine: SimulatedEngine
-    decode_engine: SimulatedEngine
 
 
 @asynccontextmanager
@@ -50,7 +49,7 @@ async def pair(*, slots: int = 2, decode_memory: int = 4096) -> AsyncIterator[Pa
         to_decode, requests = priority_inbox(8, lambda request: request.priority)
         await actors.start(prefill, prompts, first, slots, Deadlines())
         await actors.start(decode, requests, second, 4, Deadlines())
-        yield Pair(to_prefill, to_decode, first, second)
+        yield Pair(to_prefill, to_decode, first)
         actors.cancel_scope.cancel()
 
 

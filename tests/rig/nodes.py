@@ -59,12 +59,10 @@ def unlink(directory: Directory, node: str) -> None:
     directory.unlinked(node, link)
 
 
-def add_worker(
-    directory: Directory, name: str = "here", *, leg: Leg = Leg.BOTH, slots: int = 2, inbox_size: int = 2
-) -> LocalWorker:
+def add_worker(directory: Directory, name: str = "here", *, slots: int = 2, inbox_size: int = 2) -> LocalWorker:
     """Give a node one more worker, whose engine is down."""
     address, inbox = priority_inbox(inbox_size, lambda request: request.priority)
-    offer, engine = Offer(name, "oak", leg, slots, up=False), Registration[port.Engine](directory.notify)
+    offer, engine = Offer(name, "oak", Leg.BOTH, slots, up=False), Registration[port.Engine](directory.notify)
     worker = directory.local[name] = LocalWorker(directory.name, offer, address, engine, inbox, directory)
     return worker
 

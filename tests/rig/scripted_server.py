@@ -36,11 +36,11 @@ def usage(prompt: int, output: int) -> Json:
     return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}
 
 
-def chat_events(tokens: int, *, role: bool = True, finish: str = "length") -> list[bytes]:
+def chat_events(tokens: int) -> list[bytes]:
     """Return the events of a complete chat answer."""
-    first = [event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})] if role else []
+    first = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
     words = [event(delta("w")) for _ in range(tokens)]
-    return [*first, *words, event(delta(finish=finish)), event(usage(7, tokens)), event("[DONE]")]
+    return [first, *words, event(delta(finish="length")), event(usage(7, tokens)), event("[DONE]")]
 
 
 def response_end(kind: str, tokens: int = 0, **more: object) -> Json:

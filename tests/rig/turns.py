@@ -24,8 +24,7 @@ TURN_CPU_MAX_S = 0.05  # what is 20 ms of an idle machine, on a busy one
 class CpuTurns(trio.abc.Instrument):
     """Records the steps of the product's tasks that took more CPU time than a turn may."""
 
-    def __init__(self, max_s: float) -> None:
-        self.max_s = max_s
+    def __init__(self) -> None:
         self.exceeded: list[str] = []
         self._began = self._collecting = 0.0
 
@@ -34,7 +33,7 @@ class CpuTurns(trio.abc.Instrument):
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         took_s = time.thread_time() - self._began
-        if took_s > self.max_s and is_product(task):
+        if took_s > TURN_CPU_MAX_S and is_product(task):
             self.exceeded.append(
                 f"{task_function(task)} took {took_s:.3f} s of CPU in one turn; it is in {await_chain(task)}"
             )
@@ -54,13 +53,13 @@ def is_product(task: trio.lowlevel.Task) -> bool:
 
 
 @contextmanager
-def cpu_watched(max_s: float = TURN_CPU_MAX_S) -> Iterator[list[str]]:
+def cpu_watched() -> Iterator[list[str]]:
     """Watch every `trio.run` of the body; what exceeded its budget is in the list that is yielded, at the end."""
     exceeded: list[str] = []
     plain = trio.run
 
     def run(*args: Any, instruments: Iterable[trio.abc.Instrument] = (), **options: Any) -> Any:
-        turns = CpuTurns(max_s)
+        turns = CpuTurns()
         gc.callbacks.append(turns.collected)
         try:
             return plain(*args, instruments=[*instruments, turns], **options)

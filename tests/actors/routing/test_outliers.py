@@ -33,15 +33,8 @@ from tests.system.simulator import simulate
 LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, ejected_s=10, ejected_max_s=60, share_max=0.5)
 
 
-def fail(
-    outliers: OutlierDetector,
-    name: str = "a",
-    times: int = 1,
-    now: float = 0.0,
-    peers: int = 4,
-    limits: Ejection = LIMITS,
-) -> list[bool]:
-    return [outliers.failed(Suspect(name, "both", peers), "internal", limits, now) for _ in range(times)]
+def fail(outliers: OutlierDetector, name: str = "a", times: int = 1, now: float = 0.0, peers: int = 4) -> list[bool]:
+    return [outliers.failed(Suspect(name, "both", peers), "internal", LIMITS, now) for _ in range(times)]
 
 
 # The policy -------------------------------------------------------------------------------

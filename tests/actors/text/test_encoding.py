@@ -60,7 +60,6 @@ def bpe(**options: Any) -> models.BPE:
     return models.BPE(vocab={**BYTES, "a": 256, "aa": 257}, merges=[("a", "a")], byte_fallback=True, **options)
 
 
-TINY_DESCRIBED = json.loads(TINY.tokenizer.to_str())
 BOUNDED = {
     "tiny": TINY.tokenizer,
     "byte fallback": tokenizer(bpe()),

@@ -11,10 +11,8 @@ from bench.attacks import __main__
 from bench.attacks.scenario import Verdict, judge
 
 
-def noted(
-    during: list[Any], *, lost: tuple[()] | list[Any] = (), before: tuple[float, float, float] = (0.05, 0.06, 0.05)
-) -> dict[Any, Any]:
-    gaps = [(float(at), gap) for at, gap in enumerate(before)] + [(10.0 + at, gap) for at, gap in enumerate(during)]
+def noted(during: list[Any], *, lost: tuple[()] | list[Any] = ()) -> dict[Any, Any]:
+    gaps = [(0.0, 0.05), (1.0, 0.06), (2.0, 0.05), *((10.0 + at, gap) for at, gap in enumerate(during))]
     return {"gaps": gaps, "firsts": [(1.0, 9.0), (11.0, 0.2)], "lost": list(lost), "whole": 3}
 
 

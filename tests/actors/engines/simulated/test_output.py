@@ -128,10 +128,10 @@ async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock)
 # What it depends on -----------------------------------------------------------------------
 
 
-def first(request: Generate, *, seed: int = 0, lines: tuple[()] | list[list[int]] = (), many: int = 30) -> list[Any]:
+def first(request: Generate, *, seed: int = 0, lines: tuple[()] | list[list[int]] = ()) -> list[Any]:
     speech = OutputGenerator.from_sentences(spec(seed=seed), lines)
     sequence = speech.answer(request, pack_tokens(request.tokens))
-    return [next(sequence.ids) for _ in range(many)]
+    return [next(sequence.ids) for _ in range(30)]
 
 
 PROMPT = [1, 2, 3]
