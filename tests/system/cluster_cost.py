@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import cast
 
 import trio
@@ -93,11 +94,6 @@ class Steps(trio.abc.Instrument):
             self.spent_s += time.thread_time() - self._began
 
 
-class _Engine:
-    def __init__(self, info: EngineInfo) -> None:
-        self.info = info
-
-
 def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
     """Return a node's links; but for the gateway's it has one worker."""
     routes = name == FRONT
@@ -108,7 +104,7 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
         offer = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False)
         registration: Registration[Engine] = Registration(directory.notify)
         directory.local[offer.name] = LocalWorker(name, offer, address, registration, inbox, directory)
-        stack.enter_context(registration.publish(cast("Engine", _Engine(INFO))))
+        stack.enter_context(registration.publish(cast("Engine", SimpleNamespace(info=INFO))))
         directory.configure(FRONT, f"{FRONT}:7400")
     numbers = count()
     return _Links(

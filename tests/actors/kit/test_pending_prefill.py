@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -300,17 +301,10 @@ def test_room_that_is_given_back_twice_is_one_room() -> None:
 # At a router ------------------------------------------------------------------------------
 
 
-class FixedLoad:
-    """A worker as busy as a test says."""
-
-    def __init__(self, load: Load) -> None:
-        self.load = load
-
-
 def test_a_worker_with_prompts_enough_is_behind_all_that_have_room() -> None:
     loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
     assert [load.full for load in loads] == [True, False, False]
-    ranked = RankedWorkers.of([cast("Worker", FixedLoad(load)) for load in loads])
+    ranked = RankedWorkers.of([cast("Worker", SimpleNamespace(load=load)) for load in loads])
     assert [worker.load.name for worker in ranked] == ["c", "b", "a"]
 
 
