@@ -29,15 +29,8 @@ LIMITS = PromptLimits(INFO, MOST, MOST)
 CONTENTS = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
 
 
-def respond(
-    content: str = "n=5",
-    *,
-    turns: Sequence[Any] | tuple[Any, ...] | None = None,
-    params: dict[Any, Any] | None = None,
-    **fields: Any,
-) -> Respond:
-    turns = turns or (Turn(Role.USER, content),)
-    return Respond("a" * 32, tuple(turns), params=params or {}, **fields)
+def respond(content: str = "n=5", *, turns: Sequence[Turn] = (), **fields: Any) -> Respond:
+    return Respond("a" * 32, tuple(turns) or (Turn(Role.USER, content),), **fields)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import attrs
 import hypothesis.strategies as st
@@ -85,12 +85,12 @@ def head(kind: int, length: int) -> bytes:
     return struct.pack("<BI", kind, length)
 
 
-def raw(kind: int, body: Mapping[typing.Any, typing.Any] | None) -> bytes:
+def raw(kind: int, body: Mapping[Any, Any] | None) -> bytes:
     data = msgspec.msgpack.encode(body)
     return head(kind, len(data)) + data
 
 
-def pieces(data: bytes, cuts: list[typing.Any]) -> Iterator[bytes]:
+def pieces(data: bytes, cuts: list[Any]) -> Iterator[bytes]:
     start = 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
         yield data[start:cut]
@@ -102,14 +102,14 @@ def pieces(data: bytes, cuts: list[typing.Any]) -> Iterator[bytes]:
 
 @fast
 @given(st.lists(frames, max_size=6), st.lists(st.integers(0, 10**6), max_size=8))
-def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent: list[typing.Any], cuts: list[typing.Any]) -> None:
+def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent: list[Any], cuts: list[Any]) -> None:
     reader, data = FrameReader(), b"".join(map(encode, sent))
     assert [frame for piece in pieces(data, cuts) for frame in reader.feed(piece)] == sent
 
 
 @fast
 @given(st.lists(frames, max_size=4))
-def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent: list[typing.Any]) -> None:
+def test_one_byte_at_a_time_is_the_same_as_all_at_once(sent: list[Any]) -> None:
     data = b"".join(map(encode, sent))
     trickle = FrameReader()
     assert [frame for byte in data for frame in trickle.feed(bytes((byte,)))] == list(FrameReader().feed(data)) == sent
@@ -122,7 +122,7 @@ tensors = st.builds(
 )
 
 
-def hexadecimal(digits: int) -> st.SearchStrategy[typing.Any]:
+def hexadecimal(digits: int) -> st.SearchStrategy[Any]:
     return st.integers(1, 16**digits - 1).map(lambda number: f"{number:0{digits}x}")
 
 
@@ -131,7 +131,7 @@ traces = st.builds(Trace, hexadecimal(32), spans, st.none() | spans, st.booleans
 MADE = {Tensor: tensors, Trace: traces}
 
 
-def values_of(hint: typing.Any) -> st.SearchStrategy[typing.Any]:  # noqa: PLR0911  # one kind of hint each
+def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # one kind of hint each
     """Return a strategy for the values of a field of a message."""
     if hint in MADE:
         return MADE[hint]
@@ -234,15 +234,13 @@ names = st.sampled_from(sorted({field.name for kind in KINDS.values() for field 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(names, things, max_size=7))
-def test_well_formed_nonsense_raises_a_violation_and_nothing_else(
-    kind: int, body: dict[typing.Any, typing.Any]
-) -> None:
+def test_well_formed_nonsense_raises_a_violation_and_nothing_else(kind: int, body: dict[Any, Any]) -> None:
     check_violation_at_most(raw(kind, body))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(frames, max_size=4))
-def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent: list[typing.Any]) -> None:
+def test_frames_in_any_order_raise_a_violation_and_nothing_else(sent: list[Any]) -> None:
     check_violation_at_most(b"".join(map(encode, sent)))
 
 
@@ -255,7 +253,7 @@ def test_random_messages_raise_a_violation_and_nothing_else(kind: int, body: byt
 
 @fast
 @given(st.lists(frames, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 255))
-def test_one_wrong_byte_raises_a_violation_at_most(sent: list[typing.Any], place: int, value: int) -> None:
+def test_one_wrong_byte_raises_a_violation_at_most(sent: list[Any], place: int, value: int) -> None:
     data = bytearray(b"".join(map(encode, sent)))
     data[place % len(data)] = value
     check_violation_at_most(bytes(data))
@@ -367,7 +365,7 @@ def test_a_message_of_no_kind_is_a_violation(data: bytes) -> None:
 
 @fast
 @given(st.sampled_from(Dtype), st.lists(st.integers(0, 4), max_size=3))
-def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype: Dtype, shape: list[typing.Any]) -> None:
+def test_a_tensor_has_exactly_the_bytes_of_its_shape(dtype: Dtype, shape: list[Any]) -> None:
     size = BYTES[dtype]
     for length in shape:
         size *= length
@@ -395,7 +393,7 @@ def test_every_dtype_has_a_size() -> None:
 
 
 def test_a_tensor_does_not_print_its_bytes() -> None:
-    data: typing.Any = b"xxxx"  # whose own `repr` would show them
+    data: Any = b"xxxx"  # whose own `repr` would show them
     assert "xxxx" not in repr(Tensor(Dtype.UINT8, (4,), data))
 
 

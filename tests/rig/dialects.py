@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from protocol.dialects.answer_builder import AnswerBuilder
-from protocol.dialects.chat import ChatRequest
 from protocol.dialects.choices import ChoiceChunks
-from protocol.dialects.completions import CompletionRequest
 from protocol.dialects.http import error_body
 from protocol.errors import BadRequest, RequestError
 from protocol.messages import FinishReason, Started
@@ -50,10 +48,7 @@ LISTED = [  # their log probabilities as chat completions and Responses have the
 
 
 def check_answered_or_refused(
-    value: object,
-    base: dict[str, Any],
-    parse: Callable[[bytes], ChatRequest | CompletionRequest],
-    to_respond: Callable[..., Respond],
+    value: object, base: dict[str, Any], parse: Callable[[bytes], Any], to_respond: Callable[..., Respond]
 ) -> None:
     """Check that a value, alone or merged into a valid request, is either accepted or refused with a `RequestError`."""
     for data in (value, base | value if isinstance(value, dict) else value):

@@ -24,7 +24,7 @@ from protocol.errors import (
 )
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, mailbox
 from tests.rig.log_records import log_records
-from tests.rig.tasks import call_later
+from tests.rig.tasks import append_result, call_later
 from tests.system.simulator import counting
 
 
@@ -35,14 +35,6 @@ class Ask:
 
 def answer(credit: int = 100) -> AnyAnswer:
     return AnyAnswer(credit)
-
-
-async def relaying(
-    source: AnyAnswer, into: Callable[[Any], Any], got: list[Any] | None = None, until: Callable[[], int] | None = None
-) -> None:
-    result = await source.relay(into, until)
-    if got is not None:
-        got.append(result)
 
 
 # Replies in order, then the end -----------------------------------------------------------
@@ -146,9 +138,9 @@ async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_no_task(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     first, second, third, got = answer(1000), answer(1000), answer(1000), list[int]()
-    nursery.start_soon(relaying, first, lambda reply: second.put(reply * 2), name="one")
-    nursery.start_soon(relaying, second, lambda reply: third.put(reply + 1), name="two")
-    nursery.start_soon(relaying, third, got.append, name="three")
+    nursery.start_soon(first.relay, lambda reply: second.put(reply * 2), name="one")
+    nursery.start_soon(second.relay, lambda reply: third.put(reply + 1), name="two")
+    nursery.start_soon(third.relay, got.append, name="three")
     await wait_all_tasks_blocked()
     with counting() as steps:
         for number in range(500):
@@ -215,7 +207,7 @@ async def test_an_abandoned_answer_ends_its_relay_and_drops_further_replies(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     source, got, results = answer(3), list[int](), list[object]()
-    nursery.start_soon(relaying, source, got.append, results)
+    nursery.start_soon(append_result, results, source.relay, got.append)
     await wait_all_tasks_blocked()
     source.put(1)
     source.abandon()
@@ -229,7 +221,7 @@ async def test_a_relay_ends_at_its_deadline_which_is_evaluated_again_each_time(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     source, results, deadline = answer(), list[object](), [5]
-    nursery.start_soon(relaying, source, lambda _: None, results, lambda: deadline[0])
+    nursery.start_soon(append_result, results, source.relay, lambda _: None, lambda: deadline[0])
     await trio.sleep(4)
     deadline[0] = 7
     await trio.sleep(2.5)
@@ -255,7 +247,7 @@ async def test_a_result_that_is_there_is_returned_though_the_deadline_has_passed
 
 async def serve(
     inbox: trio.MemoryReceiveChannel[AnyCall],
-    serve_one: Callable[[Any, Any], Awaitable[Any] | Awaitable[None]],
+    serve_one: Callable[[Any, Any], Awaitable[None]],
     bugs: BugCounter | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -273,9 +265,7 @@ async def serve(
 
 
 async def served(
-    nursery: trio.Nursery,
-    serve_one: Callable[[Any, Any], Awaitable[Any] | Awaitable[None]],
-    bugs: BugCounter | None = None,
+    nursery: trio.Nursery, serve_one: Callable[[Any, Any], Awaitable[None]], bugs: BugCounter | None = None
 ) -> AnyAddress:
     """Return the address of an actor that answers each call by a function."""
     address, inbox = mailbox(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -68,9 +67,7 @@ async def test_a_stop_token_ends_whole_too(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"ignore_eos": True}, {"tokens_min": 4}])
-async def test_a_token_that_ends_nothing_is_gone_on_from(
-    sampling: Mapping[str, Any], autojump_clock: MockClock
-) -> None:
+async def test_a_token_that_ends_nothing_is_gone_on_from(sampling: dict[str, Any], autojump_clock: MockClock) -> None:
     lost, well = Play(EngineLost("gone"), 4, length=3, at_once=True), Play(length=8)
     async with routed(Fake("a", [lost]), Fake("b", otherwise=well)) as rig:
         got = await ask(rig, generate(**sampling))
@@ -81,7 +78,7 @@ async def test_a_token_that_ends_nothing_is_gone_on_from(
 @pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, InternalError])
 @pytest.mark.parametrize("tokens", [0, 3])
 async def test_what_is_no_loss_is_passed_as_it_is(
-    error: type[BadRequest | ContextTooLong | DeadlineExceeded | InternalError], tokens: int, autojump_clock: MockClock
+    error: type[RequestError], tokens: int, autojump_clock: MockClock
 ) -> None:
     failure = error("because", param="x")
     async with routed(Fake("a", [Play(failure, tokens)]), Fake("b")) as rig:
@@ -100,7 +97,7 @@ async def test_what_is_no_loss_is_passed_as_it_is(
     ],
 )
 async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(
-    sampling: dict[str, Any], loss: type[EngineLost | LinkLost], autojump_clock: MockClock
+    sampling: dict[str, Any], loss: type[RequestError], autojump_clock: MockClock
 ) -> None:
     assert not resumes_exactly(Sampling(1, **sampling))
     plays = [Play(loss("first"), 0), Play(loss("then"), 2)]
@@ -278,9 +275,7 @@ class Replaced(LinkLost):
 
 
 @pytest.mark.parametrize("loss", [Draining, Replaced])
-async def test_b15_five_drains_in_a_row_lose_nothing(
-    loss: type[Draining | Replaced], autojump_clock: MockClock
-) -> None:
+async def test_b15_five_drains_in_a_row_lose_nothing(loss: type[RequestError], autojump_clock: MockClock) -> None:
     workers = [Fake(str(n), [Play(loss("it goes"), 8)], more=n % 4) for n in range(5)]
     async with routed(*workers, Fake("last", slots=9, more=8)) as rig:
         wanted = generate(tokens_max=50)

@@ -53,11 +53,7 @@ def sound(text: str) -> str:
 
 
 def naively(
-    sequence: list[int],
-    stops: tuple[()] | list[str] = (),
-    stop_ids: tuple[()] | list[Any] = (),
-    silent: tuple[()] | set[Any] = (),
-    tokens_min: int = 0,
+    sequence: list[int], stops: list[str], stop_ids: list[int], silent: set[int], tokens_min: int
 ) -> tuple[str, Any, int]:
     """The slow way: decode everything up to each token anew, and look for every stop in all of it."""
     kept: list[int] = []
@@ -76,7 +72,7 @@ def naively(
     return (text, None, len(sequence)) if hit is None else (text[: hit[0]], hit[1], len(sequence))
 
 
-def first_stop(text: str, stops: tuple[()] | list[str], start: int) -> tuple[int, str] | None:
+def first_stop(text: str, stops: list[str], start: int) -> tuple[int, str] | None:
     for end in range(start + 1, len(text) + 1):
         ended = [stop for stop in stops if text[start:end].endswith(stop)]
         if ended:

@@ -22,7 +22,7 @@ DATA = token_data(TINY.tokenizer)
 TEXTS = st.text(st.sampled_from("aé日🙂 .END"), min_size=1, max_size=20)
 
 
-def reading(stops: tuple[()] | list[Any] = (), **fields: Any) -> IncrementalDetokenizer:
+def reading(stops: Sequence[str] = (), **fields: Any) -> IncrementalDetokenizer:
     scores = PendingLogprobs(TINY.tokenizer.id_to_token, DATA)
     return IncrementalDetokenizer(
         TINY.tokenizer, StopStrings(stops) if stops else None, pending_logprobs=scores, **fields

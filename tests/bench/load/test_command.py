@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,7 @@ def test_frames_are_the_same_wherever_they_are_cut() -> None:
 # The report -------------------------------------------------------------------------------
 
 
-def findings(
-    *, cpu_s: float = 0.1, lags: tuple[float] | list[Any] = (0.0,), found: tuple[()] | list[Any] = ()
-) -> report.Findings:
+def findings(*, cpu_s: float = 0.1, lags: Sequence[float] = (0.0,), found: Sequence[Record] = ()) -> report.Findings:
     pace, target = Pace(clients=1, requests=1), Target(url="http://h", api="chat", model="m", key="hush")
     return report.Findings(
         job=Job(target=target, workload=Workload(), pace=pace),

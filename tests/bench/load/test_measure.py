@@ -2,6 +2,7 @@
 
 import statistics
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,24 +15,9 @@ from bench.load.messages import Fault, Record
 floats = st.floats(0, 1e6, allow_nan=False)
 
 
-def record(
-    number: int = 0,
-    stamps: tuple[()] | list[Any] = (),
-    weights: tuple[()] | list[Any] = (),
-    sent_s: float = 0.0,
-    ended_s: float = 1.0,
-    ending: Any = "completed",
-    **more: Any,
-) -> Record:
-    return Record(
-        number=number,
-        ending=ending,
-        sent_s=sent_s,
-        ended_s=ended_s,
-        stamps=array("d", stamps).tobytes(),
-        weights=array("I", weights).tobytes(),
-        **more,
-    )
+def record(*, stamps: Sequence[float] = (), weights: Sequence[int] = (), **fields: Any) -> Record:
+    usual: dict[str, Any] = {"number": 0, "ending": "completed", "sent_s": 0.0, "ended_s": 1.0} | fields
+    return Record(**usual, stamps=array("d", stamps).tobytes(), weights=array("I", weights).tobytes())
 
 
 @given(st.lists(floats, min_size=2, max_size=200))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,28 +39,22 @@ SPECS = {
 }
 
 
-def engine_factory(
-    spec: SimulatedSpec, lines: tuple[()] | list[list[int]] = ()
-) -> Callable[[], AbstractAsyncContextManager[SimulatedEngine]]:
-    return lambda: running(spec, lines)
-
-
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS.keys())
 async def test_the_simulated_engine_keeps_the_contract(changes: dict[str, Any], autojump_clock: MockClock) -> None:
-    await contract.check_engine(engine_factory(spec(**({"costs": COSTS} | changes))))
+    await contract.check_engine(partial(running, spec(**({"costs": COSTS} | changes))))
 
 
 @pytest.mark.parametrize("changes", [{}, {"eos_id": 99, "length_min": 20, "length_max": 30}])
 async def test_an_engine_that_answers_in_sentences_keeps_the_contract(
     changes: dict[str, int], autojump_clock: MockClock
 ) -> None:
-    await contract.check_engine(engine_factory(spec(costs=COSTS, **changes), LINES))
+    await contract.check_engine(partial(running, spec(costs=COSTS, **changes), LINES))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_contract_holds_in_any_order_of_tasks(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
-        await contract.check_engine(engine_factory(spec(costs=COSTS, page_size=rng.choice((1, 4, 16)))))
+        await contract.check_engine(partial(running, spec(costs=COSTS, page_size=rng.choice((1, 4, 16)))))
 
     simulate(scenario, seed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ SAMPLINGS = {
 }
 
 
-def whole(request: Generate, lines: list[list[int]] | tuple[()]) -> tuple[list[int], list[Logprob | None], Finished]:
+def whole(request: Generate, lines: Sequence[list[int]]) -> tuple[list[int], list[Logprob | None], Finished]:
     """Return the ids, log probabilities and end of an answer."""
     engine = batch(lines, eos_id=EOS, length_min=3, length_max=24)
     engine.submit(request, 0.0)
@@ -51,7 +52,7 @@ def rest(request: Generate, ids: list[int], sent: int) -> Generate:
     return evolve(request, id="another", tokens=request.tokens + ids[:sent], said=request.said + sent, sampling=left)
 
 
-def check_cut_everywhere(request: Generate, lines: list[list[int]] | tuple[()]) -> None:
+def check_cut_everywhere(request: Generate, lines: Sequence[list[int]]) -> None:
     ids, scores, finished = whole(request, lines)
     for sent in range(1, len(ids)):
         after, scores_after, end = whole(rest(request, ids, sent), lines)
@@ -63,9 +64,7 @@ def check_cut_everywhere(request: Generate, lines: list[list[int]] | tuple[()]) 
 
 @pytest.mark.parametrize("lines", [LINES, [[1, 2, 3]], ()], ids=["sentences", "one sentence", "no sentence"])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-def test_an_answer_cut_anywhere_goes_on_as_it_would_have(
-    sampling: dict[str, Any], lines: list[list[int]] | tuple[()]
-) -> None:
+def test_an_answer_cut_anywhere_goes_on_as_it_would_have(sampling: dict[str, Any], lines: Sequence[list[int]]) -> None:
     for name in "abcd":
         check_cut_everywhere(generate(name, prompt=6, tokens_max=30, logprobs=2, **sampling), lines)
 
