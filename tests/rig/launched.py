@@ -16,6 +16,14 @@ from typing import Any, Protocol
 from bench.rig.node import ROOT, Node, free_ports, start_process, wait_until
 from bench.rig.processes import MARK, ProcessEntry
 
+ENGINE = """\
+[engine.tiny-{number}]
+node = "{node}"
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 65536
+simulated.costs.fixed_s = 0.02
+"""
 SIMULATED = """\
 [node.front]
 [node.one]
@@ -29,30 +37,9 @@ node = "front"
 port = {ports[0]}
 [model.tiny]
 path = "{tiny}"
-[engine.tiny-1]
-node = "one"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 65536
-simulated.costs.fixed_s = 0.02
-[engine.tiny-2]
-node = "two"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 65536
-simulated.costs.fixed_s = 0.02
 """
-
-
-THIRD = """
-[node.three]
-listen = "127.0.0.1:{port}"
-[engine.tiny-3]
-node = "three"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 65536
-"""
+SIMULATED += ENGINE.format(number=1, node="one") + ENGINE.format(number=2, node="two")
+THIRD = '[node.three]\nlisten = "127.0.0.1:{port}"\n' + ENGINE.format(number=3, node="three")
 
 
 class ClusterFolder(Protocol):
