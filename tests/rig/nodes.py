@@ -39,6 +39,7 @@ QUICK = ClusterSection(
 SECRET = b"a secret that is long enough to be one"
 LOOPBACK = "127.0.0.1"
 WITHIN_S = 5.0
+Reasons = Callable[[], list[str]]  # the fixture `reasons`
 UPGRADE = (
     b"GET /link HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
@@ -209,16 +210,23 @@ async def linked_nodes(*nodes: Node, know: bool = True) -> AsyncIterator[trio.Nu
 
 
 @asynccontextmanager
+async def linked_pair(*, a_step_s: float = 0.0, b_step_s: float = 0.0) -> AsyncIterator[tuple[Node, Node]]:
+    """Run nodes `a` and `b`, and yield them once they are linked."""
+    a, b = Node("a", step_s=a_step_s), Node("b", step_s=b_step_s)
+    async with linked_nodes(a, b):
+        await all_linked(a, b)
+        yield a, b
+
+
+@asynccontextmanager
 async def undisturbed() -> AsyncIterator[Node]:
     """Run node `a`, which answers node `b` meanwhile; afterwards the answer is whole, and `b` its only link."""
-    a, b = Node("a", step_s=0.01), Node("b")
     answers: list[list[int]] = []
 
     async def ask() -> None:
         answers.append(await b.ask(a, tokens_max=30))
 
-    async with linked_nodes(a, b) as nursery:
-        await all_linked(a, b)
+    async with linked_pair(a_step_s=0.01) as (a, b), trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         yield a
         await until(lambda: answers)

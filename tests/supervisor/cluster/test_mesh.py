@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import permutations
 
 import pytest
@@ -13,11 +12,9 @@ from protocol.errors import LinkLost, LinkReplaced
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.links.websocket import WebSocketTransport
-from tests.rig.nodes import LOOPBACK, QUICK, Node, all_linked, link_by_hand, linked_nodes, until
+from tests.rig.nodes import LOOPBACK, QUICK, Node, Reasons, all_linked, link_by_hand, linked_nodes, linked_pair, until
 
 pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
-
-Reasons = Callable[[], list[str]]
 
 
 async def break_off(link: Link | None) -> None:
@@ -45,9 +42,7 @@ async def test_three_nodes_link_to_each_other_whatever_the_order_they_start_in(o
 
 
 async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link() -> None:
-    a, b = Node("a"), Node("b")
-    async with linked_nodes(a, b):
-        await all_linked(a, b)
+    async with linked_pair() as (a, b):
         await trio.sleep(0.3)
         assert a.links.statistics().dialers["b"] == b.links.statistics().dialers["a"] == "a"
         assert (a.links.statistics().dialing, b.links.statistics().dialing) == (frozenset("b"), frozenset())
@@ -96,9 +91,7 @@ async def test_a_node_is_dialed_until_it_is_there(reasons: Reasons) -> None:
 
 
 async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended() -> None:
-    a, b = Node("a"), Node("b", step_s=0.05)
-    async with linked_nodes(a, b) as nursery:
-        await all_linked(a, b)
+    async with linked_pair(b_step_s=0.05) as (a, b), trio.open_nursery() as nursery:
         lost = a.link(b)
 
         async def cut() -> None:
@@ -115,9 +108,7 @@ async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended() -> N
 
 
 async def test_traffic_is_counted_for_linked_nodes_alone_and_goes_on_with_a_nodes_next_link() -> None:
-    a, b = Node("a"), Node("b")
-    async with linked_nodes(a, b):
-        await all_linked(a, b)
+    async with linked_pair() as (a, b):
         first = a.link(b)
         assert first is not None
         await break_off(first)
@@ -150,9 +141,7 @@ async def test_a_node_that_comes_back_by_a_new_link_replaces_the_old_one() -> No
 
 
 async def test_a_greeting_alone_replaces_no_link() -> None:
-    a, b = Node("a"), Node("b")
-    async with linked_nodes(a, b):
-        await all_linked(a, b)
+    async with linked_pair() as (a, b):
         link = b.link(a)
         await link_by_hand(b, "a", hello=False, close_after_s=0)
         await trio.sleep(0.1)
@@ -174,9 +163,7 @@ async def test_a_mesh_that_starts_again_dials_again() -> None:
 
 
 async def test_a_node_that_leaves_sends_its_reason(reasons: Reasons) -> None:
-    a, b = Node("a"), Node("b")
-    async with linked_nodes(a, b):
-        await all_linked(a, b)
+    async with linked_pair() as (a, _):
         a.links.send_bye("node a shuts down")
         await trio.sleep(0.1)
         a.scope.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +15,9 @@ from protocol.greeting import Incarnation
 from supervisor.links import websocket
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate
-from tests.rig.nodes import QUICK, SECRET, Node, all_linked, dial, linked_nodes, until
+from tests.rig.nodes import QUICK, SECRET, Node, Reasons, all_linked, dial, linked_nodes, until
 
 pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
-
-Reasons = Callable[[], list[str]]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.rig.nodes import (
     QUICK,
     UPGRADE,
     Node,
+    Reasons,
     all_linked,
     dial,
     linked_nodes,
@@ -78,7 +79,7 @@ async def test_bytes_before_the_greeting_are_read_in_small_pieces() -> None:
 
 
 @pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
-async def test_no_page_in_a_browser_opens_a_link(origin: bytes, reasons: Callable[[], list[str]]) -> None:
+async def test_no_page_in_a_browser_opens_a_link(origin: bytes, reasons: Reasons) -> None:
     a = Node("a")
     async with linked_nodes(a), raw_connection(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
         response = await read_to_end(stream)
@@ -97,9 +98,7 @@ async def test_a_handshake_has_a_time_limit_as_a_whole() -> None:
                 await trio.sleep(0.05)
 
 
-async def test_reasons_that_unauthenticated_connections_vary_do_not_fill_the_log(
-    reasons: Callable[[], list[str]],
-) -> None:
+async def test_reasons_that_unauthenticated_connections_vary_do_not_fill_the_log(reasons: Reasons) -> None:
     a = Node("a")
     async with linked_nodes(a):
         for number in range(100):
@@ -159,9 +158,7 @@ def patient() -> Node:
     return Node("b", section=evolve(QUICK, handshake_s=60.0))
 
 
-async def test_two_hundred_silent_connections_keep_no_node_out(
-    crowd: Crowd, patient: Node, reasons: Callable[[], list[str]]
-) -> None:
+async def test_two_hundred_silent_connections_keep_no_node_out(crowd: Crowd, patient: Node, reasons: Reasons) -> None:
     a = Node("a")
     async with linked_nodes(patient) as nursery:
         for _ in range(200):

@@ -23,10 +23,11 @@ from tests.rig.fake_engine import generate
 from tests.rig.nodes import (
     UPGRADE,
     Node,
-    all_linked,
+    Reasons,
     dial,
     link_by_hand,
     linked_nodes,
+    linked_pair,
     raw_connection,
     read_to_end,
     undisturbed,
@@ -80,7 +81,7 @@ async def test_a_node_that_breaks_the_rules_loses_its_link_and_disturbs_nobody(
     assert messages.count("linked") == len(messages) - 1 <= 2
 
 
-async def test_frames_before_the_greeting_are_refused(reasons: Callable[[], list[str]]) -> None:
+async def test_frames_before_the_greeting_are_refused(reasons: Reasons) -> None:
     a = Node("a")
 
     async def send(transport: websocket.WebSocketTransport) -> None:
@@ -106,9 +107,7 @@ async def test_a_name_that_no_node_may_have_is_refused(name: str) -> None:
 
 
 async def test_a_request_for_absurdly_many_tokens_leaves_the_announced_loads_possible() -> None:
-    a, b = Node("a", step_s=1.0), Node("b")
-    async with linked_nodes(a, b):
-        await all_linked(a, b)
+    async with linked_pair(a_step_s=1.0) as (a, b):
         link = b.link(a)
         absurd = encode(Open(1, body(generate("absurd", tokens_max=2**62)), 1, "a-0"))
         await link_by_hand(a, "x", absurd, close_after_s=0.3)
@@ -148,9 +147,7 @@ MESSAGES = st.lists(FRAMES.map(encode) | st.binary(max_size=40), max_size=6).map
 @pytest.mark.parametrize("greeted", [True, False])
 def test_no_bytes_and_no_frames_disturb_a_node(greeted: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def send(message: bytes) -> None:
-        a, b = Node("a", step_s=0.001), Node("b")
-        async with linked_nodes(a, b):
-            await all_linked(a, b)
+        async with linked_pair(a_step_s=0.001) as (a, b):
             if greeted:
                 await link_by_hand(a, "x", message, close_after_s=0)
             else:

@@ -24,14 +24,13 @@ from supervisor.links.tls import load_link_tls
 from supervisor.node import preview
 from tests.rig import certificate
 from tests.rig.gateway import FOLDER
-from tests.rig.nodes import QUICK, Node, all_linked, linked_nodes, until
+from tests.rig.nodes import QUICK, Node, Reasons, all_linked, linked_nodes, until
 
 HOST = "IP:127.0.0.1"
 STRICT = evolve(QUICK, tls_names="nodes")
 
 Files = tuple[Path, Path, Path]  # a certificate, its key and its authority
 Shows = Callable[..., Files]
-Reasons = Callable[[], list[str]]
 Read = Callable[..., Cluster]
 
 
