@@ -35,14 +35,21 @@ async def hold(gate: AdmissionGate, for_s: int, log: Log, name: str, priority: i
         log.append((trio.current_time(), name, error.code))
 
 
+async def come(
+    nursery: trio.Nursery, gate: AdmissionGate, log: Log, name: str, priority: int = 0, for_s: int = 1
+) -> None:
+    """Start a request, and wait until it is inside, refused or in the queue."""
+    nursery.start_soon(hold, gate, for_s, log, name, priority, name=name)
+    await wait_all_tasks_blocked()
+
+
 async def run(gate: AdmissionGate, *plans: tuple[int, int, str], log: Log | None = None) -> Log:
     """Start each `(at_s, for_s, name)` on time, and return what became of all, as `(time, name, "in" or error code)`."""
     log = [] if log is None else log
     async with trio.open_nursery() as nursery:
         for at_s, for_s, name in plans:
             await trio.sleep(at_s - trio.current_time())
-            nursery.start_soon(hold, gate, for_s, log, name)
-            await wait_all_tasks_blocked()
+            await come(nursery, gate, log, name, for_s=for_s)
     assert (gate.inside, gate.waiting) == (0, 0)
     return log
 
@@ -76,8 +83,7 @@ async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: M
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again_and_again)
         await trio.sleep(0.5)
-        nursery.start_soon(hold, gate, 1, log, "b")
-        await wait_all_tasks_blocked()
+        await come(nursery, gate, log, "b")
         nursery.start_soon(hold, gate, 1, log, "c")
     assert [name for _, name, _ in log] == ["a0", "b", "c", "a1", "a2"]
     assert [at for at, _, _ in log] == [0, 1, 2, 3, 4]
@@ -165,8 +171,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_passes_its_turn_on(
     gate = make_gate(requests_max=1)
     log: Log = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold, gate, 2, log, "a")
-        await wait_all_tasks_blocked()
+        await come(nursery, gate, log, "a", for_s=2)
         with trio.move_on_after(leave_at):
             nursery.start_soon(hold, gate, 1, log, "later")
             await hold(gate, 1, log, "b")
@@ -189,11 +194,9 @@ async def line_up(gate: AdmissionGate, *waiters: tuple[str, int]) -> Log:
     """Fill the gate for 10 s, let `(name, priority)` wait in this order, and return what became of all."""
     log: Log = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold, gate, 10, log, "first")
-        await wait_all_tasks_blocked()
+        await come(nursery, gate, log, "first", for_s=10)
         for name, priority in waiters:
-            nursery.start_soon(hold, gate, 1, log, name, priority)
-            await wait_all_tasks_blocked()
+            await come(nursery, gate, log, name, priority)
     assert (gate.inside, gate.waiting) == (0, 0)
     return log
 
@@ -219,19 +222,18 @@ async def test_requests_that_leave_the_queue_do_not_change_the_order_of_the_othe
     gate = make_gate(requests_max=1, admit_s=1000, waiting_max=100)
     came, went = [], []
 
-    async def come(number: int, priority: int, patience: int) -> None:
+    async def enter(number: int, priority: int, patience: int) -> None:
         with trio.move_on_after(patience):
             async with gate.admitted(priority):
                 went.append((priority, number))
                 await trio.sleep(5)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold, gate, 50, [], "first")
-        await wait_all_tasks_blocked()
+        await come(nursery, gate, [], "first", for_s=50)
         for number in range(12):
             priority, patience = rng.randrange(3), rng.choice([1, 20, 50, 10_000])  # 50: in the very turn
             came.append((priority, number, patience))
-            nursery.start_soon(come, number, priority, patience)
+            nursery.start_soon(enter, number, priority, patience)
             await wait_all_tasks_blocked()
     assert (gate.inside, gate.waiting) == (0, 0)
     stayed = {(priority, number) for priority, number, patience in came if patience > 50}
@@ -252,8 +254,7 @@ async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(au
         async with gate.admitted():
             nursery.start_soon(cancelled)
             await wait_all_tasks_blocked()
-            nursery.start_soon(hold, gate, 1, log, "c")
-            await wait_all_tasks_blocked()
+            await come(nursery, gate, log, "c")
             scope.cancel()
         assert gate.inside == 1  # given in this very turn, to one who will not come
     assert log == [(0, "c", "in")]
@@ -318,13 +319,6 @@ def around(act: Callable[..., None], *, before: bool = False) -> Iterator[None]:
     trio.lowlevel.remove_instrument(instrument)  # raises if it has failed
 
 
-async def come(
-    nursery: trio.Nursery, gate: AdmissionGate, log: list[Any], name: str, priority: int, for_s: int = 1
-) -> None:
-    nursery.start_soon(hold, gate, for_s, log, name, priority, name=name)
-    await wait_all_tasks_blocked()
-
-
 @pytest.mark.parametrize("cancelled_first", [False, True])
 async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_once(
     cancelled_first: bool, autojump_clock: MockClock
@@ -337,7 +331,7 @@ async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_
             await hold(gate, 1, log, "a")
 
     async with trio.open_nursery() as nursery:
-        await come(nursery, gate, log, "first", 0, for_s=10)
+        await come(nursery, gate, log, "first", for_s=10)
         nursery.start_soon(cancelled)
         await wait_all_tasks_blocked()
         with around(scope.cancel, before=cancelled_first):
@@ -361,7 +355,7 @@ def test_a_request_that_got_its_place_in_this_turn_is_not_displaced(seed: int) -
                 first.__aexit__(None, None, None).send(None)
 
         async with trio.open_nursery() as nursery:
-            await come(nursery, gate, log, "a", 0, for_s=5)
+            await come(nursery, gate, log, "a", for_s=5)
             with around(leave, before=True):
                 nursery.start_soon(hold, gate, 1, log, "b", 9, name="b")
                 await trio.lowlevel.checkpoint()
@@ -378,8 +372,8 @@ async def test_a_request_that_is_displaced_in_the_turn_of_a_drain_is_refused_as_
     gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
     log: Log = []
     async with trio.open_nursery() as nursery:
-        await come(nursery, gate, log, "first", 0, for_s=10)
-        await come(nursery, gate, log, "a", 0)
+        await come(nursery, gate, log, "first", for_s=10)
+        await come(nursery, gate, log, "a")
         with around(gate.drain):
             await come(nursery, gate, log, "b", 9)
         await come(nursery, gate, log, "c", 10)

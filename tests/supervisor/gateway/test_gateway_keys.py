@@ -215,8 +215,8 @@ async def secured(**limits: Any) -> AsyncIterator[Rig]:
         await at_rest_soon(rig)
 
 
-async def secure_client(rig: Rig) -> Client:
-    raw = await rig.connect()
+async def secure_client(rig: Rig, receive_buffer: int | None = None) -> Client:
+    raw = await rig.connect(receive_buffer)
     stream = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
     await stream.do_handshake()
     return Client(stream)
@@ -273,10 +273,8 @@ async def rest(client: Client) -> bytes:
 async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_aborted() -> None:
     async with secured(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20.0, close_s=0.2) as rig:
         rig.worker.line = "The oak is old. " * 50
-        raw = await rig.connect(receive_buffer=4096)
-        stream = trio.SSLStream(raw, certificate.trusting(), server_hostname="localhost", https_compatible=True)
-        await stream.do_handshake()
-        await stream.send_all(post(chat("n=1900 s=0.0001", stream=True)))
+        client = await secure_client(rig, receive_buffer=4096)
+        await client.send(post(chat("n=1900 s=0.0001", stream=True)))
         with trio.fail_after(20):
             await at_rest(rig)
         assert rig.worker.left == 1
