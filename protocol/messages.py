@@ -81,7 +81,7 @@ class Sampling:
 
 @frozen
 class Rendezvous:
-    """Where a prefill hands its KV cache to a decode: both name the same room of the prefill's bootstrap server."""
+    """The meeting point of a prefill and a decode for a KV cache: a room of the prefill's bootstrap server."""
 
     room: int  # from 0 to 2**63 - 1, of this request alone
     host: str

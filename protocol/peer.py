@@ -54,7 +54,7 @@ PASSES = frozenset({Hello, Step, End, Bye, Announce})  # frames that have nothin
 
 @frozen
 class PeerStatistics:
-    """What one end of a link holds.
+    """Counts of the streams that one end of a link holds.
 
     `sending_bytes` and `receiving_bytes` are the sizes of all attachments that are incomplete, `buffered_bytes` is what
     has arrived of them. `in_flight_bytes` have been sent and not acknowledged, `unacknowledged_bytes` have arrived.

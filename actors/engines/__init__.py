@@ -1,1 +1,1 @@
-"""What every engine keeps, and the engines that keep it."""
+"""The engine port, which every engine implements, and the engines."""

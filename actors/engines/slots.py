@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Deadlines:
-    """How long an engine may take: for the first token, between two tokens, for the whole answer, to free a slot.
+    """Limits on an engine's time: to the first token, between two tokens, for the whole answer, to free a slot.
 
     A slot that is not free after `release_s` is stuck. The engine is at fault once a slot has been stuck for `leak_s`,
     or once `stuck_max` of them are, or all.

@@ -1,1 +1,1 @@
-"""What every actor shares: addresses and calls, inboxes, fair queues, and work kept out of the event loop."""
+"""Parts that all actors share: addresses and calls, inboxes, fair queues, and work kept out of the event loop."""

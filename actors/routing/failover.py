@@ -1,4 +1,4 @@
-"""What one request has learned of its workers, and whether and where it goes on when one is lost.
+"""The losses that one request has met, and the decision whether and where it goes on after another.
 
 `FAILOVER` names the errors that a worker, its node or the link may be to blame for; anything else is the request's own
 error. A request goes on within limits, which are counted by cause: a drain is nobody's fault and costs little, while a

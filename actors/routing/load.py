@@ -13,7 +13,7 @@ from protocol.messages import Generate
 
 @frozen
 class Load:
-    """How busy a worker is: requests that it has, of as many as it runs at once, and the tokens that they hold.
+    """The load of a worker: `busy` requests on `slots` places, and the tokens that they hold.
 
     `kv_tokens` of its `kv_tokens_max` tokens of KV memory are held or promised; a maximum of 0 says that this is not
     known. `pending` counts the prompt tokens that this node gave it and that have no first token yet; with a

@@ -22,7 +22,7 @@ class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
 
     @property
     def load(self) -> Load:
-        """How busy it is, and its name, which is unique in its pool."""
+        """Its load, with its name, which is unique in its pool."""
 
     @property
     def leg(self) -> Leg:

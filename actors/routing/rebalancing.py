@@ -22,7 +22,7 @@ class Movable(Protocol):
 
     @property
     def route(self) -> Route:
-        """Where it is now."""
+        """The route by which the request is answered now."""
 
     @property
     def remaining(self) -> Generate:

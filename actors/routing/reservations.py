@@ -25,7 +25,7 @@ class _Handed:
 
 @frozen
 class ReservationStatistics:
-    """What is reserved at one moment, at all workers together."""
+    """Counts of what is reserved at one moment, at all workers together."""
 
     requests: int
     prompts_pending: int  # at prefills

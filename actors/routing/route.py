@@ -15,7 +15,7 @@ from protocol.messages import Generate
 
 @frozen
 class FailoverLimits:
-    """How long, how often and with how many tokens sent a request goes on after the loss of a worker."""
+    """Limits on resuming a request after the loss of a worker: how late, how often, and with how many tokens sent."""
 
     resumes_max: int = 3
     drains_max: int = 64  # losses without a failure: the node drains, or a newer link replaced the one to it

@@ -1,4 +1,4 @@
-"""How a node ends, and how it recovers when one of its processes dies: each scene ten times, with times.
+"""The endings of a node, and its recovery when one of its processes dies: each scene ten times, with times.
 
 Each scene kills or signals a process, raises `AssertionError` if a promise was broken, and returns the seconds that the
 reaction took. `python -m bench.endings` prints a table; `tests/system/processes/test_endings.py` runs each scene once.

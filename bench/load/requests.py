@@ -19,7 +19,7 @@ PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 @frozen
 class Address:
-    """Where a server listens."""
+    """The address at which a server listens."""
 
     host: str
     port: int

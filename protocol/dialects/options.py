@@ -112,7 +112,7 @@ class Options:
 
 @frozen
 class StreamOptions:
-    """What a stream has besides text."""
+    """Options of a stream: what it carries besides text."""
 
     harmless: ClassVar[Harmless] = {
         "include_obfuscation": (False,),

@@ -31,7 +31,7 @@ EVENT_STREAM: Media = {"text/event-stream": {"description": "Server-sent events 
 
 
 class Access(StrEnum):
-    """Who may call an operation."""
+    """The clients that may call an operation."""
 
     OPEN = "open"  # everybody, even if keys are required
     KEY = "key"

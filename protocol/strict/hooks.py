@@ -1,4 +1,4 @@
-"""How each type is read: one function from a raw value to a typed one, which raises `Mistakes` for a wrong value.
+"""The reading of each type: one function from a raw value to a typed one, which raises `Mistakes` for a wrong value.
 
 cattrs calls these functions, its *hooks*, with a value and the type that is wanted. The hook of a list or a mapping
 reads all items before it raises, so that one error has every mistake, up to `MISTAKES_MAX`.
@@ -25,7 +25,7 @@ MISTAKES_MAX = 16  # of one list, or unknown keys of one object: more do not hel
 
 
 class Check(Protocol):
-    """What `Annotated` may add to a type: a condition on values of the right type."""
+    """A condition on values of the right type, which `Annotated` adds to the type."""
 
     def mistake(self, value: object) -> str | None:
         """Return what is wrong with a value of the right type, None if nothing is."""

@@ -1,4 +1,4 @@
-"""How an object is read: by the fields of its attrs class, its tags, and the keys that are accepted without effect.
+"""The reading of objects: by the fields of its attrs class, its tags, and the keys that are accepted without effect.
 
 Stock clients send fields that this server does not implement, mostly with the value that changes nothing. A class lists
 such values in `harmless`, so that these requests are served. Any other value of such a field is refused by name: what a

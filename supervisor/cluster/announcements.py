@@ -1,4 +1,4 @@
-"""What a node announces of itself: to each node what concerns it, when it changes, and loads as differences.
+"""The announcements of a node about itself: to each node what concerns it, when it changes, and loads as differences.
 
 A node that routes needs all workers and their loads; a worker needs to know only which nodes route, and whether others
 can do the work of its engines that are down. One task announces over all links, so that a change costs what has
@@ -22,7 +22,7 @@ from supervisor.links.link import Link
 
 @define(eq=False)
 class _Announced:
-    """What has been announced over one link."""
+    """The state that has been announced over one link."""
 
     link: Link
     state: NodeState

@@ -257,7 +257,7 @@ class Directory:
 
     @property
     def running(self) -> int:
-        """How many requests this node's workers have."""
+        """The number of requests that this node's workers have."""
         return sum(worker.busy for worker in self.local.values())
 
     @property

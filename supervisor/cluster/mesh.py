@@ -50,7 +50,7 @@ FORGETS_S = FORGET_S / 10  # between two searches for nodes to forget
 
 @frozen
 class MeshStatistics:
-    """What a mesh holds at this moment."""
+    """Counts of what a mesh holds at this moment."""
 
     dialers: Mapping[str, str]  # by the node that a link leads to, the node that has dialed it
     dialing: frozenset[str]  # the nodes that this one dials whenever there is no link to them

@@ -25,7 +25,7 @@ NOT_ASKED = "is not asked"
 
 @frozen
 class ModelIdentityStatistics:
-    """What is kept at one moment of other nodes' announcements."""
+    """Counts of what is kept at one moment of other nodes' announcements."""
 
     nodes: int
     models: int

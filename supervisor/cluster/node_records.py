@@ -22,7 +22,7 @@ FORGET_S = 600.0  # after which a node is removed that neither cluster.toml nor 
 
 @frozen
 class KnownNode:
-    """What other files read of a node: the state that it announced last, the link to it, where it listens."""
+    """A node as other files read it: the state that it announced last, the link to it, its address."""
 
     state: NodeState = NodeState()
     link: Link | None = None
@@ -50,7 +50,7 @@ class NodeRecord:
 
     @property
     def known(self) -> KnownNode:
-        """What other files read of it."""
+        """The node as other files read it."""
         return KnownNode(self.state, self.link, self.address)
 
     @property

@@ -37,7 +37,7 @@ class RankedWorkers:
         return ranked
 
     def __len__(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return len(self._order)
 
     def __iter__(self) -> Iterator[Worker]:

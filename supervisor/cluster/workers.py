@@ -40,7 +40,7 @@ REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 
 
 class SiblingDirectory(Protocol):
-    """What a worker needs to know of the other workers of its cluster, and to whom it reports its load."""
+    """The part of the directory that a worker needs: the other workers, and the report of its own load."""
 
     def has_sibling(self, worker: LocalWorker) -> bool:
         """Whether another worker of the same model and leg can be asked now, or one that computes both legs."""

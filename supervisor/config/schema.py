@@ -51,7 +51,7 @@ class NodeSection:
 
     @property
     def dial_address(self) -> Endpoint | None:
-        """Where other nodes reach it: at its host, if it listens at a wildcard address. None if it does not listen."""
+        """Its address for other nodes: at its host, if it listens at a wildcard. None if it does not listen."""
         if self.listen is not None and self.listen.host in WILDCARD_HOSTS:
             return evolve(self.listen, host=self.host)
         return self.listen

@@ -1,4 +1,4 @@
-"""What a kind of engine is to the rest of a node: the types of a row in `kinds.py`.
+"""The interface of a kind of engines to the rest of a node: the types of a row in `kinds.py`.
 
 A node knows engines by these alone. A kind brings the keys of its section with what may be wrong between them, and
 makes the children that run its engines; how it computes, in which process, and what it shares between engines is its
@@ -51,7 +51,7 @@ class EngineChild:
 
 
 class Retried(Protocol):
-    """Where a child that comes and goes is published, as the node tells it of failures."""
+    """The registration of a child that comes and goes, to which the node reports failures."""
 
     def note_failure(self, reason: str, wait_s: float) -> None:
         """Note that the child has failed, and is started again after a wait."""
@@ -59,7 +59,7 @@ class Retried(Protocol):
 
 @frozen
 class KindChildren:
-    """What one kind adds to one node.
+    """The children that one kind adds to one node.
 
     `before` stands before all engines of the node and `after` behind them, in the order in which they start. `served`
     is what other nodes, and this one, may ask of its engines beside requests. `published` are the registrations of the

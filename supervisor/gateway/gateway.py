@@ -1,4 +1,4 @@
-"""What all connections of a gateway share: limits, keys, memory, admission, and the drain.
+"""The gateway: limits, keys, memory, admission and the drain, which all its connections share.
 
 The gateway is the only part of a node that unknown clients can reach: any number of them, at any speed, with any
 intent. Whatever a client can make it store or wait for is therefore bounded twice: for each connection, and for all
@@ -60,7 +60,7 @@ async def _nothing_to_flush() -> None:
 
 @frozen
 class GatewayStatistics:
-    """What a gateway has open, and uses of the limits that all clients share; all 0 when no client is connected."""
+    """Counts of what a gateway has open and uses of the limits that all clients share; all 0 without clients."""
 
     connections: int
     requests: int  # that are being answered, or wait for admission

@@ -128,7 +128,7 @@ class Key:
 
 @frozen
 class KeyStatistics:
-    """What is open in the name of one key."""
+    """Counts of what is open in the name of one key."""
 
     running: int  # generations
     connections: int

@@ -20,7 +20,7 @@ UNBOUNDED = 2**63  # for a client that shares with no other
 
 @frozen
 class BudgetStatistics:
-    """What is reserved of a budget, in bytes; a reservation without an owner counts in the total alone."""
+    """The bytes that are reserved of a budget; a reservation without an owner counts in the total alone."""
 
     reserved_bytes: int
     by_owner: Mapping[str, int]

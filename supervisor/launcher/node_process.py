@@ -48,7 +48,7 @@ class NodeDied(ActorError):
 
 @define(eq=False)
 class KeptNode:
-    """What a launcher keeps of one node from life to life of its process."""
+    """The record of one node that a launcher keeps from life to life of its process."""
 
     name: str
     ladder: Ladder  # by which its process is stopped; a reload may lengthen it
@@ -72,7 +72,7 @@ class KeptNode:
 
 
 class NodeKeeper(Protocol):
-    """What a node's process needs of the launcher that keeps it."""
+    """The part of the launcher that a node's process needs."""
 
     command: Sequence[str]  # that runs a node; its name and a descriptor are appended
     environment: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What would only fail after seconds of starting nodes, found before anything is started."""
+"""Checks before anything is started, of what would otherwise fail after seconds of starting nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may cross a link: bodies that fit a frame, replies that can be right, deadlines as the time that is left.
+"""Encoding for a link, with its checks: bodies fit a frame, replies fit their request, deadlines are the time left.
 
 The clocks of two nodes differ, so a deadline crosses as milliseconds from now. Replies are checked by the row of their
 request and by their own numbers, because the other end may be wrong, and the consumer of a reply relies on it.
@@ -26,7 +26,7 @@ FREE_REPLIES_MAX = 4096  # to one request, of replies that take no credit
 
 @define(eq=False)
 class ReplyRules:
-    """What may still answer one request, by its row."""
+    """The replies that may still answer one request, by its row."""
 
     replies: tuple[type[object], ...]
     result: type[object]

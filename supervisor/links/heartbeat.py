@@ -29,7 +29,7 @@ TURN_LINKS_MAX = 64  # served in one turn, which take about a millisecond
 
 @frozen
 class Heartbeat:
-    """How often an end sends something, and after how long a silence the other end is asked nothing, or is lost."""
+    """Limits of a heartbeat: how often an end sends, and after what silence the other is asked nothing, or is lost."""
 
     heartbeat_s: float = 1.0
     silent_s: float = 3.0
@@ -37,7 +37,7 @@ class Heartbeat:
 
     @property
     def early_s(self) -> float:
-        """How much too early a heartbeat may be sent, together with those of other links."""
+        """The seconds by which a heartbeat may be sent early, together with those of other links."""
         return min(EARLY_S, self.heartbeat_s / 4)
 
 
@@ -90,7 +90,7 @@ class Liveness:
 
 
 class BeatingLink(Protocol):
-    """What `HeartbeatTask` needs of a link."""
+    """The part of a link that `HeartbeatTask` needs."""
 
     def beat(self, due_at: float, now: float) -> float | None:
         """Send a heartbeat if it is time and check the other end; return when to do so again, None if never."""

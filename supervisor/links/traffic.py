@@ -37,7 +37,7 @@ class Traffic:
 
 @frozen
 class LinkStatistics:
-    """What one end of a link holds at this moment."""
+    """Counts of what one end of a link holds at this moment."""
 
     answers: int  # of requests whose streams the other end has not ended
     calls: int  # that this end serves

@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalHandler(Protocol):
-    """What a process does at each signal; every method returns at once."""
+    """The reaction of a process to each signal; every method returns at once."""
 
     @property
     def hung_up(self) -> bool:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class ChildEventKind(Enum):
-    """What happened to a child, worded as the predicate of a log line."""
+    """An event in the life of a child, worded as the predicate of a log line."""
 
     STARTING = "is starting"
     STARTED = "is ready"

@@ -83,7 +83,7 @@ async def supervise(
 
 @frozen
 class _Parent:
-    """What a tree reports to its parent, by calling functions of it."""
+    """The functions of a tree's parent by which the tree reports."""
 
     ready: Callable[[], None]
     retries: Callable[[], None] = lambda: None  # it is not ready but goes on by itself: do not wait for it

@@ -259,6 +259,14 @@ def test_no_file_has_an_open_task(path: Path) -> None:
     assert not any(word in (ROOT / path).read_text() for word in words)
 
 
+@each_file
+def test_a_docstring_begins_with_a_noun_phrase_or_a_verb(path: Path) -> None:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    heads = [ast.get_docstring(node) or "" for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+    asking = [head for head in heads if head.partition(" ")[0] in {"What", "Who", "Whose", "How", "Where"}]
+    assert not asking, f"{path}: name the thing itself"
+
+
 def test_the_version_of_a_checkout_is_that_of_its_package() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == CHECKOUT
 

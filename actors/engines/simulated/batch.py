@@ -33,7 +33,7 @@ from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logp
 
 @frozen
 class BatchUpdate:
-    """What has happened since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel."""
+    """All that has happened since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel."""
 
     begun: list[tuple[str, int]] = Factory(list)  # with how many tokens of the prompt were cached
     emitted: list[str] = Factory(list)
@@ -66,7 +66,7 @@ class HeldRequest:
 
     @property
     def kv_tokens(self) -> int:
-        """How many tokens are in its pages; the last one of the answer is not there yet."""
+        """The number of tokens in its pages; the last one of the answer is not there yet."""
         return self.computed + max(len(self.output) - 1, 0)
 
 

@@ -57,17 +57,17 @@ class KvMemory:
 
     @property
     def free(self) -> int:
-        """How many pages hold nothing."""
+        """The number of pages that hold nothing."""
         return self.pages_max - self._own - len(self._references) - len(self._idle)
 
     @property
     def referenced(self) -> int:
-        """How many shared pages are referenced, each counted once."""
+        """The number of shared pages that are referenced, each counted once."""
         return len(self._references)
 
     @property
     def idle(self) -> int:
-        """How many pages are cached and unreferenced."""
+        """The number of pages that are cached and unreferenced."""
         return len(self._idle)
 
     def cached_prefix(self, digests: Iterable[bytes]) -> int:

@@ -42,7 +42,7 @@ class SimulatedSpec:
 
     @property
     def pages(self) -> int:
-        """How many pages of KV memory there are."""
+        """The number of pages of KV memory."""
         return self.kv_tokens_max // self.page_size
 
     @property

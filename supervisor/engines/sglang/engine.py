@@ -42,7 +42,7 @@ LAST_LINES = 10  # that are logged of an output log which ends with the node
 
 @frozen
 class HostRuntime:
-    """What the hosts of a node share."""
+    """Values that all hosts of a node share."""
 
     folder: RunFolder
     output_log: Callable[[str], OutputLog]

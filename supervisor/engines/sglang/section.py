@@ -75,7 +75,7 @@ class SglangSection(EngineSection):
 
     @property
     def imports_s(self) -> float:
-        """How long a zygote may take to import SGLang: on a CPU a node has one."""
+        """The seconds that a zygote may take to import SGLang: on a CPU a node has one."""
         return ZYGOTE_S if self.device == "cpu" else 0.0
 
     @property

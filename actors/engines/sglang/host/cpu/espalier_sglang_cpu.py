@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 needs to run on a CPU; the README beside this file gives each part's reason and its end."""
+"""Patches by which SGLang 0.5.23 runs on a CPU; the README beside this file gives each part's reason and its end."""
 
 from __future__ import annotations
 
