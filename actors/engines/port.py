@@ -2,8 +2,13 @@
 
 An engine computes one request a slot, and a slot is freed by the engine alone: whoever asks may abort at any moment,
 but must wait for `wait_released` before it counts the slot as free. So an engine that forgets an abort is found out by
-its own slots, and never given more than it can hold. An engine may decide nothing about waiting, retries or deadlines;
-those are the actors'. `tests/contracts/engine.py` checks every kind.
+its own slots, and never given more than it can hold. An engine may decide nothing about priorities, retries or
+deadlines; those are the actors'.
+
+`tests/contracts/engine.py` checks every kind, also what no type says. A `logit_bias` of 100 forces a token and one of
+-100 forbids it; log probabilities stand beside each token, the likeliest first, and change no token; a `cache_salt`
+keeps cached prompts apart; a stop token ends an answer and is delivered; and without `ignore_eos` some answers still
+reach their limit.
 """
 
 from __future__ import annotations
@@ -29,7 +34,11 @@ class Engine(Protocol):
         """The engine's kind, version and limits."""
 
     def submit(self, request: Generate) -> Generation:
-        """Start a request; never blocks. Raises `Overloaded` without a free slot, `EngineLost` if the engine died."""
+        """Start a request, or let it wait inside the engine for a slot; never blocks.
+
+        Raises what `check_request` of `request_check.py` raises, `Overloaded` if neither a slot nor a place to wait is
+        free, and `EngineLost` if the engine died. At least one request may wait when all slots are taken.
+        """
 
     def abort(self, request_id: str) -> None:
         """Stop a request: at once, at any moment from `submit` on, any number of times, also after its end."""

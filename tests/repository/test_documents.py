@@ -3,9 +3,19 @@
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
+import attrs
 import pytest
+
+from actors.routing.policies import POLICIES
+from supervisor.config.keyfile import KeySection
+from supervisor.config.schema import ClusterSection, GatewaySection, ModelSection, NodeSection
+from supervisor.engines.kinds import KINDS
+from supervisor.gateway.http.routes import ROUTES
+from supervisor.links.endpoint import Endpoint
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -71,3 +81,44 @@ def test_a_news_fragment_is_of_a_type_that_a_release_collects() -> None:
     }
     for path in (ROOT / "news").glob("*.md"):
         assert path.name == "README.md" or path.name.split(".")[1] in types, path.name
+
+
+# README --------------------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text()
+ROWS = dict(re.findall(r"^\| `\[(\w+)[^|\]]*\]` \| (.*) \|$", README, re.MULTILINE))  # of the tables of `cluster.toml`
+GROUPS = {"limits", "ladder", "simulated"}  # tables that README names without their keys: `--check` prints them
+SECTIONS: list[tuple[str, type]] = [
+    *(("node", NodeSection), ("cluster", ClusterSection), ("gateway", GatewaySection), ("model", ModelSection)),
+    *(("engine", kind.section) for kind in KINDS.values()),
+]
+
+
+def keys(section: Any) -> Iterator[str]:
+    """Yield the keys of a section, and those of the tables in it."""
+    hints = get_type_hints(section)
+    for name in (each.name for each in attrs.fields(section)):
+        yield name
+        inner = [each for each in (hints[name], *get_args(hints[name])) if attrs.has(each) and each is not Endpoint]
+        if inner and name not in GROUPS:
+            yield from keys(inner[0])
+
+
+def test_readme_names_every_key_of_the_configuration() -> None:
+    for table, section in SECTIONS:
+        for key in keys(section):
+            named = f"`{key}`" in ROWS[table] or f".{key}]`" in ROWS[table]
+            assert named, f"add `{key}` to the row `[{table}...]` of README's table of the configuration"
+    for key in keys(KeySection):
+        assert re.search(rf"^{key} = ", README, re.MULTILINE), f"add `{key}` to README's example of a key"
+
+
+def test_readme_names_every_routing_policy_and_every_kind_of_engine() -> None:
+    for table, names in (("model", POLICIES), ("engine", KINDS)):
+        for name in names:
+            assert f"`{name}`" in ROWS[table], f"add `{name}` to the row `[{table}.NAME]` of README"
+
+
+def test_readme_names_the_path_of_every_route() -> None:
+    for path in (route.operation.path for route in ROUTES.routes):
+        assert re.search(rf"{re.escape(path)}`", README), f"add {path} to README's table of endpoints"

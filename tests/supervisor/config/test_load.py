@@ -9,6 +9,7 @@ import pytest
 
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
+from tests.rig.assembly import built_assembly
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "examples" / "tiny"
@@ -142,6 +143,23 @@ def test_a_contradiction_between_keys_is_a_mistake_at_the_line_of_its_key(
     key = path.rpartition(".")[2].partition("[")[0]
     written_line = text.splitlines()[lines[0] - 1]
     assert key.rpartition("-")[0] in written_line or key in written_line or "[gateway]" in written_line
+
+
+def test_no_engine_may_have_the_name_of_another_child(written: Written) -> None:
+    text = f'{GOOD}[node.main]\nlisten = "127.0.0.1:7401"\nmetrics = "127.0.0.1:7402"\n'
+    assembly, _ = built_assembly(read_cluster(written(text)), "main")
+    names = {child.name for child in assembly.tree.children}
+    assert names >= {"gateway", "links", "metrics", "zygote", "tiny-0"}
+
+    def accepted(name: str) -> bool:
+        try:
+            read_cluster(written(text.replace("[engine.tiny-0]", f"[engine.{name}]")))
+        except StartFailed as error:
+            return f"engine.{name}: is the name of another part of the tree" not in str(error)
+        return True
+
+    free = [name for name in names if name != "tiny-0" and accepted(name)]
+    assert not free, f"add {free} to TREE_NAMES of supervisor/config/cross_checks.py: an engine could take the name"
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def test_a_preview_shows_the_tree_and_its_limits() -> None:
     lines = preview.describe_node(read_cluster(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
     checks = ["grammars-tiny-0", "turns", "process"]
-    served = ["router-tiny", "processor-tiny"]
-    assert names == ["gateway", "zygote", "process", "tiny-0", "engine", "decode", *checks, *served]
+    expected = ["gateway", "zygote", "process", "tiny-0", "engine", "decode", *checks, "router-tiny", "processor-tiny"]
+    assert [name for name in names if name in expected] == expected  # a node may have more children
     text = " ".join(line.strip("│├└─ ") for line in lines)
     for wanted in (
         "clients at http://127.0.0.1:8000",

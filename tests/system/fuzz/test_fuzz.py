@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.dialects import chat, completions, responses, tokens
 from protocol.errors import RequestError
+from supervisor.gateway.http.routes import ROUTES
 from tests.system.fuzz import answers, bodies, websocket
 from tests.system.fuzz.answers import Unfinished, Wrong
 from tests.system.fuzz.inputs import make
@@ -27,6 +28,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "/tokenize": lambda body: tokens.to_tokenize(tokens.parse_tokenize(body)),
     "/detokenize": lambda body: tokens.to_detokenize(tokens.parse_detokenize(body)),
 }
+OPERATIONS = {operation.path: operation for operation in ROUTES.operations if operation.request is not None}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -67,12 +69,16 @@ def test_an_input_is_made_from_its_number_alone() -> None:
     assert make(3, seed=1) != make(3, seed=2)
 
 
+def test_the_parser_of_every_request_is_attacked() -> None:
+    assert PARSERS.keys() == OPERATIONS.keys(), "PARSERS of this file has the parser of each route with a body"
+
+
 @pytest.mark.parametrize("path", PARSERS)
 def test_every_body_is_parsed_or_refused(path: str) -> None:
     @settings(max_examples=60)
     @given(st.dictionaries(st.sampled_from(FIELDS[path]), JSON, max_size=3), st.integers(0, 999))
     def attack(fields: dict[Any, Any], seed: int) -> None:
-        body = bodies.MAKERS[path](Random(seed)) | fields
+        body = bodies.body(Random(seed), OPERATIONS[path]) | fields
         try:
             PARSERS[path](json.dumps(body).encode())
         except RequestError as error:
