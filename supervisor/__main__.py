@@ -25,6 +25,7 @@ import trio
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor.config import load, placement
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster
 from supervisor.gateway import keys
 from supervisor.launcher import launcher, preflight
@@ -134,7 +135,7 @@ def _print(text: str) -> int:
 def check_report(file: Path, joined: Sequence[str], node_name: str | None) -> str:
     """Return the output of `--check`: each node, then warnings; raises `StartFailed` with every mistake."""
 
-    def examine(cluster: load.Cluster) -> Iterator[Mistake]:
+    def examine(cluster: Cluster) -> Iterator[Mistake]:
         yield from file_checks.mistakes(cluster, os.environ)
         yield from file_checks.expired(cluster, time.time())
 

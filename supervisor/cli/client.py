@@ -23,7 +23,7 @@ from protocol.greeting import Greeter
 from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.cli.status_view import StatusOrError
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.control import unix_socket
 from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S
 from supervisor.links import websocket

@@ -28,7 +28,7 @@ from supervisor.cli.client import ClusterClient, has_link_to, nothing_listens
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
 from supervisor.config import load
-from supervisor.config.load import Cluster, NodeSection
+from supervisor.config.schema import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.engines.kinds import read_cluster
 from supervisor.printable import printable

@@ -31,7 +31,7 @@ from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import GuardedWorker
-from supervisor.config.load import ClusterSection
+from supervisor.config.schema import ClusterSection
 from supervisor.links import websocket
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
 from supervisor.links.link import Link

@@ -10,7 +10,8 @@ import ssl
 from collections.abc import Mapping
 
 from protocol.greeting import names_node, shown_names
-from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Misconfigured
+from supervisor.config.load import Misconfigured
+from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 from supervisor.files import permissions, reading
 from supervisor.links.tls import LinkTls, load_link_tls
 

@@ -27,7 +27,7 @@ from protocol.peer import Peer
 from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import FORGET_S
-from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
+from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat

@@ -15,7 +15,7 @@ from protocol.cluster import EjectionState, Offer
 from protocol.dialects.http import Model
 from protocol.messages import EngineInfo
 from supervisor.cluster.directory import Directory
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 
 
 def smallest_engine(offers: Sequence[Offer]) -> EngineInfo | None:

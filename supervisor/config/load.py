@@ -20,33 +20,9 @@ from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor.config.cross_checks import cross_check
 from supervisor.config.partial import structure_valid_parts
-from supervisor.config.schema import (
-    LOOPBACK_HOSTS,
-    WILDCARD_HOSTS,
-    Cluster,
-    ClusterSection,
-    EngineSection,
-    GatewaySection,
-    Kinds,
-    NodeSection,
-    Tables,
-)
+from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, Kinds, Tables
 from supervisor.config.toml_lines import line_of, lines_of
 from supervisor.files import reading
-
-__all__ = [
-    "LOOPBACK_HOSTS",
-    "WILDCARD_HOSTS",
-    "Cluster",
-    "ClusterSection",
-    "EngineSection",
-    "FileMistakes",
-    "GatewaySection",
-    "Loaded",
-    "Misconfigured",
-    "NodeSection",
-    "load",
-]
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 

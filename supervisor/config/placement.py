@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 
 from protocol.errors import StartFailed
-from supervisor.config.load import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster
+from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster
 
 
 def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:

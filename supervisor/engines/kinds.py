@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from supervisor.config import load
-from supervisor.config.load import Cluster, Examine, Loaded
+from supervisor.config.load import Examine, Loaded
+from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineKind
 from supervisor.engines.sglang.children import sglang_children
 from supervisor.engines.sglang.libraries import check_libraries

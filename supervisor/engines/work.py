@@ -1,4 +1,4 @@
-"""One engine of a node and the priority_inbox of its requests: what a kind of engine is given to make a child of."""
+"""One engine of a node and the inbox of its requests: what a kind of engine is given to make a child of."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from protocol.errors import StartFailed
 from supervisor.config.limits import WILDCARD
-from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Misconfigured
+from supervisor.config.load import Misconfigured
+from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
 
 

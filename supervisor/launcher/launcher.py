@@ -29,7 +29,8 @@ from attrs import define, field
 from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
 from supervisor.config import placement
-from supervisor.config.load import Cluster, Loaded
+from supervisor.config.load import Loaded
+from supervisor.config.schema import Cluster
 from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
 from supervisor.launcher.node_process import KeptNode

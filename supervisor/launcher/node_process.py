@@ -23,7 +23,7 @@ import trio
 from attrs import define, field
 
 from protocol.errors import ActorError, StartFailed
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.launcher.parent_pipe import LineReader, receive
 from supervisor.processes import reaper
 from supervisor.processes.process import GracePeriods, Ladder, Process, start

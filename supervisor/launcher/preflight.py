@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protocol.errors import StartFailed
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import check_host
 from supervisor.node import descriptor_needs
 

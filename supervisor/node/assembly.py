@@ -21,7 +21,7 @@ from supervisor.cluster import engine_control, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.model_identity import ModelIdentities
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.control.control import NodeControl
 from supervisor.engines.children import node_engines
 from supervisor.engines.kind import NodeContext, Retried

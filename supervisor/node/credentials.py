@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from supervisor.cluster import link_credentials
 from supervisor.config.certificate import Certificate
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.gateway import client_keys
 from supervisor.gateway.keys import Keys
 from supervisor.links.tls import LinkTls

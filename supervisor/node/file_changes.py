@@ -13,7 +13,7 @@ from typing import cast
 import attrs
 from attrs import evolve, frozen
 
-from supervisor.config.load import Cluster, NodeSection
+from supervisor.config.schema import Cluster, NodeSection
 from supervisor.links.endpoint import Endpoint
 
 RESTART = "until this node is started again"

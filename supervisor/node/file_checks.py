@@ -17,7 +17,8 @@ from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.cluster import link_credentials
 from supervisor.config.certificate import expires_at
-from supervisor.config.load import Cluster, Misconfigured
+from supervisor.config.load import Misconfigured
+from supervisor.config.schema import Cluster
 from supervisor.files import permissions, reading
 from supervisor.gateway import client_keys
 

@@ -9,7 +9,7 @@ from attrs import asdict
 
 from supervisor.cluster import engine_control, models, readiness
 from supervisor.cluster.directory import Directory
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES

@@ -11,7 +11,7 @@ from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import GuardedWorker
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.engines.children import offer
 from supervisor.links.serving import Services
 from supervisor.node.credentials import Credentials

@@ -16,7 +16,7 @@ from actors.text.prompts import PromptLimits
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import request_inbox
 from supervisor.gateway.requests import ServedModel

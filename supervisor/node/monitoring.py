@@ -14,7 +14,7 @@ from attrs import evolve
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.config.limits import WILDCARD, GatewayLimits
-from supervisor.config.load import LOOPBACK_HOSTS, Cluster
+from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES

@@ -32,7 +32,8 @@ from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, StartFailed
 from protocol.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
-from supervisor.config.load import LOOPBACK_HOSTS, Cluster, Loaded, NodeSection
+from supervisor.config.load import Loaded
+from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.gateway.keys import SECRET_VARIABLES
 from supervisor.links.heartbeat import Heartbeat

@@ -13,7 +13,7 @@ from pathlib import Path
 from actors.kit.offload import run_inline
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import check_host
 from supervisor.gateway.keys import Keys
 from supervisor.node import descriptor_needs

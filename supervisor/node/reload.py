@@ -22,7 +22,8 @@ from actors.routing.policies import POLICIES
 from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
 from supervisor.cluster import link_credentials
-from supervisor.config.load import Cluster, Loaded, NodeSection
+from supervisor.config.load import Loaded
+from supervisor.config.schema import Cluster, NodeSection
 from supervisor.engines.children import offer
 from supervisor.files.reading import FileReader
 from supervisor.gateway import client_keys

@@ -11,7 +11,8 @@ from actors.text.model import TextModel, load
 from protocol.errors import StartFailed
 from protocol.model_folder import FILES
 from protocol.strict.mistakes import join, segment
-from supervisor.config.load import Cluster, Misconfigured
+from supervisor.config.load import Misconfigured
+from supervisor.config.schema import Cluster
 from supervisor.files import reading
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from supervisor.cluster import link_credentials
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES

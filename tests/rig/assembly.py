@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from actors.kit.offload import run_inline
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.gateway.keys import Keys
 from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.credentials import Credentials

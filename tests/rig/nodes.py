@@ -23,7 +23,7 @@ from protocol.messages import Finished, FinishReason, Generate, Started, Tokens,
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.load import ClusterSection
+from supervisor.config.schema import ClusterSection
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link

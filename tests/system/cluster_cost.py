@@ -35,7 +35,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.load import ClusterSection
+from supervisor.config.schema import ClusterSection
 from supervisor.engines.work import RequestInbox
 from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.registration import Registration

@@ -30,7 +30,7 @@ def root_digest(salt: str | None) -> bytes:
 
 
 def page_digests(before: bytes, tokens: bytes, page_size: int) -> list[bytes]:
-    """Return the digest of every full page of pack_tokens `tokens` that follow the page whose digest is `before`."""
+    """Return the digest of every full page of packed `tokens` that follow the page whose digest is `before`."""
     size, digests = page_size * TOKEN_BYTES, []
     for start in range(0, len(tokens) - size + 1, size):
         before = blake2b(before + tokens[start : start + size], digest_size=_DIGEST_BYTES).digest()

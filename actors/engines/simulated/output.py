@@ -50,7 +50,7 @@ class OutputGenerator:
         return cls(spec, tuple(filter(None, without_eos)))
 
     def answer(self, request: Generate, prompt: bytes) -> OutputSequence:
-        """Return what this engine still says to a request; `prompt` is its pack_tokens tokens."""
+        """Return what this engine still says to a request; `prompt` has its tokens, packed."""
         wanted, eos = request.sampling, self.spec.eos_id
         greedy = wanted.temperature <= 0
         own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"

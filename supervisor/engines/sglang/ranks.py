@@ -23,7 +23,7 @@ from actors.kit.calls import BugCounter, Call, Inbox
 from protocol.errors import ActorError, BadRequest, Draining, EngineDied, EngineLost, RequestError, StartFailed
 from protocol.messages import Done, RankStarted, RunRank
 from supervisor.cluster.directory import Directory
-from supervisor.config.load import Cluster
+from supervisor.config.schema import Cluster
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration

@@ -28,8 +28,7 @@ from protocol.messages import Generate, Sampling
 from protocol.text_messages import Accepted, Respond
 from supervisor.cluster.ranked_workers import RankedWorkers
 from supervisor.config import load
-from supervisor.config.load import Cluster
-from supervisor.config.schema import EngineSection
+from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.engines.simulated.section import SimulatedSection

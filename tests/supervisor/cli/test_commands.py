@@ -22,7 +22,7 @@ from supervisor.cli import client, commands
 from supervisor.cli.commands import NEW_NODE_WAIT_S
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
-from supervisor.config import load
+from supervisor.config import schema
 
 
 def status(
@@ -42,7 +42,9 @@ class Cluster(client.ClusterClient):
     """A client in which each node answers from its time in `at` on."""
 
     def __init__(self, at: Mapping[str, float], answers: Mapping[str, Reloaded | Exception] | None = None) -> None:
-        super().__init__(load.Cluster(model={}, engine={}, cluster=load.ClusterSection(name="oak")), b"", None, bytes)
+        super().__init__(
+            schema.Cluster(model={}, engine={}, cluster=schema.ClusterSection(name="oak")), b"", None, bytes
+        )
         self.at, self.answers = at, answers or {}
         self.asked: list[Message] = []
 
@@ -79,7 +81,7 @@ kv_tokens_max = 4096
 """
 
 
-def by_secret(cluster: load.Cluster, folders: Mapping[str, Path]) -> client.ClusterClient:
+def by_secret(cluster: schema.Cluster, folders: Mapping[str, Path]) -> client.ClusterClient:
     """Return a client of the cluster; raises `StartFailed` without a secret."""
     if cluster.model:
         link_credentials.cluster_secret(cluster, {})

@@ -21,7 +21,7 @@ from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
-from supervisor.config.load import ClusterSection
+from supervisor.config.schema import ClusterSection
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link
 from supervisor.links.serving import Service, Services

@@ -36,7 +36,7 @@ from supervisor import deadlines
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import OPERATORS_MAX, Mesh
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.load import ClusterSection
+from supervisor.config.schema import ClusterSection
 from supervisor.control.control import NodeControl
 from supervisor.engines.work import request_inbox
 from supervisor.links.heartbeat import Heartbeat

@@ -20,7 +20,7 @@ from protocol.cluster import Drain, GetStatus, NodeState, Status
 from protocol.kind import Message
 from protocol.messages import Done
 from supervisor.cli.client import ClusterClient
-from supervisor.config.load import Cluster, NodeSection
+from supervisor.config.schema import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.serving import Services

@@ -22,8 +22,8 @@ from protocol.strict.structure import structure
 from protocol.text_messages import Role, Turn
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
-from supervisor.config import load
 from supervisor.config.limits import GatewayLimits
+from supervisor.config.schema import GatewaySection
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.websocket.history import Conversation
 from supervisor.node.gateway_children import make_gateway
@@ -44,7 +44,7 @@ AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, an
 
 @pytest.mark.parametrize("name", OF_THE_LIMITS + OF_THE_GATEWAY)
 def test_every_limit_has_a_key_a_sane_default_and_a_range(name: str) -> None:
-    section = GatewayLimits if name in OF_THE_LIMITS else load.GatewaySection
+    section = GatewayLimits if name in OF_THE_LIMITS else GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
     assert 0 < default <= (1 if name in OF_A_WHOLE else 2**28)

@@ -13,7 +13,7 @@ from actors.engines.slots import Deadlines, SlotObserver
 from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost
 from protocol.messages import EngineLoad
-from supervisor.config import load
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.work import request_inbox
 from supervisor.observers import RoutingMetrics, SlotMetrics
@@ -25,7 +25,7 @@ from tests.rig.router import Fake, Play, routed
 TINY = Path(__file__).parents[3] / "examples" / "tiny"
 
 
-def cluster(folder: Path, metrics: str = "127.0.0.1:0") -> load.Cluster:
+def cluster(folder: Path, metrics: str = "127.0.0.1:0") -> Cluster:
     file = folder / "cluster.toml"
     file.write_text(f"""
 [node.front]

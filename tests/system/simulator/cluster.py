@@ -14,7 +14,7 @@ from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
-from supervisor.config.load import ClusterSection
+from supervisor.config.schema import ClusterSection
 from supervisor.supervision.tree import Child
 from tests.rig.fake_engine import prompt_of
 from tests.rig.fake_host import FakeHost

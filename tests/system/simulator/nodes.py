@@ -20,7 +20,7 @@ from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import GuardedWorker
-from supervisor.config.load import ClusterSection
+from supervisor.config.schema import ClusterSection
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway
 from supervisor.links.endpoint import Endpoint
