@@ -24,6 +24,7 @@ from protocol.errors import BadRequest, EngineDied, EngineLost
 from protocol.messages import EngineLoad, FinishReason, Generate, Rendezvous, Started, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.simulated_engines import generate, running, spec
+from tests.rig.tasks import expect_error
 
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
 
@@ -136,14 +137,9 @@ async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autoj
 
 async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock: MockClock) -> None:
     ends = [pytest.RaisesExc(EngineDied, match=why) for why in ("crashed", "is lost")]
-
-    async def ask_and_fail(workers: Pair) -> None:
-        with pytest.raises(EngineLost):
-            await ask(workers.prefill, met("a", 1, prompt=200))
-
     with pytest.RaisesGroup(*ends, flatten_subgroups=True):
         async with pair() as workers, trio.open_nursery() as legs:
-            legs.start_soon(ask_and_fail, workers)
+            legs.start_soon(expect_error, EngineLost, ask, workers.prefill, met("a", 1, prompt=200))
             await trio.sleep(0.5)
             workers.prefill_engine.crash()
             await trio.sleep(1)

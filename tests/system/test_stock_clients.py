@@ -18,11 +18,6 @@ from tests.rig.gateway import at_rest, chat, create, gateway_rig
 from tests.rig.sockets import output_text
 
 
-async def aside(function: Callable[[Any], None], argument: str | int) -> None:
-    with trio.fail_after(20):
-        await trio.to_thread.run_sync(function, argument)
-
-
 def openai_says(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"]
@@ -63,15 +58,9 @@ def openai_says(url: str) -> None:
     client.close()
 
 
-@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way
-async def test_the_stock_openai_client_works() -> None:
-    async with gateway_rig() as rig:
-        await aside(openai_says, rig.url)
-        await at_rest(rig)
-
-
-def websockets_says(port: int) -> None:
-    with connect(f"ws://127.0.0.1:{port}/v1/responses", ping_interval=0.05, open_timeout=5) as lane:
+def websockets_says(url: str) -> None:
+    address = url.replace("http", "ws") + "/v1/responses"
+    with connect(address, ping_interval=0.05, open_timeout=5) as lane:
         for _ in range(2):
             lane.send(json.dumps(create("n=40 s=0.004")))
             events: list[dict[str, Any]] = []
@@ -80,19 +69,13 @@ def websockets_says(port: int) -> None:
             assert len(output_text(events)) > 50
         lane.ping().wait(5)
     with pytest.raises(InvalidStatus) as caught:
-        connect(f"ws://127.0.0.1:{port}/v1/responses", origin=Origin("https://evil.example"))
+        connect(address, origin=Origin("https://evil.example"))
     assert caught.value.response.status_code == 403
-    with connect(f"ws://127.0.0.1:{port}/v1/responses") as lane, pytest.raises(ConnectionClosedError) as closed:
+    with connect(address) as lane, pytest.raises(ConnectionClosedError) as closed:
         lane.send("x" * 5_000_000)
         lane.recv(timeout=5)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
-
-
-async def test_the_stock_websockets_client_works() -> None:
-    async with gateway_rig() as rig:
-        await aside(websockets_says, rig.port)
-        await at_rest(rig)
 
 
 def httpx_says(url: str) -> None:
@@ -104,7 +87,12 @@ def httpx_says(url: str) -> None:
         assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
 
 
-async def test_the_stock_http_client_works() -> None:
+OLDER = pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way
+
+
+@pytest.mark.parametrize("client", [pytest.param(openai_says, marks=OLDER), websockets_says, httpx_says])
+async def test_a_stock_client_works(client: Callable[[str], None]) -> None:
     async with gateway_rig() as rig:
-        await aside(httpx_says, rig.url)
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(client, rig.url)
         await at_rest(rig)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pytest
-import trio
 from attrs import evolve, frozen
 from trio.testing import MockClock
 
@@ -195,11 +194,6 @@ def counted() -> Callable[[], str]:
 # At a worker ------------------------------------------------------------------------------
 
 
-async def asked(worker: test_decode.Worker, wanted: Generate, within_s: float = 1000.0) -> None:
-    with trio.move_on_after(within_s):
-        await test_decode.ask(worker, wanted)
-
-
 @pytest.mark.parametrize(
     ("within_s", "costs", "outcome", "took_s"),
     [
@@ -213,7 +207,7 @@ async def test_a_worker_logs_its_part_of_a_recorded_trace(
 ) -> None:
     async with test_decode.working(costs) as worker:
         with suppress(EngineRefused):
-            await asked(worker, evolve(generate("r"), trace=GATEWAY), within_s)
+            await test_decode.leave_after(worker, evolve(generate("r"), trace=GATEWAY), within_s)
         await until(lambda: lines("generation ended"))
     (line,) = lines("generation ended")
     assert (line.request_id, line.outcome, line.duration_s, span(line)) == ("r", outcome, took_s, GATEWAY)
@@ -224,7 +218,7 @@ async def test_a_worker_logs_nothing_of_other_requests(
     trace: Trace | None, lines: Lines, autojump_clock: MockClock
 ) -> None:
     async with test_decode.working() as worker:
-        await asked(worker, evolve(generate("r"), trace=trace))
+        await test_decode.ask(worker, evolve(generate("r"), trace=trace))
     assert lines("generation ended") == []
 
 
@@ -236,7 +230,7 @@ async def test_the_log_of_a_bug_of_a_worker_has_the_trace(lines: Lines, autojump
     trace = child_span(None, OWN)
     async with test_decode.working(engine=Buggy(Costs())) as worker:
         with pytest.raises(InternalError):
-            await asked(worker, evolve(generate("r"), trace=trace))
+            await test_decode.ask(worker, evolve(generate("r"), trace=trace))
     (line,) = lines("a bug failed a request")
     assert (line.request_id, span(line)) == ("r", trace)
 

@@ -24,7 +24,7 @@ from protocol.errors import (
 )
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, mailbox
 from tests.rig.log_records import log_records
-from tests.rig.tasks import append_result, call_later
+from tests.rig.tasks import append_result, call_later, expect_error
 from tests.system.simulator import counting
 
 
@@ -115,16 +115,9 @@ async def test_a_relay_counts_credit_too(nursery: trio.Nursery, autojump_clock: 
     assert (source.credit, sink.credit) == (2, 0)
 
 
-async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(nursery: trio.Nursery) -> None:
     source, sink = answer(9), answer(1)
-
-    async def relay() -> None:
-        with pytest.raises(CreditExceeded):
-            await source.relay(sink.put)
-
-    nursery.start_soon(relay)
+    nursery.start_soon(expect_error, CreditExceeded, source.relay, sink.put)
     await wait_all_tasks_blocked()
     for reply in "abc":
         source.put(reply)
@@ -134,9 +127,7 @@ async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(
 # Relays -----------------------------------------------------------------------------------
 
 
-async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_no_task(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_no_task(nursery: trio.Nursery) -> None:
     first, second, third, got = answer(1000), answer(1000), answer(1000), list[int]()
     nursery.start_soon(first.relay, lambda reply: second.put(reply * 2), name="one")
     nursery.start_soon(second.relay, lambda reply: third.put(reply + 1), name="two")
@@ -156,9 +147,7 @@ async def test_a_relay_runs_in_the_turn_of_the_put_and_wakes_no_task(
     assert steps.by_name["three"] <= 2
 
 
-async def test_replies_that_wait_precede_those_that_are_relayed(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_replies_that_wait_precede_those_that_are_relayed(nursery: trio.Nursery) -> None:
     source, got = answer(), list[int]()
     source.put(1)
     source.put(2)
@@ -203,9 +192,7 @@ async def test_an_error_in_what_waited_ends_the_relay_at_once(autojump_clock: Mo
         await source.relay(lambda reply: 1 // (reply - 1))
 
 
-async def test_an_abandoned_answer_ends_its_relay_and_drops_further_replies(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_an_abandoned_answer_ends_its_relay_and_drops_further_replies(nursery: trio.Nursery) -> None:
     source, got, results = answer(3), list[int](), list[object]()
     nursery.start_soon(append_result, results, source.relay, got.append)
     await wait_all_tasks_blocked()
@@ -347,9 +334,7 @@ async def test_leaving_during_the_answer_cancels_the_answerer_in_the_same_turn(
     assert left == [(2, False)]
 
 
-async def test_an_answerer_is_cancelled_before_its_replies_are_dropped(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_an_answerer_is_cancelled_before_its_replies_are_dropped(nursery: trio.Nursery) -> None:
     seen = []
 
     async def busy(call: AnyCall, replies: AnyAnswer) -> None:
@@ -410,9 +395,7 @@ async def test_the_end_of_the_answerer_fails_the_call_with_actor_lost(
     assert trio.current_time() == 2
 
 
-async def test_a_body_that_ends_without_a_result_fails_the_call_with_actor_lost(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_a_body_that_ends_without_a_result_fails_the_call_with_actor_lost(nursery: trio.Nursery) -> None:
     async def forgets(call: AnyCall, replies: AnyAnswer) -> None:
         pass
 

@@ -13,6 +13,7 @@ from actors.engines.simulated.faults import Faults
 from protocol.errors import AskerLeft, EngineDied, EngineLost, EngineRefused
 from protocol.messages import EngineLoad
 from tests.rig.simulated_engines import generate, running, spec, timed
+from tests.rig.tasks import expect_error
 
 
 async def test_a_slow_engine_takes_longer_from_its_next_step_on(autojump_clock: MockClock) -> None:
@@ -85,15 +86,10 @@ async def test_stalls_come_between_steps(autojump_clock: MockClock) -> None:
         assert await timed(engine.submit(generate("a", tokens_max=3))) == [1, 5, 9]
 
 
-async def crashing(engine: SimulatedEngine) -> None:
-    with pytest.raises(EngineDied):
-        await engine.run()
-
-
 async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(), random.Random(0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(crashing, engine)
+        nursery.start_soon(expect_error, EngineDied, engine.run)
         answers = [engine.submit(generate(str(number), tokens_max=9)) for number in range(6)]
         whole = engine.submit(generate("whole", tokens_max=1))
         await trio.sleep(2.5)
@@ -112,7 +108,7 @@ async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock: Moc
 async def test_an_engine_crashes_at_its_time(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(faults=Faults(crash_after_s=7.5)), random.Random(0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(crashing, engine)
+        nursery.start_soon(expect_error, EngineDied, engine.run)
         await engine.wait_lost()
         assert trio.current_time() == 7.5
 
@@ -120,7 +116,7 @@ async def test_an_engine_crashes_at_its_time(autojump_clock: MockClock) -> None:
 async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(), random.Random(0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(crashing, engine)
+        nursery.start_soon(expect_error, EngineDied, engine.run)
         await trio.sleep(3)
         engine.inject(Faults(crash_after_s=2))
         await engine.wait_lost()
@@ -130,7 +126,7 @@ async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clo
 async def test_a_reader_may_crash_the_engine_in_the_turn_of_a_token(autojump_clock: MockClock) -> None:
     engine = SimulatedEngine(spec(), random.Random(0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(crashing, engine)
+        nursery.start_soon(expect_error, EngineDied, engine.run)
         other = engine.submit(generate("b"))
         with pytest.raises(EngineLost):
             await engine.submit(generate("a")).relay(lambda _: engine.crash())
