@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from actors.kit.offload import OFFLOAD_SIZE_MIN, T
+from actors.kit.offload import OFFLOAD_SIZE_MIN, RunInThread, T, run_inline
 from actors.processor import processor
 from actors.text.model import Defaults, TextModel
 from actors.text.prompts import PromptLimits
@@ -38,20 +37,14 @@ async def running(
     worker: Worker | None = None,
     model: TextModel = TINY,
     limits: PromptLimits | None = LIMITS,
-    aside: Any = None,
+    aside: RunInThread = run_inline,
     requests_max: int = 4,
     tokenize_max: int = 10**6,
 ) -> AsyncIterator[AnyAddress]:
-    async def at_once(function: Callable[[], T], **_: Any) -> T:
-        await trio.lowlevel.checkpoint()
-        return function()
-
     address, inbox = mailbox(requests_max)
     async with trio.open_nursery() as nursery:
-        work = partial(
-            processor, inbox, model, worker or Worker(), lambda: limits, aside or at_once, requests_max, tokenize_max
-        )
-        await nursery.start(work)
+        worker = worker or Worker()
+        await nursery.start(processor, inbox, model, worker, lambda: limits, aside, requests_max, tokenize_max)
         yield address
         nursery.cancel_scope.cancel()
 
@@ -338,7 +331,7 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockC
 
 
 async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: MockClock) -> None:
-    async def aside(function: Callable[[], T], **_: Any) -> None:
+    async def aside(function: Callable[[], T], **_: Any) -> T:
         await trio.sleep_forever()
 
     worker = Worker()
