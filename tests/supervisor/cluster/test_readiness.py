@@ -21,8 +21,8 @@ from supervisor.node.assembly import Assembly
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
 from tests.rig.assembly import built_assembly
+from tests.rig.cluster_files import MODEL, engine
 from tests.rig.nodes import Engine
-from tests.supervisor.engines.sglang.test_ranks_configuration import ROOT
 
 ONE = f"""
 [node.main]
@@ -30,16 +30,7 @@ ONE = f"""
 [gateway]
 node = "main"
 port = 0
-[model.tiny]
-path = "{ROOT / "examples" / "tiny"}"
-"""
-ENGINE = """
-[engine.{name}]
-model = "tiny"
-node = "{node}"
-kind = "simulated"
-kv_tokens_max = 4096
-"""
+{MODEL}"""
 GONE = EngineDied("the GPU is gone")
 Assemblies = Callable[..., tuple[Cluster, Assembly]]
 
@@ -47,9 +38,7 @@ Assemblies = Callable[..., tuple[Cluster, Assembly]]
 @pytest.fixture
 def assemblies(written: Callable[[str], Path]) -> Assemblies:
     def make(*engines: tuple[str, str], node: str = "main", listen: str = "") -> tuple[Cluster, Assembly]:
-        text = ONE.format(listen=listen)
-        text += "".join(ENGINE.format(name=name, node=node_name) for name, node_name in engines)
-        cluster = read_cluster(written(text))
+        cluster = read_cluster(written(ONE.format(listen=listen) + "".join(engine(*given) for given in engines)))
         return cluster, built_assembly(cluster, node)[0]
 
     return make

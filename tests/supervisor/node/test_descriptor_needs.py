@@ -14,20 +14,14 @@ from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
 from supervisor.node import descriptor_needs, preview
-from tests.supervisor.engines.sglang.test_ranks_configuration import ROOT
+from tests.rig.cluster_files import MODEL, engine
 
 ONE = f"""
 [gateway]
 port = 0
 [gateway.limits]
 connections_max = 1000
-[model.tiny]
-path = "{ROOT / "examples" / "tiny"}"
-[engine.a]
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 4096
-"""
+{MODEL}{engine("a")}"""
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from supervisor.node.credentials import read_credentials
 from supervisor.node.reload import Reloader
 from tests.rig import certificate
 from tests.rig.assembly import built_assembly
+from tests.rig.cluster_files import MODEL, TINY, engine
 from tests.rig.files import read_inline
 from tests.rig.links import idle_link
 
-TINY = Path(__file__).parents[3] / "examples" / "tiny"
 FILE = f"""
 [node.front]
 listen = "127.0.0.1:7401"
@@ -43,17 +43,8 @@ heartbeat_s = 1.0
 node = "front"
 requests_max = 8
 
-[model.tiny]
-path = "{TINY}"
-
-[engine.tiny-1]
-node = "one"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 4096
-"""
-
-
+{MODEL}
+{engine("tiny-1", "one")}"""
 KEYED = FILE.replace("requests_max", 'keys = "a.toml"\nrequests_max')
 
 
@@ -222,15 +213,10 @@ async def test_the_times_of_links_change_for_links_that_are_made_later(front: Fr
     assert reloaded.changed == ("cluster.heartbeat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
 
 
-NEW = """
+NEW = f"""
 [node.two]
 listen = "127.0.0.1:7403"
-[engine.tiny-2]
-node = "two"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 4096
-"""
+{engine("tiny-2", "two")}"""
 
 
 async def test_a_new_node_is_known_with_its_engines_and_the_task_that_dials_is_woken(

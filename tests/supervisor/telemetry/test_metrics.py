@@ -19,10 +19,9 @@ from supervisor.engines.work import request_inbox
 from supervisor.observers import RoutingMetrics, SlotMetrics
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
+from tests.rig.cluster_files import MODEL, engine
 from tests.rig.fake_engine import Costs, FakeEngine, generate
 from tests.rig.router import Fake, Play, routed
-
-TINY = Path(__file__).parents[3] / "examples" / "tiny"
 
 
 def cluster(folder: Path, metrics: str = "127.0.0.1:0") -> Cluster:
@@ -34,14 +33,7 @@ listen = "127.0.0.1:1"
 metrics = "{metrics}"
 [gateway]
 node = "front"
-[model.tiny]
-path = "{TINY}"
-[engine.tiny-0]
-node = "back"
-model = "tiny"
-kind = "simulated"
-kv_tokens_max = 4096
-""")
+{MODEL}{engine("tiny-0", "back")}""")
     return read_cluster(file)
 
 
