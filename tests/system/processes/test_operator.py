@@ -37,6 +37,7 @@ listen = "127.0.0.1:{listen}"
 [cluster]
 name = "proving"
 secret = "secret"
+retry_max_s = 0.3
 [gateway]
 node = "front"
 port = {port}
@@ -76,7 +77,13 @@ class Running:
         return run_cli(self, *arguments, temporary=self.folder)
 
     def wait_whole(self) -> None:
-        assert wait_until(self.whole, WITHIN_S, every_s=0.1) is not None, self.logs()
+        self.wait_ready("front", "back")
+        assert wait_until(self.whole, WITHIN_S, every_s=0.2) is not None, self.logs()
+
+    def wait_ready(self, *names: str) -> None:
+        """Wait until nodes have logged that they are ready, since a command for each look takes the time of a start."""
+        logs = [self.folder / f"{name}.log" for name in names]
+        assert wait_until(lambda: all("Ready: " in log.read_text() for log in logs), WITHIN_S) is not None, self.logs()
 
     def whole(self) -> bool:
         code, nodes = self.seen()
@@ -179,7 +186,7 @@ def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running: Running
     alone = "".join(line for line in alone.splitlines(keepends=True) if not line.startswith(("listen", "secret")))
     running.file.write_text(alone)
     front = running.start("front")
-    assert wait_until(lambda: run_cli(running, "status", "--json")[0] == 0, WITHIN_S, every_s=0.1) is not None
+    running.wait_ready("front")
     code, output = run_cli(running, "status", "--json")
     assert (code, json.loads(output)["nodes"]["front"]["tree"][0]["path"]) == (0, "front")
     code, output = running.from_elsewhere("status")
@@ -216,7 +223,7 @@ def running_on(running: Running, name: str) -> bool:
 
 def test_an_operator_with_another_secret_is_refused_with_the_reason(running: Running) -> None:
     back = running.start("back")
-    assert wait_until(lambda: "unreachable" not in running.seen()[1]["back"], WITHIN_S, every_s=0.1) is not None
+    running.wait_ready("back")
     (running.folder / "secret").write_text("another-secret-that-is-wrong")
     code, output = run_cli(running, "drain", "back")
     assert (code, "it has another secret, or none" in output) == (1, True), output
