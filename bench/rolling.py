@@ -32,13 +32,15 @@ AWAY = " while the front was away"
 ROUNDS = {"simulated": 5, "sglang": 1}  # a real worker takes some 20 s to come back
 
 
-def plan(drain_s: float, engines: str = "simulated") -> Plan:
-    """Return a plan of two workers, each of which can serve the whole load."""
+def plan(drain_s: float, engines: str = "simulated", tokens_max: int = 160) -> Plan:
+    """Return a plan of two workers, each of which can serve the whole load; simulated answers have so many tokens."""
     slots, names = 2 * CLIENTS, ("w1", "w2")
     if engines == "sglang":
         texts = {name: sglang(slots=slots) for name in names}
     else:
-        texts = {name: simulated(name, slots=slots, costs=COSTS, length_min=16, length_max=160) for name in names}
+        texts = {
+            name: simulated(name, slots=slots, costs=COSTS, length_min=16, length_max=tokens_max) for name in names
+        }
     return Plan(texts, drain_s=drain_s, front_drain_s=FRONT_DRAIN_S)
 
 

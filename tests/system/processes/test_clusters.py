@@ -29,7 +29,7 @@ AT_ONCE_S = 2.0
 
 
 def test_a_worker_is_restarted_under_load_and_every_answer_is_whole(folder: Path) -> None:
-    with cluster(folder, rolling.plan(drain_s=0.5)) as target:
+    with cluster(folder, rolling.plan(drain_s=0.5, tokens_max=80)) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
             took = rolling.restart(target, "w1")
         assert took["drained"] < 5.0
@@ -46,7 +46,7 @@ def test_answers_continue_on_another_worker_when_one_is_killed_and_a_link_is_cut
         cutters.append(FaultProxy(target.link_ports["w2"]))
         target.dialed_ports["w2"] = cutters[0].port
 
-    with cluster(folder, rolling.plan(drain_s=0.5), before=behind_cutter) as target:
+    with cluster(folder, rolling.plan(drain_s=0.5, tokens_max=80), before=behind_cutter) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
             assert cutters[0].cut(Random(1), reset=True)
             target.wait_ready(30.0)

@@ -101,7 +101,7 @@ def get(target: Node, path: str) -> tuple[int, str]:
 def test_b7_an_engine_that_crashes_again_and_again_affects_no_other_client(folder: Path) -> None:
     with served(folder, "simulated.faults.crash_after_s = 0.3") as target:
         wait_ready(target)
-        honest = Honest(target.port, 200)  # ten seconds
+        honest = Honest(target.port, 100)  # five seconds, of which four restarts take two
         assert wait_until(
             lambda: target.metric("espalier_child_restarts_total", child="main/bad-0/engine") >= 4, WITHIN_S
         )

@@ -214,6 +214,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
             "tree" in status and all(link["up"] for link in status["links"]) for status in statuses.values()
         ) and any(offer["up"] for offer in statuses["three"]["state"]["offers"])
 
+    assert wait_until(lambda: '"three/tiny-3/engine is ready' in running.output(), WITHIN_S) is not None
     assert wait_until(serves, WITHIN_S, every_s=0.1) is not None, running.output()
     after = nodes(running)
     assert list(after) == ["front", "one", "three", "two"]
@@ -293,6 +294,7 @@ def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, f
         place = folder / "second"
         place.mkdir(exist_ok=True)
         with running_launcher(place, text, 0, "--join", found[1]) as second:
+            wait_ready(second)
             assert wait_until(joined, WITHIN_S, every_s=0.1) is not None, second.output()
             for name in ("one", "two"):
                 os.kill(before[name].pid, signal.SIGSTOP)

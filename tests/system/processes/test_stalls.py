@@ -15,17 +15,18 @@ from bench.rig.node import Node
 pytestmark = pytest.mark.realtime
 
 CLIENTS = 8
-STANDS_STILL_S = 5.0  # silent_s is 3
+STANDS_STILL_S = 4.0
+QUICK = "heartbeat_s = 0.25\nsilent_s = 2.0\n"
 MOVED = "espalier_resumes_total"
 
 
 def long_answers() -> Plan:
     """Two workers whose answers take longer than a node stands still."""
     texts = {
-        name: simulated(name, slots=4 * CLIENTS, costs=rolling.COSTS, length_min=200, length_max=240)
+        name: simulated(name, slots=4 * CLIENTS, costs=rolling.COSTS, length_min=150, length_max=180)
         for name in ("w1", "w2")
     }
-    return Plan(texts, drain_s=0.5, front_drain_s=rolling.FRONT_DRAIN_S)
+    return Plan(texts, QUICK, drain_s=0.5, front_drain_s=rolling.FRONT_DRAIN_S)
 
 
 def stopped(node: Node) -> None:
