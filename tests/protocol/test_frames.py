@@ -399,10 +399,8 @@ def test_a_tensor_does_not_print_its_bytes() -> None:
 
 # Errors -----------------------------------------------------------------------------
 
-REQUEST_ERRORS = [
-    thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, RequestError)
-]
-NAMED = [cls for cls in REQUEST_ERRORS if cls is not RequestError]
+CLASSES = [thing for thing in vars(errors).values() if isinstance(thing, type)]
+NAMED = [cls for cls in CLASSES if issubclass(cls, RequestError) and cls is not RequestError]
 by_name = pytest.mark.parametrize("cls", NAMED, ids=lambda cls: cls.__name__)
 
 

@@ -91,15 +91,13 @@ def test_a_complete_response_has_its_events_in_order() -> None:
 
 
 def test_events_have_no_stream_id_unless_the_request_has_one() -> None:
-    events = events_of()
-    frames = whole_stream(events, "x")
+    frames = whole_stream(events_of(), "x")
     assert all("stream_id" not in check(frame) for frame in frames)
     assert "stream_id" not in json.loads(error_event(Overloaded("full")))
 
 
 def test_an_answer_that_reached_its_limit_is_incomplete() -> None:
-    events = events_of()
-    *_, item, last = map(check, whole_stream(events, "x", reason=FinishReason.LENGTH))
+    *_, item, last = map(check, whole_stream(events_of(), "x", reason=FinishReason.LENGTH))
     assert item["item"]["status"] == "incomplete"
     assert last["type"] == "response.incomplete"
     assert last["response"]["status"] == "incomplete"
@@ -164,8 +162,7 @@ def test_a_failed_response_is_marked_incomplete(error: EngineLost | ContextTooLo
 
 
 def test_long_instructions_are_not_repeated() -> None:
-    events = events_of(instructions="x" * 500_000, input="y" * 500_000)
-    frames = whole_stream(events, "z")
+    frames = whole_stream(events_of(instructions="x" * 500_000, input="y" * 500_000), "z")
     assert max(map(len, frames)) < 2000
 
 
@@ -309,8 +306,7 @@ def test_the_fields_of_the_request_are_repeated() -> None:
 def test_a_long_format_is_not_repeated(field: str) -> None:
     long = {"type": "json_schema", "name": "x", "schema": {"enum": ["y"]}, "strict": None}
     long |= {"schema": {"enum": ["y" * FORMAT_ECHOED_MAX]}} if field == "schema" else {"description": "y" * 500_000}
-    events = events_of(text={"format": long})
-    frames = whole_stream(events, "z")
+    frames = whole_stream(events_of(text={"format": long}), "z")
     assert max(map(len, frames)) < 2000
     assert check(frames[0])["response"]["text"]["format"]["schema"] == {}
 
@@ -342,8 +338,7 @@ def check_response(body: bytes) -> Response:
 def test_an_answer_in_one_piece_is_the_response_of_the_last_event() -> None:
     response = check_response(posted(Text("He", 1), Text("llo", 1), ChoiceEnded(FinishReason.STOP)))
     assert (response.id, response.status, response.output_text) == (f"resp_{ID}", "completed", "Hello")
-    events = events_of()
-    *_, last = whole_stream(events, "He", "llo")
+    *_, last = whole_stream(events_of(), "He", "llo")
     assert json.loads(posted(Text("Hello", 2), ChoiceEnded(FinishReason.STOP))) == json.loads(last)["response"]
 
 
