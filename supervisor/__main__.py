@@ -31,6 +31,7 @@ from supervisor.gateway import keys
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
 from supervisor.node import descriptor_needs, file_checks, node, preview
+from supervisor.printable import printable
 from supervisor.processes import reaper
 from supervisor.supervision.status import EarlierFailures
 from supervisor.telemetry import logs
@@ -173,7 +174,6 @@ def _run_function(
 def run_operator_command(arguments: list[str]) -> int:
     """Run one of the commands for a running cluster and return the exit code."""
     from supervisor.cli import commands  # noqa: PLC0415  # a node must not load the libraries of terminals
-    from supervisor.printable import printable  # noqa: PLC0415  # a node must not load the libraries of terminals
 
     try:
         return commands.main(arguments, os.environ, node.new_nonce)

@@ -7,15 +7,18 @@ reads all items before it raises, so that one error has every mistake, up to `MI
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Protocol, get_args, get_origin
+from typing import Protocol, TypeVar, get_args, get_origin
 
 from cattrs import Converter
 from cattrs.errors import CattrsError, IterableValidationError, IterableValidationNote
 
 from protocol.strict.expected import ReadsItself, allowed_values, expected, reader_types
 from protocol.strict.mistakes import Mistakes, describe, wrong
+
+T = TypeVar("T")
+Place = TypeVar("Place", int, str)  # of an item: its index or its key
 
 Hook = Callable[[object, object], object]
 
@@ -87,6 +90,25 @@ def checked_hook(kind: object, converter: Converter) -> Hook:
     return hook
 
 
+def _read_each(
+    entries: Iterable[tuple[Place, object]], read: Callable[[Place, object], T], item_kind: object
+) -> list[T]:
+    """Return what `read` makes of each place and its item; raises one error for the mistakes in all of them."""
+    results: list[T] = []
+    errors: list[Exception] = []
+    for place, item in entries:
+        try:
+            results.append(read(place, item))
+        except (CattrsError, Mistakes) as error:
+            error.add_note(IterableValidationNote("", place, item_kind))
+            errors.append(error)
+            if len(errors) == MISTAKES_MAX:
+                break
+    if errors:
+        raise IterableValidationError("some items", errors, list)
+    return results
+
+
 def sequence_hook(kind: object, converter: Converter) -> Hook:
     """Return the hook of a list, or of a tuple of any length."""
     make: Callable[[list[object]], object] = list if get_origin(kind) is list else tuple
@@ -100,19 +122,7 @@ def sequence_hook(kind: object, converter: Converter) -> Hook:
             raise wrong(f"expected a list, got {describe(value)}")
         if len(value) > ITEMS_MAX:
             raise wrong(f"holds {len(value)} items; at most {ITEMS_MAX} are read")
-        result: list[object] = []
-        errors: list[Exception] = []
-        for index, item in enumerate(value):
-            try:
-                result.append(read(item, item_kind))
-            except (CattrsError, Mistakes) as error:
-                error.add_note(IterableValidationNote("", index, item_kind))
-                errors.append(error)
-                if len(errors) == MISTAKES_MAX:
-                    break
-        if errors:
-            raise IterableValidationError("a list", errors, list)
-        return make(result)
+        return make(_read_each(enumerate(value), lambda _, item: read(item, item_kind), item_kind))
 
     return hook
 
@@ -131,21 +141,11 @@ def mapping_hook(kind: object, converter: Converter) -> Hook:
     key_kind, item_kind = get_args(kind)
     read_key, read = converter.get_structure_hook(key_kind), converter.get_structure_hook(item_kind)
 
+    def read_entry(key: str, item: object) -> tuple[object, object]:
+        return read_key(key, key_kind), read(item, item_kind)
+
     def hook(value: object, _: object) -> object:
-        value = read_mapping(value)
-        result: dict[object, object] = {}
-        errors: list[Exception] = []
-        for key, item in value.items():
-            try:
-                result[read_key(key, key_kind)] = read(item, item_kind)
-            except (CattrsError, Mistakes) as error:
-                error.add_note(IterableValidationNote("", str(key), item_kind))
-                errors.append(error)
-                if len(errors) == MISTAKES_MAX:
-                    break
-        if errors:
-            raise IterableValidationError("a mapping", errors, dict)
-        return result
+        return dict(_read_each(read_mapping(value).items(), read_entry, item_kind))
 
     return hook
 

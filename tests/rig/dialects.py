@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.http import error_body
+from protocol.dialects.request_body import decode
+from protocol.dialects.responses import CancelResponse, Create, read_event
 from protocol.errors import BadRequest, RequestError
 from protocol.messages import FinishReason, Started
 from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
@@ -45,6 +47,11 @@ LISTED = [  # their log probabilities as chat completions and Responses have the
     {"token": "\ufffd", "logprob": -1.0, "bytes": [0xC3], "top_logprobs": []},
     {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xA9], "top_logprobs": []},
 ]
+
+
+def parse_event(text: str, *, default_model: str | None = None) -> Create | CancelResponse:
+    """Return the event that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    return read_event(decode(text), default_model=default_model)
 
 
 def check_answered_or_refused(

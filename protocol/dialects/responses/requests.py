@@ -202,11 +202,6 @@ class CancelResponse:
     stream_id: StreamId | None = None
 
 
-def parse(text: str, *, default_model: str | None = None) -> Create | CancelResponse:
-    """Return the event that a client sent, or raise a `RequestError` that lists all its mistakes."""
-    return read_event(decode(text), default_model=default_model)
-
-
 def read_event(data: dict[str, object], *, default_model: str | None = None) -> Create | CancelResponse:
     """Return the event that a decoded message holds, or raise a `RequestError` that lists all its mistakes."""
     kind = data.get("type")

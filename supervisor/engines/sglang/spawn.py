@@ -1,8 +1,7 @@
 """The start of hosts: forked from a zygote on a CPU, spawned with CUDA, which cannot be forked.
 
-The zygote is a child of the tree like any other. Its death leaves the hosts that it forked alone: it is started again
-in the background, and only a start that needs it waits. A host inherits four descriptors and nothing else of the node,
-so that it depends on no parent: its end of the link, a pidfd of the node, its log, and the lock of the node's folder.
+A zygote that has died is started again in the background, and only a start that needs it waits. A host inherits four
+descriptors and nothing else of the node, so that it depends on no parent.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Within
 from protocol.text_messages import Respond
-from tests.rig.dialects import check_refused, json_values
+from tests.rig.dialects import check_refused, json_values, parse_event
 
 ID = "0123456789abcdef0123456789abcdef"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -38,7 +38,7 @@ DIALECTS: dict[str, Row] = {
     "chat": (chat.parse, chat.to_respond, CHAT, (chat.ChatRequest,)),
     "completions": (completions.parse, completions.to_respond, COMPLETION, (completions.CompletionRequest,)),
     "posted": (responses.parse_http, responses.to_respond, POSTED, (responses.CreateHttp,)),
-    "socket": (responses.parse, responses.to_respond, CREATE, (responses.Create, responses.CancelResponse)),
+    "socket": (parse_event, responses.to_respond, CREATE, (responses.Create, responses.CancelResponse)),
     "tokenize": (tokens.parse_tokenize, None, {"prompt": "Hi"}, (tokens.TokenizeRequest,)),
     "detokenize": (tokens.parse_detokenize, None, {"tokens": [1]}, (tokens.DetokenizeRequest,)),
 }

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from protocol.dialects import chat, completions, responses, tokens
 from protocol.errors import RequestError
 from supervisor.gateway.http.routes import ROUTES
+from tests.rig.dialects import parse_event
 from tests.system.fuzz import answers, bodies, websocket
 from tests.system.fuzz.answers import Unfinished, Wrong
 from tests.system.fuzz.inputs import make
@@ -96,7 +97,7 @@ def test_arbitrary_bytes_are_parsed_or_refused(data: bytes) -> None:
         with pytest.raises(RequestError):
             parse(data)
     try:
-        event = responses.parse(data.decode("utf-8", "surrogateescape"))
+        event = parse_event(data.decode("utf-8", "surrogateescape"))
     except RequestError:
         return
     assert isinstance(event, responses.CancelResponse)  # the only event that so few bytes can be

@@ -10,7 +10,6 @@ from protocol.dialects.responses import (
     CancelResponse,
     Create,
     CreateHttp,
-    parse,
     parse_http,
     stream_id_of,
     to_respond,
@@ -18,7 +17,7 @@ from protocol.dialects.responses import (
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar, GrammarKind
 from protocol.text_messages import Respond, Role, Turn
-from tests.rig.dialects import check_refused
+from tests.rig.dialects import check_refused, parse_event
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"type": "response.create", "model": "m", "input": "Hi"}
@@ -26,7 +25,7 @@ HTTP = {"model": "m", "input": "Hi"}
 
 
 def create(**fields: object) -> Create:
-    result = parse(json.dumps(BASE | fields))
+    result = parse_event(json.dumps(BASE | fields))
     assert isinstance(result, Create)
     return result
 
@@ -36,7 +35,7 @@ def post(**fields: object) -> CreateHttp:
 
 
 def refused(kind: type[BadRequest], param: str, sentence: str | None = None, /, **fields: Any) -> None:
-    check_refused(parse, BASE | fields, kind, param, sentence)
+    check_refused(parse_event, BASE | fields, kind, param, sentence)
 
 
 # Requests -----------------------------------------------------------------------------
@@ -47,7 +46,7 @@ def test_the_documented_request() -> None:
         "input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"Hi"}]}],
         "instructions":null,"tools":[],"previous_response_id":null,"store":false,"max_output_tokens":128,
         "temperature":0.0,"stream_id":"main","generate":true}"""
-    request = parse(text)
+    request = parse_event(text)
     assert isinstance(request, Create)
     assert request.turns() == (Turn(Role.USER, "Hi"),)
     assert (request.model, request.max_output_tokens, request.temperature) == ("m", 128, 0.0)
@@ -214,7 +213,7 @@ def test_several_mistakes_are_one_error() -> None:
 
 def test_a_long_list_of_mistakes_is_cut() -> None:
     with pytest.raises(BadRequest, match=r"; and 8 more$") as raised:
-        parse(json.dumps(BASE | {"input": [1] * 5000}))
+        parse_event(json.dumps(BASE | {"input": [1] * 5000}))
     assert len(str(raised.value)) < 1000
 
 
@@ -270,16 +269,16 @@ def test_a_warm_up_computes_the_prompt_only() -> None:
 def test_the_model_may_be_given_by_the_address() -> None:
     bare = {"type": "response.create", "input": "Hi"}
     for data, model in ((bare, "q"), (BASE, "m")):
-        request = parse(json.dumps(data), default_model="q")
+        request = parse_event(json.dumps(data), default_model="q")
         assert isinstance(request, Create)
         assert request.model == model
 
 
 def test_cancel() -> None:
-    assert parse('{"type":"response.cancel","response_id":"resp_1","stream_id":"a"}') == CancelResponse(
+    assert parse_event('{"type":"response.cancel","response_id":"resp_1","stream_id":"a"}') == CancelResponse(
         type="response.cancel", response_id="resp_1", stream_id="a"
     )
-    assert parse('{"type":"response.cancel"}') == CancelResponse(type="response.cancel")
+    assert parse_event('{"type":"response.cancel"}') == CancelResponse(type="response.cancel")
     refused(BadRequest, "response_id", type="response.cancel", response_id=5, event_id="x", model=..., input=...)
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.dialects.responses import Create, CreateHttp, error_event, parse, parse_http, to_respond
+from protocol.dialects.responses import Create, CreateHttp, error_event, parse_http, to_respond
 from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.text_messages import Respond, Role, Turn
 from tests.protocol.dialects.responses.test_requests import BASE, ID, create, refused
-from tests.rig.dialects import json_values
+from tests.rig.dialects import json_values, parse_event
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,20 @@ from tests.rig.dialects import json_values
 )
 def test_text_that_is_not_valid_json_is_refused(text: str, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
-        parse(text)
+        parse_event(text)
 
 
 def test_depth_below_the_limit_is_refused_by_name() -> None:
     deep = "[" * 500 + "]" * 500
     for field, kind in (("tools", Unsupported), ("input", BadRequest), ("metadata", BadRequest), ("xyz", BadRequest)):
         with pytest.raises(BadRequest) as raised:
-            parse(json.dumps(BASE | {field: None}).replace("null", deep))
+            parse_event(json.dumps(BASE | {field: None}).replace("null", deep))
         assert type(raised.value) is kind
         assert str(raised.value.param).startswith(field)
 
 
 def test_the_last_value_of_a_repeated_key_counts() -> None:
-    request = parse('{"type":"response.create","model":"a","input":"x","model":"b"}')
+    request = parse_event('{"type":"response.create","model":"a","input":"x","model":"b"}')
     assert isinstance(request, Create)
     assert request.model == "b"
 
@@ -88,7 +88,7 @@ def test_any_json_is_answered_or_refused(value: object) -> None:
         else:
             to_respond(posted, request_id=ID)
         try:
-            result = parse(json.dumps(data))
+            result = parse_event(json.dumps(data))
         except RequestError as error:
             json.loads(error_event(error))
         else:
@@ -101,4 +101,4 @@ def test_any_json_is_answered_or_refused(value: object) -> None:
 @given(st.text() | st.text(st.sampled_from('{}[]",:\\ud8e1tfnr0')))
 def test_any_text_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
-        parse(text)
+        parse_event(text)
