@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import trio
 
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, SGLANG, Node, node, short_folder, wait_until
+from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, Node, short_folder, wait_until
 from bench.rig.processes import ProcessEntry
+from protocol.messages import Generate, Sampling
+from tests.contracts.engine import complete, new_id
 from tests.rig.launched import at_free_ports, nodes, running_launcher, wait_ready
+from tests.system.sglang.conftest import MakeEngine
 from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
 pytestmark = pytest.mark.engine
@@ -22,7 +26,7 @@ WITHIN_S = 60.0
 NOTICED_WITHIN_S = 4.0  # on a busy machine
 AT_ONCE = 8
 PROMPTS = prompts(32, longest=200, seed=11)
-EXACT = 'settings.dtype = "float32"\n'  # with fewer bits, adding up in another order changes some likeliest token
+EXACT = {"dtype": "float32"}  # with fewer bits, adding up in another order changes some likeliest token
 
 EXAMPLE = (ROOT / "examples" / "spanning.toml").read_text()
 
@@ -32,7 +36,7 @@ def spanning() -> Iterator[Node]:
     """The example of an engine over two nodes, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
-    with short_folder() as folder, running_launcher(folder, text + EXACT, ports[0]) as target:
+    with short_folder() as folder, running_launcher(folder, text + 'settings.dtype = "float32"\n', ports[0]) as target:
         wait_ready(target, READY_WITHIN_S)
         target.observe()
         yield target
@@ -50,13 +54,24 @@ def hosts(target: Node) -> dict[int, ProcessEntry]:
     return {rank: alive[seen.parent] for rank, seen in schedulers(target).items() if seen.parent in alive}
 
 
-def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning: Node) -> None:
+async def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning: Node, make_engine: MakeEngine) -> None:
     assert sorted(schedulers(spanning)) == [0, 1]
     info = json.loads(spanning.get("/server_info")[1])
     assert [engine["ranks"] for engine in info["engines"].values()] == [2]
-    with short_folder() as folder, node(folder, engine=SGLANG + EXACT) as one:
-        wanted, got = (all_completed(port, PROMPTS, AT_ONCE) for port in (one.port, spanning.port))
-    assert [index for index, pair in enumerate(zip(wanted, got, strict=True)) if pair[0] != pair[1]] == []
+    got = await trio.to_thread.run_sync(all_completed, spanning.port, PROMPTS, AT_ONCE)
+    wanted: dict[int, tuple[list[int], str, int]] = {}
+    async with make_engine(settings=EXACT) as one, trio.open_nursery() as nursery:
+        free = trio.CapacityLimiter(AT_ONCE)
+
+        async def ask(index: int) -> None:
+            async with free:
+                request = Generate(new_id(), PROMPTS[index], Sampling(TOKENS, temperature=0.0))
+                ids, finished = await complete(one, request)
+                wanted[index] = ids, finished.reason.value, finished.usage.prompt_tokens
+
+        for index in range(len(PROMPTS)):
+            nursery.start_soon(ask, index)
+    assert [index for index, answer in enumerate(got) if wanted[index] != answer] == []
     assert max(len(tokens) for tokens, *_ in got) == TOKENS
 
 
