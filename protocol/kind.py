@@ -9,6 +9,7 @@ is never used again for another message: two versions of the program are linked 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from attrs import frozen
 
@@ -35,7 +36,12 @@ class Kind:
 def by_message(kinds: Iterable[Kind]) -> dict[type[Message], Kind]:
     """Return the rows by their messages, in the order of their numbers; raises `ValueError` if two share either."""
     rows = sorted(kinds, key=lambda row: row.number)
-    table = {row.message: row for row in rows}
-    if len(table) < len(rows) or len({row.number for row in rows}) < len(rows):
-        raise ValueError("two kinds of message have the same number, or two numbers the same message")
+    for row, following in pairwise(rows):
+        if row.number == following.number:
+            names = f"{row.message.__name__} and {following.message.__name__}"
+            raise ValueError(f"{names} both have the number {row.number}; the next free one is {rows[-1].number + 1}")
+    table: dict[type[Message], Kind] = {}
+    for row in rows:
+        if (earlier := table.setdefault(row.message, row)) is not row:
+            raise ValueError(f"{row.message.__name__} has two numbers, {earlier.number} and {row.number}")
     return table

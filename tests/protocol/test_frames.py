@@ -43,8 +43,8 @@ from protocol.frames import (
     WindowUpdate,
     encode,
 )
-from protocol.kind import Message
-from protocol.messages import FinishReason
+from protocol.kind import Kind, Message, by_message
+from protocol.messages import Done, FinishReason, Ping
 from protocol.peer import Peer
 from protocol.tensors import BYTES, Dtype, Tensor, check_tensor
 from protocol.trace import Trace
@@ -177,6 +177,13 @@ def test_every_message_is_decoded_as_it_was_encoded(kind: type[Message]) -> None
         assert codec.decode(codec.encode(message), attachment) == message
 
     check()
+
+
+def test_a_number_or_a_message_that_stands_twice_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="Ping and Done both have the number 5; the next free one is 6"):
+        by_message((Kind(5, Ping, result=Done), Kind(5, Done)))
+    with pytest.raises(ValueError, match="Ping has two numbers, 5 and 7"):
+        by_message((Kind(5, Ping, result=Done), Kind(7, Ping, result=Done)))
 
 
 def test_a_frame_of_exactly_the_limit_is_read() -> None:

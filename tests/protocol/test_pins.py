@@ -154,18 +154,25 @@ def current() -> dict[Any, Any]:
     }
 
 
+RENEW = "if that is on purpose: python -m tests.protocol.test_pins"
 PINNED = json.loads(PINS.read_text()) if PINS.exists() else {}
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_message_is_encoded_as_pinned(name: str) -> None:
-    assert encoded_examples(SETS[name]) == PINNED[name]
+    now, pinned = encoded_examples(SETS[name]), PINNED[name]
+    new, gone = now.keys() - pinned.keys(), pinned.keys() - now.keys()
+    assert not gone, f"{name} {sorted(gone)} are gone, which nodes of older versions still send; {RENEW}"
+    changed = [number for number in now if number in pinned and now[number] != pinned[number]]
+    assert not changed, f"{name} {changed} have other bytes: first raise VERSION of protocol/frames.py; {RENEW}"
+    assert not new, f"{name} {sorted(new)} have no pins (older nodes do not know them: CONTRIBUTING.md); {RENEW}"
 
 
 @pytest.mark.parametrize("name", ["messages", "greeting"])
 def test_every_pinned_message_is_decoded(name: str) -> None:
     module = SETS[name]
     for number, both in examples(module.KINDS):
+        assert str(number) in PINNED[name], f"{type(both[0]).__name__}, number {number}, has no pin; {RENEW}"
         assert [module.decode(bytes.fromhex(each)) for each in PINNED[name][str(number)]] == both
 
 
@@ -180,14 +187,14 @@ def test_a_greeting_has_the_pinned_bytes() -> None:
 
 
 def test_enumerations_and_error_codes_have_the_pinned_values() -> None:
-    assert values() == PINNED["values"]
-    assert errors() == PINNED["errors"]
+    assert values() == PINNED["values"], f"the values of an enumeration have changed; {RENEW}"
+    assert errors() == PINNED["errors"], f"an error has changed; {RENEW}"
 
 
 def test_the_openapi_document_and_its_shape_are_as_pinned() -> None:
     now = current()
-    assert now["openapi_shape"] == PINNED["openapi_shape"]
-    assert now["openapi"] == PINNED["openapi"]
+    assert now["openapi_shape"] == PINNED["openapi_shape"], f"the OpenAPI document has changed; {RENEW}"
+    assert now["openapi"] == PINNED["openapi"], f"sentences of the OpenAPI document have changed; {RENEW}"
 
 
 if __name__ == "__main__":

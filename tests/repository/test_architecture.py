@@ -22,7 +22,7 @@ def outline(text: str) -> list[str]:
 def test_the_picture_of_the_tree_is_that_of_the_quickstart() -> None:
     picture = PAGE.partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
     assembly, _ = built_assembly(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")
-    assert outline(picture) == outline(render(assembly.tree))
+    assert outline(picture) == outline(render(assembly.tree)), "edit the picture of the tree in docs/architecture.md"
     assert len(outline(picture)) > 6
 
 

@@ -229,13 +229,17 @@ def own_tests(product_file: Path) -> list[str]:
 
 @pytest.mark.parametrize("test", TESTS, ids=str)
 def test_a_test_file_begins_with_the_name_of_a_product_file_in_the_mirrored_folder(test: Path) -> None:
-    assert str(test) in OF_A_ROOM or product_file_of(test) is not None
+    known = str(test) in OF_A_ROOM or product_file_of(test) is not None
+    assert known, (
+        f"no file in {Path(*test.parts[1:-1])}/ has a name with which {test.name.removeprefix('test_')} begins"
+    )
 
 
 def test_every_product_file_has_its_tests_in_the_mirrored_folder_or_a_row_that_says_where() -> None:
     mirrored = {product_file_of(test) for test in TESTS}
     elsewhere = {Path(path) for paths in (*TESTED_BY.values(), RUN_BY_HAND) for path in paths}
-    assert PRODUCT - mirrored - elsewhere == set(), "without tests and without a row"
+    untested = sorted(map(str, PRODUCT - mirrored - elsewhere))
+    assert not untested, f"{untested}: write tests/FOLDER/test_FILE.py, or add a row to TESTED_BY of this file"
     assert elsewhere - PRODUCT == set(), "rows of files that are no more"
     assert elsewhere & mirrored == set(), "rows of files that have tests of their own now"
 

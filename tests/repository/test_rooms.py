@@ -56,7 +56,7 @@ def imported(path: Path) -> set[Path]:
 @pytest.mark.parametrize("path", PRODUCT, ids=str)
 def test_no_import_leads_to_the_same_floor_or_up(path: Path) -> None:
     own = room(path)
-    assert own, "this file lies in no room of the table"
+    assert own, f"{path} lies in no room: add its folder to FLOORS in this file"
     for other in imported(path):
         assert room(other) == own or FLOOR_OF[room(other)] < FLOOR_OF[own], f"{own} may not import {room(other)}"
 

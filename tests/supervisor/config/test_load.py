@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor.engines.kinds import read_cluster
+from supervisor.engines.kinds import KINDS, read_cluster
 from tests.rig.assembly import built_assembly
 
 ROOT = Path(__file__).parents[3]
@@ -201,12 +201,13 @@ leg = "decode"
 device = "cpu"
 kv_tokens_max = 4096
 """
+ALL_KINDS = " or ".join(f'"{kind}"' for kind in KINDS)
 ONE_CAUSE = [
     (
         GOOD.replace('device = "cpu"', 'kind = "simulatd"\nsimulated.length_min = 3'),
-        (7, 'engine.tiny-0.kind: expected "sglang" or "simulated", got "simulatd"'),
+        (7, f'engine.tiny-0.kind: expected {ALL_KINDS}, got "simulatd"'),
     ),
-    (f"{GOOD}kind = 3\n", (9, 'engine.tiny-0.kind: expected "sglang" or "simulated", got 3')),
+    (f"{GOOD}kind = 3\n", (9, f"engine.tiny-0.kind: expected {ALL_KINDS}, got 3")),
     (
         GOOD.replace('model = "tiny"', 'model = "tinny"'),
         (6, "engine.tiny-0.model: there is no model tinny; there is tiny"),

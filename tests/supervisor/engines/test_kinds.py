@@ -40,40 +40,44 @@ port = 0
 path = "{ROOT / "examples" / "tiny"}"
 [engine.one]
 model = "tiny"
-kind = "echo"
+kind = "example-kind"
 kv_tokens_max = 4096
 """
 
 
-# What `supervisor/engines/echo/` would have --------------------------------------------------
+# What `supervisor/engines/KIND/` would have --------------------------------------------------
 
 
 @frozen(kw_only=True)
-class EchoSection(EngineSection):
-    """`[engine.NAME]` with `kind = "echo"`."""
+class ExampleSection(EngineSection):
+    """`[engine.NAME]` with `kind = "example-kind"`."""
 
-    kind: str = "echo"
+    kind: str = "example-kind"
     voices: int = 1
-    echo_port: int | None = None
+    example_port: int | None = None
+
+    @classmethod
+    def reserves(cls, name: str) -> bool:
+        return name == "example-room"
 
     @property
     def ports(self) -> dict[str, range]:
-        return {} if self.echo_port is None else {"echo_port": range(self.echo_port, self.echo_port + 1)}
+        return {} if self.example_port is None else {"example_port": range(self.example_port, self.example_port + 1)}
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         if self.voices > self.slots:
             yield Mistake(f"{path}.voices", f"must be at most slots ({self.slots})")
 
 
-def echo_children(context: NodeContext) -> KindChildren:
+def example_children(context: NodeContext) -> KindChildren:
     room: Registration[str] = Registration()
-    shared = Child(name="echo-room", run=_room, args=(room,))
-    return KindChildren(partial(_engine, context, room), before=(shared,), published={"echo-room": room})
+    shared = Child(name="example-room", run=_room, args=(room,))
+    return KindChildren(partial(_engine, context, room), before=(shared,), published={"example-room": room})
 
 
 def _engine(context: NodeContext, room: Registration[str], local: LocalEngine) -> EngineChild:
     child = Child(name="engine", run=_run, args=(context, room, local))
-    return EngineChild(child, about=f"in {local.section.voices} voices", needs=("echo-room",))  # type: ignore[attr-defined]
+    return EngineChild(child, about=f"in {local.section.voices} voices", needs=("example-room",))  # type: ignore[attr-defined]
 
 
 async def _room(room: Registration[str], *, task_status: trio.TaskStatus[None]) -> None:
@@ -93,7 +97,7 @@ async def _run(
         await engine.run(task_status=task_status)
 
 
-def check_echo(name: str, _: EngineSection) -> None:
+def check_example(name: str, _: EngineSection) -> None:
     raise StartFailed(f"engine {name} finds no walls here")
 
 
@@ -101,8 +105,8 @@ def check_echo(name: str, _: EngineSection) -> None:
 
 
 @pytest.fixture
-def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "echo", EngineKind(EchoSection, echo_children, check_echo))
+def example_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "example-kind", EngineKind(ExampleSection, example_children, check_example))
 
 
 @pytest.fixture
@@ -111,38 +115,43 @@ def read(written: Callable[[str], Path]) -> Callable[..., Cluster]:
 
 
 def test_a_kind_without_a_row_is_a_mistake(read: Callable[..., Cluster]) -> None:
-    with pytest.raises(StartFailed, match=re.escape('engine.one.kind: expected "sglang" or "simulated", got "echo"')):
+    every = " or ".join(f'"{kind}"' for kind in KINDS)
+    with pytest.raises(StartFailed, match=re.escape(f'engine.one.kind: expected {every}, got "example-kind"')):
         read()
 
 
-@pytest.mark.usefixtures("echo")
+@pytest.mark.usefixtures("example_kind")
 def test_a_kind_has_keys_of_its_own_which_no_other_kind_has(read: Callable[..., Cluster]) -> None:
     section = read("voices = 3\n").engine["one"]
-    assert isinstance(section, EchoSection)
+    assert isinstance(section, ExampleSection)
     assert section.voices == 3
     with pytest.raises(StartFailed, match=re.escape('engine.one.device: is for engines of kind "sglang"')):
         read('device = "cpu"\n')
     other = '[engine.two]\nmodel = "tiny"\nkind = "simulated"\nkv_tokens_max = 4096\nvoices = 2\n'
-    with pytest.raises(StartFailed, match=re.escape('engine.two.voices: is for engines of kind "echo"')):
+    with pytest.raises(StartFailed, match=re.escape('engine.two.voices: is for engines of kind "example-kind"')):
         read(other)
     with pytest.raises(StartFailed, match=re.escape("engine.one.voice: is not a key here; did you mean voices?")):
         read("voice = 2\n")
 
 
-@pytest.mark.usefixtures("echo")
+@pytest.mark.usefixtures("example_kind")
 def test_a_kind_finds_its_own_mistakes_between_keys(read: Callable[..., Cluster]) -> None:
     with pytest.raises(StartFailed, match=re.escape("line 10: engine.one.voices: must be at most slots (16)")):
         read("voices = 17\n")
+    with pytest.raises(StartFailed, match=re.escape("engine.example-room: is the name of another part of the tree")):
+        read('[engine.example-room]\nmodel = "tiny"\nkind = "simulated"\nkv_tokens_max = 4096\n')
     spanning = '[node.main]\nlisten = "127.0.0.1:7401"\n'
     sglang = (
         '[engine.two]\nmodel = "tiny"\ndevice = "cuda"\ntensor_parallel = 2\nranks_on = ["b"]\nkv_tokens_max = 4096\n'
     )
-    more = f"echo_port = 9000\n{sglang}dist_port = 9000\n{spanning}[node.b]\n"
-    with pytest.raises(StartFailed, match=re.escape("engine.two.dist_port: is engine.one.echo_port on the same host")):
+    more = f"example_port = 9000\n{sglang}dist_port = 9000\n{spanning}[node.b]\n"
+    with pytest.raises(
+        StartFailed, match=re.escape("engine.two.dist_port: is engine.one.example_port on the same host")
+    ):
         read(more)
 
 
-@pytest.mark.usefixtures("echo")
+@pytest.mark.usefixtures("example_kind")
 def test_a_kind_reports_what_a_host_lacks(read: Callable[..., Cluster]) -> None:
     with pytest.raises(StartFailed, match="engine one finds no walls here"):
         check_host(read(), "main")
@@ -161,13 +170,13 @@ async def node(cluster: Cluster) -> AsyncIterator[Assembly]:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.usefixtures("echo")
+@pytest.mark.usefixtures("example_kind")
 async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(
     read: Callable[..., Cluster], autojump_clock: MockClock
 ) -> None:
     async with node(read("voices = 2\n")) as assembly:
         names = [child.name for child in assembly.tree.children]
-        assert names.index("echo-room") < names.index("one") < names.index("router-tiny")
+        assert names.index("example-room") < names.index("one") < names.index("router-tiny")
         wanted = Respond(f"{1:032x}", token_lists=((5, 6, 7),), tokens_max=3, ignore_eos=True)
         assert assembly.gateway is not None
         async with assembly.gateway.runner.served["tiny"].ask.ask(wanted, 100) as replies:
@@ -181,12 +190,12 @@ async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(
         await check_engine(same)
 
 
-@pytest.mark.usefixtures("echo")
+@pytest.mark.usefixtures("example_kind")
 def test_the_rest_of_a_node_knows_a_new_kind_by_its_children_alone(read: Callable[..., Cluster]) -> None:
     assembly, _ = built_assembly(read('voices = 2\n[node.main]\nlisten = "127.0.0.1:7401"\n'), "main")
     members = {child.name: child for child in assembly.tree.children}
     assert members["one"].about == "tiny in 2 voices"
-    assert "echo-room" in (members["one"].needs or ())
-    assert assembly.published.keys() >= {"echo-room", "one"}
+    assert "example-room" in (members["one"].needs or ())
+    assert assembly.published.keys() >= {"example-room", "one"}
     assert assembly.links is not None
     assert {("one", Generate), ("one", GetLoad), ("one", CheckGrammar)} <= assembly.links.services.keys()
