@@ -247,9 +247,7 @@ async def test_a_simulated_engine_announces_the_digest_of_its_model(tmp_path: Pa
     assert assembly.directory.models.digests.keys() == {"tiny"}
 
 
-async def test_c1_a_scrape_computes_once_why_workers_are_rejected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_c1_a_scrape_computes_once_why_workers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))
     for number in range(20):
         engine = evolve(INFO, digest=OTHER if number < 5 else OWN)

@@ -245,9 +245,7 @@ async def joined_by_a_router() -> AsyncIterator[tuple[Node, Node]]:
         yield one, two
 
 
-async def test_o_the_longest_reload_is_answered_in_time_through_two_nodes(
-    autojump_clock: MockClock,
-) -> None:
+async def test_o_the_longest_reload_is_answered_in_time_through_two_nodes(autojump_clock: MockClock) -> None:
     async def longest() -> Reloaded:
         await trio.sleep(deadlines.RELOAD_QUEUED_MAX_S)
         return Reloaded(("two did",))

@@ -31,14 +31,12 @@ from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Child
 from tests.contracts.engine import check_engine
 from tests.rig.assembly import built_assembly
+from tests.rig.cluster_files import MODEL
 
-ROOT = Path(__file__).parent.parent.parent.parent
 FILE = f"""
 [gateway]
 port = 0
-[model.tiny]
-path = "{ROOT / "examples" / "tiny"}"
-[engine.one]
+{MODEL}[engine.one]
 model = "tiny"
 kind = "example-kind"
 kv_tokens_max = 4096

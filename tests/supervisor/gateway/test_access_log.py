@@ -23,10 +23,11 @@ from tests.rig.log_records import log_records
 from tests.rig.sockets import gateway_websocket, whole
 
 INTERNAL = [("request ended", 500, "internal")]
+Logged = Callable[[], Any]
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
     """The lines of the access log so far: message, status and outcome."""
     caplog.set_level(logging.INFO)
 
@@ -38,7 +39,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
 
 
 @pytest.fixture
-def bugs(caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
+def bugs(caplog: pytest.LogCaptureFixture) -> Logged:
     """The number of bugs that were logged with their tracebacks."""
     return lambda: sum(
         record.message == "a bug failed a request" and bool(record.exc_info) for record in log_records(caplog)
@@ -99,8 +100,8 @@ async def test_a_bug_in_a_response_is_logged_as_a_bug_and_not_as_a_refusal(
     ask: bytes,
     rather_slow: MockClock,
     monkeypatch: pytest.MonkeyPatch,
-    logged: Callable[[], Any],
-    bugs: Callable[[], Any],
+    logged: Logged,
+    bugs: Logged,
 ) -> None:
     monkeypatch.setattr(cls, name, breaks)
     async with gateway_rig() as rig:
@@ -115,11 +116,7 @@ async def test_a_bug_in_a_response_is_logged_as_a_bug_and_not_as_a_refusal(
 
 @pytest.mark.parametrize("name", ["begin", "delta", "finish"])
 async def test_a_bug_in_a_lane_is_logged_as_a_bug_and_not_as_a_refusal(
-    name: str,
-    rather_slow: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    logged: Callable[[], Any],
-    bugs: Callable[[], Any],
+    name: str, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, logged: Logged, bugs: Logged
 ) -> None:
     async with gateway_websocket() as (rig, client):
         monkeypatch.setattr(Events, name, breaks)
@@ -138,7 +135,7 @@ async def test_a_bug_in_a_lane_is_logged_as_a_bug_and_not_as_a_refusal(
 
 @pytest.mark.parametrize("limit", ["requests_max", "websocket_running_max"])
 async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
-    limit: str, rather_slow: MockClock, logged: Callable[[], Any]
+    limit: str, rather_slow: MockClock, logged: Logged
 ) -> None:
     """It waits for admission, or on its connection for an earlier response."""
     async with gateway_websocket(**{limit: 1}) as (rig, client):
@@ -156,7 +153,7 @@ async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
 
 
 async def test_o12_refused_probes_are_logged_at_debug_level_and_counted(
-    logged: Callable[[], Any], caplog: pytest.LogCaptureFixture, rather_slow: MockClock
+    logged: Logged, caplog: pytest.LogCaptureFixture, rather_slow: MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with gateway_rig() as rig:

@@ -15,15 +15,7 @@ from protocol.messages import Done, FlushCache, Tokens
 from supervisor.links.encoding import BODY_BYTES_MAX
 from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.fake_engine import generate
-from tests.rig.links import (
-    ask,
-    bugs_logged,
-    count_to_three,
-    hand_written,
-    held_for,
-    linked,
-    never_answer,
-)
+from tests.rig.links import ask, bugs_logged, count_to_three, hand_written, held_for, linked, never_answer
 from tests.system.simulator import simulate
 
 

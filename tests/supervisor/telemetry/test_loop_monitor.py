@@ -114,9 +114,7 @@ async def test_a_name_is_that_of_the_function_and_not_of_the_task(clock: Clock) 
     async with trio.open_nursery() as nursery:
         for number in range(3):
             nursery.start_soon(one, number, name=f"request {number}")
-    assert set(names) == {
-        "test_loop_monitor.test_a_name_is_that_of_the_function_and_not_of_the_task.<locals>.one",
-    }
+    assert set(names) == {"test_loop_monitor.test_a_name_is_that_of_the_function_and_not_of_the_task.<locals>.one"}
 
 
 async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(

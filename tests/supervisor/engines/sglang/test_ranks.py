@@ -164,12 +164,7 @@ class Group:
     async def supervise(self) -> None:
         """Run node a's tree, until its scope is cancelled."""
         engine = Child(name="engine", run=self._engine, start_within_s=100.0, stop_within_s=5.0)
-        tree = Tree(
-            name="a",
-            children=(engine,),
-            restarts_max=1000,
-            backoff=Backoff(min_s=0.1, max_s=0.1, jitter=0.0),
-        )
+        tree = Tree(name="a", children=(engine,), restarts_max=1000, backoff=Backoff(min_s=0.1, max_s=0.1, jitter=0.0))
         try:
             with self.scope:
                 await supervise(tree, rng=random.Random(0), on_event=self.events.append)

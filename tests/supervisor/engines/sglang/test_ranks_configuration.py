@@ -38,6 +38,7 @@ from supervisor.sockets.descriptor_reserve import Reserve
 from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
+from tests.rig.cluster_files import MODEL
 
 ROOT = Path(__file__).parents[4]
 SPAN = f"""
@@ -55,9 +56,7 @@ listen = "10.0.0.3:7401"
 [gateway]
 node = "a"
 port = 8000
-[model.tiny]
-path = "{ROOT / "examples" / "tiny"}"
-[engine.big]
+{MODEL}[engine.big]
 model = "tiny"
 node = "a"
 ranks_on = ["b", "c"]
@@ -90,9 +89,7 @@ listen = "127.0.0.1:7401"
 listen = "127.0.0.1:7402"
 [gateway]
 node = "a"
-[model.tiny]
-path = "{ROOT / "examples" / "tiny"}"
-[engine.p]
+{MODEL}[engine.p]
 model = "tiny"
 node = "a"
 ranks_on = ["b"]

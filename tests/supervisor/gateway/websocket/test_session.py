@@ -115,10 +115,7 @@ async def test_a_handshake_that_can_be_read_in_two_ways_is_refused(twice: str, r
         await leave_all(rig)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["sec-websocket-protocol: \xff", "sec-websocket-extensions: a\xe9", "host: xn--a"],
-)
+@pytest.mark.parametrize("line", ["sec-websocket-protocol: \xff", "sec-websocket-extensions: a\xe9", "host: xn--a"])
 async def test_headers_that_the_library_cannot_read_do_not_fail_a_handshake(
     line: str, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
