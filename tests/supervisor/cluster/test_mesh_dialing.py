@@ -71,7 +71,7 @@ async def test_after_a_link_that_was_good_a_node_is_dialed_again_at_once(
 
 
 async def test_a_node_that_is_a_rumour_is_dialed_for_a_while_and_again_when_it_is_named_again(
-    autojump_clock: MockClock,
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     tries = []
 
@@ -81,14 +81,12 @@ async def test_a_node_that_is_a_rumour_is_dialed_for_a_while_and_again_when_it_i
 
     a, rumour = Node("a", port=None), NodeState(neighbours=(Neighbour("b", "127.0.0.1:1"),))
     a.links.dial = refuse
-    async with trio.open_nursery() as nursery:
-        await nursery.start(a.run)
-        a.directory.merge_state("gone", rumour)
-        a.links.traffic["gone"].sent(1)
-        await trio.sleep(3 * FORGET_S)
-        assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
-        assert (a.links.statistics().dialing, dict(a.links.traffic), a.directory.nodes) == (frozenset(), {}, {})
-        a.directory.merge_state("gone", rumour)
-        await trio.sleep(1)
-        assert tries[-1] > 3 * FORGET_S
-        nursery.cancel_scope.cancel()
+    await nursery.start(a.run)
+    a.directory.merge_state("gone", rumour)
+    a.links.traffic["gone"].sent(1)
+    await trio.sleep(3 * FORGET_S)
+    assert FORGET_S - 1 < tries[-1] < FORGET_S + 3 * FORGETS_S
+    assert (a.links.statistics().dialing, dict(a.links.traffic), a.directory.nodes) == (frozenset(), {}, {})
+    a.directory.merge_state("gone", rumour)
+    await trio.sleep(1)
+    assert tries[-1] > 3 * FORGET_S

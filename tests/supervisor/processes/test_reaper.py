@@ -65,16 +65,14 @@ async def gone(pid: int) -> None:
         await trio.sleep(0.01)  # nobody tells when somebody else reaps it
 
 
-async def test_b6_children_are_reaped_though_no_descriptor_is_left() -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(reaper.run)
-        await trio.testing.wait_all_tasks_blocked()
-        pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})  # noqa: ASYNC221
-        with no_descriptors(), trio.fail_after(10), pytest.raises(ChildProcessError):
-            while True:
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # noqa: ASYNC222
-                await trio.sleep(0.01)
-        nursery.cancel_scope.cancel()
+async def test_b6_children_are_reaped_though_no_descriptor_is_left(nursery: trio.Nursery) -> None:
+    nursery.start_soon(reaper.run)
+    await trio.testing.wait_all_tasks_blocked()
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})  # noqa: ASYNC221
+    with no_descriptors(), trio.fail_after(10), pytest.raises(ChildProcessError):
+        while True:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # noqa: ASYNC222
+            await trio.sleep(0.01)
 
 
 def ended(tmp_path: Path) -> Process:

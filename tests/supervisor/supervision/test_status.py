@@ -69,7 +69,7 @@ async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clo
 
 
 async def test_the_status_counts_the_restarts_of_a_group_and_has_the_error_of_the_failed_child(
-    autojump_clock: MockClock,
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     lives = iter([1, 1000])
     why = "x" * (2 * ERROR_LENGTH_MAX)
@@ -84,21 +84,19 @@ async def test_the_status_counts_the_restarts_of_a_group_and_has_the_error_of_th
     )
     tree = Tree(name="top", children=(pair, child("c")))
     status = TreeStatus(tree)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=status.on_event))
-        await trio.sleep(10)
-        children = {member.path: member for member in status.members()}
-        assert {path: (member.state, member.restarts) for path, member in children.items()} == {
-            "top": ("up", 0),
-            "top/pair": ("up", 0),
-            "top/pair/a": ("up", 1),
-            "top/pair/b": ("up", 1),
-            "top/c": ("up", 0),
-        }
-        assert children["top/pair/a"].last_error == why[:ERROR_LENGTH_MAX]
-        assert children["top/pair/b"].last_error == ""
-        assert children["top/pair/a"].since_s == 9
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(lambda: supervise(tree, rng=random.Random(0), on_event=status.on_event))
+    await trio.sleep(10)
+    children = {member.path: member for member in status.members()}
+    assert {path: (member.state, member.restarts) for path, member in children.items()} == {
+        "top": ("up", 0),
+        "top/pair": ("up", 0),
+        "top/pair/a": ("up", 1),
+        "top/pair/b": ("up", 1),
+        "top/c": ("up", 0),
+    }
+    assert children["top/pair/a"].last_error == why[:ERROR_LENGTH_MAX]
+    assert children["top/pair/b"].last_error == ""
+    assert children["top/pair/a"].since_s == 9
 
 
 async def test_the_state_of_a_tree_is_that_of_a_child_in_its_back_off(autojump_clock: MockClock) -> None:

@@ -44,13 +44,11 @@ async def test_a_start_waits_until_the_one_before_is_ready(autojump_clock: MockC
     assert events.starts() == ["2 a", "5 b", "5 c"]
 
 
-async def test_a_tree_is_ready_when_its_last_child_is(autojump_clock: MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        inner = tree(child("b", Life(ready_after_s=4)), child("c", Life(ready_after_s=4)), name="inner")
-        value = tree(child("a", Life(ready_after_s=2)), inner)
-        await nursery.start(partial(supervise, value, rng=Chances()))
-        assert trio.current_time() == 10  # inside a tree each child has its own time
-        nursery.cancel_scope.cancel()
+async def test_a_tree_is_ready_when_its_last_child_is(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    inner = tree(child("b", Life(ready_after_s=4)), child("c", Life(ready_after_s=4)), name="inner")
+    value = tree(child("a", Life(ready_after_s=2)), inner)
+    await nursery.start(partial(supervise, value, rng=Chances()))
+    assert trio.current_time() == 10  # inside a tree each child has its own time
 
 
 async def test_a_child_gets_its_args_and_may_pass_any_value_to_started(autojump_clock: MockClock) -> None:
@@ -125,11 +123,9 @@ async def test_an_error_during_a_stop_is_logged_and_the_others_stop_all_the_same
     assert "KeyError: 'in its clean-up'" in caplog.text
 
 
-async def test_an_empty_tree_is_ready_and_waits(autojump_clock: MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(supervise, tree(), rng=Chances()))
-        await trio.sleep(10)
-        nursery.cancel_scope.cancel()
+async def test_an_empty_tree_is_ready_and_waits(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    await nursery.start(partial(supervise, tree(), rng=Chances()))
+    await trio.sleep(10)
 
 
 # Strategies ----------------------------------------------------------------------------

@@ -57,23 +57,21 @@ class Slots(SlotObserver):
 
 
 async def test_the_time_of_an_abort_is_from_the_cancellation_to_the_release_of_the_slot(
-    autojump_clock: MockClock,
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     observer = Slots()
     engine = FakeEngine(Costs())
     address, inbox = request_inbox(2)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.run)
-        await nursery.start(decode, inbox, engine, 2, Deadlines(), observer)
-        with trio.move_on_after(2.5):
-            wanted = generate(tokens_max=100)
-            async with address.ask(wanted, 100) as replies:
-                await replies.result()
-        left_at = trio.current_time()
-        await engine.wait_released(wanted.id)
-        await wait_all_tasks_blocked()
-        assert observer.aborts == [trio.current_time() - left_at]
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(engine.run)
+    await nursery.start(decode, inbox, engine, 2, Deadlines(), observer)
+    with trio.move_on_after(2.5):
+        wanted = generate(tokens_max=100)
+        async with address.ask(wanted, 100) as replies:
+            await replies.result()
+    left_at = trio.current_time()
+    await engine.wait_released(wanted.id)
+    await wait_all_tasks_blocked()
+    assert observer.aborts == [trio.current_time() - left_at]
 
 
 def test_stuck_slots_are_counted_until_the_engine_releases_them() -> None:
