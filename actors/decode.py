@@ -1,9 +1,9 @@
 """Decode: token ids to streams of further token ids, one engine slot a request.
 
 It serves an engine that computes whole requests, and one that continues what a prefill has computed. It never knows
-which: the engine takes the KV cache from the rendezvous that a request names. Its requests wait in the inbox and not
-in the engine, where none could be overtaken any more. So it takes a call only when it has a slot for it and, where its
-engine computes prompts too, when the prompts inside are few enough.
+which: the engine takes the KV cache from the rendezvous that a request names. Its requests wait in the inbox and not in
+the engine, where none could be overtaken: there the order is fixed. So it takes a call only when it has a slot for it
+and, where its engine computes prompts too, when the prompts inside are few enough.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from actors.engines.port import Engine
-from actors.engines.slots import Deadlines, SlotObserver, Slots, end_with, generate
+from actors.engines.slots import Deadlines, SlotObserver, Slots, generate, raise_when_lost
 from actors.kit.calls import BugCounter, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
@@ -32,22 +32,23 @@ async def decode(
 ) -> None:
     """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
 
-    Nor has it more than `pending_prefill_tokens_max` of prompts without a first token, 0 for any number; a longer
-    prompt enters while there is none. Several actors may share one inbox: the one with a free slot takes the next call.
-    Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
+    The prompts in the engine that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no
+    limit); a longer prompt is taken when none is pending. Several actors may share one inbox: the one with a free slot
+    takes the next call. Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests
+    have ended.
     """
     engine_slots = Slots(engine, slots, deadlines, observer or SlotObserver())
     bugs, pending = BugCounter(), PendingPrefill(pending_prefill_tokens_max)
 
-    def begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
+    def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):
-            inbox.retry()
+            inbox.recheck()
 
     async with trio.open_nursery() as requests:
-        requests.start_soon(end_with, engine)
+        requests.start_soon(raise_when_lost, engine)
         task_status.started()
         while True:
             await engine_slots.free.acquire()  # first, so that a call waits where others can take it
             call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
             pending.add(call, len(call.request.tokens))
-            requests.start_soon(generate, call, engine_slots, bugs, partial(begun, call))
+            requests.start_soon(generate, call, engine_slots, bugs, partial(on_begun, call))

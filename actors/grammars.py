@@ -1,11 +1,12 @@
 """Grammars: check each grammar before an engine sees it, in fair turns between the owners of requests.
 
-A grammar is a program of a client's: compiling it, or following it token by token, may take minutes or gigabytes, and
-an engine that does so stands still for all its requests. A *checker*, a process of its own, compiles and walks it
-first, within bounds. Its time is what is shared here: by owner, with one place that no single owner can take.
+A grammar is in effect a program that a client supplies: compiling it, or following it token by token, may take minutes
+or gigabytes, and an engine that does so stands still for all its requests. A *checker*, a process of its own, compiles
+and walks it first, within bounds. Owners (clients' keys) take turns in the checkers' time; an owner that holds all
+places but one gets no other.
 
 A verdict depends on the grammar alone and is remembered. A check for which no request waits any more is cancelled.
-Nothing here knows what a grammar means.
+Nothing in this file knows what a grammar means.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Check:
 
 @frozen
 class GrammarChecksStatistics:
-    """The checks at one moment; one that is unfinished waits for its turn or runs."""
+    """The numbers of checks at one moment; an unfinished check waits for its turn or runs."""
 
     unfinished: int
     waiting: int
@@ -54,9 +55,9 @@ class GrammarChecksStatistics:
 
 @define(eq=False)
 class GrammarChecks:
-    """Runs `checks_max` checks at a time, at most all but one of them for one owner; keeps `verdicts_max` verdicts."""
+    """Runs at most `checks_max` checks at a time, for one owner at most `checks_max - 1` (at least 1)."""
 
-    checker: Callable[[], Awaitable[Checker]]
+    wait_checker: Callable[[], Awaitable[Checker]]
     checks_max: int
     waiting_max: int
     verdicts_max: int
@@ -70,8 +71,8 @@ class GrammarChecks:
     async def verdict(self, request: CheckGrammar) -> GrammarChecked:
         """Return the verdict on a grammar, by a check if it is not known yet.
 
-        The check is cancelled when all who wait for it have left. Raises `Overloaded` if too many checks wait, and the
-        owner has the most or comes to, and any `RequestError` of the checker.
+        The check is cancelled when all who wait for it have left. Raises any `RequestError` of the checker, and
+        `Overloaded` if too many checks wait and no other owner has more than this one would.
         """
         await trio.lowlevel.checkpoint()
         digest = grammar_digest(request.grammar)
@@ -100,10 +101,12 @@ class GrammarChecks:
     def _displace(self, owner: str) -> None:
         """Make room by failing the last check of the owner with the most; raises `Overloaded` if that is `owner`."""
         largest = max(self._waiting.values(), key=len)
-        if len(largest) <= len(self._waiting.get(owner, ())) + 1:
-            raise Overloaded(f"{self.waiting} grammars wait to be checked")
+        if len(largest) <= len(self._waiting.get(owner, ())) + 1:  # with the check that is to be added
+            raise Overloaded(f"{self.waiting} grammars wait to be checked; try again")
         last = largest[-1]
-        last.failure = Overloaded("as many grammars wait as may, and one of a key with fewer displaced this one")
+        last.failure = Overloaded(
+            "the queue of grammar checks is full, and this check made way for a key with fewer; try again"
+        )
         self._drop((last.request.owner, grammar_digest(last.request.grammar)), last)
         last.over.set()
 
@@ -125,17 +128,17 @@ class GrammarChecks:
                 await self._changed.park()
 
     def _next(self) -> _Check | None:
-        """Return the check whose turn it is; None if none waits, or none may run."""
+        """Return the check whose turn it is, None if no check waits or may run."""
         if sum(self._running.values()) >= self.checks_max:
             return None
-        most = max(1, self.checks_max - 1)
-        owner = next((each for each in self._waiting if self._running.get(each, 0) < most), None)
+        owner_max = max(1, self.checks_max - 1)
+        owner = next((each for each in self._waiting if self._running.get(each, 0) < owner_max), None)
         if owner is None:
             return None
-        turns = self._waiting.pop(owner)
-        check = turns.popleft()
-        if turns:
-            self._waiting[owner] = turns  # behind the other owners
+        checks = self._waiting.pop(owner)
+        check = checks.popleft()
+        if checks:
+            self._waiting[owner] = checks  # behind the other owners
         self._running[owner] = self._running.get(owner, 0) + 1
         return check
 
@@ -163,7 +166,7 @@ class GrammarChecks:
     async def _checked(self, request: CheckGrammar) -> GrammarChecked:
         checker: Checker | None = None
         with trio.move_on_after(READY_WITHIN_S):
-            checker = await self.checker()
+            checker = await self.wait_checker()
         if checker is None:
             raise NotReady("the checker of grammars is starting")
         try:
@@ -187,10 +190,10 @@ class GrammarChecks:
     def _drop(self, key: tuple[str, bytes], check: _Check) -> None:
         """Remove a check from those that wait and from those that can be joined."""
         del self._unfinished[key]
-        turns = self._waiting.get(key[0], deque())
-        if check in turns:
-            turns.remove(check)
-            if not turns:
+        checks = self._waiting.get(key[0], deque())
+        if check in checks:
+            checks.remove(check)
+            if not checks:
                 del self._waiting[key[0]]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import trio
 
 from actors.engines.port import Engine
-from actors.engines.slots import Deadlines, SlotObserver, Slots, end_with, generate
+from actors.engines.slots import Deadlines, SlotObserver, Slots, generate, raise_when_lost
 from actors.kit.calls import BugCounter
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -36,7 +36,7 @@ async def prefill(
     """
     engine_slots, bugs = Slots(engine, slots, deadlines, observer or SlotObserver()), BugCounter()
     async with trio.open_nursery() as requests:
-        requests.start_soon(end_with, engine)
+        requests.start_soon(raise_when_lost, engine)
         task_status.started()
         while True:
             await engine_slots.free.acquire()

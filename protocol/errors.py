@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 Fault = Literal["client", "server"]
+"""Whose fault a `RequestError` is for the client: its own, or that of the peer, the operator or a bug, all `server`."""
 
 
 class EspalierError(Exception):
@@ -28,7 +29,7 @@ class RequestError(EspalierError):
     fault: ClassVar[Fault] = "server"
     http_status: ClassVar[int] = 500
     close_code: ClassVar[int | None] = None  # set where the error ends a WebSocket connection
-    retry_after_s: int | None = None  # None: the same request would fail again; an instance may have its own
+    retry_after_s: int | None = None  # None: not worth retrying; an instance may override it
 
     def __init__(self, detail: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(detail)
@@ -90,7 +91,7 @@ class ConnectionExpired(BadRequest):
 
 
 class EngineRefused(BadRequest):
-    """The engine found the request wrong after it had been admitted."""
+    """The engine found the request wrong after it had been admitted; correct what the message names."""
 
     code = "engine_refused"
 
@@ -105,7 +106,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """This server does not answer to the request's `Host` or `Origin`, or the key may not do this."""
+    """The `Host` is not a name of this server, or the `Origin` or the key may not do this; ask the operator."""
 
     code = "forbidden"
     fault = "client"
@@ -114,7 +115,7 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """There is nothing at this path."""
+    """There is nothing at this path; `GET /openapi.json` lists all paths."""
 
     code = "not_found"
     fault = "client"
@@ -128,7 +129,7 @@ class ModelNotFound(NotFound):
 
 
 class MethodNotAllowed(RequestError):
-    """The path exists, but not for this method."""
+    """The path exists, but not for this method; the header `allow` lists its methods."""
 
     code = "method_not_allowed"
     fault = "client"
@@ -136,7 +137,7 @@ class MethodNotAllowed(RequestError):
 
 
 class TooLarge(RequestError):
-    """The body, the head or the WebSocket message is longer than this server reads."""
+    """The body, the head or the WebSocket message is longer than this server reads; send less at once."""
 
     code = "too_large"
     fault = "client"
@@ -145,7 +146,7 @@ class TooLarge(RequestError):
 
 
 class UpgradeRequired(RequestError):
-    """The path serves WebSocket connections only."""
+    """A `GET` of this path opens a WebSocket; connect as one, or send a `POST`."""
 
     code = "upgrade_required"
     fault = "client"
@@ -196,7 +197,7 @@ class Overloaded(RequestError):
 
 
 class NotReady(RequestError):
-    """The server is still starting; try again later."""
+    """Something that the request needs is not available yet; try again later."""
 
     code = "not_ready"
     http_status = 503
@@ -227,7 +228,10 @@ class LinkReplaced(LinkLost):
 
 
 class EngineLost(RequestError):
-    """The engine that was answering died; try again."""
+    """The engine that was answering died, or did not release its slot; try again.
+
+    This is the error of one request. The engine's actor ends with `EngineDied`.
+    """
 
     code = "engine_lost"
     http_status = 503
@@ -281,7 +285,7 @@ class EngineStuck(ActorError):
 
 
 class EngineDied(ActorError):
-    """The engine's process ended on its own."""
+    """The engine's process ended on its own; this ends its actor, and its requests end with `EngineLost`."""
 
 
 class PeerLost(ActorError):
@@ -297,7 +301,7 @@ class LocalViolation(ActorError):
 
 
 class PeerRefused(ActorError):
-    """This end of a link refuses the other end, or the other way round."""
+    """One end of a link refused the other."""
 
 
 class TooManyInternalErrors(ActorError):

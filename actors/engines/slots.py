@@ -65,7 +65,7 @@ class SlotObserver:
         """The number of stuck slots has changed."""
 
 
-async def end_with(engine: Engine) -> None:
+async def raise_when_lost(engine: Engine) -> None:
     """Raise `EngineDied` when the engine is lost, so that calls wait in the inbox for its next life."""
     await engine.wait_lost()
     raise EngineDied("the engine is lost")

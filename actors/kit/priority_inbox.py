@@ -3,7 +3,7 @@
 A channel is first in, first out: behind the thousand requests of one client, all others would wait. Here all calls
 stand in one `FairQueue`, those that found no room included: room bounds what an actor promises to hold, and must not
 decide who is next. Calls that are inside an engine cannot be overtaken any more, so receivers take a call only when
-they can begin it: `receive` may pass a condition, and `retry` has it evaluated again.
+they can begin it: `receive` may pass a condition, and `recheck` has it evaluated again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         """Put a call in; waits while there is no room."""
         await trio.lowlevel.checkpoint_if_cancelled()
         item, owner = _Item(call), self.owner(call.request)
-        call.on_left = self.retry  # the call behind it may fit
+        call.on_left = self.recheck  # the call behind it may fit
         self._line.catch_up(owner)
         entry = self._line.add(item, owner, self.priority(call.request))
         self._outside[entry.number] = item
@@ -75,7 +75,7 @@ class PriorityInbox(Generic[Req, Rep, Res]):
     async def receive(self, fits: Callable[[Req], bool] = _always) -> Call[Req, Rep, Res]:
         """Wait for the next call and take it once its request fits; no other call is taken before it meanwhile.
 
-        Which call is the next is decided again whenever one comes or leaves, and after `retry`.
+        Which call is the next is decided again whenever one comes or leaves, and after `recheck`.
         """
         await trio.lowlevel.checkpoint()
         while True:
@@ -89,7 +89,7 @@ class PriorityInbox(Generic[Req, Rep, Res]):
                     return call
             await self._changed.park()
 
-    def retry(self) -> None:
+    def recheck(self) -> None:
         """Have the receivers evaluate again whether the next call fits."""
         self._changed.unpark_all()
 

@@ -32,7 +32,7 @@ async def tokenize_text(
 
     One with slightly more may be returned. `special` adds the tokens that the tokenizer puts around a text.
     """
-    longest = model.characters_a_token
+    longest = model.characters_per_token_max
     if longest is not None and len(text) > tokens_max * longest:
         raise TooManyTokens(f"more than {tokens_max}")
     part = max(FIRST_CHARACTERS_A_TOKEN * tokens_max, FIRST_CHARACTERS_A_TOKEN * SEAM_TOKENS)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from actors.text.chat_template import compile_template, render_conversation
 from actors.text.logprobs import TokenData, token_data
-from actors.text.token_bounds import characters_a_token
+from actors.text.token_bounds import characters_per_token_max
 from protocol.errors import BadRequest, StartFailed
 from protocol.model_folder import FILES, Digest, digest
 from protocol.text_messages import Role, Turn
@@ -43,7 +43,7 @@ class TextModel:
     data: TokenData
     defaults: Defaults = Defaults()
     specials: dict[str, str] = Factory(dict)  # variables of the template: bos_token and the like
-    characters_a_token: int | None = None  # the most that a token stands for, None if there is no bound
+    characters_per_token_max: int | None = None  # that one token stands for; None: no bound
     digest: Digest = ()  # of the files that it was made from
 
     def prompt(self, turns: Sequence[Turn]) -> str:
@@ -108,7 +108,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         template=compile_template(source, strftime),
         eos_token_ids=_eos(tokenizer, config, generation, tokenizing),
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
-        characters_a_token=characters_a_token(description),
+        characters_per_token_max=characters_per_token_max(description),
         defaults=_defaults(generation),
         specials={
             name: text

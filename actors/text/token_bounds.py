@@ -15,22 +15,22 @@ from actors.text.logprobs import byte_alphabet
 COMPOSED_CHARACTERS_MAX = 4
 """The most characters that normal form C composes into one: no canonical decomposition is longer (Unicode 15.0)."""
 
-SHRINKING = {"NFC": COMPOSED_CHARACTERS_MAX, "NFKC": COMPOSED_CHARACTERS_MAX}
-NOT_SHRINKING = {"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"}
-KEEPING = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}  # pre-tokenizers
-SPLITTING = {"Split", "Punctuation"}  # these keep what they split at, unless their behavior is Removed
-BYTES = 256
+COMPOSING_NORMALIZERS = {"NFC": COMPOSED_CHARACTERS_MAX, "NFKC": COMPOSED_CHARACTERS_MAX}
+NON_SHRINKING_NORMALIZERS = {"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"}
+KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
+SPLITTING_PRE_TOKENIZERS = {"Split", "Punctuation"}  # keep what they split at, unless `behavior` is Removed
+BYTE_VALUES = 256
 
 Description = Mapping[str, object]
 
 
-def characters_a_token(description: Description) -> int | None:
+def characters_per_token_max(description: Description) -> int | None:
     """Return the most characters of a text that one token stands for, None if there is no bound."""
-    shrinking = _normalizer(description.get("normalizer"))
-    if shrinking is None or not _keeps(description.get("pre_tokenizer")):
+    factor = _shrink_factor(description.get("normalizer"))
+    if factor is None or not _keeps_every_character(description.get("pre_tokenizer")):
         return None
     added = _list(description.get("added_tokens"))
-    if any(each.get("lstrip") or each.get("rstrip") for each in added):  # they include the spaces around them
+    if any(each.get("lstrip") or each.get("rstrip") for each in added):  # such a token absorbs any number of spaces
         return None
     model = _dict(description.get("model"))
     vocabulary = list(_vocabulary(model))
@@ -38,10 +38,10 @@ def characters_a_token(description: Description) -> int | None:
     if not vocabulary or not _covers_every_character(model, set(vocabulary), byte_level=byte_level):
         return None
     longest = max(map(len, vocabulary))
-    return max([ceil(longest * shrinking), *(len(str(each.get("content"))) * shrinking for each in added)])
+    return max([ceil(longest * factor), *(len(str(each.get("content"))) * factor for each in added)])
 
 
-def _normalizer(part: object) -> int | None:
+def _shrink_factor(part: object) -> int | None:
     """Return the most characters that a normalizer makes into one, None if it may remove some."""
     if part is None:
         return 1
@@ -50,37 +50,39 @@ def _normalizer(part: object) -> int | None:
     if kind == "Sequence":
         product = 1
         for each in _list(description.get("normalizers")):
-            if (factor := _normalizer(each)) is None:
+            if (factor := _shrink_factor(each)) is None:
                 return None
             product *= factor
         return product
     if kind == "Replace":
         old, new = _dict(description.get("pattern")).get("String"), description.get("content")
         return ceil(len(old) / len(new)) if isinstance(old, str) and isinstance(new, str) and new else None
-    if kind in NOT_SHRINKING:
+    if kind in NON_SHRINKING_NORMALIZERS:
         return 1
-    return SHRINKING.get(str(kind))
+    return COMPOSING_NORMALIZERS.get(str(kind))
 
 
-def _keeps(part: object) -> bool:
+def _keeps_every_character(part: object) -> bool:
     """Whether a pre-tokenizer keeps every character."""
     if part is None:
         return True
     description = _dict(part)
     kind = description.get("type")
     if kind == "Sequence":
-        return all(_keeps(each) for each in _list(description.get("pretokenizers")))
-    return kind in KEEPING or (kind in SPLITTING and description.get("behavior") != "Removed")
+        return all(_keeps_every_character(each) for each in _list(description.get("pretokenizers")))
+    return kind in KEEPING_PRE_TOKENIZERS or (
+        kind in SPLITTING_PRE_TOKENIZERS and description.get("behavior") != "Removed"
+    )
 
 
 def _covers_every_character(model: Description, vocabulary: set[str], *, byte_level: bool) -> bool:
     """Whether every character becomes a part of some token: byte by byte, or as an unknown token of its own."""
     if model.get("type") not in {"BPE", "Unigram"}:
-        return False  # the others encode a whole word as one unknown token
+        return False  # WordPiece and WordLevel encode a whole word as one unknown token
     if byte_level:
         return vocabulary.issuperset(byte_alphabet())
     if model.get("byte_fallback"):
-        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(BYTES))
+        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(BYTE_VALUES))
     return model.get("type") == "BPE" and model.get("unk_token") in vocabulary and not model.get("fuse_unk")
 
 
@@ -88,7 +90,7 @@ def _vocabulary(model: Description) -> Iterator[str]:
     entries = model.get("vocab")
     if isinstance(entries, dict):
         yield from entries
-    elif isinstance(entries, list):  # of Unigram: pairs of a piece and its score
+    elif isinstance(entries, list):  # Unigram: pairs of a piece and its score
         yield from (str(each[0]) for each in entries)
 
 

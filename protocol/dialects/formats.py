@@ -34,12 +34,12 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
 class JsonObject:
     """A JSON object that only the engine interprets, as text."""
 
-    kinds: ClassVar[tuple[type, ...]] = (dict,)
+    value_types: ClassVar[tuple[type, ...]] = (dict,)
 
     text: str
 
     @classmethod
-    def structured(cls, value: object) -> Self:
+    def from_value(cls, value: object) -> Self:
         """Return the object as text; raises `Mistakes` for one that is too large or too deep."""
         try:
             text = msgspec.json.encode(value)
@@ -56,10 +56,10 @@ class JsonObject:
 class JsonObjectOrText(JsonObject):
     """A JSON object that may also be sent as a string that holds one, as SGLang allows."""
 
-    kinds: ClassVar[tuple[type, ...]] = (dict, str)
+    value_types: ClassVar[tuple[type, ...]] = (dict, str)
 
     @classmethod
-    def structured(cls, value: object) -> Self:
+    def from_value(cls, value: object) -> Self:
         """Return the object as text; raises `Mistakes` for a string that holds none, too."""
         if isinstance(value, str):
             if len(value) > JSON_BYTES_MAX:
@@ -72,7 +72,7 @@ class JsonObjectOrText(JsonObject):
                 raise wrong("must be an object, or a string that holds one as JSON") from None
             if not isinstance(value, dict):
                 raise wrong("must be an object, or a string that holds one as JSON")
-        return super().structured(value)
+        return super().from_value(value)
 
 
 def _levels(text: bytes) -> int:

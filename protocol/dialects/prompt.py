@@ -1,4 +1,7 @@
-"""The `prompt` of completions: a text, token ids, or a list of either."""
+"""The `prompt` of completions: a text, token ids, or a list of either.
+
+`value_types` and `from_value` make a class read its values itself: see `protocol/strict/structure.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ IDS_MAX = 2**20  # of all prompts together; a prompt that is too long for its mo
 class TokenIds:
     """A list of token ids; it may have a million entries, so it is checked without a loop in Python."""
 
-    kinds: ClassVar[tuple[type, ...]] = (list,)
+    value_types: ClassVar[tuple[type, ...]] = (list,)
 
     ids: tuple[int, ...]
 
     @classmethod
-    def structured(cls, value: object) -> Self:
+    def from_value(cls, value: object) -> Self:
         """Return the list; raises `Mistakes` if it is empty or holds anything but token ids."""
         assert isinstance(value, list)
         if not value:
@@ -30,11 +33,11 @@ class TokenIds:
             raise wrong(f"must hold at most {IDS_MAX} token ids, holds {len(value)}")
         # `set`, `min` and `max` run in C: a long prompt must not block the event loop.
         if set(map(type, value)) != {int} or min(value) < 0 or max(value) > INT32_MAX:
-            raise _first_wrong(value)
+            raise _first_wrong_id(value)
         return cls(tuple(value))
 
 
-def _first_wrong(value: list[object]) -> Mistakes:
+def _first_wrong_id(value: list[object]) -> Mistakes:
     index = next(i for i, token in enumerate(value) if type(token) is not int or not 0 <= token <= INT32_MAX)
     return wrong(f"must be a token id from 0 to {INT32_MAX}, got {describe(value[index])}", f"[{index}]")
 
@@ -43,18 +46,18 @@ def _first_wrong(value: list[object]) -> Mistakes:
 class Prompts:
     """One or more prompts, all of them texts or all of them token ids."""
 
-    kinds: ClassVar[tuple[type, ...]] = (str, list)
+    value_types: ClassVar[tuple[type, ...]] = (str, list)
 
     texts: tuple[str, ...] = ()
     token_lists: tuple[tuple[int, ...], ...] = ()
 
     @property
     def count(self) -> int:
-        """The number of prompts."""
+        """The number of prompts; each is at least one choice."""
         return len(self.texts) + len(self.token_lists)
 
     @classmethod
-    def structured(cls, value: object) -> Self:
+    def from_value(cls, value: object) -> Self:
         """Return the prompts in the field `prompt`; raises `Mistakes` if it holds anything else."""
         if isinstance(value, str):
             return cls(texts=(value,))
@@ -69,15 +72,15 @@ class Prompts:
                 _check_prompts(value, list, "a list of token ids like the first one")
                 return cls(token_lists=_token_lists(value))
             case _:
-                return cls(token_lists=(TokenIds.structured(value).ids,))
+                return cls(token_lists=(TokenIds.from_value(value).ids,))
 
 
-def _check_prompts(value: list[object], kind: type, words: str) -> None:
+def _check_prompts(value: list[object], kind: type, expected: str) -> None:
     if len(value) > CHOICES_MAX:
         raise wrong(f"must hold at most {CHOICES_MAX} prompts, holds {len(value)}")
     for index, prompt in enumerate(value):
         if type(prompt) is not kind:
-            raise wrong(f"expected {words}, got {describe(prompt)}", f"[{index}]")
+            raise wrong(f"expected {expected}, got {describe(prompt)}", f"[{index}]")
 
 
 def _token_lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
@@ -86,7 +89,7 @@ def _token_lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
     token_lists: list[tuple[int, ...]] = []
     for index, ids in enumerate(value):
         try:
-            token_lists.append(TokenIds.structured(ids).ids)
+            token_lists.append(TokenIds.from_value(ids).ids)
         except Mistakes as error:
             raise wrong(error.mistakes[0].message, f"[{index}]{error.mistakes[0].path}") from None
     return tuple(token_lists)

@@ -28,16 +28,16 @@ WORDS: dict[type, str] = {
 class ReadsItself(Protocol):
     """A class whose values no list of fields describes, and which reads them itself."""
 
-    kinds: ClassVar[tuple[type, ...]]  # the types that a value may have as a JSON or TOML reader returns it
+    value_types: ClassVar[tuple[type, ...]]  # the types that a value may have as a JSON or TOML reader returns it
 
     @classmethod
-    def structured(cls, value: object) -> Self:
-        """Return a value of one of the `kinds` as this class; raises `Mistakes`."""
+    def from_value(cls, value: object) -> Self:
+        """Return a value of one of the `value_types` as this class; raises `Mistakes`."""
 
 
 def reads_itself(kind: object) -> TypeGuard[type[ReadsItself]]:
     """Return whether a kind is a class that reads its values itself."""
-    return isinstance(kind, type) and hasattr(kind, "structured")
+    return isinstance(kind, type) and hasattr(kind, "from_value")
 
 
 def allowed_values(kind: object) -> tuple[object, ...]:
@@ -56,7 +56,7 @@ def expected(kind: object) -> str:
     if get_origin(kind) in (Union, types.UnionType):
         return either([expected(member) for member in get_args(kind) if member is not types.NoneType])
     if reads_itself(kind):
-        return either([WORDS[member] for member in kind.kinds])
+        return either([WORDS[member] for member in kind.value_types])
     return WORDS[reader_types(kind)[0]]
 
 
@@ -73,7 +73,7 @@ def reader_types(kind: object) -> tuple[type, ...]:
     if allowed := allowed_values(kind):
         return tuple({type(value): None for value in allowed})
     if reads_itself(kind):
-        return kind.kinds
+        return kind.value_types
     origin = get_origin(kind)
     if origin is Annotated:
         return reader_types(get_args(kind)[0])

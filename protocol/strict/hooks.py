@@ -174,8 +174,8 @@ def own_hook(cls: type[ReadsItself]) -> Hook:
     """Return the hook of a class that reads its values itself."""
 
     def hook(value: object, _: object) -> object:
-        if type(value) not in cls.kinds:
+        if type(value) not in cls.value_types:
             raise wrong(f"expected {expected(cls)}, got {describe(value)}")
-        return cls.structured(value)
+        return cls.from_value(value)
 
     return hook

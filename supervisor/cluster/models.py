@@ -1,4 +1,4 @@
-"""Models: what clients may know and ask of each model, by the engines that serve it anywhere in the cluster.
+"""Models: what clients may know and ask of each model, from the `EngineInfo` of its engines anywhere in the cluster.
 
 Any engine of a model may get any of its requests, so the smallest one sets the limits, also while it is down: what a
 client may ask must not depend on which engines are up.
@@ -25,6 +25,7 @@ def smallest_engine(offers: Sequence[Offer]) -> EngineInfo | None:
 
 
 def _smallest(directory: Directory, model: str) -> EngineInfo | None:
+    # Cached until the directory changes.
     return directory.derived(("smallest", model), lambda: smallest_engine(directory.offers(model)))
 
 
@@ -57,7 +58,11 @@ def model_object(name: str, directory: Directory, created: int) -> Model:
 def server_info(
     cluster: Cluster, directory: Directory, version: str, ejected: Callable[[], tuple[EjectionState, ...]] = tuple
 ) -> dict[str, object]:
-    """Return the body of `GET /server_info` but for limits; SGLang's clients look for the first names."""
+    """Return the body of `GET /server_info` without `limits`, which the route adds.
+
+    The keys up to `internal_states` are those that SGLang's clients read. They expect one model, for which the first of
+    the file stands, and at least one entry of `internal_states`.
+    """
     models = list(cluster.model)
     offers = directory.offers_by_name()
     engines = {name: offer.engine for name, offer in offers.items() if offer.engine is not None}

@@ -17,7 +17,7 @@ _TEXT = re.compile(rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}")
 class Endpoint:
     """A host and a port where a node listens."""
 
-    kinds: ClassVar[tuple[type, ...]] = (str,)
+    value_types: ClassVar[tuple[type, ...]] = (str,)
 
     host: str
     port: int
@@ -29,7 +29,7 @@ class Endpoint:
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     @classmethod
-    def structured(cls, value: object) -> Self:
+    def from_value(cls, value: object) -> Self:
         """Return the endpoint of a value in a file; raises `Mistakes` for text that is none."""
         assert isinstance(value, str)
         if _TEXT.fullmatch(value) is None:

@@ -11,7 +11,9 @@ BUGS: Bugs = {
             'check.scope.cancel(reason="all who asked for',
             'str("all who asked for',
         ),
-        Bug("one owner may use every checker", "most = max(1, self.checks_max - 1)", "most = self.checks_max"),
+        Bug(
+            "one owner may use every checker", "owner_max = max(1, self.checks_max - 1)", "owner_max = self.checks_max"
+        ),
         Bug("verdicts are kept for ever", "while len(self._verdicts) > self.verdicts_max:", "while False:"),
     ),
     "protocol/grammars.py": (

@@ -16,7 +16,7 @@ BUGS: Bugs = {
             "        self._changed.unpark_all()  # even if",
             "        pass  # even if",
         ),
-        Bug("who leaves the head of the line is waited for", "call.on_left = self.retry", "pass"),
+        Bug("who leaves the head of the line is waited for", "call.on_left = self.recheck", "pass"),
     ),
     "actors/engines/slots.py": (
         Bug(
@@ -36,7 +36,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/decode.py": (
-        Bug("nobody looks again when a prompt has begun", "            inbox.retry()", "            pass"),
+        Bug("nobody looks again when a prompt has begun", "            inbox.recheck()", "            pass"),
     ),
     "actors/routing/load.py": (
         Bug("a router gives a worker any number of prompts", " or 0 < self.pending_max <= self.pending", ""),

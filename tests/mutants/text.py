@@ -16,8 +16,8 @@ BUGS: Bugs = {
     "actors/text/token_bounds.py": (
         Bug(
             "composed characters are counted as they come",
-            'SHRINKING = {"NFC": COMPOSED_CHARACTERS_MAX, "NFKC": COMPOSED_CHARACTERS_MAX}',
-            'SHRINKING = {"NFC": 1, "NFKC": 1}',
+            'COMPOSING_NORMALIZERS = {"NFC": COMPOSED_CHARACTERS_MAX, "NFKC": COMPOSED_CHARACTERS_MAX}',
+            'COMPOSING_NORMALIZERS = {"NFC": 1, "NFKC": 1}',
         ),
     ),
     "actors/text/chat_template.py": (

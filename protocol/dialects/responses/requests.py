@@ -65,12 +65,12 @@ class Item:
 class ToolChoice:
     """Whether tools may be called, which is returned in the response; without tools it has no effect."""
 
-    kinds: ClassVar[tuple[type, ...]] = (str, dict)
+    value_types: ClassVar[tuple[type, ...]] = (str, dict)
 
     mode: str
 
     @classmethod
-    def structured(cls, value: object) -> Self:
+    def from_value(cls, value: object) -> Self:
         """Return a choice that requires no tool; raises `Mistakes` for any other."""
         if value in TOOL_CHOICES:
             return cls(str(value))

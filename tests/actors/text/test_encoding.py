@@ -19,7 +19,7 @@ from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, T, run_inline
 from actors.text import encoding
 from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.prompts import PromptLimits
-from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_a_token
+from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_token_max
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.text_messages import Role, Tokenize, Turn
 from tests.actors.test_processor import CONTENTS, ask, respond, running
@@ -80,7 +80,7 @@ UNBOUNDED = {
 
 
 def bound(tokenizer: Tokenizer) -> int | None:
-    return characters_a_token(json.loads(tokenizer.to_str()))
+    return characters_per_token_max(json.loads(tokenizer.to_str()))
 
 
 @pytest.mark.parametrize("tokenizer", BOUNDED.values(), ids=BOUNDED)
@@ -99,7 +99,7 @@ def test_where_a_tokenizer_may_take_characters_away_there_is_no_bound(tokenizer:
 def test_the_bound_of_composed_characters_is_unicodes() -> None:
     longest = max(len(unicodedata.normalize("NFD", chr(code))) for code in range(0x11_0000))
     assert longest <= COMPOSED_CHARACTERS_MAX
-    assert TINY.characters_a_token == COMPOSED_CHARACTERS_MAX * max(map(len, TINY.tokenizer.get_vocab()))
+    assert TINY.characters_per_token_max == COMPOSED_CHARACTERS_MAX * max(map(len, TINY.tokenizer.get_vocab()))
 
 
 # What a refusal costs --------------------------------------------------------------------------
@@ -115,7 +115,7 @@ async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
 @pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
 async def test_b10_without_a_bound_a_refusal_costs_what_fits(tokenizer: Tokenizer) -> None:
     """The review's 4 MB prompts were tokenised whole, 1.4 s and half a gigabyte each."""
-    model, aside, limit = evolve(TINY, tokenizer=tokenizer, characters_a_token=bound(tokenizer)), Counting(), 200
+    model, aside, limit = evolve(TINY, tokenizer=tokenizer, characters_per_token_max=bound(tokenizer)), Counting(), 200
     text = "ab <|im_end|>" * 20_000
     length = len(tokenizer.encode(text).ids)
     if length > limit + SEAM_TOKENS:
@@ -126,13 +126,13 @@ async def test_b10_without_a_bound_a_refusal_costs_what_fits(tokenizer: Tokenize
         assert len(await tokenize_text(text, model, limit, Offload(aside, ""))) == length
 
 
-@pytest.mark.parametrize("bound_known", [TINY.characters_a_token, None])
+@pytest.mark.parametrize("bound_known", [TINY.characters_per_token_max, None])
 @given(
     text=st.text(st.sampled_from("ae \n日🙂"), max_size=300), repeat=st.integers(1, 400), limit=st.integers(1, 5_000)
 )
 def test_whatever_fits_is_tokenised_as_ever(bound_known: int | None, text: str, repeat: int, limit: int) -> None:
     text *= repeat
-    model, ids = evolve(TINY, characters_a_token=bound_known), TINY.encode_text(text)
+    model, ids = evolve(TINY, characters_per_token_max=bound_known), TINY.encode_text(text)
 
     async def read() -> list[int] | None:
         try:
@@ -145,7 +145,7 @@ def test_whatever_fits_is_tokenised_as_ever(bound_known: int | None, text: str, 
 
 
 async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() -> None:
-    model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_a_token=None)
+    model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_per_token_max=None)
     text = "a" * 3000 + " " * 100_000
     ids = await tokenize_text(text, model, 2000, Offload(run_inline, ""))
     assert ids == model.encode_text(text)
@@ -155,7 +155,7 @@ async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() ->
 async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits() -> None:
     aside = Counting()
     limits = PromptLimits(INFO, 8192, 8192)
-    unbounded = evolve(TINY, characters_a_token=None)
+    unbounded = evolve(TINY, characters_per_token_max=None)
     async with running(aside=aside, limits=limits, model=unbounded) as address:
         with pytest.raises(ContextTooLong, match="the prompt is more than 8191 tokens long, and prompt and answer"):
             await ask(address, respond("a" * 4_000_000))

@@ -246,12 +246,12 @@ def test_lengths_are_limited() -> None:
 def test_a_class_may_read_its_values_itself() -> None:
     @frozen
     class Even:
-        kinds: ClassVar[tuple[type, ...]] = (int, str)
+        value_types: ClassVar[tuple[type, ...]] = (int, str)
 
         value: int
 
         @classmethod
-        def structured(cls, value: Any) -> Self:
+        def from_value(cls, value: Any) -> Self:
             if int(value) % 2:
                 raise wrong("is odd", "[here]")
             return cls(int(value))

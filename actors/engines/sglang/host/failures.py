@@ -1,4 +1,7 @@
-"""The rate at which an engine fails requests by itself: above a limit the engine is at fault, and not the requests."""
+"""The rate at which an engine fails requests for reasons of its own (not an abort, not a bad request).
+
+Above a limit the engine is at fault, and not the requests.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ REASON_LENGTH_MAX = 300  # characters
 
 
 class FailureRate:
-    """Counts the requests that an engine fails by itself: more than `FAILURES_MAX` in `WINDOW_S` end the engine."""
+    """Counts the requests that an engine fails by itself: more than `FAILURES_MAX` in `WINDOW_S` end it."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._times: deque[float] = deque()
 
-    def count(self, error: str) -> str | None:
-        """Count a failure with its error; return why the engine is to end if this was one too many."""
+    def record(self, error: str) -> str | None:
+        """Record a failure by its error; return the reason to end the engine, or None."""
         now = self._now()
         self._times.append(now)
         while self._times[0] <= now - WINDOW_S:

@@ -261,7 +261,7 @@ class Host:
     def _failed(self, stream: int, error: RequestError, cause: str = "") -> None:
         """Fail a stream; a high rate of faults of SGLang ends the engine, with the `cause` of the last."""
         self.peer.send(Fail(stream, error.code, error.detail))
-        reason = self.failures.count(cause or error.detail) if isinstance(error, InternalError) else None
+        reason = self.failures.record(cause or error.detail) if isinstance(error, InternalError) else None
         if reason is not None and not self.failing.is_set():
             self.end_reason = reason
             self.failing.set()

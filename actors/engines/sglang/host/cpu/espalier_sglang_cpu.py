@@ -1,4 +1,4 @@
-"""Patches by which SGLang 0.5.23 runs on a CPU; the README beside this file gives each part's reason and its end."""
+"""Patches by which SGLang 0.5.23 runs on a CPU; README.md says why each is needed and when it can be removed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prepare() -> None:
 
 
 def activate() -> None:
-    """Make requests for pinned memory mean ordinary memory: SGLang calls this in each of its processes."""
+    """Give SGLang ordinary memory where it asks for pinned memory; it calls this in each of its processes."""
     if torch.cuda.is_available() or getattr(torch, "_espalier_cpu", False):
         return
     torch._espalier_cpu = True
@@ -49,11 +49,11 @@ def activate() -> None:
     for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like", "rand", "randn"):
         setattr(torch, name, _unpinned(getattr(torch, name)))
     torch.cuda.Event = torch.cpu.Event = _Event
-    _keep_indices_on_the_device()
+    _disable_host_indices()
 
 
 class _Event:
-    """A moment in a stream of work; without a device every piece of work is done when it returns."""
+    """Stand-in for torch.cuda.Event: on a CPU every operation is done when it returns."""
 
     def __init__(self, *_, **__):
         self._at_s = 0.0
@@ -74,16 +74,16 @@ class _Event:
         return (other._at_s - self._at_s) * 1000
 
 
-def _keep_indices_on_the_device():
-    """Let a prefill send its cached prefix as it sends the rest: the way by host memory wants a device."""
+def _disable_host_indices():
+    """Send the cached prefix of a prompt like the rest: SGLang's path through host memory needs a GPU."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def plain(kind, *_, **__):
-        if getattr(kind, "supports_host_tensor_indices", False):
-            kind.supports_host_tensor_indices = False
-        return kind
+    def without_host_indices(kv_class, *_, **__):
+        if getattr(kv_class, "supports_host_tensor_indices", False):
+            kv_class.supports_host_tensor_indices = False
+        return kv_class
 
-    HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", plain, HookType.AFTER)
+    HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", without_host_indices, HookType.AFTER)
 
 
 def _unpinned(make):
