@@ -29,12 +29,10 @@ def check_client_keys(cluster: Cluster, keys: Keys) -> None:
     remedy = f"name a file of them as gateway.keys, or set {KEYS}"
     if not keys.wanted:
         if section.host not in LOOPBACK_HOSTS:
-            raise Misconfigured(
-                "gateway.host", f"gateway.host {section.host} is not loopback, so clients need keys: {remedy}"
-            )
+            raise Misconfigured("gateway.host", f"{section.host} is not loopback, so clients need keys: {remedy}")
         for field in ("allowed_hosts", "allowed_origins"):
             if WILDCARD in getattr(section, field):
-                mistake = f'gateway.{field} = ["{WILDCARD}"] opens this server to every web page without keys: {remedy}'
+                mistake = f'"{WILDCARD}" opens this server to every web page without keys: {remedy}'
                 raise Misconfigured(f"gateway.{field}", mistake)
     elif not keys.count:
         raise Misconfigured("gateway.keys", f"there is no key, so nobody could use this server: {remedy}")
@@ -53,7 +51,7 @@ def check_metrics_keys(cluster: Cluster, name: str, keys: Keys) -> None:
     if endpoint is not None and endpoint.host not in LOOPBACK_HOSTS and not keys.names(admin=True):
         raise Misconfigured(
             f"node.{name}.metrics",
-            f"node.{name}.metrics {endpoint} is not loopback, so reading /metrics takes an admin key: set {ADMIN},"
+            f"{endpoint} is not loopback, so reading /metrics takes an admin key: set {ADMIN},"
             " or admin = true for a key in the file gateway.keys",
         )
 
