@@ -136,6 +136,9 @@ def in_order(*, gateway: Children, monitoring: Children, links: Children, others
 
 
 def _needing(needed: Sequence[Child | Tree], children: Children) -> Children:
-    """Return `children`, each of which needs all of `needed` besides those that it already names."""
+    """Return `children`, each of which needs all of `needed` besides those that it already names.
+
+    A child with `needs=None` names none: in the tree that is run it needs `needed`, and not all earlier siblings.
+    """
     names = tuple(member.name for member in needed)
     return tuple(evolve(child, needs=(*names, *(child.needs or ()))) for child in children)

@@ -119,9 +119,9 @@ class Tree:
     """A supervisor: its children, in start order, and its restart policy.
 
     A child is started when all children that it `needs` are ready, and stopped when all that need it have ended, so
-    independent children start and stop concurrently. `needs` names earlier siblings; None means all of them. It orders
-    the first start and the stop only: a child of a one-for-one tree is restarted without waiting for its siblings. With
-    the other strategies every child needs all those before it.
+    independent children start and stop concurrently. `needs` names earlier siblings; None, in the tree that is run,
+    means all of them. It orders the first start and the stop only: a child of a one-for-one tree is restarted without
+    waiting for its siblings. With the other strategies every child needs all those before it.
 
     The tree gives up when more than `restarts_max` failures of its children lie within `restarts_window_s` seconds; its
     parent then handles it as a failed child. With `restarts_max` None it never gives up, not even when a child fails

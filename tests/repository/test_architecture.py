@@ -1,4 +1,4 @@
-"""The picture of a node's tree in docs/architecture.md shows the children that are assembled, in their order."""
+"""The pictures of a node's tree in docs/architecture.md and README show the children that are assembled, in their order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from supervisor.supervision.tree import Child, Tree, render
 from tests.rig.assembly import built_assembly
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def outline(text: str) -> list[str]:
@@ -19,11 +18,18 @@ def outline(text: str) -> list[str]:
     return [line[1] for line in lines if line]
 
 
-def test_the_picture_of_the_tree_is_that_of_the_quickstart() -> None:
-    picture = PAGE.partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
+def picture(page: str) -> list[str]:
+    return outline((ROOT / page).read_text().partition("## The tree")[2].partition("```\n")[2].partition("```")[0])
+
+
+def test_the_pictures_of_the_tree_are_those_of_the_quickstart() -> None:
     assembly, _ = built_assembly(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")
-    assert outline(picture) == outline(render(assembly.tree)), "edit the picture of the tree in docs/architecture.md"
-    assert len(outline(picture)) > 6
+    shown = outline(render(assembly.tree))
+    assert picture("docs/architecture.md") == shown, "edit the picture of the tree in docs/architecture.md"
+    children = [line for line in shown if line[0] in "├└"]
+    in_readme = [line for line in picture("README.md") if line[0] in "├└"]
+    assert in_readme == children, "edit the picture of the tree in README.md, which may leave out what is below a child"
+    assert len(children) > 4
 
 
 def test_a_node_with_links_has_the_children_of_the_page_in_their_order() -> None:
