@@ -4,9 +4,9 @@ It stands between the gateway, which speaks to clients, and the router, which kn
 tokenizer and the chat template, so engines compute token ids and nothing else, and stop strings, log probabilities as
 text and the choices of one request are the same on every engine.
 
-Replies are read in the task that puts them, as everywhere, so whatever a client can make long must not be computed
-there: long work goes through `Offload` into threads that take turns between the owners of requests. It knows no engine
-and no worker, keeps nothing of a request that has ended, and never asks for a token that is not wanted.
+Replies are handled in the task that puts them (see `actors/kit/calls.py`), so work that a client can make long must not
+be done there: it goes through `Offload` into threads that take turns between the owners of requests. The processor
+knows no engine and no worker, keeps nothing of a request that has ended, and never asks for a token that is not wanted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
 
 
 async def accept_any_grammar(_: Grammar, __: str) -> None:
-    """Accept every grammar: where no engine could be blocked by one."""
+    """Accept every grammar; for engines that no grammar can block."""
     await trio.lowlevel.checkpoint()
 
 
@@ -68,7 +68,7 @@ async def processor(
     """Answer conversations and texts, at most `requests_max` requests at a time.
 
     `limits` returns the limits of a request now, None while no engine has ever been ready; a request that was admitted
-    with fewer tokens has no more than those, since its asker has promised no more credit. A text that is only to be
+    with a smaller limit keeps that, since its asker has promised no more credit. A text that is only to be
     tokenised, and token ids that are only to be decoded, may have `tokenize_tokens_max` tokens. Long work runs in
     threads, by `run_in_thread`.
     """

@@ -1,11 +1,11 @@
 """The slots of an engine, and the answer to one request in a slot: what decode and prefill have in common.
 
 A slot is the right to have one request inside the engine. When the request ends, for whatever reason, it is aborted,
-and its slot stays taken until the engine itself confirms that it holds nothing of it any more: a slot that is given to
-the next request too early is memory that two requests count on.
+and its slot stays taken until the engine itself confirms that it holds nothing of it any more: if a slot were given to
+the next request too early, two requests would use the same memory.
 
-An engine may never confirm. The slot is then stuck: it is not used, and waited for. One slot may be the fault of
-its request, so it costs one slot and no other stream. Several, or one of an engine that sends nothing to any request,
+An engine may never confirm. The slot is then stuck: it is not used, and waited for. One stuck slot may be the fault of
+its request, so it costs that slot and no other stream. Several, or one in an engine that sends nothing to any request,
 are the fault of the engine: `EngineStuck` ends the actor, and the supervisor starts the engine and the actor again.
 """
 
@@ -59,7 +59,7 @@ class SlotObserver:
     """Receives events of an engine's slots; this one ignores them."""
 
     def aborted(self, seconds: float) -> None:
-        """The slot of a request that was left is free again, so many seconds after that."""
+        """The slot of a request whose asker has left is free again, `seconds` after the asker left."""
 
     def stuck(self, slots: int) -> None:
         """The number of stuck slots has changed."""
@@ -129,8 +129,8 @@ class Slots:
     async def hold(self, call: Call[Generate, Started | Tokens, Finished], pace: _Pace) -> AsyncIterator[Generation]:
         """Submit the request; leaving, for whatever reason, aborts it and waits up to `release_s` for its slot.
 
-        A slot that is not free by then fails its request before the engine: raises `EngineLost`, which a router counts
-        as a crash under this request, or the `DeadlineExceeded` that is being raised if only this request stands still.
+        If the slot is not free by then, the request fails, though not yet the engine: raises `EngineLost`, which a
+        router counts as a crash, or the `DeadlineExceeded` that is being raised if only this request stands still.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         request = call.request
@@ -145,7 +145,7 @@ class Slots:
             left_at = trio.current_time() if call.scope.cancel_called else None
             silent = late is not None and self._silent_since(pace)
             self.engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
-            generation.abandon()  # replies from now on are too late: the call may end long before the slot is free
+            generation.abandon()  # drops later replies: the call may end long before the slot is free
             with trio.move_on_after(self.deadlines.release_s, shield=True) as waiting:
                 await self.engine.wait_released(request.id)
             if waiting.cancelled_caught:
@@ -158,14 +158,14 @@ class Slots:
                 self.observer.aborted(trio.current_time() - left_at)
 
     def is_preempted(self, pace: _Pace) -> bool:
-        """Whether a request that has begun stands still while the engine goes on with others, which have its memory."""
+        """Whether a request that has begun stands still while the engine continues others, which have its memory."""
         last_at, total_s = pace.last_at, self.deadlines.total_s
         if last_at is None or trio.current_time() >= pace.started_at + total_s:
             return False
         return self.last_reply_at > last_at + self.deadlines.gap_s / 2
 
     def _silent_since(self, pace: _Pace) -> bool:
-        """Whether no request has had a reply for as long as this one has waited, and that was a deadline or longer."""
+        """Whether the engine has replied to no request since this one began to wait, at least one deadline ago."""
         since = pace.waited_since
         longest_s = min(self.deadlines.first_token_s, self.deadlines.gap_s)
         return self.last_reply_at <= since and trio.current_time() >= since + longest_s
@@ -194,12 +194,12 @@ class Slots:
 
     async def _check_engine(self, request_id: str) -> None:
         await trio.lowlevel.checkpoint()
-        limits, most = self.deadlines, min(self.deadlines.stuck_max, self.number)
-        if len(self.stuck) >= most:
+        limits, stuck_max = self.deadlines, min(self.deadlines.stuck_max, self.number)
+        if len(self.stuck) >= stuck_max:
             raise EngineStuck(f"{len(self.stuck)} requests kept their slots for {limits.release_s} s after their ends")
         if self.stuck[request_id]:
             raise EngineStuck(f"{request_id} kept its slot, and the engine answers no request")
-        with trio.move_on_after(limits.release_s) as asking, suppress(RequestError):  # a lost one ends this actor
+        with trio.move_on_after(limits.release_s) as asking, suppress(RequestError):  # a lost engine ends this actor
             await self.engine.load()
         if asking.cancelled_caught:
             raise EngineStuck(f"{request_id} kept its slot, and the engine does not report its load")
@@ -227,7 +227,7 @@ def _logged(call: Call[Generate, Started | Tokens, Finished]) -> Iterator[None]:
 
 @define(eq=False)
 class _Pace:
-    """The deadline of the next reply of one request, and what it is counted from."""
+    """The deadline of the next reply to one request, and the moment from which it is counted."""
 
     deadlines: Deadlines
     started_at: float = field(factory=trio.current_time)

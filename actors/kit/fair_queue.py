@@ -1,14 +1,14 @@
 """A queue in which owners take turns.
 
 First come, first served is unfair between clients: one that sends a thousand requests at once makes all others wait
-behind all of them. Here each owner (a client's key) has an *account*: what it has had so far or holds now, by whatever
-measure the user of the queue charges. Of the highest priority that waits, the owner with the smallest account goes
-first, and of equals the one whose turn was longest ago; what one owner has waiting goes in the order in which it came.
+behind all of them. Here each owner (a client's key) has an *account*: what it has had so far or holds now, in whatever
+unit the user of the queue charges. Among items of the highest priority, the owner with the smallest account goes first;
+of equal accounts, the one whose turn was longest ago. The items of one owner keep the order in which they came.
 So an owner waits behind at most one item of each other owner whose account is no larger than its own, however many they
 have, and however often that account is empty again.
 
-Nothing here waits or reads a clock. Each operation takes time logarithmic in the number of owners with items, and a
-move of some bytes in an array.
+Nothing here waits or reads a clock. Each operation takes time logarithmic in the number of owners with items, and moves
+some bytes of an array.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @frozen(eq=False)
 class Entry(Generic[T]):
-    """One item in the queue, and what its place depends on."""
+    """One item in the queue, with everything that decides its place but its owner's account."""
 
     item: T
     owner: str
@@ -164,7 +164,7 @@ class FairQueue(Generic[T]):
         record.turn = turn
 
     def catch_up(self, owner: str) -> None:
-        """Raise the account of an owner without items to the least of those with items: being away saves nothing."""
+        """Raise the account of an owner without items to the least of those with items: absence saves nothing."""
         if not self._owners:
             self._accounts.clear()  # of no consequence while there are no items
             self._away = 0

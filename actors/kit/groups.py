@@ -3,7 +3,7 @@
 A Trio nursery raises what its tasks raised as an exception group, and nurseries nest, so the same failure may arrive
 wrapped once, several times, or not at all. How deep it is nested says where nurseries were opened and nothing of what
 failed. Code that classifies a failure (an error of one request, a bug, the end of the actor) therefore looks at the
-leaves alone, and it does so through this file: a walk of one's own forgets a level, or all parts but the first.
+leaves alone, by the functions of this file: code that walks a group by itself easily forgets a level or a part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that a group was made of, in order and at any depth; an error that is no group, itself."""
+    """Yield the errors in a group, in order and at any depth; for an error that is no group, the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from leaves(part)
@@ -28,7 +28,7 @@ def first_leaf(error: BaseExceptionGroup[E]) -> E: ...
 @overload
 def first_leaf(error: BaseException) -> BaseException: ...
 def first_leaf(error: BaseException) -> BaseException:
-    """Return the first leaf; of an error that is no group, itself."""
+    """Return the first leaf, which is the error itself if it is no group."""
     return next(leaves(error))
 
 

@@ -1,9 +1,9 @@
 """An inbox with priorities: the call of the highest priority is taken first, and of equal ones owners take turns.
 
-A channel is first in, first out: behind the thousand requests of one client, all others would wait. Here all calls
-stand in one `FairQueue`, those that found no room included: room bounds what an actor promises to hold, and must not
-decide who is next. Calls that are inside an engine cannot be overtaken any more, so receivers take a call only when
-they can begin it: `receive` may pass a condition, and `recheck` has it evaluated again.
+A channel is first in, first out: behind the thousand requests of one client, all others would wait. Here all calls are
+in one `FairQueue`, also those that wait for room: the size bounds what an actor promises to hold, and must not decide
+who is next. Calls inside an engine cannot be overtaken any more, so receivers take a call only when they can begin it:
+`receive` may pass a condition, and `recheck` has it evaluated again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PriorityInbox(Generic[Req, Rep, Res]):
     """An inbox of `size` calls, at least one; further askers wait for room, first come, first served.
 
     A receiver takes the call of the highest `priority`, be it inside or waiting for room. Of equal ones the owners take
-    turns: the next is the oldest call of the owner whose calls, by `weight`, have been the least while any waited. A
-    call whose asker has left is dropped when it is found, and costs its owner no turn.
+    turns: the next is the oldest call of the owner that has been served least, by `weight`, since the inbox was empty.
+    A call whose asker has left is dropped when it is found, and costs its owner no turn.
     """
 
     size: int

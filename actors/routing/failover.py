@@ -6,8 +6,8 @@ crash may be the request's own doing, and one that crashes engines must not be g
 not release a request that left it counts as crashed as well.
 
 The successes and failures that a request observes count for its workers in the pool's outlier detection. After a failed
-hand-off it is not known which leg is at fault, so it counts for the pair. No error is hidden: where the request cannot
-go on, the error is raised that its worker was lost with.
+hand-off it is not known which leg is at fault, so it counts for the pair. No error is hidden: a request that cannot go
+on ends with the error by which its last worker was lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Failover:
     routing: Routing
     lost_names: set[str] = field(factory=set)  # workers that it was lost by
     crashed_names: set[str] = field(factory=set)  # workers whose engine crashed under it: never asked again
-    left_legs: list[tuple[str, Replies]] = field(factory=list)  # by worker; not ended when they were left
+    left_legs: list[tuple[str, Replies]] = field(
+        factory=list
+    )  # the workers and replies of calls that the request left before their end
     weights: str | None = None  # of the workers of the first attempt that began to answer
     _handed_route: Route | None = None  # the last one whose hand-off succeeded
     _refusal: tuple[str, EngineRefused] | None = None  # by which worker
@@ -60,7 +62,7 @@ class Failover:
     # What is observed of a worker --------------------------------------------------------------
 
     def handed_over(self, route: Route) -> None:
-        """Count a successful hand-off. Only the decode knows: a prefill knows no more than what it has sent."""
+        """Count a successful hand-off, once the decode has begun: a prefill knows only what it has sent."""
         if route.prefill is not None and self._handed_route is not route:
             self._handed_route = route
             self.routing.answered(route.prefill.load.name)
@@ -98,10 +100,10 @@ class Failover:
     # The next workers --------------------------------------------------------------------------
 
     def second_opinion(self, route: Route, error: RequestError, remaining: Generate) -> Route | None:
-        """Return another route to ask at once if the error may be the worker's fault; None if it is not, or none is.
+        """Return another route to ask at once if the error may be the worker's fault, else None; None if none is free.
 
-        A refusal may be right, or the engine may be broken. The failure of a worker that is probed costs no request.
-        The caller has sent nothing yet.
+        A refusal may be right, or the engine may be broken. A request that probes an ejected worker must not fail by
+        that. The caller has sent nothing yet.
         """
         probed = bool(route.probed) and isinstance(error, DeadlineExceeded | InternalError)
         if self._second_opinions or not (probed or isinstance(error, EngineRefused)):
@@ -113,7 +115,7 @@ class Failover:
         return other
 
     async def next_route(self, lost: RequestError, remaining: Generate, sent: int) -> Route:
-        """Wait for the route of the next attempt; raises `lost` past a limit, or if the rest might not be exact.
+        """Wait for the route of the next attempt; raises `lost` beyond a limit, or if the rest might not be exact.
 
         `sent` is the number of tokens that were sent, which are at the end of the remaining request's prompt.
         """
@@ -165,12 +167,12 @@ def is_planned(lost: RequestError) -> bool:
 def resumes_exactly(sampling: Sampling) -> bool:
     """Whether the next token depends on the prompt and the tokens that were sent alone.
 
-    The state of a grammar is not known to another engine; what penalties count is, by `said`.
+    Another engine does not know the state of a grammar; what penalties count it knows by `Generate.said`.
     """
     return sampling.grammar is None
 
 
 def cause(group: BaseExceptionGroup[RequestError]) -> RequestError:
-    """Return the error of two legs that caused the other: the one that says most of what went wrong."""
+    """Return the likely cause of the errors of two legs: rather an error of the request than one of a worker."""
     errors = [leaf for leaf in leaves(group) if isinstance(leaf, RequestError)]
     return min(errors, key=lambda error: (isinstance(error, FAILOVER), isinstance(error, HandOffFailed)))

@@ -59,7 +59,7 @@ class UnstartedRequests:
     async def move_on(self, routing: Routing) -> None:
         """Move requests that wait for `move_after_s`, then twice as long each time, `moves_max` times; until cancelled.
 
-        A round chooses a worker at most once more than there are requests that move, however many wait.
+        A round chooses a worker for each request that moves, and at most once in vain, however many wait.
         """
         while True:
             while not self._since:

@@ -3,7 +3,7 @@
 A worker counts a request from the turn in which it is asked. Between the choice and that turn other requests are
 routed, which would all go to the same worker: a *reservation* counts for it meanwhile. Prompts at prefills are counted
 here for longer, by the decode that they are for, until they have begun, which is when the decode has the KV cache. A
-decode that takes no caches would fill the bound of a prefill for all decodes; so each has a share of it.
+decode that takes no caches would use up a prefill's limit for all decodes; so each decode has a share of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.routing.load import Load
 
 
 @define(eq=False)
-class _Handed:
+class _PairPrompts:
     """The prompts at one prefill for one decode."""
 
     requests: int = 0
@@ -37,26 +37,26 @@ class Reservations:
 
     requests: Counter[str] = field(factory=Counter)
     prompts: Counter[str] = field(factory=Counter)
-    pending: dict[str, dict[str, _Handed]] = field(factory=dict)  # by prefill and decode
+    pending: dict[str, dict[str, _PairPrompts]] = field(factory=dict)  # by prefill and decode
 
     def statistics(self) -> ReservationStatistics:
         """Return what is reserved now."""
-        handed = (each for by_decode in self.pending.values() for each in by_decode.values())
-        return ReservationStatistics(self.requests.total(), sum(each.requests for each in handed))
+        pending = (each for by_decode in self.pending.values() for each in by_decode.values())
+        return ReservationStatistics(self.requests.total(), sum(each.requests for each in pending))
 
     def add(self, prefill: str, decode: str, prompt: int) -> None:
         """Add a prompt, in tokens, that goes through a prefill to a decode."""
-        handed = self.pending.setdefault(prefill, {}).setdefault(decode, _Handed())
-        handed.requests += 1
-        handed.tokens += prompt
+        prompts = self.pending.setdefault(prefill, {}).setdefault(decode, _PairPrompts())
+        prompts.requests += 1
+        prompts.tokens += prompt
 
     def discard(self, prefill: str, decode: str, prompt: int) -> None:
         """Remove such a prompt: it has begun, or has ended."""
         by_decode = self.pending[prefill]
-        handed = by_decode[decode]
-        handed.requests -= 1
-        handed.tokens -= prompt
-        if not handed.requests:
+        prompts = by_decode[decode]
+        prompts.requests -= 1
+        prompts.tokens -= prompt
+        if not prompts.requests:
             del by_decode[decode]
         if not by_decode:
             del self.pending[prefill]
@@ -68,12 +68,12 @@ class Reservations:
         one slot is left free for each decode that has no prompt there.
         """
         by_decode = self.pending.get(prefill.name, {})
-        if (handed := by_decode.get(decode)) is None:
+        if (prompts := by_decode.get(decode)) is None:
             return True
-        if prefill.shared_max and handed.tokens * decodes >= prefill.shared_max:
+        if prefill.shared_max and prompts.tokens * decodes >= prefill.shared_max:
             return False
-        without = max(0, decodes - len(by_decode))
-        return handed.requests * decodes < prefill.slots and prefill.busy + without < prefill.slots
+        absent_decodes = max(0, decodes - len(by_decode))
+        return prompts.requests * decodes < prefill.slots and prefill.busy + absent_decodes < prefill.slots
 
     def reserve(self, name: str, prompt: int) -> None:
         """Reserve a place for a request with a prompt of so many tokens."""

@@ -34,18 +34,18 @@ class FailoverLimits:
 class Route:
     """The workers of one attempt: one that computes all of the request, or a decode and its prefill.
 
-    Each has a reservation until it is asked. `end` must be called in any case: it releases what was never asked.
+    Each worker has a reservation until it is asked. `end` must always be called: it releases those that were not asked.
     """
 
     decode: Worker
     prefill: Worker | None
     _reservations: Reservations
     _outliers: OutlierDetector
-    _wake: Callable[[], None]  # those who wait for a reservation, or for a probe
+    _wake: Callable[[], None]  # tasks that wait for a reservation or a probe to end
     _prompt: int  # tokens
     _reserved: list[str] = field(init=False)
     _pending: tuple[str, str] | None = field(init=False, default=None)  # while the prompt has not begun
-    probed: list[str] = field(init=False)  # what was ejected, and is probed by this request
+    probed: list[str] = field(init=False)  # names of ejected workers, or of the pair, that this request probes
 
     def __attrs_post_init__(self) -> None:
         self._reserved = list(self.names)
@@ -85,10 +85,10 @@ class Route:
                 yield replies
         finally:
             if worker is self.prefill:
-                self.begun()  # in the turn in which the worker counts it no more: those who wait look in the next
+                self.begun()  # in the turn in which the worker stops counting it: waiting tasks look in the next
 
     def begun(self) -> None:
-        """Count the prompt as pending no more at the prefill, if there is one."""
+        """Stop counting the prompt as pending at the prefill, if there is one."""
         if self._pending is not None:
             self._reservations.discard(*self._pending, self._prompt)
             self._pending = None

@@ -3,9 +3,9 @@
 A request is one *attempt* after the other, each on a `Route`: one worker, or a prefill and a decode in one nursery, in
 which the failure of either leg ends the other. The asker sees one unbroken answer. What makes that possible is that the
 tokens which were sent are known: the next attempt has them at the end of its prompt, under another id, and computes
-only the rest. It is exact where the next token depends on the tokens before it alone.
+only the rest. The answer is exact where each token depends on the tokens before it alone.
 
-Whether a request goes on, and where, is decided by `Failover`; how workers are chosen is the matter of `Routing`.
+`Failover` decides whether a request goes on, and where; `Routing` chooses the workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RoutedRequest:
     routing: Routing
     unstarted: UnstartedRequests
     route: Route = field(init=False)  # of the current attempt
-    moves: int = 0  # before it had begun, as `move` does
+    moves: int = 0  # by `move`, before it had begun
     _moved_to: Route | None = None
     _asking: trio.CancelScope = field(factory=trio.CancelScope)
     _asked_before: bool = False  # an earlier worker may still hold something under its id
@@ -64,7 +64,7 @@ class RoutedRequest:
 
     @property
     def remaining(self) -> Generate:
-        """The request as it stands: what was sent is part of its prompt."""
+        """The rest of the request: what was sent is part of its prompt."""
         sampling, sent = self.request.sampling, self._sent
         if not sent:
             return self.request
@@ -138,7 +138,7 @@ class RoutedRequest:
             failed, rest = group.split(RequestError)
             if failed is None:
                 raise
-            # A cancellation or a bug is what ends the attempt, whatever has become of a leg meanwhile.
+            # A cancellation or a bug ends the attempt, even if a leg has failed as well.
             raise (rest or cause(failed)) from None
         finally:
             route.end()

@@ -6,7 +6,7 @@ failing, or let a request wait while there is room. Whether there is room at all
 so that a router can leave requests in its inbox, where the most urgent is next, until one can be routed.
 
 A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
-They are chosen one after the other; only if those two cannot meet are all looked at.
+The two are chosen one after the other; all pairs are compared only if those two cannot meet.
 
 Everything here is decided in one turn, without a wait between the choice and the reservation. Only the `wait_` methods
 wait, in the order in which requests came.
@@ -85,8 +85,8 @@ class Routing:
     def _candidates(self, leg: Leg, request: Generate | None, excluded: Collection[str]) -> list[Worker]:
         """Return the eligible workers of a leg; if they are ranked, up to the first that is preferred to all others.
 
-        That is one with room for the request and without a reservation. So what a choice costs does not grow with the
-        number of workers while one of the first will do.
+        That is the first with room for the request and without a reservation. So the cost of a choice does not grow
+        with the number of workers.
         """
         if self.ranked is None or self.policy is not least_loaded:
             return list(self._eligible(self._workers(leg), excluded))
@@ -177,9 +177,9 @@ class Routing:
             self.observer.readmitted(name)
 
     def _eligible(self, workers: Iterable[Worker], excluded: Collection[str]) -> Iterator[Worker]:
-        """Yield workers without those of some names and those that are ejected; if all others are ejected, those.
+        """Yield the workers that are neither excluded nor ejected; if all others are ejected, the ejected ones.
 
-        They keep their order, and one is looked at only when the caller asks for it.
+        They keep their order, and each is examined only when the caller asks for it.
         """
         if not self.outliers:
             yield from (worker for worker in workers if worker.load.name not in excluded)

@@ -4,7 +4,7 @@ Two nodes may dial each other at once, a node may come back before the loss of i
 second process may run under a node's name by mistake. Both ends must then keep the same link without asking each other,
 so they decide by what both know: the newer link counts, or of two that were dialed at once the one that the first node
 by name has dialed. A second process is refused as long as the first one is alive: two processes that serve by turns
-would be worse than one that is missing. It may run on without a link, so it is sent the reason first.
+would be worse than one that is missing. The second may run on without a link, so it is sent the reason first.
 
 Only the link that counts reaches the directory. What still arrives over another one is ignored.
 """

@@ -5,8 +5,8 @@ late by as much as an announcement takes. A choice by the directory may therefor
 
 Two things change at two speeds, and must stay apart. Workers, nodes and links come and go seldom: `notify` counts a
 `version`, wakes everybody who waits, and drops all that was derived. Loads change with every request: they wake only
-those who wait for capacity of that model, and the task that announces loads. A request must never cost what grows with
-the number of nodes.
+those who wait for capacity of that model, and the task that announces loads. The cost of a request must never grow
+with the number of nodes.
 
 What another node announces may be wrong. It is checked before it is merged, and nothing of it is kept without a limit.
 """
@@ -145,7 +145,7 @@ class Directory:
             self.models.forget(node)
             self._subscribers.discard(node)
             record.disconnect()
-            self._rejudge()
+            self._update_offers()
             self.notify()
 
     def merge_state(self, node: str, state: NodeState) -> None:
@@ -158,7 +158,7 @@ class Directory:
         record.routes = state.routes
         (self._subscribers.add if state.routes and record.link is not None else self._subscribers.discard)(node)
         record.merge(state)
-        self._rejudge()
+        self._update_offers()
         for neighbour in state.neighbours:
             self.records.merge_neighbour(neighbour, from_itself=neighbour.name == node)
         self.notify()  # first: what was derived before lacks a worker that has come up
@@ -197,8 +197,8 @@ class Directory:
         self.draining = True
         self.notify()
 
-    def _rejudge(self) -> None:
-        """Update the workers of models whose served weights have changed."""
+    def _update_offers(self) -> None:
+        """Update the offers of models whose served weights have changed."""
         for node, state in self.models.reapply():
             self.records[node].replace_offers(state)
 

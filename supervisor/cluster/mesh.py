@@ -2,10 +2,10 @@
 
 Of two nodes that can find each other the first by name dials, so that they do not open two links at once. A node that
 joins dials all the same, because others may know it by an old address. `carried_links` decides which link counts where
-there are two nevertheless.
+there are two all the same.
 
-Anybody can connect, and is nobody until it has proved a name. Until then it has little time and few bytes, and where
-there are too many such connections the oldest one is closed, so that they cannot keep nodes out. No error of one
+Anybody can connect. Until a connection has proved a name it has little time and few bytes, and where there are too many
+such connections the oldest one is closed, so that they cannot keep nodes out. No error of one
 connection may end another one, or this file's tasks.
 """
 
@@ -93,7 +93,7 @@ class Mesh:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled; `started()` means that other nodes can dial this one."""
-        self._dialing.clear()  # what an earlier run did has ended with it
+        self._dialing.clear()  # the tasks of an earlier run have ended with it
         async with trio.open_nursery() as nursery:
             if self.listen is not None:
                 await self._listen(nursery, self.listen)

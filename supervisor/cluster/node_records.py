@@ -16,7 +16,7 @@ from supervisor.cluster.workers import RemoteWorker, SiblingDirectory
 from supervisor.links.link import Link
 
 NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
-RUMOURS_MAX = 256  # nodes that others have named and to which there has never been a link
+UNCONFIRMED_MAX = 256  # nodes that others have named and to which there has never been a link
 FORGET_S = 600.0  # after which a node is removed that neither cluster.toml nor any node with a link names
 
 
@@ -125,15 +125,15 @@ class NodeRecords:
         return node in self._records or len(self._records) < NODES_MAX
 
     def merge_neighbour(self, neighbour: Neighbour, *, from_itself: bool) -> None:
-        """Record where a node listens: cluster.toml decides, then the node itself; a rumour replaces no other.
+        """Record where a node listens: cluster.toml decides, then the node itself, and then any other node.
 
         Otherwise two nodes that disagree could keep each other announcing for ever.
         """
         name, address = neighbour.name, neighbour.address
         if name == self.own_name or address is None or not self.has_room_for(name):
             return
-        rumours = (record for record in self if record.link is None and not record.is_configured)
-        if name not in self._records and sum(1 for _ in rumours) >= RUMOURS_MAX:
+        unconfirmed = (record for record in self if record.link is None and not record.is_configured)
+        if name not in self._records and sum(1 for _ in unconfirmed) >= UNCONFIRMED_MAX:
             return
         record = self.add(name)
         if not record.address_is_configured and (from_itself or record.address is None):

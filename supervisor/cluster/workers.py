@@ -247,12 +247,12 @@ class RemoteWorker:
         return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
 
     def replace_offer(self, offer: Offer) -> None:
-        """Replace its offer by another one, but for the load."""
+        """Replace its offer, but keep the load."""
         last = self.offer
         self.offer = evolve(offer, running=last.running, waiting=last.waiting, tokens=last.tokens)
 
     def merge_load(self, load: OfferLoad) -> None:
-        """Replace its load of requests of others."""
+        """Replace the load of other nodes' requests, as its node announces it."""
         running = min(load.requests, self.offer.slots)
         self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)
 

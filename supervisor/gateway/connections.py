@@ -53,7 +53,7 @@ class Connections:
         return iter(tuple(self._open))
 
     def make_room(self, address: str) -> bool:
-        """Return whether one more may come from an address, if need be in place of one that is not authenticated."""
+        """Return whether one more may come from an address, if need be by closing one that is not authenticated."""
         limits, closed = self.limits(), None
         if address and self._unauthenticated.count_from(address) >= limits.address_connections_max:
             closed = self._unauthenticated.close_oldest(address)

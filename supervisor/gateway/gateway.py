@@ -220,17 +220,17 @@ class Gateway:
     async def _check_grammar(self, request: Respond, grammar: Grammar, key: Key) -> None:
         """Raise `Forbidden`, with the client's name of the field, for a kind of grammar that a key may not use."""
         own = key.section.grammars
-        may = self.grammars if own is None else own
+        allowed = self.grammars if own is None else own
         tag = grammar.kind is GrammarKind.STRUCTURAL_TAG  # a text that contains grammars of other kinds
-        found = await Offload(self.run_in_thread, key.name).run(
+        kinds = await Offload(self.run_in_thread, key.name).run(
             reading_work(grammar.text) if tag else 0, partial(grammar_kinds, grammar)
         )
-        if (kind := next((kind for kind in found if kind not in may), None)) is None:
+        if (kind := next((kind for kind in kinds if kind not in allowed), None)) is None:
             return
-        within = "" if kind is grammar.kind else f" in a {grammar.kind}"
+        names, within = ", ".join(sorted(allowed)) or "none", "" if kind is grammar.kind else f" in a {grammar.kind}"
         who = "requests here" if key is self.keys.anonymous else f"the key {key.name!r}"
         raise Forbidden(
-            f"{who} may not use grammars of the kind {kind}{within}: allowed are {', '.join(sorted(may)) or 'none'}",
+            f"{who} may not use grammars of the kind {kind}{within}: allowed are {names}",
             param=request.params.get("grammar", "grammar"),
         )
 

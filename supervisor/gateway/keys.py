@@ -143,16 +143,16 @@ class KeySources:
 
     def read(self) -> dict[str, KeySection]:
         """Return every key by name; raises `StartFailed`, which quotes no secret."""
-        found = {} if self.file is None else _from_file(self.file)
+        sections = {} if self.file is None else _from_file(self.file)
         for name, section in _from_environment(self.environment).items():
-            if name in found:
+            if name in sections:
                 raise StartFailed(f"the key {name} stands in {self.file} and in the environment")
-            found[name] = section
-        if len(found) > keyfile.KEYS_MAX:
-            raise StartFailed(f"there are {len(found)} keys; at most {keyfile.KEYS_MAX} are read")
-        for mistake in keyfile.disagreements(found):
+            sections[name] = section
+        if len(sections) > keyfile.KEYS_MAX:
+            raise StartFailed(f"there are {len(sections)} keys; at most {keyfile.KEYS_MAX} are read")
+        for mistake in keyfile.disagreements(sections):
             raise StartFailed(str(mistake))
-        return found
+        return sections
 
     @property
     def wanted(self) -> bool:

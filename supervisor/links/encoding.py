@@ -1,7 +1,7 @@
 """Encoding for a link, with its checks: bodies fit a frame, replies fit their request, deadlines are the time left.
 
-The clocks of two nodes differ, so a deadline crosses as milliseconds from now. Replies are checked by the row of their
-request and by their own numbers, because the other end may be wrong, and the consumer of a reply relies on it.
+The clocks of two nodes differ, so a deadline crosses as milliseconds from now. A reply must be one that the row of its
+request in the message table allows, with possible numbers: the other end may be wrong, and the asker relies on both.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from protocol.messages import Finished, Tokens
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
-TOKEN_IDS = 2**31  # as many as there can be
-FREE_REPLIES_MAX = 4096  # to one request, of replies that take no credit
+TOKEN_IDS = 2**31  # ids from 0 to below this
+FREE_REPLIES_MAX = 4096  # to one request: replies that take no credit
 
 
 @define(eq=False)
@@ -30,16 +30,16 @@ class ReplyRules:
 
     replies: tuple[type[object], ...]
     result: type[object]
-    free: int = FREE_REPLIES_MAX
+    free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
 
     def reply(self, reply: Message, units: int) -> None:
         """Count a reply; raises `PeerViolation` for one that the row, the credit or its own numbers forbid."""
         if not isinstance(reply, self.replies) or units != codec.units_of(reply):
             raise PeerViolation(f"a {type(reply).__name__} for {units} units answers what was asked")
-        if isinstance(reply, Tokens) and not _possible(reply):
+        if isinstance(reply, Tokens) and not _is_possible(reply):
             raise PeerViolation("token ids or log probabilities that cannot be")
-        self.free -= not units
-        if self.free < 0:
+        self.free_left -= not units
+        if self.free_left < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
 
     def end(self, result: Message | None) -> None:
@@ -53,7 +53,7 @@ class ReplyRules:
                 raise PeerViolation("a usage that cannot be")
 
 
-def _possible(tokens: Tokens) -> bool:
+def _is_possible(tokens: Tokens) -> bool:
     ids = [*tokens.ids, *(token for logprob in tokens.logprobs for token, _ in logprob.top)]
     return not ids or (min(ids) >= 0 and max(ids) < TOKEN_IDS and len(tokens.logprobs) in (0, len(tokens.ids)))
 
@@ -85,7 +85,7 @@ def fail_frame(stream: int, error: RequestError) -> Fail:
 
 
 def request_error(fail: Fail, *, asker_left: bool) -> RequestError:
-    """Return the error that a `Fail` carries; `ActorLost` if it says that the asker has left, which has not."""
+    """Return the error that a `Fail` carries; `ActorLost` if it says that the asker has left and that is not so."""
     if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")
     return from_code(fail.code, fail.detail, fail.param)

@@ -4,7 +4,7 @@ A process that stands still (stopped, swapped out, in a long turn of its event l
 host that is gone. The process may go on where it was a moment later, so what it has asked for must not be ended: while
 its kernel acknowledges bytes, the link is stalled, not lost. The loss of a host must be noticed soon.
 
-An end that has stood still itself must not take that for silence of the others: what they have sent is not read yet.
+An end that has stood still itself must not blame the others: what they have sent meanwhile is not read yet.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Liveness:
         """When silence would begin to matter, on Trio's clock."""
         return self.received_at + self.allowed_s
 
-    def lost(self, limits: Heartbeat, due_at: float, now: float, may_stall: bool) -> str | None:
+    def loss_reason(self, limits: Heartbeat, due_at: float, now: float, may_stall: bool) -> str | None:
         """Return why the other end counts as lost, None while it does not; this check was due at `due_at`."""
         if not self.stalled:
             self.allowed_s = limits.silent_s

@@ -52,14 +52,14 @@ Handlers: TypeAlias = Mapping[type[Frame], Callable[[Frame], None]]
 class Link:
     """One end of a link; `on_announcement` gets each message that the other end sends without having been asked.
 
-    Without a `heartbeat` the link ends only with its transport: the other end's process is a child of this one. With
-    one, an end that is silent, but whose kernel acknowledges what it is sent, is asked nothing; it is still served.
+    Without a `heartbeat` the link ends only with its transport: the other end's process is a child of this one. With a
+    heartbeat, a silent end whose kernel still acknowledges what it is sent gets no requests, and is still served.
     """
 
     transport: Transport
     peer: Peer
     services: Services = field(factory=dict)
-    lost_error: type[RequestError] = LinkLost  # what askers get
+    lost_error: type[RequestError] = LinkLost  # that askers get
     heartbeat: Heartbeat | None = None
     heartbeat_task: HeartbeatTask | None = None  # shared by many links; without it the link has its own
     acknowledged_s: Callable[[], float | None] = lambda: None  # as in `Liveness`
@@ -103,7 +103,7 @@ class Link:
         self.announce_encoded(codec.encode(message))
 
     def announce_encoded(self, body: bytes) -> None:
-        """Send the same encoded message that others get too."""
+        """Send a message that is encoded once for several ends."""
         self._writer.send(Announce(body))
 
     def send_bye(self, code: str, detail: str) -> None:
@@ -119,11 +119,11 @@ class Link:
         """Count into a total of several links from now on, and add to it what has crossed so far."""
         self.traffic = self._writer.traffic = self._asking.traffic = total.add(self.traffic)
 
-    # How it is ---------------------------------------------------------------------------
+    # State -------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Whether the other end's Hello has ever arrived."""
+        """Whether the other end's Hello has arrived."""
         return self.peer.hello is not None
 
     @property
@@ -220,7 +220,7 @@ class Link:
                 if handled >= FRAMES_A_TURN:
                     handled = 0
                     await trio.lowlevel.checkpoint()
-            if self.peer.ready:  # the other end has room again, or is owed a frame about room here
+            if self.peer.ready:  # the other end has room again, or must learn of room at this end
                 self._writer.wake()
 
     async def _receive(self) -> bytes | bytearray:
@@ -254,7 +254,7 @@ class Link:
         if now >= self._writer.last_sent_at + heartbeat.heartbeat_s - heartbeat.early_s:
             self._writer.send(KeepAlive())
             self._writer.last_sent_at = now
-        if (why := self._liveness.lost(heartbeat, due_at, now, self.ready)) is not None:
+        if (why := self._liveness.loss_reason(heartbeat, due_at, now, self.ready)) is not None:
             self.abort(PeerLost(why))
             return None
         return min(self._writer.last_sent_at + heartbeat.heartbeat_s, self._liveness.check_at)

@@ -8,7 +8,7 @@ BUGS: Bugs = {
     "supervisor/links/link.py": (
         Bug(
             "a silent peer is never lost",
-            "(why := self._liveness.lost(heartbeat, due_at, now, self.ready)) is not None",
+            "(why := self._liveness.loss_reason(heartbeat, due_at, now, self.ready)) is not None",
             "False",
         ),
         Bug("an idle link sends no heartbeat", "self._writer.send(KeepAlive())", "pass"),

@@ -33,7 +33,7 @@ BUGS: Bugs = {
         Bug("a place that is let go wakes nobody", "        self._wake()\n", "        pass\n"),
     ),
     "actors/engines/slots.py": (
-        Bug("one stuck slot costs the engine", "if len(self.stuck) >= most:", "if self.stuck:"),
+        Bug("one stuck slot costs the engine", "if len(self.stuck) >= stuck_max:", "if self.stuck:"),
         Bug("a stuck slot is given on", "if call.request.id in slots.stuck:", "if False:"),
     ),
 }

@@ -6,7 +6,11 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "supervisor/gateway/gateway.py": (
-        Bug("a key's own grammars are ignored", "may = self.grammars if own is None else own", "may = self.grammars"),
+        Bug(
+            "a key's own grammars are ignored",
+            "allowed = self.grammars if own is None else own",
+            "allowed = self.grammars",
+        ),
         Bug(
             "every key may use every grammar",
             "                await self._check_grammar(request, request.grammar, key)\n",

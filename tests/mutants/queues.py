@@ -50,13 +50,13 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/reservations.py": (
-        Bug("one decode has all of a prefill", "handed.tokens * decodes >= prefill", "handed.tokens >= prefill"),
-        Bug("one decode has all slots of a prefill", "handed.requests * decodes < prefill.slots and ", ""),
-        Bug("no slot is left for a decode that has nothing", " and prefill.busy + without < prefill.slots", ""),
+        Bug("one decode has all of a prefill", "prompts.tokens * decodes >= prefill", "prompts.tokens >= prefill"),
+        Bug("one decode has all slots of a prefill", "prompts.requests * decodes < prefill.slots and ", ""),
+        Bug("no slot is left for a decode that has nothing", " and prefill.busy + absent_decodes < prefill.slots", ""),
         Bug(
             "a longer prompt than its share waits for ever",
             "            return True\n",
-            "            handed = _Handed(1, prefill.shared_max)\n",
+            "            prompts = _PairPrompts(1, prefill.shared_max)\n",
         ),
     ),
     "actors/routing/route.py": (

@@ -44,7 +44,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/engines/slots.py": (
-        Bug("one slot that is kept costs the engine", "if len(self.stuck) >= most:", "if self.stuck:"),
+        Bug("one slot that is kept costs the engine", "if len(self.stuck) >= stuck_max:", "if self.stuck:"),
         Bug(
             "a slot that was kept is never used again",
             "        await slots.wait_released(call.request.id)\n",

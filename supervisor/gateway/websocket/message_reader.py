@@ -1,4 +1,4 @@
-"""Parsing of the messages of one WebSocket, in their order, while its socket is read on.
+"""Parsing of the messages of one WebSocket, in their order, while the socket is still being read.
 
 A long message is parsed in a thread, and all threads may be busy with other clients' texts. If reading waited for that,
 pings behind the message would get no pong and a cancel would have no effect. So messages that come meanwhile wait here,

@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from protocol.cluster import Neighbour, NodeState, check_state
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.node_records import FORGET_S, NODES_MAX, RUMOURS_MAX
+from supervisor.cluster.node_records import FORGET_S, NODES_MAX, UNCONFIRMED_MAX
 from tests.rig.links import idle_link
 from tests.rig.nodes import linked_directory
 
@@ -53,7 +53,7 @@ async def test_rumours_are_limited_in_number_and_keep_no_linked_node_out() -> No
     directory.address = "h:1"
     for more in range(3):
         directory.merge_state("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
-    assert len(directory.nodes) == 1 + RUMOURS_MAX < NODES_MAX
+    assert len(directory.nodes) == 1 + UNCONFIRMED_MAX < NODES_MAX
     assert directory.records.has_room_for("one more")
     assert Neighbour("here", "h:1", routes=True) in check_state(directory.state()).neighbours
 
