@@ -71,7 +71,7 @@ def wait_importing(target: Node) -> None:
 def wait_loading(target: Node) -> None:
     """Wait until an engine has begun to load."""
     check(wait_until(lambda: "host" in target.observe(), ZYGOTE_WITHIN_S, 0.01) is not None, "there was no host")
-    time.sleep(0.3)
+    time.sleep(0.1)  # of the half second that it takes
 
 
 def host_killed_while_loading(folder: Path) -> Times:
