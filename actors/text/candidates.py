@@ -60,7 +60,7 @@ class CandidateChoice:
         return self._total / self._tokens if self._tokens else 0.0
 
     async def replay(self, detokenizer: IncrementalDetokenizer, emit: Emit) -> None:
-        """Read it again, a few tokens a turn, and pass on its text under the number of `detokenizer`."""
+        """Detokenise the choice again, a few tokens a turn, and emit its text as the choice of `detokenizer`."""
         start = 0
         for begin in range(0, len(self._ids), TOKENS_A_TURN):
             end = min(begin + TOKENS_A_TURN, len(self._ids))

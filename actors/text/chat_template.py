@@ -1,8 +1,8 @@
 """Chat templates, in the dialect of Jinja that is used with transformers.
 
 A template is a program by the authors of a model that runs over a conversation of a client, in a thread that cannot be
-stopped from outside. So its steps are counted and bounded: each attribute, item and call that it asks its sandbox for,
-and each turn of a loop over the conversation or a range.
+stopped from outside. So its steps are counted and limited. A step is an attribute, an item or a call that it asks its
+sandbox for, or an iteration over the conversation or a range.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _take(steps: int) -> None:
 
 
 class _Counted(list[T]):
-    """A list of which each turn of a loop counts as a step."""
+    """A list whose iterations count as steps."""
 
     def __iter__(self) -> Iterator[T]:
         _take(len(self))
@@ -90,7 +90,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def render_conversation(
     template: jinja2.Template, messages: Iterable[Mapping[str, str]], variables: Mapping[str, object]
 ) -> str:
-    """Return the conversation as the template renders it; raises what it raises, or `TemplateError` past a bound."""
+    """Return the conversation as the template renders it; raises what it raises, or `TemplateError` beyond a limit."""
     _steps.set(_Steps())
     return "".join(_within_bounds(template.generate(messages=_Counted(messages), **variables)))
 

@@ -30,7 +30,7 @@ Emit: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 
 @define(eq=False)
 class Choices:
-    """Passes the choices of one request to `emit` as text while they come, and counts their tokens."""
+    """Passes the text of each choice of one request to `emit` while it comes, and counts tokens."""
 
     request: Respond
     model: TextModel

@@ -24,10 +24,10 @@ HELD_IDS_MAX = 16  # that may become one character; far more than any has
 
 @define(eq=False)
 class Decoding:
-    """Token ids to text as they come; together it is the text that the tokenizer gives for all of them at once.
+    """Token ids to text as they come; joined, the text that the tokenizer returns for all of them at once.
 
-    Except where one invalid byte makes a tokenizer decode valid ones before it as U+FFFD as well: text that was given
-    out is not changed.
+    There is one exception: an invalid byte may make a tokenizer decode valid bytes before it as U+FFFD as well, and
+    text that was given out is not changed.
     """
 
     tokenizer: Tokenizer
@@ -87,8 +87,8 @@ class IncrementalDetokenizer:
     tokenizer: Tokenizer
     stops: StopStrings | None = None
     stop_ids: Collection[int] = ()
-    eos_ids: Collection[int] = ()  # they have no text; the engine decides whether they end the answer
-    tokens_min: int = 0  # before as many, no stop ends the choice
+    eos_ids: Collection[int] = ()  # without text; the engine decides whether they end the answer
+    tokens_min: int = 0  # no stop ends the choice before so many tokens
     stop_included: bool = False  # the text ends with the stop string
     choice: int = 0
     pending_logprobs: PendingLogprobs | None = None  # if log probabilities are wanted

@@ -14,11 +14,11 @@ from actors.text.model import TextModel
 from protocol.text_messages import Turn
 
 TURN_CHARACTERS = 32  # that a chat template adds to each turn
-FIRST_CHARACTERS_A_TOKEN = 4  # of the first part: most texts that fit are no longer and so tokenised once
+FIRST_CHARACTERS_A_TOKEN = 4  # of the first part: most texts that fit are shorter, and so are tokenised once
 GROWTH = 4  # from one part to the next
 SEAM_TOKENS = 1_024
-"""A bound on the tokens by which a part may exceed the whole text: those at the cut, and those that the tokenizer adds
-around a text. The longest words of vocabularies, and of WordPiece, are far below it."""
+"""The most tokens that a part may have more than the whole text: those at the cut, and those that the tokenizer adds
+around a text. The longest words in any vocabulary have far fewer."""
 
 
 class TooManyTokens(Exception):
@@ -30,7 +30,7 @@ async def tokenize_text(
 ) -> list[int]:
     """Return the token ids of a text; raises `TooManyTokens` for one that certainly has more than `tokens_max`.
 
-    One with slightly more may be returned. `special` adds the tokens that the tokenizer puts around a text.
+    A text with slightly more may be returned. `special` adds the tokens that the tokenizer puts around a text.
     """
     longest = model.characters_per_token_max
     if longest is not None and len(text) > tokens_max * longest:

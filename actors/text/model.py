@@ -24,7 +24,7 @@ NEEDED = ("tokenizer.json", "config.json")
 
 @frozen
 class Defaults:
-    """The sampling that the authors of a model recommend, for what a request leaves open."""
+    """The sampling parameters that the authors of a model recommend, for those that a request does not set."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -125,7 +125,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
 
 
 def _default_template(value: Json) -> str | None:
-    """Return the one template, or the one named default of several, as some tokenizer_config.json have them."""
+    """Return the template of tokenizer_config.json; where there are several, the one named `default`."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("default")

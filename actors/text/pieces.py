@@ -1,8 +1,7 @@
 """Text with log probabilities in small pieces, so that no turn of the event loop serialises a thousand tokens.
 
-A stop string that is almost complete may hold a thousand tokens back, and special tokens add no text for as long as
-they come. Each of those tokens may have twenty log probabilities, and every choice may release its own in one engine
-step.
+A stop string that is almost complete may hold a thousand tokens back, and so may a run of special tokens, which add no
+text. Each of those tokens may have twenty log probabilities, and all choices may release theirs in one engine step.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class TextPieces:
             short = len(text.logprobs) <= SCORED_A_PIECE
             self._waiting.append(iter((text,)) if short else split_text(text, SCORED_A_PIECE))
 
-    def give(self, most: int) -> list[Text]:
-        """Return the next pieces, at most `most`."""
+    def give(self, pieces_max: int) -> list[Text]:
+        """Return the next pieces, at most `pieces_max`."""
         out: list[Text] = []
-        while self._waiting and len(out) < most:
+        while self._waiting and len(out) < pieces_max:
             if (piece := next(self._waiting[0], None)) is None:
                 self._waiting.popleft()
             else:

@@ -1,4 +1,4 @@
-"""From a client's request to the token ids of each prompt and the generations to ask for, within the limits."""
+"""The token ids of each prompt of a client's request, and the generations to ask for, within the limits."""
 
 from __future__ import annotations
 
@@ -68,15 +68,17 @@ async def _prompt_tokens(
 
 def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
     """Return the token ids of a prompt that was sent as token ids; raises `BadRequest` for unknown ones."""
-    tokens, most = list(request.token_lists[place]), limits.info.vocabulary_size
-    if tokens and not 0 <= min(tokens) <= max(tokens) < most:
+    tokens, vocabulary_size = list(request.token_lists[place]), limits.info.vocabulary_size
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
         which = f"prompt {place}" if request.token_lists[1:] else "the prompt"
-        raise BadRequest(f"{which} has a token id outside 0 to {most - 1}", param=param_name(request, "turns"))
+        raise BadRequest(
+            f"{which} has a token id outside 0 to {vocabulary_size - 1}", param=param_name(request, "turns")
+        )
     return tokens
 
 
 async def _conversation(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[int]:
-    """Return the token ids of a conversation; of one that may be truncated, without the oldest turns that do not fit.
+    """Return the token ids of a conversation; if it may be truncated, without the oldest turns that do not fit.
 
     Raises `TooManyTokens` for one that certainly does not fit.
     """
@@ -100,15 +102,15 @@ async def _conversation(request: Respond, model: TextModel, limits: PromptLimits
     # Many templates refuse a conversation that begins with an answer. The last turn is kept in any case.
     questions = [start for start in range(1, len(rest)) if rest[start].role is Role.USER]
     starts = [0, *(questions or range(len(rest))[1:][-1:])]
-    fewest, most, place = 0, len(starts) - 1, 0  # first the whole, which nearly always fits
+    low, high, place = 0, len(starts) - 1, 0  # a binary search, the whole first: it nearly always fits
     best: list[int] | None = None
-    while fewest < most:
+    while low < high:
         if (tokens := await fitting(starts[place])) is not None:
-            most, best = place, tokens
+            high, best = place, tokens
         else:
-            fewest = place + 1
-        place = (fewest + most) // 2
-    return await read(starts[most]) if best is None else best
+            low = place + 1
+        place = (low + high) // 2
+    return await read(starts[high]) if best is None else best
 
 
 def _leads(turn: Turn) -> bool:
@@ -195,17 +197,17 @@ def _reseeded(sampling: Sampling, choice: int) -> Sampling:
 
 
 def _check_options(request: Respond, info: EngineInfo) -> None:
-    most = info.vocabulary_size
+    vocabulary_size = info.vocabulary_size
     for name, ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", tuple(request.logit_bias))):
-        if any(not 0 <= token < most for token in ids):
-            raise BadRequest(f"the model's token ids end at {most - 1}", param=param_name(request, name))
+        if any(not 0 <= token < vocabulary_size for token in ids):
+            raise BadRequest(f"the model's token ids end at {vocabulary_size - 1}", param=param_name(request, name))
     if request.grammar is not None and request.grammar.kind not in info.grammars:
         raise Unsupported(
             f"the engine of this model cannot keep an answer to a {request.grammar.kind}",
             param=param_name(request, "grammar"),
         )
-    if request.logprobs is not None and request.logprobs > most:
-        raise BadRequest(f"the model has {most} tokens", param=param_name(request, "logprobs"))
+    if request.logprobs is not None and request.logprobs > vocabulary_size:
+        raise BadRequest(f"the model has {vocabulary_size} tokens", param=param_name(request, "logprobs"))
 
 
 def _sampling(request: Respond, model: TextModel, tokens_max: int) -> Sampling:

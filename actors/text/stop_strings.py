@@ -1,7 +1,7 @@
-"""Stop strings, found while text comes: one automaton for all of a request (Aho and Corasick, 1975).
+"""Stop strings, found while text comes: one automaton for all stop strings of a request (Aho and Corasick, 1975).
 
 A character costs one step, amortised at most two, whatever the number and length of the stop
-strings. Text that may be the beginning of one is held back, and no more than that.
+strings. Text that may be the beginning of a stop string is held back, and no more than that.
 """
 
 from __future__ import annotations

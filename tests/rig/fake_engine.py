@@ -127,8 +127,8 @@ class Predictable(OutputGenerator):
         ids = answer_to(request, self.spec.vocabulary_size)
         return OutputSequence(ids, frozenset(request.sampling.stop_token_ids), b"", greedy=True)
 
-    def logprob(self, sequence: OutputSequence, place: int, token: int, most: int) -> Logprob:
-        return logprob_at(token, place - 1, most, self.spec.vocabulary_size)
+    def logprob(self, sequence: OutputSequence, place: int, token: int, top: int) -> Logprob:
+        return logprob_at(token, place - 1, top, self.spec.vocabulary_size)
 
 
 @define(eq=False)

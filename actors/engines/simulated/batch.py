@@ -327,9 +327,9 @@ class Batch:
         number = len(held.output)
         update.emitted.append(request.id)
         update.tokens.append(token)
-        most = request.logprobs
+        top = request.logprobs
         place = request.said + number
-        update.logprobs.append(None if most is None else self.speech.logprob(sequence, place, token, most))
+        update.logprobs.append(None if top is None else self.speech.logprob(sequence, place, token, top))
         stops = token in sequence.ends and number > wanted.tokens_min and self.spec.leg is not Leg.PREFILL
         if stops or number == self._tokens_max(held):
             reason = FinishReason.STOP if stops else FinishReason.LENGTH

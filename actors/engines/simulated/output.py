@@ -1,8 +1,8 @@
 """The output of a simulated engine: sentences as token ids, or else ids drawn from the whole vocabulary.
 
-Everything depends on the engine's seed, the prompt and, at a temperature above 0, the request's own seed or its id, so
-that an answer which another engine resumes goes on as the same answer: its resumed tokens (`said`) are no part of the
-prompt. There is no clock and no state in here: a request's output can be computed anew at any time.
+Everything depends on the engine's seed, the prompt and, at a temperature above 0, the request's own seed or its id.
+Resumed tokens (`said`) do not count as prompt, so that another engine continues an answer as the first one would have.
+There is no clock and no state in here: a request's output can be computed anew at any time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OutputGenerator:
         return cls(spec, tuple(filter(None, without_eos)))
 
     def answer(self, request: Generate, prompt: bytes) -> OutputSequence:
-        """Return what this engine still says to a request; `prompt` has its tokens, packed."""
+        """Return the rest of the answer to a request; `prompt` has its tokens, packed."""
         wanted, eos = request.sampling, self.spec.eos_id
         greedy = wanted.temperature <= 0
         own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"
@@ -63,17 +63,17 @@ class OutputGenerator:
         ids = self._biased(request, key, ends, request.said + wanted.tokens_min)
         return OutputSequence(islice(ids, request.said, None), ends, key, greedy)
 
-    def logprob(self, voice: OutputSequence, place: int, token: int, most: int) -> Logprob:
-        """Return a plausible log probability for the token at a place, and those of the `most` likeliest.
+    def logprob(self, sequence: OutputSequence, place: int, token: int, top: int) -> Logprob:
+        """Return a plausible log probability for the token at a place, and those of the `top` likeliest.
 
         The likeliest has half of all probability or more, each further one half of what is left, so the sum is below 1.
         """
         vocabulary_size = self.spec.vocabulary_size
-        drawn = _draw(voice.key, _LOGPROB, place)
+        drawn = _draw(sequence.key, _LOGPROB, place)
         likeliest = 0.5 + 0.499 * ((drawn & 0xFFFF) / 0xFFFF)
         # Each rank is half as likely as the one before it, as the number of zeros at the end of a number is.
-        luck = drawn >> 16 & 0xFF | 0x100
-        rank = 0 if voice.greedy else min((luck & -luck).bit_length() - 1, vocabulary_size - 1)
+        bits = drawn >> 16 & 0xFF | 0x100
+        rank = 0 if sequence.greedy else min((bits & -bits).bit_length() - 1, vocabulary_size - 1)
 
         def value_of(rank: int) -> float:
             return log1p(-likeliest) + rank * _HALF if rank else log(likeliest)
@@ -86,11 +86,11 @@ class OutputGenerator:
                 return token
             return (token + 1 + (drawn + each - (each > rank)) % others) % vocabulary_size
 
-        top = tuple((candidate(each), value_of(each)) for each in range(min(most, vocabulary_size)))
-        return Logprob(value_of(rank), top)
+        likeliest_tokens = tuple((candidate(each), value_of(each)) for each in range(min(top, vocabulary_size)))
+        return Logprob(value_of(rank), likeliest_tokens)
 
     def _biased(self, request: Generate, key: bytes, ends: frozenset[int], tokens_min: int) -> Iterator[int]:
-        """Return the ids of the whole answer: a forced one, or else sentences without the ids that are ruled out."""
+        """Return the ids of the whole answer: one forced id, repeated, or sentences without ids that are ruled out."""
         wanted = request.sampling
         never = frozenset(token for token, bias in wanted.logit_bias.items() if bias <= -FORCED)
         forced = [(-bias, token) for token, bias in wanted.logit_bias.items() if bias >= FORCED]
@@ -104,17 +104,17 @@ class OutputGenerator:
         return self._replaced(ids, never, ends, tokens_min)
 
     def _sentence_ids(self, key: bytes, tokens_min: int, *, itself: bool) -> Iterator[int]:
-        """Yield sentence after sentence; where an answer ends by `itself`, eos tokens follow at its drawn length."""
+        """Yield the ids of sentences; if the answer ends by `itself`, eos tokens follow at its drawn length."""
         if not itself:
             yield from chain.from_iterable(self._sentences(key))
-        spec, given = self.spec, 0
+        spec, emitted = self.spec, 0
         drawn = spec.length_min + _draw(key, _LENGTH, 0) % (spec.length_max - spec.length_min + 1)
         length = max(drawn, tokens_min)
         for sentence in self._sentences(key):
-            # A sentence is given to its end; drawn ids may end anywhere.
-            yield from sentence if self.sentences else sentence[: length - given]
-            given += len(sentence)
-            if given >= length:
+            # A sentence is sent to its end; drawn ids may end anywhere.
+            yield from sentence if self.sentences else sentence[: length - emitted]
+            emitted += len(sentence)
+            if emitted >= length:
                 break
         assert spec.eos_id is not None
         yield from repeat(spec.eos_id)
@@ -143,7 +143,7 @@ class OutputGenerator:
     ) -> Iterator[int]:
         """Yield `ids` with another in place of each that is ruled out, or that would end the answer too early.
 
-        Where every id is ruled out, none is: all are equally unlikely then.
+        Where every id is ruled out, the ids stay as they are: all are equally unlikely then.
         """
         ruled_out = {*never, *ends, self.spec.eos_id}
         instead = next((token for token in range(self.spec.vocabulary_size) if token not in ruled_out), None)
@@ -153,5 +153,5 @@ class OutputGenerator:
 
 
 def _draw(key: bytes, purpose: int, place: int) -> int:
-    """Return a number of 64 bits that depends on these alone."""
+    """Return a number of 64 bits that depends on the arguments alone."""
     return int.from_bytes(blake2b(place.to_bytes(8), key=key, digest_size=8, person=bytes((purpose,))).digest())

@@ -3,8 +3,8 @@
 A grammar of a few bytes may take minutes to compile, or gigabytes, and a compiler cannot be interrupted: only a process
 can be ended. The checker builds SGLang's own grammar backend, from the arguments of the engine that it checks for, so
 that it compiles what the engine will compile. It answers its node over a link, as an engine's host does; a stream that
-is cancelled ends its fork. It may keep nothing of a grammar: its text is the client's, and is neither logged nor
-stored. Written for SGLang 0.5.23 and xgrammar 0.2.7.
+is cancelled ends its fork. The checker may keep nothing of a grammar: the text is the client's, and is neither logged
+nor stored. Written for SGLang 0.5.23 and xgrammar 0.2.7.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ READ_BYTES = 256 * 1024
 STREAMS_BESIDE = 4  # of checks that were cancelled and are not over yet
 SLOWDOWN_MAX = 20.0  # elapsed time over processor time of a check, on a busy machine
 SLOWDOWN_GRACE_S = 5.0
-NICE = 10  # engines go first
+NICE = 10  # the priority of checks: engines go first
 PR_SET_PDEATHSIG = 1
-SOURCE_LOCATION = re.compile(r"^\[[0-9:]+\] \S+?:\d+: ")  # in xgrammar's source, before each of its errors
+SOURCE_LOCATION = re.compile(
+    r"^\[[0-9:]+\] \S+?:\d+: "
+)  # a place in xgrammar's source, which begins each of its errors
 SGLANG_NAMES = {GrammarKind.JSON_SCHEMA: "json"}  # of kinds of grammars, where they differ
 
 Report: TypeAlias = dict[str, float | str]
@@ -233,7 +235,7 @@ def examine(backend: XGrammarGrammarBackend, request: CheckGrammar, limits: Gram
             signal.setitimer(signal.ITIMER_PROF, 2 * limits.walk_s + 10 * limits.step_ms / 1000)
             walked = _walk(grammar, text, limits).run()
             report(kept=walked.kept, step_ms=walked.longest_s * 1000)
-    except (MemoryError, RuntimeError) as error:  # xgrammar's errors are of the second kind, whatever they are about
+    except (MemoryError, RuntimeError) as error:  # xgrammar raises RuntimeError for everything
         if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
             raise
         report(memory=1)
@@ -241,7 +243,7 @@ def examine(backend: XGrammarGrammarBackend, request: CheckGrammar, limits: Gram
 
 
 def _confine(limits: GrammarLimits) -> None:
-    """Limit this process: its memory, its elapsed time, its priority beside the engines; and let signals end it."""
+    """Limit this process: its memory, its elapsed time and its priority; let signals end it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -314,5 +316,5 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     peer = Peer(boot.name, serves_max=boot.checks.checks_max + STREAMS_BESIDE)
     print_reason(CheckServer(backend, boot.checks, peer, link).serve())
     shared_memory.remove(Path(boot.folder))
-    os.killpg(0, signal.SIGKILL)  # its forks with it
+    os.killpg(0, signal.SIGKILL)  # and its forks with it
     raise AssertionError("no process survives SIGKILL")

@@ -1,8 +1,8 @@
 """The walk over a compiled grammar: some hundred tokens, chosen to be expensive, under a budget of processor time.
 
-A grammar that compiles at once may still take seconds a token, and how long may depend on the tokens. So the walk
+A grammar that compiles at once may still take seconds for a token, depending on the tokens before it. So the walk
 repeats one token, searches for the most expensive next one, goes deep by long tokens, and also chooses at random. It
-cannot try every answer: the scheduler's own budget (`plugin/`) ends what it has missed.
+cannot try every answer: a budget in the scheduler (`plugin/`) ends the requests of grammars that it has missed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol, Self, TypeAlias
 from attrs import define, frozen
 
 STEPS = 512  # of one walk
-RESTARTS = 8  # of one walk, at the end of what the grammar allows
-PROJECTED_TOKENS = 512  # up to which a cost that grows with each token is extrapolated
+RESTARTS = 8  # of one walk, each when the grammar allows no further token
+PROJECTED_TOKENS = 512  # the length of an answer to which a growing cost is extrapolated
 CANDIDATES = 4  # next tokens that are tried, to find the most expensive
 EXCESS_STEPS = 3.0  # steps' worth of time by which the steps of one answer may exceed their limit in total
 
@@ -37,7 +37,7 @@ class MatcherState(Protocol):
         """Whether nothing may follow."""
 
     def accept(self, token: int) -> None:
-        """Take one more token."""
+        """Append one token."""
 
     def fill(self) -> None:
         """Compute the mask of tokens that may be next."""
@@ -58,7 +58,7 @@ class RandomSource(Protocol):
 
 @define
 class StepBudget:
-    """The sum by which the steps of one answer exceed `step_s`: a single slow step is noise, many are a stall."""
+    """The time by which the steps of one answer exceed `step_s`, in sum: one slow step is noise, many are a stall."""
 
     step_s: float
     _excess_s: float = 0.0
@@ -138,7 +138,7 @@ class Walk:
 
 
 def projected_step_s(costs: Sequence[float], tokens: int) -> float:
-    """Return the cost of a step after so many tokens, if costs go on growing as they have; 0 for too few steps."""
+    """Return the cost of a step after `tokens` tokens, if costs keep growing as they have; 0 for too few steps."""
     quarter = len(costs) // 4
     if quarter < 8:
         return 0.0

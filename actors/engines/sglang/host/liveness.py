@@ -1,8 +1,8 @@
-"""The liveness of the scheduler, by its own loop: what it writes into shared memory would outlive it.
+"""The liveness of the scheduler, as its own loop shows it: a sign in shared memory would stay when the loop has ended.
 
 The probe is a question that the loop answers between two steps. While requests run, a step may take longer than the
 probe should: a scheduler whose main threads compute meanwhile counts as alive, and how long a request may take is left
-to the request's own deadlines. One that neither answers nor computes is stopped, or waits for what never comes.
+to the request's own deadlines. A scheduler that neither answers nor computes is stopped, or waits for ever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LivenessProbe:
         """Wait until the scheduler has sent anything from now on, or has computed while requests run."""
         outputs, computed = self._outputs, self._computed()
         if self._question is None or self._question.done():
-            # A question that changes nothing: by how much to slow down, for SGLang's own tests; None is not at all.
+            # A request that changes nothing: SGLang's tests slow the scheduler down by it, and None means not at all.
             ask = self._manager.slow_down(SlowDownReqInput(forward_sleep_time=None))
             self._question = asyncio.get_running_loop().create_task(ask)
         while self._outputs == outputs and not self._question.done():
@@ -49,7 +49,7 @@ class LivenessProbe:
 
 
 def _ticks(stat: Path) -> int:
-    with suppress(OSError):  # it has ended, which the watchdog sees, too
+    with suppress(OSError):  # the process has ended, which the watchdog notices as well
         fields = stat.read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
     return 0

@@ -1,12 +1,12 @@
 """The engine's host: one SGLang engine in a process of its own, which answers its node over a link.
 
 SGLang blocks its interpreter while it loads, installs signal handlers, and ends by killing its process group: so it has
-a process, and the node only ever sees a link that ends. The link has the frames and the state table of any other, over
-a Unix socket. The scheduler keeps its tokenizer (grammars and `min_new_tokens` need it), but no detokenizer process
-runs: token ids come straight here, and each engine step becomes one frame, so that the price of a step on the node does
-not grow with the requests in it. asyncio is SGLang's own loop and stays in this folder. The host may decide nothing
-about a request: deadlines, retries and admission are the node's. Written for SGLang 0.5.23; what is private to SGLang
-is touched in this folder alone.
+a process of its own, and the node only ever sees a link that ends. The link has the frames and the state table of any
+other, over a Unix socket. The scheduler keeps its tokenizer (grammars and `min_new_tokens` need it), but no detokenizer
+process runs: token ids come straight here, and each engine step becomes one frame, so that the price of a step on the
+node does not grow with the requests in it. asyncio is SGLang's own loop and stays in this folder. The host may decide
+nothing about a request: deadlines, retries and admission are the node's. Written for SGLang 0.5.23; what is private to
+SGLang is touched in this folder alone.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Host:
         """Warm the engine; raises `RuntimeError` if it cannot answer."""
         loop = asyncio.get_running_loop()
         self.manager.auto_create_handle_loop()
-        # SGLang has just installed handlers that drain for seconds, and a watchdog that polls: ours needs neither.
+        # SGLang has just installed signal handlers that drain for seconds, and a watchdog: `Watchdog` replaces both.
         for handled in (signal.SIGTERM, signal.SIGQUIT):
             loop.add_signal_handler(handled, self.watchdog.end, handled.name)
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
@@ -178,12 +178,12 @@ class Host:
                 last = out
         except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
             self._fail(running, EngineRefused(str(error)))
-        except Exception as error:  # noqa: BLE001  # a fault of SGLang: this request fails, and the engine ends at a rate of them
+        except Exception as error:  # noqa: BLE001  # a fault of SGLang: this request fails, and the engine ends if that is frequent
             self._fail(
                 running, InternalError(f"the engine failed the request: {type(error).__name__}"), _last_line(error)
             )
         else:
-            if running.id in self.running:  # ended outside a step: refused or aborted while it waited
+            if running.id in self.running:  # it ended outside a step: refused, or aborted while it waited
                 self._fail(running, translation.abort_error(last["meta_info"]["finish_reason"] if last else {}))
 
     def _abort(self, running: _Running) -> None:
@@ -196,7 +196,7 @@ class Host:
             self._fail(running, AskerLeft("the asker left"))
 
     async def _stepped(self, out: object) -> None:
-        """Turn one engine step into one frame; runs in place of SGLang's handler, for every output it sends."""
+        """Turn one engine step into one frame; runs for every output of the scheduler, in place of SGLang's handler."""
         self.liveness.on_output()
         if not isinstance(out, BatchTokenIDOutput):
             await self._handle_other_output(out)
@@ -259,7 +259,7 @@ class Host:
             self._flush()
 
     def _failed(self, stream: int, error: RequestError, cause: str = "") -> None:
-        """Fail a stream; a high rate of faults of SGLang ends the engine, with the `cause` of the last."""
+        """Fail a stream; if SGLang fails too many in a while, end the engine, with the `cause` of the last."""
         self.peer.send(Fail(stream, error.code, error.detail))
         reason = self.failures.record(cause or error.detail) if isinstance(error, InternalError) else None
         if reason is not None and not self.failing.is_set():
@@ -317,7 +317,7 @@ def _last_line(error: Exception) -> str:
 
 
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
-    """Run the engine that `boot` describes, at the end `link`, until the node ends it or its watchdog does."""
+    """Run the engine that `boot` describes and serve `link`, until the node or the watchdog ends it."""
     folder = Path(boot.folder)
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)

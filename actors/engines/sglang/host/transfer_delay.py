@@ -1,8 +1,8 @@
 """A hook for measurements: delay the transfer of each KV cache, as a slow network would.
 
-SGLang has none of its own, and between two engines of one host a transfer is over before a test could abort it. An
-engine whose `environment` does not set `ESPALIER_TRANSFER_DELAY_S` runs SGLang's own code. For Mooncake's transfers,
-and for schedulers that are forked from their host, as on a CPU.
+SGLang has no such hook, and between two engines of one host a transfer is over before a test could abort it. An engine
+whose `environment` does not set `ESPALIER_TRANSFER_DELAY_S` runs SGLang's own code. The hook is for Mooncake's
+transfers, and for schedulers that are forked from their host, as on a CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Manager(Protocol):
 
 @frozen
 class _Delay:
-    """The event that SGLang's sender waits for before it reads a piece of the KV memory: here, a time."""
+    """The event that SGLang's sender waits for before it reads a piece of the KV memory: here, a moment in time."""
 
     manager: _Manager
     room: int

@@ -15,7 +15,7 @@ from protocol.messages import EngineInfo, Generate, GrammarKind, HandOff, Logpro
 from protocol.trace import as_headers
 
 HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLang's errors, where a hand-off failed
-RESERVED_TOKENS = 6  # of either limit of a request; SGLang: `max_req_input_len`
+RESERVED_TOKENS = 6  # below either limit of a request; see SGLang's `max_req_input_len`
 
 
 def sglang_request(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReqInput:

@@ -27,7 +27,7 @@ def print_reason(reason: str) -> None:
 
 
 class Watchdog:
-    """Polls descriptors in a thread, and kills the process group when what one of them stands for is gone."""
+    """Polls descriptors in a thread, and kills the process group when the process or link of one has ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,9 +1,9 @@
 """Limits inside SGLang's scheduler, on every device: what one request's grammar may cost the requests beside it.
 
-The grammar checker refuses what is dear ahead of time, but it cannot try every answer. Here each step of each grammar
-is timed in the scheduler itself, and a request whose steps exceed their budget is ended, alone. Compiled grammars are
-kept within a number of bytes, and compiling has two threads that let the scheduler go first. Found by SGLang through
-its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for SGLang 0.5.23.
+The grammar checker refuses expensive grammars beforehand, but it cannot try every answer. Here each step of each
+grammar is timed in the scheduler itself, and a request whose steps exceed their budget is ended, alone. Compiled
+grammars are kept within a number of bytes, and compiling has two threads that let the scheduler go first. SGLang finds
+this file by its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.engines.sglang.host.grammar_walk import StepBudget
 
 COMPILERS = 2
 NICE = 10
-KEPT_MAX = 512  # compiled grammars, refusals among them
+KEPT_MAX = 512  # compiled grammars in the cache, refused ones included
 
 
 def activate():
@@ -58,7 +58,7 @@ def limit_steps(grammar, step_s, clock=thread_time):
 
 
 def limit_cache(backend, bytes_max):
-    """Keep compiled grammars within `bytes_max`, the ones that were asked for last."""
+    """Keep compiled grammars within `bytes_max`; those that were used longest ago are dropped first."""
     get = backend.get_cached_or_future_value
 
     def get_cached_or_future_value(self, key, *args):
@@ -76,7 +76,7 @@ def limit_cache(backend, bytes_max):
 
 
 def limit_compiling(backend, compiler):
-    """Let a few threads compile, which give way to the scheduler's; the one cache is that of `limit_cache`."""
+    """Let a few threads compile, at a lower priority than the scheduler's; the only cache is that of `limit_cache`."""
     init = backend.__init__
 
     def initialized(self, *args, **kwargs):
