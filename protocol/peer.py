@@ -45,11 +45,11 @@ QUEUED_BYTES_MAX = 2**63 - 1  # no limit
 NOTHING = memoryview(b"")
 BUG = "this end was about to break the protocol"
 # `isinstance` with a tuple made once takes half the time of one with a union that is made for every token.
-OF_ASKER = (Credit, Open, RequestData, Cancel)
-OF_ANSWERER = (Item, ReplyData, End, Fail)
+ASKER_FRAMES = (Credit, Open, RequestData, Cancel)
+ANSWERER_FRAMES = (Item, ReplyData, End, Fail)
 WITH_ATTACHED = (Item, Open)
 ENDS_EARLY = (Cancel, Fail)
-PASSES = frozenset({Hello, Step, End, Bye, Announce})  # frames that have nothing to do with attachments
+WITHOUT_ATTACHMENT = frozenset({Hello, Step, End, Bye, Announce})  # frames that have nothing to do with attachments
 
 
 @frozen
@@ -130,7 +130,7 @@ class Peer:
             size = frame.attached if isinstance(frame, WITH_ATTACHED) else 0
             if size or attached:
                 attached = self._outgoing.fit(size, attached)
-            if self.served.owing and self._waits(frame, attached):
+            if self.served.owing and self._held_back(frame, attached):
                 return
             self._apply(frame, sent=True)
             self._enqueue(frame)
@@ -172,10 +172,10 @@ class Peer:
             elif self.hello is None and not isinstance(frame, Bye):
                 raise PeerViolation(f"{type(frame).__name__} before Hello")
             elif type(frame) is KeepAlive:
-                continue  # the caller has noted that bytes came, which is all it says
+                continue  # the caller has recorded that bytes came, which is all that the frame shows
             else:
                 self._apply(frame, sent=False)
-            if type(frame) in PASSES or (isinstance(frame, WITH_ATTACHED) and not frame.attached):
+            if type(frame) in WITHOUT_ATTACHMENT or (isinstance(frame, WITH_ATTACHED) and not frame.attached):
                 yield frame
             else:
                 yield from self._attached(frame)
@@ -195,9 +195,9 @@ class Peer:
                 self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)
                 self._enqueue(frame)
 
-    def _waits(self, frame: Frame, views: Views) -> bool:
-        """Keep a frame whose stream has an unsent attachment; return whether nothing more is to be done with it."""
-        if not isinstance(frame, OF_ANSWERER) or isinstance(frame, ReplyData):
+    def _held_back(self, frame: Frame, views: Views) -> bool:
+        """Hold back a frame whose stream has an unsent attachment; return whether the frame needs nothing more."""
+        if not isinstance(frame, ANSWERER_FRAMES) or isinstance(frame, ReplyData):
             return False
         key = _key(frame, sent=True)
         if self._outgoing.ended(key):
@@ -213,7 +213,7 @@ class Peer:
         return True
 
     def _attached(self, frame: Frame) -> Iterator[Frame]:
-        """Yield the frame that this one completes: itself, the one whose last piece it is, or none."""
+        """Yield the frame that this one completes: itself, the frame whose last piece it carries, or none."""
         match frame:
             case Credit() if not self._incoming.grant((False, frame.stream), frame.units):
                 yield frame
@@ -263,11 +263,11 @@ class Peer:
     # The rules ---------------------------------------------------------------------------
 
     def _apply(self, frame: Frame, *, sent: bool) -> None:
-        if isinstance(frame, OF_ASKER):
+        if isinstance(frame, ASKER_FRAMES):
             (self.asked if sent else self.served).step(frame)
         elif isinstance(frame, Step):
             (self.served if sent else self.asked).step_tokens(frame)
-        elif isinstance(frame, OF_ANSWERER):
+        elif isinstance(frame, ANSWERER_FRAMES):
             (self.served if sent else self.asked).step(frame)
 
     def _greeted(self, hello: Hello) -> None:
@@ -300,4 +300,4 @@ class Peer:
 
 def _key(frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail, *, sent: bool) -> Key:
     """Return the stream of a frame, and whether this end opened it."""
-    return isinstance(frame, OF_ASKER) is sent, frame.stream
+    return isinstance(frame, ASKER_FRAMES) is sent, frame.stream

@@ -9,7 +9,7 @@ from attrs import Factory, define, field, frozen
 
 from protocol.text_messages import Text, TokenText
 
-LEAST = -9999.0  # as OpenAI writes that of a nearly impossible token; JSON has no infinity
+LOGPROB_MIN = -9999.0  # OpenAI's value for a nearly impossible token; JSON has no infinity
 
 
 def logprob_entries(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
@@ -26,7 +26,8 @@ def logprob_entries(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
 def split_text(text: Text, tokens_max: int) -> Iterator[Text]:
     """Yield `text` in pieces of at most `tokens_max` log probabilities, each with the text of its own tokens.
 
-    Joined, the pieces are exactly `text`, even if the bytes of tokens do not tell exactly which part of it is theirs.
+    Joined, the pieces are exactly `text`, even if the bytes of the tokens do not show exactly which part of the text is
+    theirs.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offset = 0
@@ -45,7 +46,7 @@ def _token(text: str, data: bytes, logprob: float) -> dict[str, object]:
 
 
 def _finite(logprob: float) -> float:
-    return max(LEAST, logprob)  # in this order, in which not-a-number becomes `LEAST`, too
+    return max(LOGPROB_MIN, logprob)  # in this order, which turns not-a-number into `LOGPROB_MIN`, too
 
 
 @frozen

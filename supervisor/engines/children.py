@@ -27,7 +27,7 @@ from protocol.model_folder import mismatch
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import EngineSection
 from supervisor.engines.grammar_checks import accept_grammar
-from supervisor.engines.kind import EngineChild, NodeContext, Retried
+from supervisor.engines.kind import EngineChild, NodeContext, RetriedChild
 from supervisor.engines.kinds import KINDS
 from supervisor.engines.work import LocalEngine, request_inbox
 from supervisor.links.serving import Services
@@ -43,7 +43,7 @@ class NodeEngines:
     children: tuple[Child | Tree, ...]
     engines: Mapping[str, Registration[Engine]]
     served: Services  # what may be asked of each beside requests, by its name
-    published: Mapping[str, Retried]  # by the name of the child that comes and goes
+    published: Mapping[str, RetriedChild]  # by the name of the child that comes and goes
 
 
 def offer(name: str, section: EngineSection) -> Offer:

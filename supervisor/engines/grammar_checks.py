@@ -1,7 +1,8 @@
 """The check of a request's grammar, by the node of an engine of its model, before the request is routed.
 
-A grammar is refused ahead, with a sentence that the client can act on, rather than by an engine in the middle of other
-requests. The same grammar goes to the same node, which remembers its verdict; if that cannot be asked, to the next one.
+A bad grammar is refused beforehand, with a sentence that the client can act on, and not by an engine in the middle of
+other requests. The same grammar goes to the same node, which remembers its verdict, or if that node cannot be asked, to
+the next one.
 No engine waits for a check, and no check may run on the node's event loop.
 """
 
@@ -27,7 +28,7 @@ TRY_NEXT = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 
 
 async def accept_grammar(_: Message) -> Message:
-    """Accept every grammar: for an engine whose kind has no checker."""
+    """Accept every grammar; for engines whose kind has no checker."""
     await trio.lowlevel.checkpoint()
     return GrammarChecked()
 

@@ -2,8 +2,8 @@
 
 A node knows engines by these alone. A kind brings the keys of its section with what may be wrong between them, and
 makes the children that run its engines; how it computes, in which process, and what it shares between engines is its
-own affair. It may never be asked for by name: where the rest of a node must know something of an engine before that
-runs, it is a property of its section, and where it must know something of one that runs, it is in the engine port.
+own affair. The rest of a node may never test for a kind by its name: what it must know of an engine before that runs is
+a property of the engine's section, and what it must know of a running engine is in the engine port.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EngineChild:
     retry_min_s: float = 0.1  # between a failure and the next start
 
 
-class Retried(Protocol):
+class RetriedChild(Protocol):
     """The registration of a child that comes and goes, to which the node reports failures."""
 
     def note_failure(self, reason: str, wait_s: float) -> None:
@@ -61,16 +61,16 @@ class Retried(Protocol):
 class KindChildren:
     """The children that one kind adds to one node.
 
-    `before` stands before all engines of the node and `after` behind them, in the order in which they start. `served`
-    is what other nodes, and this one, may ask of its engines beside requests. `published` are the registrations of the
-    children in `before` that come and go, by their names.
+    Those in `before` start before all engines of the node, those in `after` after them. `served` are the services that
+    nodes may ask of its engines besides requests. `published` are the registrations of the children in `before` that
+    come and go, by their names.
     """
 
     engine: Callable[[LocalEngine], EngineChild]
     before: tuple[Child | Tree, ...] = ()
     after: tuple[Child | Tree, ...] = ()
     served: Services = field(factory=dict)
-    published: Mapping[str, Retried] = field(factory=dict)
+    published: Mapping[str, RetriedChild] = field(factory=dict)
 
 
 MakeChildren: TypeAlias = Callable[[NodeContext], KindChildren]

@@ -34,7 +34,7 @@ class LocalEngine:
     section: EngineSection
     registration: Registration[Engine]  # where it is published while it can be asked
     inbox: RequestInbox
-    on_up: Callable[[], None]  # requests that wait at its siblings may be moved to it
-    on_down: Callable[[], None]  # requests that wait in its inbox may be asked elsewhere
+    on_up: Callable[[], None]  # lets requests that wait at its siblings move to it
+    on_down: Callable[[], None]  # lets requests that wait in its inbox be asked elsewhere
     text: TextModel | None = None  # if its section `reads_text`
     digest: Digest = ()  # of the model's folder, as this node has read it

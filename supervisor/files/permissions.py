@@ -13,7 +13,7 @@ def writable_by_others(path: Path) -> str | None:
 
     Raises `OSError` if the file does not exist.
     """
-    reading.note(path)
+    reading.record_path(path)
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH:
         return f"every user of this host may write {path}: chmod o-w {path}"
@@ -26,7 +26,7 @@ def writable_by_others(path: Path) -> str | None:
 
 def readable_by_others(path: Path) -> str | None:
     """Return a warning if all users may read a file, or its group may write it; else None. Raises `OSError`."""
-    reading.note(path)
+    reading.record_path(path)
     mode = path.stat().st_mode
     if mode & stat.S_IROTH:
         return f"every user of this host may read {path}: chmod o-r {path}"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 TEMPLATE_BYTES_MAX = 4 * 1024 * 1024
 
-_noted: ContextVar[list[Path] | None] = ContextVar("files that are being read", default=None)
+_recorded: ContextVar[list[Path] | None] = ContextVar("files that are being read", default=None)
 
 
 class FileReader(Protocol):
@@ -33,18 +33,18 @@ class FileReader(Protocol):
 @contextmanager
 def recording_paths() -> Iterator[list[Path]]:
     """Yield a list to which each path is added before it is touched in the body: the last one may hang."""
-    noted: list[Path] = []
-    token = _noted.set(noted)
+    paths: list[Path] = []
+    token = _recorded.set(paths)
     try:
-        yield noted
+        yield paths
     finally:
-        _noted.reset(token)
+        _recorded.reset(token)
 
 
-def note(path: Path) -> None:
+def record_path(path: Path) -> None:
     """Record that a path is about to be touched."""
-    if (noted := _noted.get()) is not None:
-        noted.append(path)
+    if (paths := _recorded.get()) is not None:
+        paths.append(path)
 
 
 def read(path: Path, bytes_max: int) -> bytes:
@@ -52,7 +52,7 @@ def read(path: Path, bytes_max: int) -> bytes:
 
     Opening a pipe would wait for a writer, and reading a device might never end.
     """
-    note(path)
+    record_path(path)
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(opened, "rb") as file:
         _require_regular(os.fstat(opened), path)
@@ -70,7 +70,7 @@ def template(path: Path) -> str:
 def require_regular_files(*paths: Path) -> None:
     """Raise `OSError` if a path leads to no regular file, before a library opens it by name."""
     for path in paths:
-        note(path)
+        record_path(path)
         _require_regular(path.stat(), path)
 
 

@@ -135,8 +135,8 @@ class AdmissionGate:
         """
         last = self._queue.last_of_largest()
         assert last is not None  # the newest is in the queue
-        most = self._queue.waiting(last.owner, last.priority)
-        if last.priority == newest.priority and self._queue.waiting(newest.owner, newest.priority) + 1 > most:
+        largest = self._queue.waiting(last.owner, last.priority)
+        if last.priority == newest.priority and self._queue.waiting(newest.owner, newest.priority) + 1 > largest:
             last = newest
         self._queue.remove(last)
         if last is newest:

@@ -24,7 +24,7 @@ from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.config.schema import Cluster
 from supervisor.control.control import NodeControl
 from supervisor.engines.children import node_engines
-from supervisor.engines.kind import NodeContext, Retried
+from supervisor.engines.kind import NodeContext, RetriedChild
 from supervisor.gateway.gateway import Gateway
 from supervisor.node import gauges, router_child
 from supervisor.node.credentials import Credentials
@@ -54,7 +54,7 @@ class Assembly:
     status: TreeStatus
     reloadable: Reloadable
     engines: Mapping[str, Registration[Engine]]  # of this node
-    published: Mapping[str, Retried]  # by the name of the child that publishes it
+    published: Mapping[str, RetriedChild]  # by the name of the child that publishes it
     gateway: Gateway | None = None
     links: Mesh | None = None
     monitoring: Gateway | None = None  # the endpoint for probes and scrapers

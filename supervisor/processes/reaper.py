@@ -3,7 +3,7 @@
 The process is a *subreaper*: what a descendant leaves behind becomes a child of this one. So nothing that an engine
 has started can escape, and whatever ends without a `Process` that waits for it is reaped here, as init would do.
 
-A pid in `watched_pids` is never reaped here: until its `Process` does it, the kernel gives neither its id nor that of
+A pid in `watched_pids` is never reaped here: until its `Process` reaps it, the kernel gives neither its id nor that of
 its group to another process, so a signal sent to either reaches the right one.
 """
 

@@ -5,7 +5,7 @@ kernel releases a lock with its last holder, whatever killed it, so a stale fold
 
 Folders lie in a directory that others may write to. So a folder is trusted only if it is a directory of this user that
 others may not enter, it is opened without following links, and everything in it is reached through that descriptor.
-What lies in a folder of a folder is removed by a function that is passed in: only an engine's owner knows what its
+Each folder inside a run folder is removed by a function that is passed in: only the owner of an engine knows what its
 processes have left elsewhere, such as shared memory.
 """
 

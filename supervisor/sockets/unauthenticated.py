@@ -66,10 +66,10 @@ class UnauthenticatedConnections(Generic[ConnectionT]):
     def close_oldest_of_busiest_address(self) -> ConnectionT | None:
         """End the oldest connection of the address that has most, and return it, None if there is none.
 
-        Of addresses that have equally many it is the one with the oldest connection.
+        If several addresses have as many, it is the one with the oldest connection.
         """
-        most = max(map(len, self._by_address.values()), default=0)
-        address = next((address for address in self._all.values() if len(self._by_address[address]) == most), None)
+        largest = max(map(len, self._by_address.values()), default=0)
+        address = next((address for address in self._all.values() if len(self._by_address[address]) == largest), None)
         return None if address is None else self.close_oldest(address)
 
 

@@ -27,12 +27,12 @@ class FileThreads:
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the function returns, or raise what it raises; raises `StartFailed` if it takes too long."""
-        with reading.recording_paths() as noted:
+        with reading.recording_paths() as paths:
             try:
                 with trio.fail_after(self.within_s):
                     return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)
             except trio.TooSlowError as error:
-                where = f"{noted[-1]} does" if noted else "files that were asked for earlier do"
+                where = f"{paths[-1]} does" if paths else "files that were asked for earlier do"
                 raise StartFailed(f"{where} not answer: nothing was read within {self.within_s:g} s") from error
             except RuntimeError as error:
                 if str(error) == NO_THREAD:

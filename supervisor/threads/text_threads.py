@@ -52,7 +52,7 @@ class _Waiter:
 class _Queue:
     """The waiting callers of one owner and weight; exists while any of them waits or runs."""
 
-    last_turn: float  # the number of the latest turn that it had; of a new queue, its place among them
+    last_turn: float  # the number of its latest turn; for a new queue, just before that of the latest of all
     waiting: deque[_Waiter] = field(factory=deque)
     running: int = 0
 

@@ -20,8 +20,8 @@ BUGS: Bugs = {
         Bug("no request waits for admission", "if waiter.weight <= free - kept:", "if True:"),
         Bug(
             "a waiting request is displaced by one of equal priority",
-            "self._queue.waiting(newest.owner, newest.priority) + 1 > most:",
-            "self._queue.waiting(newest.owner, newest.priority) > most:",
+            "self._queue.waiting(newest.owner, newest.priority) + 1 > largest:",
+            "self._queue.waiting(newest.owner, newest.priority) > largest:",
         ),
         Bug(
             "requests that wait are not refused by a drain",
@@ -50,8 +50,8 @@ BUGS: Bugs = {
     "supervisor/gateway/websocket/history.py": (
         Bug(
             "the owner of fewest conversations forgets first",
-            "        most = max(self._by_owner.values()",
-            "        most = min(self._by_owner.values()",
+            "        histories = max(self._by_owner.values()",
+            "        histories = min(self._by_owner.values()",
         ),
     ),
     "supervisor/gateway/websocket/lanes.py": (

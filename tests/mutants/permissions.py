@@ -50,8 +50,8 @@ BUGS: Bugs = {
     "supervisor/sockets/unauthenticated.py": (
         Bug(
             "the address with fewest connections makes room",
-            "most = max(map(len, self._by_address.values()), default=0)",
-            "most = min(map(len, self._by_address.values()), default=0)",
+            "largest = max(map(len, self._by_address.values()), default=0)",
+            "largest = min(map(len, self._by_address.values()), default=0)",
         ),
     ),
     "supervisor/gateway/requests.py": (

@@ -1,7 +1,7 @@
 """The grammar checkers of a node's SGLang engines: processes, shared by engines that compile grammars alike.
 
-A checker is a tree of its own beside the engines: it may be killed by a grammar at any time, and its restarts must
-count against no engine. While it is down, grammars are checked by other nodes, or wait for it.
+Each checker is a tree of its own beside the engines: a grammar may kill it at any time, and its restarts must not count
+against an engine. While it is down, grammars are checked by other nodes, or wait for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from supervisor.supervision.tree import Backoff, Child, Tree
 CheckCall: TypeAlias = Call[CheckGrammar, GrammarChecked, GrammarChecked]
 CheckerAddress: TypeAlias = Address[CheckGrammar, GrammarChecked, GrammarChecked]
 
-BACKENDS = ("xgrammar", None)  # whose grammars a checker compiles; None is SGLang's own choice, which is the first
+BACKENDS = ("xgrammar", None)  # for which a checker compiles; None is SGLang's default, which is xgrammar
 
 
 def checkers(
@@ -41,7 +41,7 @@ def checkers(
     runtime_of: Callable[[SglangSection], HostRuntime],
     host_starters: Mapping[str, HostStarter],
 ) -> tuple[tuple[Tree, ...], Services]:
-    """Return the children that check the grammars of this node's engines, and where each engine's are checked.
+    """Return the children that check the grammars of this node's engines, and the checker of each engine as a service.
 
     Engines that would compile a grammar alike share a checker.
     """
@@ -51,12 +51,12 @@ def checkers(
     for name, section in context.cluster.engines_of(SglangSection).items():
         if section.node != context.node or section.settings.get("grammar_backend") not in BACKENDS:
             continue
-        recipe = repr((section.model, section.device, section.settings, section.environment, section.grammars))
-        if recipe not in shared:
+        settings = repr((section.model, section.device, section.settings, section.environment, section.grammars))
+        if settings not in shared:
             address, tree = _tree(name, section, spec_of(name), runtime_of(section), host_starters, context.runtime)
-            shared[recipe] = cast("Askable[Message, Message, Message]", address)
+            shared[settings] = cast("Askable[Message, Message, Message]", address)
             trees.append(tree)
-        serves[name, CheckGrammar] = shared[recipe]
+        serves[name, CheckGrammar] = shared[settings]
     return tuple(trees), serves
 
 
@@ -72,10 +72,10 @@ def _tree(
     registration: Registration[Link] = Registration()
     address: CheckerAddress
     address, inbox = mailbox(limits.waiting_max)
-    # One process, also for an engine with several ranks or one leg.
+    # One process, even if the engine has several ranks or is one leg.
     one_rank = evolve(spec, tensor_parallel=1, nodes=1, dist_init_address=None)
-    alone = evolve(one_rank, leg=Leg.BOTH, transfer=None, bootstrap_port=None)
-    own = evolve(alone, name=f"{name}.grammars", checks_grammars=True)
+    both_legs = evolve(one_rank, leg=Leg.BOTH, transfer=None, bootstrap_port=None)
+    checker_spec = evolve(both_legs, name=f"{name}.grammars", checks_grammars=True)
     checks = partial(
         GrammarChecks,
         partial(_checker, registration),
@@ -87,7 +87,7 @@ def _tree(
     process = Child(
         name="process",
         run=_process,
-        args=(own, host_starters[name], registration, runtime),
+        args=(checker_spec, host_starters[name], registration, runtime),
         stop_within_s=section.ladder.total_s + 1.0,
         about="compiles and walks each grammar in a fork of its own",
         limits=(
@@ -97,17 +97,17 @@ def _tree(
             ("bytes", limits.bytes_max),
         ),
     )
-    turns = Child(
-        name="turns",
-        run=_turns,
+    queue = Child(
+        name="queue",
+        run=_queue,
         args=(inbox, checks),
-        about="fair turns between keys",
+        about="shares checks fairly between keys",
         limits=(("checks", limits.checks_max), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
     )
     # A tree of its own, so that its restarts do not count against an engine.
     return address, Tree(
         name=f"{CHECKER_PREFIX}{name}",
-        children=(turns, process),
+        children=(queue, process),
         restarts_max=None,
         backoff=Backoff(min_s=0.5, crashes=True),
         needs=tuple(filter(None, [zygote_name(name, section)])),
@@ -119,7 +119,7 @@ async def _checker(registration: Registration[Link]) -> Checker:
     return cast("Checker", await registration.wait())
 
 
-async def _turns(  # noqa: ASYNC128  # grammars calls started()
+async def _queue(  # noqa: ASYNC128  # grammars calls started()
     inbox: trio.MemoryReceiveChannel[CheckCall],
     checks: Callable[[], GrammarChecks],
     *,

@@ -75,8 +75,8 @@ class ResponseHistories:
 
     def largest(self) -> ResponseHistory:
         """Return the largest history of the owner whose histories take most."""
-        most = max(self._by_owner.values(), key=_total_bytes)
-        return max(most, key=lambda history: history.size_bytes)
+        histories = max(self._by_owner.values(), key=_total_bytes)
+        return max(histories, key=lambda history: history.size_bytes)
 
 
 def _total_bytes(histories: Iterable[ResponseHistory]) -> int:

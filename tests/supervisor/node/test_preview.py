@@ -24,7 +24,7 @@ from tests.supervisor.gateway.test_client_keys import gateway
 def test_a_preview_shows_the_tree_and_its_limits() -> None:
     lines = preview.describe_node(read_cluster(ROOT / "examples" / "quickstart.toml"), "main", {}).splitlines()
     names = [line.split("─ ")[1].split()[0] for line in lines if "─ " in line]
-    checks = ["grammars-tiny-0", "turns", "process"]
+    checks = ["grammars-tiny-0", "queue", "process"]
     expected = ["gateway", "zygote", "process", "tiny-0", "engine", "decode", *checks, "router-tiny", "processor-tiny"]
     assert [name for name in names if name in expected] == expected  # a node may have more children
     text = " ".join(line.strip("│├└─ ") for line in lines)

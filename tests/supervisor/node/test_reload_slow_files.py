@@ -34,7 +34,7 @@ def dead_disk_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[partial[None]]:
     reader, writer = os.pipe()
 
     def hang(path: Path) -> None:
-        reading.note(path)
+        reading.record_path(path)
         os.read(reader, 1)
         raise StartFailed("the disk answers again")
 
