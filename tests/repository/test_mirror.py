@@ -230,9 +230,8 @@ def own_tests(product_file: Path) -> list[str]:
 @pytest.mark.parametrize("test", TESTS, ids=str)
 def test_a_test_file_begins_with_the_name_of_a_product_file_in_the_mirrored_folder(test: Path) -> None:
     known = str(test) in OF_A_ROOM or product_file_of(test) is not None
-    assert known, (
-        f"no file in {Path(*test.parts[1:-1])}/ has a name with which {test.name.removeprefix('test_')} begins"
-    )
+    folder = Path(*test.parts[1:-1])
+    assert known, f"name {test} after the file of {folder}/ that it tests: test_FILE.py or test_FILE_TOPIC.py"
 
 
 def test_every_product_file_has_its_tests_in_the_mirrored_folder_or_a_row_that_says_where() -> None:
