@@ -96,8 +96,8 @@ class ClusterClient:
         name = f"{OPERATOR_PREFIX}{self.new_nonce()[:NAME_BYTES].hex()}"
 
         async def ask(transport: Transport) -> None:
-            peer, heart = Peer(name, serves_max=0), Heartbeat(section.heartbeat_s, section.silent_s)
-            answers.append(await _answer(Link(transport, peer, lost_error=_LinkLost, heartbeat=heart), request))
+            peer, heartbeat = Peer(name, serves_max=0), Heartbeat(section.heartbeat_s, section.silent_s)
+            answers.append(await _answer(Link(transport, peer, lost_error=_LinkLost, heartbeat=heartbeat), request))
 
         async def greet_and_ask(transport: websocket.WebSocketTransport) -> None:
             certified = transport.certificate_names() if section.verifies_node_names else None

@@ -1,7 +1,7 @@
 """The reading of `[engine.NAME]`: its key `kind` selects the class of its section, and so its other keys.
 
-Where `kind` is wrong, nobody knows which of these are right, so that only the keys of every kind are read. TOML has no
-null: where `kind` is None, its mistake has been reported.
+Where `kind` is wrong, it is unknown which other keys are right, so only the keys that all kinds share are read. A
+`kind` of None, which TOML cannot express, says that `partial` has reported the mistake.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def read_engine(kinds: Kinds, value: object) -> EngineSection:
         raise wrong(f"expected an object, got {describe(value)}")
     kind = value.get("kind", DEFAULT_KIND)
     if kind is None:
-        known = {key: inner for key, inner in value.items() if key != "kind" and not _owner(key, EngineSection, kinds)}
-        return structure(known, EngineSection)
+        shared = {key: inner for key, inner in value.items() if key != "kind" and not _owner(key, EngineSection, kinds)}
+        return structure(shared, EngineSection)
     if not isinstance(kind, str) or kind not in kinds:
         raise wrong(f"expected {' or '.join(map(describe, kinds))}, got {describe(kind)}", "kind")
     foreign = {key: owner for key in value if (owner := _owner(key, kinds[kind], kinds)) is not None}

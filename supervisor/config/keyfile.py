@@ -52,7 +52,7 @@ class KeySection:
     burst: KeyLimit | None = None  # requests at once after an idle time; None: those of one second
     concurrency_max: KeyLimit | None = None  # generations that run or wait at a time; a request with n = 4 has four
     connections_max: KeyLimit | None = None
-    priority: Priority | None = 0  # of requests that name none, and the highest that one may name; None: any
+    priority: Priority | None = 0  # the default of its requests, and the highest that they may ask for; None: no limit
     grammars: tuple[GrammarName, ...] | None = None  # that its requests may use; None: those of the gateway's section
     admin: bool = False
 

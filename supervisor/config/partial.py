@@ -25,7 +25,7 @@ ROUNDS_MAX = 4  # of structuring: what is left out in one may uncover mistakes f
 ASSUMED: dict[str, object] = {"path": ".", "kv_tokens_max": 2**20}  # for required keys that are missing
 MULTILINE_TABLES = ("settings", "environment")  # whose values may have line breaks
 KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
-ENTRY = re.compile(r"(model|engine|node)(\.[\w-]+|\[.+\])(\.model|\.leg)?")  # of one that others may miss
+ENTRY = re.compile(r"(model|engine|node)(\.[\w-]+|\[.+\])(\.model|\.leg)?")  # an entry that others may refer to
 SUGGESTION = re.compile(r"did you mean ([a-z_]+)\?")
 
 

@@ -155,7 +155,7 @@ class ControlSocket:
 
 
 async def serve(
-    folder: RunFolder, file: Path, node: str, services: Services, heart: Heartbeat, *, check_s: float = CHECK_S
+    folder: RunFolder, file: Path, node: str, services: Services, heartbeat: Heartbeat, *, check_s: float = CHECK_S
 ) -> None:
     """Serve control requests until cancelled; a socket that is gone is made again."""
     control_socket = ControlSocket(folder, _description(folder.path, file, node))
@@ -164,7 +164,7 @@ async def serve(
     async def serve_one(stream: trio.SocketStream) -> None:
         if _is_allowed(stream):
             async with operators_max:
-                await _serve_connection(stream, node, services, heart)
+                await _serve_connection(stream, node, services, heartbeat)
 
     async with trio.open_nursery() as operators:
         was_made, failure = False, ""
@@ -221,9 +221,9 @@ def _is_allowed(stream: trio.SocketStream) -> bool:
     return user in {0, os.geteuid()}
 
 
-async def _serve_connection(stream: trio.SocketStream, node: str, services: Services, heart: Heartbeat) -> None:
+async def _serve_connection(stream: trio.SocketStream, node: str, services: Services, heartbeat: Heartbeat) -> None:
     """Serve one connection until it ends."""
-    link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), services, heartbeat=heart)
+    link = Link(SocketTransport(stream), Peer(node, serves_max=STREAMS_MAX), services, heartbeat=heartbeat)
     try:
         await link.run()
     except PeerLost:

@@ -1,9 +1,9 @@
 """The launcher: the nodes of one machine, each a process that is restarted when it dies, started and stopped together.
 
 Each node is the one child of a tree of its own, so that the nodes start concurrently (an engine takes its time) and the
-deaths of one are not counted with those of another. Nodes find each other by their links, so the order of their starts
-does not matter. The launcher itself serves nothing and holds no state of a request: it must not fail for the reasons
-for which nodes fail, so it does nothing that can take long or grow.
+restarts of one are not counted with those of another. Nodes find each other by their links, so the order of their
+starts does not matter. The launcher itself serves nothing and holds no state of a request: it must not fail for the
+reasons for which nodes fail, so it does nothing that can take long or grow.
 
 It owns the shutdown of whole nodes and nothing below them: each node owns how it drains, each tree how its children
 stop, each ladder how a process ends (docs/architecture.md has the table). The node with the gateway is stopped first,
@@ -44,7 +44,7 @@ from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
-SHORTENED_S = 1.1  # from a second signal to the last of a node
+SHORTENED_S = 1.1  # from a second signal until a node has ended
 SECOND_SIGNAL_AFTER_S = 0.05  # for nodes that have had only one signal
 HARD_EXIT_S = 1.2  # after a second signal, as for one node
 SETTLE_S = 0.2  # in which all nodes that were asked to reload have reported it
@@ -56,7 +56,7 @@ class Launcher:
     """One run of the nodes of this machine; a `SignalHandler`."""
 
     loaded: Loaded  # the file as it was at the start
-    names: Sequence[str]  # of the nodes that are started then
+    names: Sequence[str]  # of the nodes that are started first
     command: Sequence[str]  # that runs a node; a node's name and a descriptor are appended
     environment: Mapping[str, str]
     terminal: Terminal
@@ -69,7 +69,7 @@ class Launcher:
     _failure: ActorError | None = None
     _were_up: set[str] = field(factory=set)  # the names of nodes that have been up at least once
     _announcements: list[str] = field(factory=list)  # of the gateway's node, until all have been up
-    _placed: set[str] = field(factory=set)  # on this machine, by the file as it was read last
+    _placed: set[str] = field(factory=set)  # the nodes that the file, as it was read last, places on this machine
     _reload_wanted: trio.Event = field(factory=trio.Event)
     tasks: trio.Nursery = field(init=False)  # its own nursery, which ends after the nodes
     _node_tasks: trio.Nursery = field(init=False)  # the nursery of the tasks that keep nodes
@@ -186,7 +186,7 @@ class Launcher:
                 continue
             if not was_removed:
                 log.warning("node %s is in the file no more, and runs until it is drained", name)
-            if not node.serving:  # there is no such node to wait for
+            if not node.serving:  # it serves nothing, so nothing is waited for
                 node.scope.cancel(reason="it is in the file no more")
         added, self._placed = placed - self._placed - running, placed
         for name in (key for key in new.node if key in added):

@@ -208,9 +208,9 @@ class Node:
 
     async def _serve_operators(self) -> None:
         cluster, controls = self.loaded.cluster, self.assembly.controls
-        heart = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
+        heartbeat = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
         name = self.assembly.directory.name
-        await unix_socket.serve(self.runtime.folder, self.loaded.file, name, controls.services, heart)
+        await unix_socket.serve(self.runtime.folder, self.loaded.file, name, controls.services, heartbeat)
 
     async def _watch_turns(self) -> None:
         monitor = LoopMonitor(self._section.turn_max_s)

@@ -1,9 +1,9 @@
 """The reload of a node's file while it runs: apply what can be applied at once, and report what takes a restart.
 
-The file is read and checked as a whole, with all that it names, before any of it is applied: a file with a mistake
-changes nothing but keys and certificates, which are read by themselves. Values are compared with those in force, key by
-key, and each difference is reported in a sentence. Only one reload runs at a time. Files are read in a thread; the
-values of the file are applied in one turn, so that no request sees half of them.
+The file is read and checked as a whole, with all files that it names, before any of it is applied: a file with a
+mistake changes nothing but keys and certificates, which are read by themselves. Values are compared with those in
+force, key by key, and each difference is reported in a sentence. Only one reload runs at a time. Files are read in a
+thread; the values of the file are applied in one turn, so that no request sees half of them.
 
 A key that needs a socket, a process or a tokenizer to be made again is never applied: that takes a restart.
 """
@@ -53,7 +53,7 @@ class _NotInFile(StartFailed):
 
 
 @frozen
-class _Read:
+class _FileContents:
     """The file as it is now, and all that it names: everything is read before anything is applied."""
 
     cluster: Cluster
@@ -75,7 +75,7 @@ class _Outcome:
 
 
 @define(eq=False)
-class _Next:
+class _NextReload:
     """The next reload, shared by all requests that come before it begins."""
 
     wanted: trio.Event = field(factory=trio.Event)
@@ -97,7 +97,7 @@ class Reloader:
     _applied: dict[tuple[str, ...], object] = field(factory=dict)  # values applied since the start, by path
     _new: set[str] = field(factory=set)  # nodes of this host that were added to the file since the start
     _placed: set[str] = field(init=False)  # the nodes of this host in the latest version of the file
-    _next: _Next = field(factory=_Next)
+    _next: _NextReload = field(factory=_NextReload)
 
     def __attrs_post_init__(self) -> None:
         self._placed = self._nodes_of_host(self.loaded.cluster)
@@ -126,7 +126,7 @@ class Reloader:
         """
         while True:
             await self._next.wanted.wait()
-            request, self._next = self._next, _Next()
+            request, self._next = self._next, _NextReload()
             try:
                 request.result = await self._reload()
             except Exception:  # a node must not end because of what is in a file
@@ -160,7 +160,7 @@ class Reloader:
             log.info("read the file anew", extra={"changed": outcome.changed, "unchanged": outcome.unchanged})
         return Reloaded(*map(tuple, (outcome.changed, outcome.unchanged, outcome.starts, outcome.refused)))
 
-    def _read(self) -> _Read:
+    def _read(self) -> _FileContents:
         """Read the file and all that it names; raises `StartFailed` if this node could not start with it."""
         examine = partial(file_checks.mistakes, environment=self.environment)
         new = self.loaded.again(examine).cluster
@@ -172,16 +172,18 @@ class Reloader:
             context = None if new.certificate is None else new.certificate.context()
         secret, tls = link_credentials.cluster_secret(new, self.environment), link_credentials.link_tls(new)
         link_credentials.check_certificate_names(new, self.name, tls)
-        return _Read(new, tuple(changes(self.loaded.cluster, new)), secret, tls, keys, context)
+        return _FileContents(new, tuple(changes(self.loaded.cluster, new)), secret, tls, keys, context)
 
-    def _apply_all(self, read: _Read, outcome: _Outcome) -> None:
+    def _apply_all(self, read: _FileContents, outcome: _Outcome) -> None:
         differences = {change.path: change for change in read.differences}
         for path in self._applied:  # a value that has returned to that of the start is a change too
             differences.setdefault(path, Change(path, None, value_at(self.loaded.cluster, path)))
         unapplied: dict[str, list[str]] = {}  # keys of engines and models by section, without their values: secrets
         for difference in differences.values():
             change = evolve(difference, old=self._applied.get(difference.path, difference.old))
-            if change.old == change.new or (applied := self._apply(change, read)) is None:  # None: of other nodes alone
+            if (
+                change.old == change.new or (applied := self._apply(change, read)) is None
+            ):  # None: it is for other nodes
                 continue
             if applied:
                 self._record(change, read.cluster, outcome)
@@ -227,7 +229,7 @@ class Reloader:
 
     # Applying a change ------------------------------------------------------------------
 
-    def _apply(self, change: Change, read: _Read) -> bool | None:
+    def _apply(self, change: Change, read: _FileContents) -> bool | None:
         """Apply one change; return False if it takes a restart, None if it does not concern this node."""
         new = read.cluster
         match change.path:
@@ -244,7 +246,7 @@ class Reloader:
                 return False if any(engine is not None and self.name in engine.nodes for engine in versions) else None
         return False
 
-    def _apply_to_gateway(self, keys: tuple[str, ...], read: _Read) -> bool | None:
+    def _apply_to_gateway(self, keys: tuple[str, ...], read: _FileContents) -> bool | None:
         gateway, section = self.assembly.gateway, read.cluster.gateway
         if gateway is None:
             return False if keys == ("node",) and section.node == self.name else None
@@ -273,7 +275,7 @@ class Reloader:
                 return False
         return True
 
-    def _apply_to_links(self, key: str, read: _Read) -> bool | None:
+    def _apply_to_links(self, key: str, read: _FileContents) -> bool | None:
         links = self.assembly.links
         if links is None:
             return None
@@ -317,7 +319,7 @@ class Reloader:
         return True
 
 
-def _apply_certificate(gateway: Gateway, read: _Read) -> bool:
+def _apply_certificate(gateway: Gateway, read: _FileContents) -> bool:
     """Use another certificate for new connections of clients; to turn TLS on or off takes a restart."""
     if gateway.certificate is None or read.context is None:
         return False

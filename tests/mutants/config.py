@@ -79,7 +79,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "whoever comes while files are read hears of what was read before",
-            "request, self._next = self._next, _Next()",
+            "request, self._next = self._next, _NextReload()",
             "request = self._next",
         ),
         Bug(

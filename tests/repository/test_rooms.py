@@ -1,4 +1,4 @@
-"""The rooms of the house: no import leads to the same floor or up, and what some rooms may import at all."""
+"""The order of the rooms: no import leads to the same level or up, and some rooms may import little at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.repository.test_rules import FILES, imports, module
 
-FLOORS = (  # from the ground up: the rooms of a floor import those of lower floors alone; a file may be a room
+LEVELS = (  # from the lowest: a room imports only rooms of lower levels; a file may be a room
     ("protocol", "supervisor/__init__.py", "supervisor/files", "supervisor/sockets"),
     ("supervisor/printable.py", "supervisor/version.py", "supervisor/deadlines.py"),
     ("protocol/strict", "actors/kit", "supervisor/supervision"),
@@ -24,9 +24,9 @@ FLOORS = (  # from the ground up: the rooms of a floor import those of lower flo
     ("supervisor/launcher",),
     ("supervisor/__main__.py",),
 )
-FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL_OF = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 
-WALLS = {  # rooms that could be published by themselves, with these modules of ours beside them and nothing else
+ALLOWED = {  # of rooms that could be published by themselves, with these modules of ours and no others
     "supervisor/supervision": {"protocol.errors"},
     "supervisor/processes": {"protocol.errors", "supervisor.threads.queued_writer"},
     "supervisor/telemetry": {
@@ -44,7 +44,7 @@ MODULES = {module(path): path for path in PRODUCT}
 
 def room(path: Path) -> str:
     """Return the room of a file: the longest row of the table that it lies below."""
-    rooms = [name for name in FLOOR_OF if str(path) == name or str(path).startswith(f"{name}/")]
+    rooms = [name for name in LEVEL_OF if str(path) == name or str(path).startswith(f"{name}/")]
     return max(rooms, key=len, default="")
 
 
@@ -54,11 +54,11 @@ def imported(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=str)
-def test_no_import_leads_to_the_same_floor_or_up(path: Path) -> None:
+def test_no_import_leads_to_the_same_level_or_up(path: Path) -> None:
     own = room(path)
-    assert own, f"{path} lies in no room: add its folder to FLOORS in this file"
+    assert own, f"{path} lies in no room: add its folder to LEVELS in this file"
     for other in imported(path):
-        assert room(other) == own or FLOOR_OF[room(other)] < FLOOR_OF[own], f"{own} may not import {room(other)}"
+        assert room(other) == own or LEVEL_OF[room(other)] < LEVEL_OF[own], f"{own} may not import {room(other)}"
 
 
 def test_no_two_files_import_each_other() -> None:
@@ -66,12 +66,12 @@ def test_no_two_files_import_each_other() -> None:
     assert not {pair for pair in pairs if pair[::-1] in pairs}
 
 
-@pytest.mark.parametrize("name", WALLS)
-def test_a_room_imports_only_what_its_walls_allow(name: str) -> None:
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_room_imports_only_what_the_table_allows(name: str) -> None:
     for path in (module_path for module_path in PRODUCT if room(module_path) == name):
         names = {module(other) for other in imported(path) if room(other) != name}
-        assert all(any(each == may or each.startswith(f"{may}.") for may in WALLS[name]) for each in names), names
+        assert all(any(each == may or each.startswith(f"{may}.") for may in ALLOWED[name]) for each in names), names
 
 
 def test_every_room_of_the_table_is_there() -> None:
-    assert {room(path) for path in PRODUCT} - {""} == FLOOR_OF.keys()
+    assert {room(path) for path in PRODUCT} - {""} == LEVEL_OF.keys()

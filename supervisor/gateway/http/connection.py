@@ -1,9 +1,9 @@
 """One HTTP connection: its requests one after the other, until it closes or becomes a WebSocket.
 
 A request goes through the same steps whatever its route: its head is read, its caller is authorized, its body is read,
-its route answers. During the answer the socket is read on, for one reason: when the client leaves, its request must be
-cancelled. A refused request gets a complete error response, and keeps its connection if the start of the next request
-can be found.
+its route answers. During the answer the socket is still read, for one reason: when the client leaves, its request must
+be cancelled. A refused request gets a complete error response, and keeps its connection if the start of the next
+request can be found.
 """
 
 from __future__ import annotations

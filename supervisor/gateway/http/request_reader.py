@@ -1,6 +1,6 @@
 """The reading side of one HTTP connection: heads, bodies, and pipelined requests.
 
-h11 parses the syntax; what h11 accepts and another server may read otherwise, `head_checks` refuses. Whatever a client
+h11 parses the syntax; `head_checks` refuses what another server may read otherwise than h11. Whatever a client
 can make this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a
 time, and requests that come while another is being answered (pipelined ones) have a size. The client chooses how small
 its pieces are, and each of them costs time here, so clients that send very many take turns.
@@ -208,6 +208,6 @@ class RequestReader:
 
 def _unreadable(error: h11.RemoteProtocolError) -> Unreadable:
     """Return the error for bytes that are no HTTP, with the status that h11 suggests."""
-    sized = TooLarge if error.error_status_hint == HEAD_TOO_LARGE else BadRequest
+    error_type = TooLarge if error.error_status_hint == HEAD_TOO_LARGE else BadRequest
     why = str(error)[:SYNTAX_CHARACTERS_MAX]  # h11 quotes an illegal line as a whole
-    return Unreadable(sized(f"not HTTP as this server reads it: {why}"), error.error_status_hint)
+    return Unreadable(error_type(f"not HTTP as this server reads it: {why}"), error.error_status_hint)

@@ -18,7 +18,7 @@ def is_handshake(exchange: Exchange) -> bool:
         return False
     names = [name for name, _ in exchange.request.headers]
     if any(names.count(name) != 1 for name in HANDSHAKE):
-        return False  # of two the library reads the last, and `Exchange.header` joins both
+        return False  # of two equal ones the library reads the last, and `Exchange.header` joins both
     tokens = {token.strip().lower() for token in exchange.header(b"connection").split(b",")}
     return (
         exchange.request.http_version >= b"1.1"
