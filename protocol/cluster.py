@@ -35,8 +35,8 @@ class Offer:
 
     `engine` is None until the engine has been ready once; `up` is whether it accepts requests now, and `why` the reason
     if not, as the end of a sentence that begins with its name. `running` and `waiting` count requests, `tokens` the
-    prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1. It accepts prompts of
-    `pending_prefill_tokens_max` tokens together that have not begun, of any number if that is 0.
+    prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1. It accepts prompts without a first
+    token up to `pending_prefill_tokens_max` tokens together; 0: no limit.
     """
 
     name: str
@@ -68,7 +68,7 @@ class NodeState(Message):
 
     A node that `routes` receives the offers of others, and their loads again after `tell_s` at the earliest; other
     nodes receive none. The load in an offer leaves out the receiver's own requests, which it counts itself.
-    `elsewhere` names those of the receiver's workers that are down and whose work another one can do.
+    `elsewhere` names those of the receiver's workers that are down and whose work another worker can do.
     """
 
     offers: tuple[Offer, ...] = ()

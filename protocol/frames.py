@@ -131,7 +131,7 @@ class Step:
     """All tokens of one engine step: parallel arrays, one unit of credit a token.
 
     Stream `streams[i]` gets the next `counts[i]` ids of `tokens`. `begun` comes before the tokens of its stream and
-    `ended` after them. `logprobs` has, by stream, one a token for the streams that asked for them.
+    `ended` after them. `logprobs` has, by stream, one entry for each token, if the stream asked for them.
     """
 
     streams: list[int]

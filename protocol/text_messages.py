@@ -160,7 +160,7 @@ class Detokenized(Message):
     text: str
 
 
-KINDS = (  # without results: processors are asked within their node alone, and no link checks such numbers as theirs
+KINDS = (  # without results, so that no link carries requests: processors are asked only within their own node
     Kind(11, Respond),
     Kind(12, Text),
     Kind(13, Accepted),

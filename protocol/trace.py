@@ -60,13 +60,13 @@ def from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
     The names of headers are in lower case. Of a later version of the format, the part that all versions share is read.
     """
     parents = [value for name, value in headers if name == b"traceparent"]
-    found = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
-    if found is None or (found["version"] == b"00" and found["more"] is not None):
+    parent = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
+    if parent is None or (parent["version"] == b"00" and parent["more"] is not None):
         return None
     state = _state(value.decode("latin-1") for name, value in headers if name == b"tracestate")
-    sampled = bool(int(found["flags"], 16) & SAMPLED)
+    sampled = bool(int(parent["flags"], 16) & SAMPLED)
     try:
-        return Trace(found["id"].decode(), found["span"].decode(), sampled=sampled, state=state)
+        return Trace(parent["id"].decode(), parent["span"].decode(), sampled=sampled, state=state)
     except ValueError:  # an id of zeros
         return None
 

@@ -185,17 +185,17 @@ class Routing:
             yield from (worker for worker in workers if worker.load.name not in excluded)
             return
         now, ejected = trio.current_time(), list[Worker]()
-        found = False
+        any_eligible = False
         for worker in workers:
             name = worker.load.name
             if name in excluded:
                 continue
             if not self.outliers.avoided(name, now):
-                found = True
+                any_eligible = True
                 yield worker
-            elif not found:
+            elif not any_eligible:
                 ejected.append(worker)
-        if not found:
+        if not any_eligible:
             yield from ejected
 
     def _pair(self, request: Generate | None, excluded: Collection[str]) -> tuple[Worker, Worker] | None:

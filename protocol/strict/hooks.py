@@ -162,9 +162,9 @@ def union_hook(kind: object, converter: Converter) -> Hook:
             members.setdefault(reader_type, (hook, member))
 
     def choose(value: object, _: object) -> object:
-        if (found := members.get(type(value))) is None:
+        if (entry := members.get(type(value))) is None:
             raise wrong(f"expected {expected(kind)}, got {describe(value)}")
-        hook, member = found
+        hook, member = entry
         return hook(value, member)
 
     return choose

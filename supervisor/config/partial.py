@@ -74,8 +74,8 @@ def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
 
 def _suggested(mistake: Mistake) -> Iterator[str]:
     """Yield the path of the key that a mistake about an unknown key suggests: it is not missing, but misspelled."""
-    if (found := SUGGESTION.search(mistake.message)) is not None:
-        yield join(mistake.path.rpartition(".")[0], found[1])
+    if (suggestion := SUGGESTION.search(mistake.message)) is not None:
+        yield join(mistake.path.rpartition(".")[0], suggestion[1])
 
 
 def _unprintable(value: object, path: str) -> Iterator[Mistake]:

@@ -38,10 +38,10 @@ def is_local_host(host: str) -> bool:
     if host in {*LOOPBACK_HOSTS, socket.gethostname()}:
         return True
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return False
-    return any(_is_own(family, address) for family, _, _, _, address in found)
+    return any(_is_own(family, address) for family, _, _, _, address in infos)
 
 
 def _is_own(family: int, address: tuple[object, ...]) -> bool:

@@ -51,7 +51,7 @@ class _Scanner:
     _sizes: dict[str, int] = field(factory=dict)  # of each array of tables, by its path
 
     def __attrs_post_init__(self) -> None:
-        self._starts = [0, *(found.end() for found in re.finditer("\n", self.text))]
+        self._starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
 
     def scan(self) -> None:
         table = ""
@@ -151,14 +151,14 @@ class _Scanner:
         return f"{path}[{self._sizes[path] - 1}]" if path in self._sizes else path
 
     def _skip(self, pattern: re.Pattern[str]) -> int:
-        found = pattern.match(self.text, self._position)
-        self._position = self._position if found is None else found.end()
+        match = pattern.match(self.text, self._position)
+        self._position = self._position if match is None else match.end()
         return self._position
 
     def _line(self, start: int) -> int:
         return bisect_right(self._starts, start)
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    code = found[1]
+def _unescaped(match: re.Match[str]) -> str:
+    code = match[1]
     return SHORT_ESCAPES[code] if code in SHORT_ESCAPES else chr(int(code[1:], 16))

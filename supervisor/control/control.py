@@ -4,7 +4,7 @@ An operator may reach one node only, so a request names the node that it is abou
 its link to that one, or over a link to a node that routes, which has links to all. So a request crosses at most two
 links, and each node on its way gives up a little before its caller does: the caller then learns which link was slow.
 
-This service changes nothing itself. What a drain or a reload does is the node's; it is set once the node runs.
+This service changes nothing itself. The node carries out drains and reloads, and sets their functions once it runs.
 """
 
 from __future__ import annotations

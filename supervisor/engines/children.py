@@ -42,19 +42,19 @@ class NodeEngines:
 
     children: tuple[Child | Tree, ...]
     engines: Mapping[str, Registration[Engine]]
-    served: Services  # what may be asked of each beside requests, by its name
+    served: Services  # the services of each besides requests, by its name
     published: Mapping[str, RetriedChild]  # by the name of the child that comes and goes
 
 
 def offer(name: str, section: EngineSection) -> Offer:
-    """Return what an engine will be to others."""
+    """Return the offer of an engine that is not up yet, as other nodes get it."""
     pending_max = section.pending_prefill_max
     leg, slots = Leg(section.leg), section.slots
     return Offer(name, section.model, leg, slots, up=False, pending_prefill_tokens_max=pending_max)
 
 
 def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEngines:
-    """Return the engines of a node, and note them in its directory; `texts` has the models whose text is read here."""
+    """Return the engines of a node, and add them to its directory; `texts` has the models whose text is read here."""
     kinds = {word: kind.children(context) for word, kind in KINDS.items()}
     local_engines = [_local(context, name, texts) for name in context.cluster.engines_on(context.node)]
     workers = [worker(context, engine, kinds[engine.section.kind].engine(engine)) for engine in local_engines]
@@ -87,7 +87,7 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
     return Tree(
         name=local.name,
         strategy=Strategy.ONE_FOR_ALL,
-        # An engine's fault is no other child's: it is tried again for ever, at most every half minute.
+        # It fails without its siblings, and is tried again for ever, at most every half minute.
         restarts_max=None,
         backoff=Backoff(min_s=engine.retry_min_s, crashes=True),
         needs=engine.needs,

@@ -231,11 +231,11 @@ class Keys:
     def _match(self, secret: bytes) -> Key | None:
         """Return the key of a secret; compares with every key, without stopping at the first that matches."""
         digest = hashlib.sha256(secret).hexdigest()
-        found = None
+        matching = None
         for key in self._keys.values():
             if hmac.compare_digest(digest, key.section.sha256):
-                found = key
-        return found
+                matching = key
+        return matching
 
 
 def presented_secret(headers: Headers) -> bytes | None:

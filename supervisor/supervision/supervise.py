@@ -10,7 +10,7 @@ Why it is written this way:
 - Only the loop ends a life. Each life has its own cancel scope, shielded from cancellation around it: when the tree
   is cancelled, children still stop one after the other, in the reverse order of their needs.
 - Trio cannot kill a task. A child that ignores its cancellation beyond `stop_within_s` is reported and left running,
-  and never is a second life of it started beside the first.
+  and a second life of it is never started beside the first.
 - A failure is an exception of a child, a child that ends before it was ready, or one that is not ready in time. What
   follows is decided here alone; a child that fails reports nothing to anybody else.
 """

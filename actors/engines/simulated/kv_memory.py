@@ -82,18 +82,18 @@ class KvMemory:
     def take(self, digests: Sequence[bytes], pages: int) -> Lease | None:
         """Lease so many pages, those of a cached prefix shared; None while there are too few."""
         cached = self.cached_prefix(digests)
-        found = list(digests[:cached])
+        cached_digests = list(digests[:cached])
         assert cached <= pages, "a prefix is part of the whole"
         missing = pages - cached
-        evictable = len(self._idle) - sum(digest in self._idle for digest in found)
+        evictable = len(self._idle) - sum(digest in self._idle for digest in cached_digests)
         if missing > self.free + evictable:
             return None
-        for digest in found:
+        for digest in cached_digests:
             self._reference(digest)
         for _ in range(missing - self.free):
             self._idle.popitem(last=False)
         self._own += missing
-        return Lease(found, missing)
+        return Lease(cached_digests, missing)
 
     def publish(self, lease: Lease, digest: bytes) -> None:
         """Share the next page of a lease, which is full; if an equal one is shared already, one of the two is freed."""

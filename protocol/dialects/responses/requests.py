@@ -214,8 +214,8 @@ def read_event(data: dict[str, object], *, default_model: str | None = None) -> 
     supported = '"response.create" or "response.cancel"'
     if isinstance(kind, str):
         raise Unsupported(f"type: {describe(kind)} is not an event of this server; send {supported}", param="type")
-    found = f"got {describe(kind)}" if "type" in data else "it is missing"
-    raise BadRequest(f"type: expected {supported}, {found}", param="type")
+    seen = f"got {describe(kind)}" if "type" in data else "it is missing"
+    raise BadRequest(f"type: expected {supported}, {seen}", param="type")
 
 
 def parse_http(body: bytes) -> CreateHttp:

@@ -137,7 +137,7 @@ async def _host(spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime,
                 frozen_reason = await use(link, process)
             finally:
                 goodbye = partial(link.send_bye, "shutdown", "the node stops it")
-                # A host that still loads does not read its link yet, and one that is frozen never will.
+                # A host that still loads does not read its link yet, and a frozen host never will.
                 ask = goodbye if link.ready and frozen_reason is None else None
                 await process.stop(runtime.ladder, runtime.grace, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
                 outlives.cancel()
@@ -172,7 +172,7 @@ async def _started(
 async def _attempt(
     spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime, output_log: OutputLog, stack: ExitStack
 ) -> _Started:
-    runtime.folder.restore()  # below /tmp it may have been removed while the node ran for weeks
+    runtime.folder.restore()  # a cleaner of /tmp may have removed it while the node ran for weeks
     place = Path(tempfile.mkdtemp(prefix="e", dir=runtime.folder.path))  # short: SGLang puts Unix sockets into it
     stack.callback(shared_memory.remove, place)
     output, write = output_log.pipe()

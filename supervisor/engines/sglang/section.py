@@ -15,7 +15,7 @@ from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.limits import Count
 from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, EngineSection, NodeName
 
-BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; 15 s after a life its decodes have forgotten its port
+BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; decodes forget the port of a life 15 s after it
 PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
 """The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
 ZYGOTE_S = 120.0

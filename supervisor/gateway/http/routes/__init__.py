@@ -32,7 +32,7 @@ ROUTES = RouteTable(
             probe=True,
         ),
         Route(Operation("GET", "/openapi.json", "This document.", json_body({"type": "object"})), openapi.openapi),
-        Route(Operation("GET", "/v1/models", "The models that are served.", json_body("Models")), models.listed),
+        Route(Operation("GET", "/v1/models", "The models that are served.", json_body("Models")), models.list_models),
         Route(
             Operation(
                 "GET",
@@ -42,7 +42,7 @@ ROUTES = RouteTable(
                 errors=(404,),
                 parameters=(models.PATH_PARAMETER,),
             ),
-            models.one,
+            models.get_model,
         ),
         Route(
             Operation(

@@ -20,11 +20,11 @@ from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.requests import RequestRecord, ServedModel
 
 
-async def reply_whole(exchange: Exchange, record: RequestRecord, respond: Respond, gathered: AnswerBuilder) -> None:
+async def reply_whole(exchange: Exchange, record: RequestRecord, respond: Respond, builder: AnswerBuilder) -> None:
     """Write the response once it is complete; raises the `RequestError` that ended it."""
     record.memory = exchange.answer_memory
     served = _served(exchange, record)
-    body = await exchange.gateway.answer(respond, served, record, gathered.add, gathered.finish)
+    body = await exchange.gateway.answer(respond, served, record, builder.add, builder.finish)
     await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
 
 

@@ -42,8 +42,8 @@ async def _answer(dialect: Dialect[Request], api: str, exchange: Exchange, body:
         chunks = dialect.Chunks(request, request_id=response_id, created=created)
         await reply_streamed(exchange, record, respond, chunks)
     else:
-        gathered = dialect.Completion(request, request_id=response_id, created=created)
-        await reply_whole(exchange, record, respond, gathered)
+        builder = dialect.Completion(request, request_id=response_id, created=created)
+        await reply_whole(exchange, record, respond, builder)
 
 
 CHAT: Handler = partial(_answer, chat, "chat")

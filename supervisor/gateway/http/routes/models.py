@@ -27,7 +27,7 @@ QUERY_PARAMETER: Schema = {
 }
 
 
-async def listed(exchange: Exchange, _: bytes) -> None:
+async def list_models(exchange: Exchange, _: bytes) -> None:
     """Answer with every model."""
     await trio.lowlevel.checkpoint()
     models = [served.model() for served in exchange.gateway.runner.served.values()]
@@ -35,7 +35,7 @@ async def listed(exchange: Exchange, _: bytes) -> None:
     log_answered(exchange)
 
 
-async def one(exchange: Exchange, _: bytes) -> None:
+async def get_model(exchange: Exchange, _: bytes) -> None:
     """Answer with one model; raises `ModelNotFound`."""
     await trio.lowlevel.checkpoint()
     served = exchange.gateway.runner.find(unquote(exchange.path.removeprefix(PREFIX)))

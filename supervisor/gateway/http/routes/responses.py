@@ -30,8 +30,8 @@ async def answer(exchange: Exchange, body: bytes) -> None:
     response_id, created_at = exchange.gateway.new_id(), int(exchange.gateway.now())
     record = exchange.start_record(request.model, API)
     respond = responses.to_respond(request, request_id=response_id)
-    gathered = responses.Completion(request, request_id=response_id, created_at=created_at)
-    await reply_whole(exchange, record, respond, gathered)
+    builder = responses.Completion(request, request_id=response_id, created_at=created_at)
+    await reply_whole(exchange, record, respond, builder)
 
 
 async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
