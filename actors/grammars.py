@@ -2,8 +2,7 @@
 
 A grammar is in effect a program that a client supplies: compiling it, or following it token by token, may take minutes
 or gigabytes, and an engine that does so stands still for all its requests. A *checker*, a process of its own, compiles
-and walks it first, within bounds. Owners (clients' keys) take turns in the checkers' time; an owner that holds all
-places but one gets no other.
+and walks it first, within bounds. Owners (clients' keys) take turns; one that holds all places but one gets no other.
 
 A verdict depends on the grammar alone and is remembered. A check for which no request waits any more is cancelled.
 Nothing in this file knows what a grammar means.
@@ -104,9 +103,7 @@ class GrammarChecks:
         if len(largest) <= len(self._waiting.get(owner, ())) + 1:  # with the check that is to be added
             raise Overloaded(f"{self.waiting} grammars wait to be checked; try again")
         last = largest[-1]
-        last.failure = Overloaded(
-            "the queue of grammar checks is full, and this check made way for a key with fewer; try again"
-        )
+        last.failure = Overloaded("the queue of checks is full, and this one made way for a key with fewer; try again")
         self._drop((last.request.owner, grammar_digest(last.request.grammar)), last)
         last.over.set()
 

@@ -228,12 +228,9 @@ class LinkReplaced(LinkLost):
 
 
 class EngineLost(RequestError):
-    """The engine that was answering died, or did not release its slot; try again.
+    """The engine that was answering died, or did not release its slot; try again."""
 
-    This is the error of one request. The engine's actor ends with `EngineDied`.
-    """
-
-    code = "engine_lost"
+    code = "engine_lost"  # of one request; the engine's actor ends with `EngineDied`
     http_status = 503
     retry_after_s = 1
 

@@ -229,8 +229,7 @@ class GrammarChecked(Message):
 class RunRank(Message):
     """Run one rank of an engine that spans nodes, until the asker cancels or leaves; answered by one `RankStarted`.
 
-    `agreed` is what must be equal in the configuration of all of its nodes, as JSON by key: each node runs by its own
-    file.
+    `agreed` is what must be equal in the files of all of its nodes, as JSON by key: each node runs by its own file.
     """
 
     agreed: dict[str, str]

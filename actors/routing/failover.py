@@ -46,9 +46,7 @@ class Failover:
     routing: Routing
     lost_names: set[str] = field(factory=set)  # workers that it was lost by
     crashed_names: set[str] = field(factory=set)  # workers whose engine crashed under it: never asked again
-    left_legs: list[tuple[str, Replies]] = field(
-        factory=list
-    )  # the workers and replies of calls that the request left before their end
+    left_legs: list[tuple[str, Replies]] = field(factory=list)  # calls that it left before their end, by worker
     weights: str | None = None  # of the workers of the first attempt that began to answer
     _handed_route: Route | None = None  # the last one whose hand-off succeeded
     _refusal: tuple[str, EngineRefused] | None = None  # by which worker
@@ -100,7 +98,7 @@ class Failover:
     # The next workers --------------------------------------------------------------------------
 
     def second_opinion(self, route: Route, error: RequestError, remaining: Generate) -> Route | None:
-        """Return another route to ask at once if the error may be the worker's fault, else None; None if none is free.
+        """Return another route to ask at once if the error may be the worker's fault and a route is free, else None.
 
         A refusal may be right, or the engine may be broken. A request that probes an ejected worker must not fail by
         that. The caller has sent nothing yet.
@@ -173,6 +171,6 @@ def resumes_exactly(sampling: Sampling) -> bool:
 
 
 def cause(group: BaseExceptionGroup[RequestError]) -> RequestError:
-    """Return the likely cause of the errors of two legs: rather an error of the request than one of a worker."""
+    """Return the likely cause of two legs' errors: rather one of the request itself, and last a failed hand-off."""
     errors = [leaf for leaf in leaves(group) if isinstance(leaf, RequestError)]
     return min(errors, key=lambda error: (isinstance(error, FAILOVER), isinstance(error, HandOffFailed)))

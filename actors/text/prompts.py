@@ -68,12 +68,10 @@ async def _prompt_tokens(
 
 def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
     """Return the token ids of a prompt that was sent as token ids; raises `BadRequest` for unknown ones."""
-    tokens, vocabulary_size = list(request.token_lists[place]), limits.info.vocabulary_size
-    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
+    tokens, last = list(request.token_lists[place]), limits.info.vocabulary_size - 1
+    if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
         which = f"prompt {place}" if request.token_lists[1:] else "the prompt"
-        raise BadRequest(
-            f"{which} has a token id outside 0 to {vocabulary_size - 1}", param=param_name(request, "turns")
-        )
+        raise BadRequest(f"{which} has a token id outside 0 to {last}", param=param_name(request, "turns"))
     return tokens
 
 

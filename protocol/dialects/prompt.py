@@ -1,7 +1,4 @@
-"""The `prompt` of completions: a text, token ids, or a list of either.
-
-`value_types` and `from_value` make a class read its values itself: see `protocol/strict/structure.py`.
-"""
+"""The `prompt` of completions: a text, token ids, or a list of either."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ IDS_MAX = 2**20  # of all prompts together; a prompt that is too long for its mo
 class TokenIds:
     """A list of token ids; it may have a million entries, so it is checked without a loop in Python."""
 
-    value_types: ClassVar[tuple[type, ...]] = (list,)
+    value_types: ClassVar[tuple[type, ...]] = (list,)  # for `protocol/strict/structure.py`, as `from_value` is
 
     ids: tuple[int, ...]
 

@@ -25,8 +25,7 @@ def smallest_engine(offers: Sequence[Offer]) -> EngineInfo | None:
 
 
 def _smallest(directory: Directory, model: str) -> EngineInfo | None:
-    # Cached until the directory changes.
-    return directory.derived(("smallest", model), lambda: smallest_engine(directory.offers(model)))
+    return directory.derived(("smallest", model), lambda: smallest_engine(directory.offers(model)))  # cached there
 
 
 def request_limits(directory: Directory, model: str, prompt_tokens_max: int) -> PromptLimits | None:

@@ -181,9 +181,7 @@ class Reloader:
         unapplied: dict[str, list[str]] = {}  # keys of engines and models by section, without their values: secrets
         for difference in differences.values():
             change = evolve(difference, old=self._applied.get(difference.path, difference.old))
-            if (
-                change.old == change.new or (applied := self._apply(change, read)) is None
-            ):  # None: it is for other nodes
+            if change.old == change.new or (applied := self._apply(change, read)) is None:  # it is for other nodes
                 continue
             if applied:
                 self._record(change, read.cluster, outcome)

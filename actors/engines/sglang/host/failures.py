@@ -1,7 +1,4 @@
-"""The rate at which an engine fails requests for reasons of its own (not an abort, not a bad request).
-
-Above a limit the engine is at fault, and not the requests.
-"""
+"""The rate at which an engine fails requests for reasons of its own: not by an abort, nor because they are wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ REASON_LENGTH_MAX = 300  # characters
 
 
 class FailureRate:
-    """Counts the requests that an engine fails by itself: more than `FAILURES_MAX` in `WINDOW_S` end it."""
+    """Counts the requests that an engine fails by itself: with over `FAILURES_MAX` in `WINDOW_S` it is at fault."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

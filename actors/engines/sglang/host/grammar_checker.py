@@ -52,9 +52,7 @@ SLOWDOWN_MAX = 20.0  # elapsed time over processor time of a check, on a busy ma
 SLOWDOWN_GRACE_S = 5.0
 NICE = 10  # the priority of checks: engines go first
 PR_SET_PDEATHSIG = 1
-SOURCE_LOCATION = re.compile(
-    r"^\[[0-9:]+\] \S+?:\d+: "
-)  # a place in xgrammar's source, which begins each of its errors
+SOURCE_LOCATION = re.compile(r"^\[[0-9:]+\] \S+?:\d+: ")  # in xgrammar's source; each of its errors begins so
 SGLANG_NAMES = {GrammarKind.JSON_SCHEMA: "json"}  # of kinds of grammars, where they differ
 
 Report: TypeAlias = dict[str, float | str]
