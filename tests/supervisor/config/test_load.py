@@ -230,11 +230,11 @@ def test_what_follows_from_a_mistake_is_not_reported_as_another(
 
 
 def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Written) -> None:
-    found = mistakes(written(f'{GOOD}kind = "x"\nslots = true\nmodle = 3\nnode = "b"\n'))
+    found = mistakes(written(f'{GOOD}kind = "x"\nslots = true\nmodel2 = 3\nnode = "b"\n'))
     assert [(line, mistake.partition(":")[0]) for line, mistake in found] == [
         (9, "engine.tiny-0.kind"),
         (10, "engine.tiny-0.slots"),
-        (11, "engine.tiny-0.modle"),
+        (11, "engine.tiny-0.model2"),
         (12, "engine.tiny-0.node"),
     ]
 
