@@ -8,7 +8,8 @@ deadlines; those are the actors'.
 `tests/contracts/engine.py` checks every kind, also what no type says. A `logit_bias` of 100 forces a token and one of
 -100 forbids it; log probabilities stand beside each token, the likeliest first, and change no token; a `cache_salt`
 keeps cached prompts apart; a stop token ends an answer and is delivered; and without `ignore_eos` some answers still
-reach their limit.
+reach their limit. The last `said` tokens of a prompt are the beginning of the answer: the engine continues it, and
+`tokens_max` counts only what is still to come.
 """
 
 from __future__ import annotations

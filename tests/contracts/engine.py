@@ -56,6 +56,7 @@ def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling: An
 async def check_engine(make_engine: MakeEngine) -> None:
     """Check one engine against the port; each check leaves it as idle as it found it."""
     async with make_engine() as engine:
+        assert engine.info.running_max >= 2, "the checks need an engine with two slots at least"
         await at_rest(engine)
         for check in CHECKS:
             try:
@@ -161,6 +162,21 @@ async def ends_with_stop_at_a_stop_token(engine: Engine) -> None:
     got, finished = await complete(engine, Generate(new_id(), wanted.tokens, sampling))
     assert got == ids[: place + 1], "the stop token is the last that is delivered"
     assert (finished.reason, finished.matched) == (FinishReason.STOP, ids[place])
+
+
+async def ends_with_no_stop_before_tokens_min(engine: Engine) -> None:
+    for _ in range(5):
+        ids, finished = await complete(engine, request(engine, 12, tokens_min=12, ignore_eos=False))
+        assert (len(ids), finished.reason) == (12, FinishReason.LENGTH)
+
+
+async def continues_an_answer_behind_what_is_said(engine: Engine) -> None:
+    wanted = request(engine, 12)
+    whole, _ = await complete(engine, wanted)
+    for said in (1, 7):
+        sampling = evolve(wanted.sampling, tokens_max=12 - said)
+        rest, _ = await complete(engine, Generate(new_id(), [*wanted.tokens, *whole[:said]], sampling, said=said))
+        assert rest == whole[said:]
 
 
 async def answers_an_unread_request_whole(engine: Engine) -> None:
@@ -405,6 +421,8 @@ async def drops_its_cache_only_when_idle(engine: Engine) -> None:
 CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     ends_with_length_at_tokens_max,
     ends_with_stop_at_a_stop_token,
+    ends_with_no_stop_before_tokens_min,
+    continues_an_answer_behind_what_is_said,
     answers_an_unread_request_whole,
     aborts_in_the_turn_of_submit,
     aborts_before_the_first_token,

@@ -164,7 +164,10 @@ def test_every_message_is_encoded_as_pinned(name: str) -> None:
     new, gone = now.keys() - pinned.keys(), pinned.keys() - now.keys()
     assert not gone, f"{name} {sorted(gone)} are gone, which nodes of older versions still send; {RENEW}"
     changed = [number for number in now if number in pinned and now[number] != pinned[number]]
-    assert not changed, f"{name} {changed} have other bytes: first raise VERSION of protocol/frames.py; {RENEW}"
+    assert not changed, (
+        f"{name} {changed} have other bytes. Older nodes read past a new field with a default; any other change first "
+        f"needs a higher VERSION of protocol/frames.py; {RENEW}"
+    )
     assert not new, f"{name} {sorted(new)} have no pins (older nodes do not know them: CONTRIBUTING.md); {RENEW}"
 
 

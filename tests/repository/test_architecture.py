@@ -46,3 +46,15 @@ def test_what_other_nodes_and_clients_see_first_starts_first_and_stops_last() ->
     assert needs["links"] == {"gateway"}
     others = [child for child in assembly.tree.children if child.name not in {"gateway", "links"}]
     assert all(isinstance(child, Child | Tree) and needs[child.name] >= {"gateway", "links"} for child in others)
+
+
+def test_the_table_of_rooms_names_every_engine() -> None:
+    row = next(
+        line
+        for line in (ROOT / "docs/architecture.md").read_text().splitlines()
+        if line.startswith("| `actors/engines/` |")
+    )
+    folders = {path.parent.name for path in ROOT.glob("actors/engines/*/__init__.py")}
+    assert not [name for name in folders if f"`{name}/`" not in row], (
+        "edit the row of actors/engines/ in docs/architecture.md"
+    )
