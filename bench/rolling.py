@@ -33,7 +33,7 @@ ROUNDS = {"simulated": 5, "sglang": 1}  # a real worker takes some 20 s to come 
 
 
 def plan(drain_s: float, engines: str = "simulated", tokens_max: int = 160) -> Plan:
-    """Return a plan of two workers, each of which can serve the whole load; simulated answers have so many tokens."""
+    """Return a plan of two workers that can each serve the whole load; simulated answers have up to `tokens_max`."""
     slots, names = 2 * CLIENTS, ("w1", "w2")
     if engines == "sglang":
         texts = {name: sglang(slots=slots) for name in names}

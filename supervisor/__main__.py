@@ -134,7 +134,7 @@ def _print(text: str) -> int:
 
 
 def check_report(file: Path, joined: Sequence[str], node_name: str | None) -> str:
-    """Return the output of `--check`: each node, then warnings; raises `StartFailed` with every mistake."""
+    """Return the output of `--check`: each node, then warnings; raises `StartFailed` for mistakes."""
 
     def examine(cluster: Cluster) -> Iterator[Mistake]:
         yield from file_checks.mistakes(cluster, os.environ)

@@ -38,7 +38,8 @@ class Engine(Protocol):
         """Start a request, or let it wait inside the engine for a slot; never blocks.
 
         Raises what `check_request` of `request_check.py` raises, `Overloaded` if neither a slot nor a place to wait is
-        free, and `EngineLost` if the engine died. At least one request may wait when all slots are taken.
+        free, `TooLarge` if the request cannot be sent to the engine's process, and `EngineLost` if the engine died. At
+        least one request may wait when all slots are taken.
         """
 
     def abort(self, request_id: str) -> None:

@@ -43,8 +43,9 @@ class PriorityInbox(Generic[Req, Rep, Res]):
     """An inbox of `size` calls, at least one; further askers wait for room, first come, first served.
 
     A receiver takes the call of the highest `priority`, be it inside or waiting for room. Of equal ones the owners take
-    turns: the next is the oldest call of the owner that has been served least, by `weight`, since the inbox was empty.
-    A call whose asker has left is dropped when it is found, and costs its owner no turn.
+    turns: the next is the oldest call of the owner that has been served least, by `weight`, where one that comes anew
+    counts as served as little as the least of those that wait. A call whose asker has left is dropped when it is found,
+    and costs its owner no turn.
     """
 
     size: int

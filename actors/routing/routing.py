@@ -86,7 +86,7 @@ class Routing:
         """Return the eligible workers of a leg; if they are ranked, up to the first that is preferred to all others.
 
         That is the first with room for the request and without a reservation. So the cost of a choice does not grow
-        with the number of workers.
+        with the number of workers while one of the first will do.
         """
         if self.ranked is None or self.policy is not least_loaded:
             return list(self._eligible(self._workers(leg), excluded))

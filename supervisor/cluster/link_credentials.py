@@ -46,7 +46,7 @@ def _secret_in_file(cluster: Cluster) -> str:
             raise Misconfigured("cluster.secret", reason)
         return reading.read(file, SECRET_BYTES_MAX).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise Misconfigured("cluster.secret", f"it cannot be read: {error}") from error
+        raise Misconfigured("cluster.secret", f"the cluster's secret cannot be read: {error}") from error
 
 
 def link_tls(cluster: Cluster) -> LinkTls | None:

@@ -5,8 +5,8 @@ joins dials all the same, because others may know it by an old address. `carried
 there are two all the same.
 
 Anybody can connect. Until a connection has proved a name it has little time and few bytes, and where there are too many
-such connections the oldest one is closed, so that they cannot keep nodes out. No error of one
-connection may end another one, or this file's tasks.
+such connections the oldest one is closed, so that they cannot keep nodes out. No error of one connection may end
+another one, or this file's tasks.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class NodeRecords:
         return node in self._records or len(self._records) < NODES_MAX
 
     def merge_neighbour(self, neighbour: Neighbour, *, from_itself: bool) -> None:
-        """Record where a node listens: cluster.toml decides, then the node itself, and then any other node.
+        """Record where a node listens: cluster.toml decides, then the node itself; no other node replaces an address.
 
         Otherwise two nodes that disagree could keep each other announcing for ever.
         """

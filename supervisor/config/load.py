@@ -62,12 +62,13 @@ class Loaded:
 
     @contextmanager
     def locating_mistakes(self) -> Iterator[None]:
-        """Raise `FileMistakes` with the line in the file instead of a `Misconfigured` from the body."""
+        """Raise `FileMistakes`, a sentence with the line in the file, instead of a `Misconfigured` from the body."""
         try:
             yield
         except Misconfigured as error:
-            report = _report(self.file, [Mistake(error.path, str(error))], self.lines)
-            raise FileMistakes(report, self.cluster) from error
+            sentence = _printable(str(Mistake(error.path, str(error))))
+            line = line_of(error.path, self.lines)
+            raise FileMistakes(f"{self.file}, line {line}: {sentence}", self.cluster) from error
 
 
 def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | None = None) -> Loaded:

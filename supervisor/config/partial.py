@@ -1,7 +1,8 @@
 """The partial structuring of a file with mistakes: its wrong parts are left out, so that the rest can be checked.
 
 A value that is left out may make others look wrong: an engine without a model, a node that nobody names. Such
-consequences are recognised by the path that was left out, and are not reported as further mistakes.
+consequences are recognised by the path that was left out and by the words of the cross-checks, and are not reported as
+further mistakes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ROUNDS_MAX = 4  # of structuring: what is left out in one may uncover mistakes f
 ASSUMED: dict[str, object] = {"path": ".", "kv_tokens_max": 2**20}  # for required keys that are missing
 MULTILINE_TABLES = ("settings", "environment")  # whose values may have line breaks
 KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
-ENTRY = re.compile(r"(model|engine|node)(\.[\w-]+|\[.+\])(\.model|\.leg)?")  # an entry that others may refer to
+# An entry that others may refer to: by its name, or because it is an engine that serves a model, or is one of its legs.
+ENTRY = re.compile(r"(model|engine|node)(?:\.([\w-]+)|\[\"(.+)\"\])(?:\.(model|leg))?")
 SUGGESTION = re.compile(r"did you mean ([a-z_]+)\?")
 
 
@@ -46,10 +48,18 @@ def _concerns(path: str, mistake: Mistake) -> bool:
     concerned, message = mistake.path, mistake.message
     if _is_prefix(path, concerned) or path in message:
         return True
+    parent, _, key = path.rpartition(".")
+    if concerned.rpartition(".")[0] == parent and f"means nothing without {key}" in message:
+        return True
     if (entry := ENTRY.fullmatch(path)) is None:
         return False
-    table = entry[1]
-    return f"no {table} " in message or (concerned == table and message == "must not be empty")
+    table, name, quoted, key = entry.groups()
+    if table != "engine":  # it may be what others name, or the last that they could name
+        lone = (concerned, message) == (table, "must not be empty") or message.endswith("; there is ")
+        return lone or f"no {table} {name or quoted}".casefold() in message.casefold()
+    if key == "leg":
+        return "whose leg is" in message
+    return "no engine " in message or (concerned == table and message == "must not be empty")
 
 
 def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:

@@ -2,8 +2,7 @@
 
 A bad grammar is refused beforehand, with a sentence that the client can act on, and not by an engine in the middle of
 other requests. The same grammar goes to the same node, which remembers its verdict, or if that node cannot be asked, to
-the next one.
-No engine waits for a check, and no check may run on the node's event loop.
+the next one. No engine waits for a check, and no check may run on the node's event loop.
 """
 
 from __future__ import annotations

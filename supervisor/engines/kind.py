@@ -61,9 +61,9 @@ class RetriedChild(Protocol):
 class KindChildren:
     """The children that one kind adds to one node.
 
-    Those in `before` start before all engines of the node, those in `after` after them. `served` are the services that
-    nodes may ask of its engines besides requests. `published` are the registrations of the children in `before` that
-    come and go, by their names.
+    Those in `before` stand before all engines of the node in its tree, those in `after` behind them. `served` are the
+    services that nodes may ask of its engines besides requests. `published` are the registrations of the children in
+    `before` that come and go, by their names.
     """
 
     engine: Callable[[LocalEngine], EngineChild]

@@ -7,7 +7,7 @@ from attrs import define, frozen
 
 @define(eq=False)
 class Traffic:
-    """Messages and bytes in each direction, over one link, or over all links to one node since this node began."""
+    """Messages and bytes in each direction, over one link, or over all links to a node while it is known."""
 
     messages_sent: int = 0
     messages_received: int = 0

@@ -34,4 +34,5 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
         template = None if section.template is None else reading.template(cluster.folder / section.template)
         return evolve(load(contents, template, strftime=strftime), digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
-        raise Misconfigured(join(join("model", segment(name)), "path"), f"model {name} in {folder}: {error}") from error
+        key = "template" if section.template is not None and "chat template" in str(error) else "path"
+        raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error

@@ -109,7 +109,7 @@ class LoopMonitor(trio.abc.Instrument):
         return {name: slow.count for name, slow in self._slow.items()}
 
     def count(self, name: str, duration_s: float, task: trio.lowlevel.Task | None = None) -> None:
-        """Count a turn of a function that exceeded the budget, and log it."""
+        """Count a turn of a function that exceeded the budget, and log it unless the function was logged lately."""
         if name not in self._slow and len(self._slow) >= NAMES_MAX:
             name = OTHERS
         slow = self._slow.setdefault(name, _SlowTurns())

@@ -1,9 +1,9 @@
 """The reading side of one HTTP connection: heads, bodies, and pipelined requests.
 
-h11 parses the syntax; `head_checks` refuses what another server may read otherwise than h11. Whatever a client
-can make this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a
-time, and requests that come while another is being answered (pipelined ones) have a size. The client chooses how small
-its pieces are, and each of them costs time here, so clients that send very many take turns.
+h11 parses the syntax; `head_checks` refuses what another server may read otherwise than h11. Whatever a client can make
+this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a time, and
+requests that come while another is being answered (pipelined ones) have a size. The client chooses how small its pieces
+are, and each of them costs time here, so clients that send very many take turns.
 """
 
 from __future__ import annotations

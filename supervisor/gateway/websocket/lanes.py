@@ -1,10 +1,9 @@
 """The responses of one WebSocket: one after the other in a lane, and in several lanes at the same time.
 
 A lane is a name that the client chooses. It exists while a response of it runs, waits or is kept in the history. Each
-response may continue an earlier one, of any lane. Only a
-response that runs is a task; one that waits is an entry in a list, in the order in which the requests came. Events are
-sent in the turn in which their text comes, so a response has no queue of its own, and what a slow client has not read
-is in the outbox alone.
+response may continue an earlier one, of any lane. Only a response that runs is a task; one that waits is an entry in a
+list, in the order in which the requests came. Events are sent in the turn in which their text comes, so a response has
+no queue of its own, and what a slow client has not read is in the outbox alone.
 """
 
 from __future__ import annotations

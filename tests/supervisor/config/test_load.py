@@ -218,6 +218,10 @@ ONE_CAUSE = [
         GOOD.replace("engine.tiny-0", 'engine."tiny 0"'),
         (5, 'engine["tiny 0"]: must be letters, digits, dashes, dots and _, got "tiny 0"'),
     ),
+    (
+        GOOD + "ranks_on = 3\ndist_port = 7400\n",
+        (9, "engine.tiny-0.ranks_on: expected a list, got 3"),
+    ),
     (TWO_LEGS, (9, 'engine.tiny-0.leg: expected "both", "prefill" or "decode", got "prefil"')),
 ]
 
@@ -227,6 +231,26 @@ def test_what_follows_from_a_mistake_is_not_reported_as_another(
     written: Written, text: str, mistake: tuple[int, str]
 ) -> None:
     assert mistakes(written(text)) == [mistake]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (
+            GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "mian"') + "[node.main]\n[node.Front]\n",
+            [(7, "engine.tiny-0.node: there is no node mian"), (11, "node.Front: must be lower-case letters")],
+        ),
+        (SECOND_MODEL + TWO_LEGS, [(1, "model.b: no engine serves it"), (11, "engine.tiny-0.leg: expected")]),
+    ],
+    ids=["a node", "a leg"],
+)
+def test_a_mistake_hides_none_that_does_not_follow_from_it(
+    written: Written, text: str, rows: list[tuple[int, str]]
+) -> None:
+    reported = mistakes(written(text))
+    assert len(reported) == len(rows)
+    for (line, sentence), (expected_line, beginning) in zip(reported, rows, strict=True):
+        assert (line, sentence[: len(beginning)]) == (expected_line, beginning)
 
 
 def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Written) -> None:

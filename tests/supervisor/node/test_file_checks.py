@@ -262,7 +262,18 @@ def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(written: 
     with pytest.raises(StartFailed) as caught:
         __main__.check_report(file, (), None)
     sentence = f"model tiny in {tmp_path}: the model's folder has no tokenizer.json and no config.json"
-    assert str(caught.value) == f"{file} has 1 mistake:\n  line 3: model.tiny.path: {sentence}"
+    assert str(caught.value) == f"{file}, line 3: model.tiny.path: {sentence}"
+
+
+def test_a_template_that_refuses_every_conversation_is_a_mistake_at_its_own_line(
+    written: Written, tmp_path: Path
+) -> None:
+    (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no user turn') }}")
+    file = written(GOOD.replace("[engine", 'template = "refuses.jinja"\n\n[engine', 1))
+    with pytest.raises(
+        StartFailed, match=r", line 5: model\.tiny\.template: .* refuses this conversation: no user turn"
+    ):
+        __main__.check_report(file, (), None)
 
 
 # Commands --------------------------------------------------------------------------------
