@@ -90,8 +90,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
     try:
         config, generation, tokenizing = (
-            cast("dict[str, Json]", json.loads(files.get(name, b"{}")))
-            for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+            _object(name, files) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
         )
         tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
         tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
@@ -122,6 +121,13 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
     except BadRequest as error:
         raise StartFailed(str(error)) from error
     return model
+
+
+def _object(name: str, files: Mapping[str, bytes]) -> dict[str, Json]:
+    value = json.loads(files.get(name, b"{}"))
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is no JSON object")
+    return cast("dict[str, Json]", value)
 
 
 def _default_template(value: Json) -> str | None:

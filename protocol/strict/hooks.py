@@ -142,7 +142,8 @@ def mapping_hook(kind: object, converter: Converter) -> Hook:
     read_key, read = converter.get_structure_hook(key_kind), converter.get_structure_hook(item_kind)
 
     def read_entry(key: str, item: object) -> tuple[object, object]:
-        return read_key(key, key_kind), read(item, item_kind)
+        value = read(item, item_kind)  # before its key: a wrong name must not hide what is wrong below it
+        return read_key(key, key_kind), value
 
     def hook(value: object, _: object) -> object:
         return dict(_read_each(read_mapping(value).items(), read_entry, item_kind))

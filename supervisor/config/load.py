@@ -81,15 +81,15 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     try:
         data = tomllib.loads(text)
         lines = lines_of(text)
-    except tomllib.TOMLDecodeError as error:
+        if join:
+            section = data.setdefault("cluster", {})
+            if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else `structure` reports it
+                section["join"] = [*section.get("join", ()), *join]
+        pruned = structure_valid_parts(data, kinds)
+    except ValueError as error:  # `TOMLDecodeError` is one, and so is Python's for a number of too many digits
         raise StartFailed(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
         raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
-    if join:
-        section = data.setdefault("cluster", {})
-        if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else `structure` reports it
-            section["join"] = [*section.get("join", ()), *join]
-    pruned = structure_valid_parts(data, kinds)
     mistakes = [*pruned.mistakes]
     cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:

@@ -26,8 +26,10 @@ ROUNDS_MAX = 4  # of structuring: what is left out in one may uncover mistakes f
 ASSUMED: dict[str, object] = {"path": ".", "kv_tokens_max": 2**20}  # for required keys that are missing
 MULTILINE_TABLES = ("settings", "environment")  # whose values may have line breaks
 KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
-# An entry that others may refer to: by its name, or because it is an engine that serves a model, or is one of its legs.
-ENTRY = re.compile(r"(model|engine|node)(?:\.([\w-]+)|\[\"(.+)\"\])(?:\.(model|leg))?")
+ENGINE = re.compile(
+    r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?"
+)  # the path of one, or of a key by which it is found
+NAMED = re.compile(r"(model|node)(?:\.([\w-]+)|\[\"(.+)\"\])")  # the path of an entry that other keys name
 SUGGESTION = re.compile(r"did you mean ([a-z_]+)\?")
 
 
@@ -45,21 +47,26 @@ class Pruned:
 
 
 def _concerns(path: str, mistake: Mistake) -> bool:
-    concerned, message = mistake.path, mistake.message
-    if _is_prefix(path, concerned) or path in message:
+    if _is_prefix(path, mistake.path) or path in mistake.message:
         return True
     parent, _, key = path.rpartition(".")
-    if concerned.rpartition(".")[0] == parent and f"means nothing without {key}" in message:
+    if mistake.path.rpartition(".")[0] == parent and f"means nothing without {key}" in mistake.message:
         return True
-    if (entry := ENTRY.fullmatch(path)) is None:
+    return _is_missed(path, mistake)
+
+
+def _is_missed(path: str, mistake: Mistake) -> bool:
+    """Whether a mistake may say no more than that the entry at a path is missing."""
+    message = mistake.message
+    if (engine := ENGINE.fullmatch(path)) is not None:
+        if engine[1] == "leg":
+            return "whose leg is" in message
+        return "no engine " in message or (mistake.path, message) == ("engine", "must not be empty")
+    if (named := NAMED.fullmatch(path)) is None:
         return False
-    table, name, quoted, key = entry.groups()
-    if table != "engine":  # it may be what others name, or the last that they could name
-        lone = (concerned, message) == (table, "must not be empty") or message.endswith("; there is ")
-        return lone or f"no {table} {name or quoted}".casefold() in message.casefold()
-    if key == "leg":
-        return "whose leg is" in message
-    return "no engine " in message or (concerned == table and message == "must not be empty")
+    table, name, quoted = named.groups()
+    is_last = (mistake.path, message) == (table, "must not be empty") or message.endswith("; there is ")
+    return is_last or f"no {table} {name or quoted}".casefold() in message.casefold()
 
 
 def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:

@@ -272,10 +272,12 @@ def _from_file(path: Path) -> dict[str, KeySection]:
         raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise StartFailed(f"{path} is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise StartFailed(f"{path} is not TOML: {error}") from error
     except Mistakes as error:
         raise StartFailed(f"{path}: {error}") from error
+    except ValueError as error:  # `TOMLDecodeError` is one, and so is Python's for a number of too many digits
+        raise StartFailed(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, KeySection]:

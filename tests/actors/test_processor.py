@@ -251,6 +251,11 @@ def test_a_template_sees_nothing_of_the_program(template: str) -> None:
     [
         ({}, None, "no tokenizer.json and no config.json"),
         (CONTENTS | {"config.json": b"{"}, None, "cannot be read"),
+        (
+            CONTENTS | {"generation_config.json": b"[]"},
+            None,
+            "cannot be read: generation_config.json is no JSON object",
+        ),
         (CONTENTS | {"tokenizer.json": b"{}"}, None, "cannot be read"),
         ({name: CONTENTS[name] for name in ("tokenizer.json", "config.json")}, None, "no chat template"),
         (CONTENTS, "{% if %}", "the chat template cannot be read"),

@@ -26,7 +26,7 @@ from tests.mutants.table import MUTANTS, PARTS, SUITES
 from tests.repository.test_mirror import own_tests
 
 ROOT = Path(__file__).parents[2]
-TEST_MAX_S = 40
+TEST_MAX_S = 20
 OWN = "own"  # the suite of a file's own tests
 FOLDERS = ("protocol", "actors", "supervisor", "bench", "tests", "examples")
 

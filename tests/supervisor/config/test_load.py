@@ -179,7 +179,14 @@ def test_a_table_or_value_that_is_invalid_by_itself_is_a_mistake(written: Writte
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(b"[model", "is not TOML: Expected"), (b"\xff", "cannot be read"), (None, "cannot be read")]
+    ("text", "message"),
+    [
+        (b"[model", "is not TOML: Expected"),
+        (b"a = " + b"9" * 5_000, "is not TOML: Exceeds the limit"),
+        (b"a." * 2_000 + b"a = 1", "is not TOML: it nests too deeply"),
+        (b"\xff", "cannot be read"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_that_is_missing_or_not_toml_is_refused_in_one_sentence(
     tmp_path: Path, text: bytes | None, message: str
@@ -240,9 +247,17 @@ def test_what_follows_from_a_mistake_is_not_reported_as_another(
             GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "mian"') + "[node.main]\n[node.Front]\n",
             [(7, "engine.tiny-0.node: there is no node mian"), (11, "node.Front: must be lower-case letters")],
         ),
+        (
+            GOOD.replace("engine.tiny-0", 'engine."tiny 0"') + "foo = 1\n",
+            [(5, 'engine["tiny 0"]: must be letters'), (9, 'engine["tiny 0"].foo: is not a key here')],
+        ),
+        (
+            GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "mian"') + "[node.main]\nmodel = 3\n",
+            [(7, "engine.tiny-0.node: there is no node mian"), (11, "node.main.model: is not a key here")],
+        ),
         (SECOND_MODEL + TWO_LEGS, [(1, "model.b: no engine serves it"), (11, "engine.tiny-0.leg: expected")]),
     ],
-    ids=["a node", "a leg"],
+    ids=["a node", "a name", "a key", "a leg"],
 )
 def test_a_mistake_hides_none_that_does_not_follow_from_it(
     written: Written, text: str, rows: list[tuple[int, str]]
