@@ -44,7 +44,7 @@ units: $(VENV)/ready-dev
 lint: $(VENV)/ready-dev build/lint/actors build/lint/supervisor
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/codespell $(shell git ls-files '*.py' '*.md' '*.toml' '*.sh' Makefile news)
+	@$(BIN)/codespell $(shell git ls-files '*.py' '*.md' '*.toml' '*.sh' Makefile news)
 
 # What ruff lacks of flake8-async, which takes a fifth of a second a file: it reads those that changed since it last had
 # nothing to say. 109 and 114 are matters of taste. 910 to 913, a checkpoint on every path, are asked of actors, whose

@@ -244,16 +244,16 @@ def test_what_follows_from_a_mistake_is_not_reported_as_another(
     ("text", "rows"),
     [
         (
-            GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "mian"') + "[node.main]\n[node.Front]\n",
-            [(7, "engine.tiny-0.node: there is no node mian"), (11, "node.Front: must be lower-case letters")],
+            GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "other"') + "[node.main]\n[node.Front]\n",
+            [(7, "engine.tiny-0.node: there is no node other"), (11, "node.Front: must be lower-case letters")],
         ),
         (
             GOOD.replace("engine.tiny-0", 'engine."tiny 0"') + "foo = 1\n",
             [(5, 'engine["tiny 0"]: must be letters'), (9, 'engine["tiny 0"].foo: is not a key here')],
         ),
         (
-            GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "mian"') + "[node.main]\nmodel = 3\n",
-            [(7, "engine.tiny-0.node: there is no node mian"), (11, "node.main.model: is not a key here")],
+            GOOD.replace('model = "tiny"', 'model = "tiny"\nnode = "other"') + "[node.main]\nmodel = 3\n",
+            [(7, "engine.tiny-0.node: there is no node other"), (11, "node.main.model: is not a key here")],
         ),
         (SECOND_MODEL + TWO_LEGS, [(1, "model.b: no engine serves it"), (11, "engine.tiny-0.leg: expected")]),
     ],
