@@ -79,15 +79,13 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     """
     text = read_text(path)
     try:
-        data = tomllib.loads(text)
+        data = _parse(path, text)
         lines = lines_of(text)
         if join:
             section = data.setdefault("cluster", {})
             if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else `structure` reports it
                 section["join"] = [*section.get("join", ()), *join]
         pruned = structure_valid_parts(data, kinds)
-    except ValueError as error:  # `TOMLDecodeError` is one, and so is Python's for a number of too many digits
-        raise StartFailed(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
         raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
     mistakes = [*pruned.mistakes]
@@ -103,6 +101,13 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     if mistakes or cluster is None:
         raise FileMistakes(_report(path, mistakes, lines), cluster)
     return Loaded(cluster, path, kinds, tuple(join), lines)
+
+
+def _parse(path: Path, text: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # `TOMLDecodeError` is one, and so is Python's for a number of too many digits
+        raise StartFailed(f"{path} is not TOML: {error}") from error
 
 
 def read_text(path: Path) -> str:

@@ -26,10 +26,9 @@ ROUNDS_MAX = 4  # of structuring: what is left out in one may uncover mistakes f
 ASSUMED: dict[str, object] = {"path": ".", "kv_tokens_max": 2**20}  # for required keys that are missing
 MULTILINE_TABLES = ("settings", "environment")  # whose values may have line breaks
 KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
-ENGINE = re.compile(
-    r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?"
-)  # the path of one, or of a key by which it is found
-NAMED = re.compile(r"(model|node)(?:\.([\w-]+)|\[\"(.+)\"\])")  # the path of an entry that other keys name
+# The paths of an engine, or of a key by which it is found, and of an entry that other keys name.
+ENGINE = re.compile(r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?")
+NAMED = re.compile(r"(model|node)(?:\.([\w-]+)|\[\"(.+)\"\])")
 SUGGESTION = re.compile(r"did you mean ([a-z_]+)\?")
 
 
