@@ -8,7 +8,6 @@ file that has a mistake; commands for operators may use its rest to reach nodes 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +17,11 @@ from attrs import evolve, field, frozen
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
+from supervisor.config import toml_file
 from supervisor.config.cross_checks import cross_check
 from supervisor.config.partial import structure_valid_parts
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, Kinds, Tables
 from supervisor.config.toml_lines import line_of, lines_of
-from supervisor.files import reading
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 
@@ -78,8 +77,8 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     all of them, and `StartFailed` for a file that is not TOML.
     """
     text = read_text(path)
+    data = toml_file.parse(path, text)
     try:
-        data = _parse(path, text)
         lines = lines_of(text)
         if join:
             section = data.setdefault("cluster", {})
@@ -103,21 +102,9 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
     return Loaded(cluster, path, kinds, tuple(join), lines)
 
 
-def _parse(path: Path, text: str) -> dict[str, object]:
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:  # `TOMLDecodeError` is one, and so is Python's for a number of too many digits
-        raise StartFailed(f"{path} is not TOML: {error}") from error
-
-
 def read_text(path: Path) -> str:
     """Return the text of a cluster's file; raises `StartFailed` if it cannot be read."""
-    try:
-        return reading.read(path, FILE_BYTES_MAX).decode("utf-8-sig").replace("\r\n", "\n")
-    except OSError as error:
-        raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # UnicodeDecodeError is one
-        raise StartFailed(f"{path} cannot be read: {error}") from error
+    return toml_file.read_text(path, FILE_BYTES_MAX)
 
 
 def _report(path: Path, mistakes: Iterable[Mistake], lines: Mapping[str, int]) -> str:

@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import logging
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,9 @@ from attrs import define, field, frozen
 
 from protocol.errors import BadRequest, ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.strict.mistakes import Mistakes
-from supervisor.config import keyfile
+from supervisor.config import keyfile, toml_file
 from supervisor.config.keyfile import PRIORITY_MAX, KeySection
-from supervisor.files import permissions, reading
+from supervisor.files import permissions
 from supervisor.gateway.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -267,17 +266,13 @@ def _from_file(path: Path) -> dict[str, KeySection]:
     try:
         if (why := permissions.writable_by_others(path)) is not None:
             raise StartFailed(why)
-        return keyfile.read(tomllib.loads(reading.read(path, FILE_BYTES_MAX).decode()))
     except OSError as error:
         raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise StartFailed(f"{path} is not UTF-8") from error
+    data = toml_file.parse(path, toml_file.read_text(path, FILE_BYTES_MAX))
+    try:
+        return keyfile.read(data)
     except Mistakes as error:
         raise StartFailed(f"{path}: {error}") from error
-    except ValueError as error:  # `TOMLDecodeError` is one, and so is Python's for a number of too many digits
-        raise StartFailed(f"{path} is not TOML: {error}") from error
-    except RecursionError as error:
-        raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, KeySection]:

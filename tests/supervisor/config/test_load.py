@@ -184,7 +184,7 @@ def test_a_table_or_value_that_is_invalid_by_itself_is_a_mistake(written: Writte
         (b"[model", "is not TOML: Expected"),
         (b"a = " + b"9" * 5_000, "is not TOML: Exceeds the limit"),
         (b"a." * 2_000 + b"a = 1", "is not TOML: it nests too deeply"),
-        (b"\xff", "cannot be read"),
+        (b"a = 1\n\xff", "is not UTF-8: invalid start byte at byte 6"),
         (None, "cannot be read"),
     ],
 )

@@ -1,0 +1,34 @@
+"""The reading of a TOML file of an operator, so that every such file is refused in the same words.
+
+Only what the parser refuses is "not TOML". An error in the use of its values is not for this file to explain.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from protocol.errors import StartFailed
+from supervisor.files import reading
+
+
+def read_text(path: Path, bytes_max: int) -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark; raises `StartFailed`."""
+    try:
+        return reading.read(path, bytes_max).decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise StartFailed(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise StartFailed(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    except ValueError as error:  # a path with a NUL
+        raise StartFailed(f"{path} cannot be read: {error}") from error
+
+
+def parse(path: Path, text: str) -> dict[str, object]:
+    """Return the values in the text of a file; raises `StartFailed` if it is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # `TOMLDecodeError` is one, and so is Python's for a number of too many digits
+        raise StartFailed(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
