@@ -79,7 +79,8 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
 
     client, wrong = make_client(options.file, folders, new_client, use_broken_file=reloads)
     if wrong and reloads:
-        _print(console, wrong)
+        for line in wrong.split("\n"):  # a mistake each
+            _print(console, line)
     elif wrong:  # to the standard error stream, since a program reads the other
         first, *_ = wrong.splitlines()
         notice = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"

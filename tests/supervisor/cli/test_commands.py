@@ -160,6 +160,22 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
     assert printed(console) == ["one: [red]no[/]\\x1b[2J", "two: nothing has changed"]
 
 
+def test_a_reload_prints_the_mistakes_in_its_file_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def asks_nobody(*_: object) -> int:
+        await trio.lowlevel.checkpoint()
+        return 0
+
+    monkeypatch.setattr(commands, "reload_nodes", asks_nobody)
+    file = tmp_path / "cluster.toml"
+    file.write_text(FILE.replace('secret = "secret"\n', "") + "slots = 0\npages = 1\n")
+    assert commands.main([str(file), "reload"], {}, bytes) == 1
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first == f"{file} has {len(rows)} mistakes:"
+    assert [row.split(": ")[1].split(".")[-1] for row in rows] == ["slots", "pages"]
+
+
 async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_escaped(console: Console) -> None:
     away = Polled({"one": "[bold]\x1b]0;title\x07[/]"})
     assert await commands.drain_node(away, console, "one") == 1
