@@ -24,18 +24,17 @@ def client_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
 
 
 def check_client_keys(cluster: Cluster, keys: Keys) -> None:
-    """Raise `StartFailed` if other hosts or pages could use the gateway without a key, or nobody could use it."""
+    """Raise `StartFailed` if other hosts or pages could use the gateway without a key."""
     section = cluster.gateway
     remedy = f"name a file of them as gateway.keys, or set {KEYS}"
-    if not keys.wanted:
-        if section.host not in LOOPBACK_HOSTS:
-            raise Misconfigured("gateway.host", f"{section.host} is not loopback, so clients need keys: {remedy}")
-        for field in ("allowed_hosts", "allowed_origins"):
-            if WILDCARD in getattr(section, field):
-                mistake = f'"{WILDCARD}" opens this server to every web page without keys: {remedy}'
-                raise Misconfigured(f"gateway.{field}", mistake)
-    elif not keys.count:
-        raise Misconfigured("gateway.keys", f"there is no key, so nobody could use this server: {remedy}")
+    if keys.wanted:
+        return
+    if section.host not in LOOPBACK_HOSTS:
+        raise Misconfigured("gateway.host", f"{section.host} is not loopback, so clients need keys: {remedy}")
+    for field in ("allowed_hosts", "allowed_origins"):
+        if WILDCARD in getattr(section, field):
+            mistake = f'"{WILDCARD}" opens this server to every web page without keys: {remedy}'
+            raise Misconfigured(f"gateway.{field}", mistake)
 
 
 def metrics_keys(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Keys:

@@ -3,7 +3,8 @@
 A secret is never stored and never logged: what a client presents is hashed at once, and only its SHA-256 is compared.
 It is compared with every key, so that the time of a refusal reveals nothing about how close a guess was. Keys can be
 replaced while requests run: a key that is removed ends nothing that runs, and admits nothing new. Once keys are wanted
-they stay wanted until the process ends: removing the last key must lock everybody out, and not let everybody in.
+they stay wanted until the process ends: removing the last key must lock everybody out, and not let everybody in. A file
+without any key is refused, at a reload as at the start.
 """
 
 from __future__ import annotations
@@ -147,6 +148,11 @@ class KeySources:
             if name in sections:
                 raise StartFailed(f"the key {name} stands in {self.file} and in the environment")
             sections[name] = section
+        if self.wanted and not sections:  # a file that is emptied by mistake must not revoke every key
+            raise StartFailed(
+                f"there is no key in {self.file}, so nobody could use this server;"
+                " to revoke the last key, put another in its place"
+            )
         if len(sections) > keyfile.KEYS_MAX:
             raise StartFailed(f"there are {len(sections)} keys; at most {keyfile.KEYS_MAX} are read")
         for mistake in keyfile.disagreements(sections):
@@ -193,6 +199,11 @@ class Keys:
     def count(self) -> int:
         """The number of keys."""
         return len(self._keys)
+
+    @property
+    def digests(self) -> frozenset[tuple[str, str]]:
+        """The name of each key and the digest of its secret; a key with another secret is another key."""
+        return frozenset((name, key.section.sha256) for name, key in self._keys.items())
 
     @property
     def wanted(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import trio
@@ -148,10 +148,11 @@ class Reloader:
         except Exception as error:  # noqa: BLE001  # raised below: a key that was taken out is revoked whatever is wrong
             bug = error
         if (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:
+            before = gateway.keys.digests
             refused = await gateway.reload(self.reads)
             outcome.refused += refused
             if gateway.keys.wanted and not any(sentence.startswith("the keys") for sentence in refused):
-                outcome.changed.append(f"keys: {gateway.keys.count} are known now")
+                outcome.changed.append(_describe_keys(before, gateway.keys.digests))
         if bug is not None:
             raise bug
         if self.ask_launcher is not None:
@@ -315,6 +316,13 @@ class Reloader:
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)
         return True
+
+
+def _describe_keys(before: Collection[tuple[str, str]], now: Collection[tuple[str, str]]) -> str:
+    """Return the sentence about the keys of clients, each of them a name and a digest."""
+    new, revoked = len(set(now).difference(before)), len(set(before).difference(now))
+    counts = f" ({new} new, {revoked} revoked)" if new or revoked else ""
+    return f"keys: {len(now)} are known now{counts}"
 
 
 def _apply_certificate(gateway: Gateway, read: _FileContents) -> bool:

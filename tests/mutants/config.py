@@ -89,8 +89,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "keys are not read anew where the file is wrong",
-            "if (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
-            "if not outcome.refused and (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:\n            refused",
+            "if (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:\n            before",
+            "if not outcome.refused and (gateway := self.assembly.gateway or self.assembly.monitoring) is not None:\n            before",
         ),
     ),
 }

@@ -65,7 +65,7 @@ def test_any_host_or_origin_is_allowed_only_where_keys_are_required(key: str, wr
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("", "there is no key, so nobody could use this server"),
+        ("", "there is no key in .*keys.toml, so nobody could use this server; to revoke the last"),
         ("[key.a]\n", "key.a.sha256: is missing"),
         ("x", "is not TOML"),
         (f"[key.a]\nburst = {'9' * 5_000}\n", "is not TOML: Exceeds the limit"),

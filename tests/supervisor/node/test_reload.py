@@ -306,7 +306,23 @@ async def test_another_file_of_keys_replaces_the_client_keys(
     reloaded = await node.reload(("a.toml", "b.toml"))
     assert node.gateway.keys.names(admin=False) == ["bob"]
     assert "gateway.keys is b.toml now, and was a.toml" in reloaded.changed
-    assert reloaded.changed[-1] == "keys: 1 are known now"
+    assert reloaded.changed[-1] == "keys: 1 are known now (1 new, 1 revoked)"
+
+
+async def test_a_file_of_keys_that_is_emptied_revokes_none_and_the_answer_says_so(
+    front: Front, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    headers = write_keys(tmp_path / "a.toml", "alice")
+    node = front(text=KEYED)
+    (tmp_path / "a.toml").write_text("")
+    reloaded = await node.reload()
+    assert reloaded.changed == ()
+    assert [sentence.partition(": ")[0] for sentence in reloaded.refused] == [
+        "the file changes nothing",
+        "the keys stay as they were",
+    ]
+    assert all("there is no key in" in sentence for sentence in reloaded.refused)
+    assert node.gateway.keys.find(headers).name == "alice"
 
 
 async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
@@ -315,6 +331,7 @@ async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
     write_keys(tmp_path / "a.toml", "alice")
     node = front(text=KEYED)
     write_keys(tmp_path / "a.toml", "carol")
+    counts = iter([" (1 new, 1 revoked)"])  # of the first reload; nothing has changed at the others
     for broken, reason in [
         (("heartbeat_s = 1.0", "heartbeat_s = "), "is not TOML"),
         (("heartbeat_s = 1.0", "heartbeat_s = 2.0"), "cluster.silent_s: must be at least two beats of 2 s"),
@@ -326,7 +343,7 @@ async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
         assert (reloaded.not_changed, len(reloaded.refused)) == ((), 1)
         assert reloaded.refused[0].startswith("the file changes nothing: ")
         assert reason in reloaded.refused[0]
-        assert reloaded.changed == ("keys: 1 are known now",)
+        assert reloaded.changed == (f"keys: 1 are known now{next(counts, '')}",)
         assert node.gateway.gate.admit_s == 5
     assert node.gateway.keys.names(admin=False) == ["carol"]
 
