@@ -19,6 +19,7 @@ class Mistake:
     path: str
     message: str
     unsupported: bool = False  # legal elsewhere, but not implemented by this server
+    unnamed: tuple[str, ...] = ()  # keys below `path` that the sentence counts without naming them
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

@@ -95,8 +95,8 @@ def _unknown(error: ForbiddenExtraKeysError, path: str) -> Iterator[Mistake]:
         near = get_close_matches(key, names, n=1, cutoff=HINT_MIN) if len(key) <= 64 else []
         hint = f"; did you mean {near[0]}?" if near else ""
         yield Mistake(join(path, segment(key)), f"is not a key here{hint}")
-    if len(keys) > MISTAKES_MAX:
-        yield Mistake(path, f"has {len(keys) - MISTAKES_MAX} more keys that are not known here")
+    if unnamed := tuple(keys[MISTAKES_MAX:]):
+        yield Mistake(path, f"has {len(unnamed)} more keys that are not known here", unnamed=unnamed)
 
 
 def _make_converter(hooks: Mapping[type[object], Hook]) -> Converter:

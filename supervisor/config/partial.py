@@ -29,7 +29,8 @@ KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that de
 # The paths of an engine, or of a key by which it is found, and of an entry that other keys name.
 ENGINE = re.compile(r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?")
 NAMED = re.compile(r"(model|node)(?:\.([\w-]+)|\[\"(.+)\"\])")
-SUGGESTION = re.compile(r"did you mean ([a-z_]+)\?")
+BARE = re.compile(r"[\w-]+", re.ASCII)  # a key that stands in a path as it is
+UNKNOWN = re.compile(r"is not a key here(?:; did you mean ([a-z_]+)\?)?")
 
 
 @frozen
@@ -46,12 +47,20 @@ class Pruned:
 
 
 def _concerns(path: str, mistake: Mistake) -> bool:
-    if _is_prefix(path, mistake.path) or path in mistake.message:
+    if _is_prefix(path, mistake.path) or _is_named(path, mistake.message):
         return True
     parent, _, key = path.rpartition(".")
     if mistake.path.rpartition(".")[0] == parent and f"means nothing without {key}" in mistake.message:
         return True
     return _is_missed(path, mistake)
+
+
+def _is_named(path: str, message: str) -> bool:
+    """Whether a sentence names the key at a path, or one below it; the name of a table alone may be any word."""
+    if path not in message:
+        return False
+    end = r"(?![\w-])" if "." in path or "[" in path else r"\.\w"
+    return re.search(rf"(?<![\w.-]){re.escape(path)}{end}", message) is not None
 
 
 def _is_missed(path: str, mistake: Mistake) -> bool:
@@ -61,10 +70,12 @@ def _is_missed(path: str, mistake: Mistake) -> bool:
         if engine[1] == "leg":
             return "whose leg is" in message
         return "no engine " in message or (mistake.path, message) == ("engine", "must not be empty")
+    if path == "node":
+        return "no node " in message
     if (named := NAMED.fullmatch(path)) is None:
         return False
     table, name, quoted = named.groups()
-    is_last = (mistake.path, message) == (table, "must not be empty") or message.endswith("; there is ")
+    is_last = (mistake.path, message) == (table, "must not be empty")
     return is_last or f"no {table} {name or quoted}".casefold() in message.casefold()
 
 
@@ -81,17 +92,32 @@ def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
             return Pruned(structure(data, Tables, hooks), tuple(mistakes), tuple(left_out))
         except Mistakes as error:
             before = tuple(left_out)
-            mistakes += [each for each in error.mistakes if not any(_concerns(path, each) for path in before)]
+            misspelled = {path for mistake in error.mistakes for path in _suggested(mistake)}
             for mistake in error.mistakes:
-                left_out += [mistake.path, *_suggested(mistake)]
-                _leave_out(data, mistake.path)
+                is_consequence = mistake.message == "is missing" and mistake.path in misspelled
+                if not is_consequence and not any(_concerns(path, mistake) for path in before):
+                    mistakes.append(mistake)
+                left_out += _leave_out_wrong(data, mistake)
+            left_out += misspelled
     return Pruned(None, tuple(mistakes), tuple(left_out))
+
+
+def _leave_out_wrong(data: Table, mistake: Mistake) -> tuple[str, ...]:
+    """Remove what a mistake is about; return its path if others may follow from that, as none do from unknown keys."""
+    if mistake.unnamed:
+        table, key = _find(data, mistake.path)
+        unknown = cast("Table", table if key is None else table[key])
+        for name in mistake.unnamed:
+            unknown.pop(name, None)
+        return ()
+    _leave_out(data, mistake.path)
+    return () if UNKNOWN.fullmatch(mistake.message) else (mistake.path,)
 
 
 def _suggested(mistake: Mistake) -> Iterator[str]:
     """Yield the path of the key that a mistake about an unknown key suggests: it is not missing, but misspelled."""
-    if (suggestion := SUGGESTION.search(mistake.message)) is not None:
-        yield join(mistake.path.rpartition(".")[0], suggestion[1])
+    if (match := UNKNOWN.fullmatch(mistake.message)) is not None and match[1]:
+        yield join(mistake.path.rpartition(".")[0], match[1])
 
 
 def _unprintable(value: object, path: str) -> Iterator[Mistake]:
@@ -114,20 +140,29 @@ def _unprintable(value: object, path: str) -> Iterator[Mistake]:
 
 def _leave_out(data: Table, path: str) -> None:
     """Remove the value at a path, or the list that contains it; a required key that is missing gets a default."""
-    table, prefix = data, ""
+    table, key = _find(data, path)
+    if key is None:
+        _add_assumed(table, path.rpartition(".")[2], data)
+    elif KIND.fullmatch(path):
+        table[key] = None
+    else:
+        del table[key]
+
+
+def _find(data: Table, path: str) -> tuple[Table, str | None]:
+    """Return the innermost table on a path, and the key in it that leads on; None if there is none."""
+    table, rest = data, path
     while True:
-        key = next((key for key in table if _is_prefix(join(prefix, segment(key)), path)), None)
+        if (bare := BARE.match(rest)) is not None:
+            key = bare[0] if bare[0] in table else None
+        else:
+            key = next((key for key in table if _is_prefix(segment(key), rest)), None)
         if key is None:
-            _add_assumed(table, path.rpartition(".")[2], data)
-            return
-        prefix = join(prefix, segment(key))
+            return table, None
+        rest = rest[len(segment(key)) :].removeprefix(".")
         inner = table[key]
-        if prefix == path and KIND.fullmatch(path):
-            table[key] = None
-            return
-        if prefix == path or not isinstance(inner, dict):
-            del table[key]
-            return
+        if not rest or not isinstance(inner, dict):
+            return table, key
         table = cast("Table", inner)
 
 

@@ -217,7 +217,7 @@ class Tables:
 
     model: Annotated[dict[str, ModelSection], Holds(1)]
     engine: Annotated[dict[EngineName, EngineSection], Holds(1)]
-    node: dict[NodeName, NodeSection] = Factory(lambda: {"main": NodeSection()})
+    node: Annotated[dict[NodeName, NodeSection], Holds(1)] = Factory(lambda: {"main": NodeSection()})
     gateway: GatewaySection = GatewaySection()
     cluster: ClusterSection = ClusterSection()
 

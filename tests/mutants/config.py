@@ -8,8 +8,8 @@ BUGS: Bugs = {
     "supervisor/config/partial.py": (
         Bug(
             "what follows from a mistake is told as another",
-            "or path in mistake.message",
-            "and path in mistake.message",
+            "or _is_named(path, mistake.message)",
+            "and _is_named(path, mistake.message)",
         ),
         Bug("a mistake keeps the rest of its file from being judged", "ROUNDS_MAX = 4", "ROUNDS_MAX = 1"),
     ),

@@ -229,6 +229,11 @@ ONE_CAUSE = [
         GOOD + "ranks_on = 3\ndist_port = 7400\n",
         (9, "engine.tiny-0.ranks_on: expected a list, got 3"),
     ),
+    (GOOD.replace("path", "patx"), (3, "model.tiny.patx: is not a key here; did you mean path?")),
+    (GOOD.replace("[model", "[modell"), (2, "modell: is not a key here; did you mean model?")),
+    (f"node = {{}}\n{GOOD}", (1, "node: must not be empty")),
+    (f'node = 5\n{GOOD}node = "b"\n', (1, "node: expected an object, got 5")),
+    (f'{GOOD}node = "b"\n[nodes.b]\n', (10, "nodes: is not a key here; did you mean node?")),
     (TWO_LEGS, (9, 'engine.tiny-0.leg: expected "both", "prefill" or "decode", got "prefil"')),
 ]
 
@@ -266,6 +271,25 @@ def test_a_mistake_hides_none_that_does_not_follow_from_it(
     assert len(reported) == len(rows)
     for (line, sentence), (expected_line, beginning) in zip(reported, rows, strict=True):
         assert (line, sentence[: len(beginning)]) == (expected_line, beginning)
+
+
+@pytest.mark.parametrize(
+    ("keys", "section", "rows"),
+    [
+        ("", "a = 1\n", 1),
+        ("", "".join(f"k{number} = 1\n" for number in range(1_000)), 17),
+        ("[gateway]\n", "".join(f'"k {number}" = 1\n' for number in range(1_000)), 17),
+    ],
+    ids=["a word", "many", "many in a table"],
+)
+def test_unknown_keys_hide_no_other_mistake(written: Written, keys: str, section: str, rows: int) -> None:
+    end = '[cluster]\nretry_min_s = 10\n[node.main]\nhost = ""\n'
+    reported = [mistake for _, mistake in mistakes(written(f"{keys}{section}{GOOD}{end}"))]
+    assert reported[-2:] == [
+        "cluster.retry_min_s: must be at most retry_max_s (5)",
+        'node.main.host: must be a host or an address, got ""',
+    ]
+    assert len(reported) == rows + 2
 
 
 def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Written) -> None:
