@@ -1,26 +1,31 @@
-"""`python -m bench COMMAND`: measurements of any OpenAI-compatible server."""
+"""`python -m bench COMMAND`: measurements of this server and of any other that speaks OpenAI's APIs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 
-from bench.load import command, options
+# A module with `DESCRIPTION`, `add(parser)` and `main(parser, arguments, words)`, imported when its command is chosen.
+COMMANDS = {
+    "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
+}
 
 
 def main(words: list[str]) -> int:
     """Run the command of the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    load = commands.add_parser(
-        "load",
-        help="send requests to any OpenAI-compatible server and measure its answers",
-        description=options.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    options.add(load)
-    arguments = parser.parse_args(words)
-    return command.main(load, arguments, words[1:])
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if words[:1] == [name]:
+            chosen = import_module(module)
+            command.description = chosen.DESCRIPTION
+            chosen.add(command)
+            arguments = parser.parse_args(words)
+            return int(chosen.main(command, arguments, words[1:]))
+    parser.parse_args(words)
+    return 0
 
 
 if __name__ == "__main__":

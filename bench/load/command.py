@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -21,8 +18,12 @@ from bench.load.messages import Job, Record
 from bench.load.options import Mistake, Options
 from bench.load.process import Run, WorkerDied, split_job
 from bench.load.progress import Bar
+from bench.rig.result import about, write
 
+DESCRIPTION = options.DESCRIPTION
 NOTHING_MEASURED = 1
+
+add = options.add
 
 
 def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -50,10 +51,14 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
         lags_s=run.lags_s,
         warmup_faults=run.warmup_faults,
         stopped=run.stopped,
-        about=about(words, chosen.job, begun),
+        about=about(("load", *_masked(words, chosen.job)), begun),
     )
     _write(findings, chosen)
     return 0 if any(record.ending != "failed" for record in findings.records) else NOTHING_MEASURED
+
+
+def _masked(words: Sequence[str], job: Job) -> list[str]:
+    return [report.SECRET if job.target.key and job.target.key in word else word for word in words]
 
 
 def _first(error: BaseException) -> BaseException:
@@ -78,28 +83,6 @@ async def _stop_on_signal(run: Run) -> None:
             run.stop()
 
 
-def about(words: Sequence[str], job: Job, begun: datetime) -> dict[str, object]:
-    """Return what is needed to repeat the run: command, versions, machine; the key is masked."""
-    masked = [report.SECRET if job.target.key and job.target.key in word else word for word in words]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "command": ["python", "-m", "bench", "load", *masked],
-        "begun_at": begun.isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: _version(name) for name in ("espalier", "trio", "h11")},
-        },
-        "machine": {"system": platform.platform(), "architecture": platform.machine(), "cores": cores},
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # run from a checkout
-        return None
-
-
 def _check_writable(chosen: Options) -> None:
     """Raise `Mistake` before the run if an output file cannot be written."""
     for path in (chosen.json, chosen.raw):
@@ -118,11 +101,11 @@ def _write(findings: report.Findings, chosen: Options) -> None:
     if chosen.json is None:
         print(report.table(findings))
         return
-    document = msgspec.json.format(msgspec.json.encode(report.document(findings)), indent=2).decode()
+    document = report.document(findings)
     if chosen.json == Path("-"):
-        print(document)
+        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
-    chosen.json.write_text(f"{document}\n")
+    write(chosen.json, document)
     print(report.table(findings))
 
 

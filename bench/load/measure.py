@@ -13,6 +13,7 @@ from itertools import pairwise
 from attrs import frozen
 
 from bench.load.messages import Record
+from bench.rig.result import percentile
 
 PERCENTILES = (50, 90, 99)
 
@@ -44,14 +45,6 @@ class Summary:
     p90: float | None = None
     p99: float | None = None
     most: float | None = None
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of ordered samples, of which there must be one; linear between the two nearest."""
-    rank = (len(ordered) - 1) * percent / 100
-    below = int(rank)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
 def summarise(samples: Iterable[float], scale: float = 1.0) -> Summary:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from attrs import asdict, evolve, frozen
 
-from bench.load import measure
+from bench.load import figures, measure
 from bench.load.measure import DEFINITIONS, Summary
 from bench.load.messages import Done, Fault, Job, Record
+from bench.load.plan import Pace
+from bench.rig.result import Sweep
 
 SCHEMA = "espalier.bench.load/1"
 CPU_SHARE_MAX = 0.8
@@ -72,9 +74,14 @@ def document(findings: Findings) -> Document:
     over = measure.window(records, None if findings.stopped else pace.duration_s)
     target = evolve(findings.job.target, key=SECRET if findings.job.target.key else None)
     workload = {k: v for k, v in asdict(findings.job.workload).items() if k != "prompts"}
+    counted, own = tokens(records), client(findings)
     return {
         "schema": SCHEMA,
+        "title": f"{target.api} at {target.url}: {pace_words(pace)}",
         **findings.about,
+        "notes": _warnings(findings, own),
+        "figures": figures.figures(records, over, counted),
+        "sweep": _sweep(findings, over),
         "settings": {
             "target": asdict(target),
             "workload": workload | {"prompts": len(findings.job.workload.prompts)},
@@ -86,7 +93,7 @@ def document(findings: Findings) -> Document:
         "window": {"unit": "s", "length": over.length_s, "definition": _window_words(findings)},
         "requests": {"sent": len(records), **asdict(measure.endings(records))},
         "errors": [asdict(each) for each in measure.errors(records)],
-        "tokens": tokens(records),
+        "tokens": counted,
         "rates": {
             "unit": "1/s",
             "definition": "within the window: requests that completed; tokens that came, of cancelled "
@@ -95,8 +102,25 @@ def document(findings: Findings) -> Document:
         },
         "latencies": {name: _figure(name, summary) for name, summary in measure.latencies(records).items()},
         "percentiles": "exact, of all samples of all processes, linear between the two nearest",
-        "client": client(findings),
+        "client": own,
     }
+
+
+def _sweep(findings: Findings, over: measure.Window) -> Sweep:
+    pace, rates, times = findings.job.pace, measure.rates(findings.records, over), measure.latencies(findings.records)
+    return Sweep(
+        x="clients" if pace.rate is None else "requests/s planned",
+        value=float(pace.clients or 0) if pace.rate is None else pace.rate,
+        series=findings.job.target.api,
+        measures={
+            "output tokens": ("tokens/s", rates["output_tokens_per_s"]),
+            "requests": ("requests/s", rates["requests_per_s"]),
+            "time to the first token, p50": ("ms", times["ttft"].p50),
+            "time to the first token, p99": ("ms", times["ttft"].p99),
+            "time between tokens, p50": ("ms", times["itl"].p50),
+            "time between tokens, p99": ("ms", times["itl"].p99),
+        },
+    )
 
 
 def _window_words(findings: Findings) -> str:
@@ -127,13 +151,10 @@ def tokens(records: Sequence[Record]) -> Document:
 
 def table(findings: Findings) -> str:
     """Return the same as text, the most important first and warnings last."""
-    records, pace = findings.records, findings.job.pace
+    records, pace, own = findings.records, findings.job.pace, client(findings)
     over = measure.window(records, None if findings.stopped else pace.duration_s)
-    how = f"{pace.clients} clients" if pace.rate is None else f"{pace.rate:g} requests/s, Poisson"
-    if pace.concurrency_max is not None:
-        how += f", at most {pace.concurrency_max} at once"
     lines = [
-        f"{findings.job.target.api} at {findings.job.target.url}: {how}",
+        f"{findings.job.target.api} at {findings.job.target.url}: {pace_words(pace)}",
         f"          {findings.processes} process(es), seed {findings.job.workload.seed}",
         *_ended(records),
         *_errors(records),
@@ -141,14 +162,40 @@ def table(findings: Findings) -> str:
         "",
         *_latencies(measure.latencies(records)),
         *_tokens(tokens(records)),
-        *_client(findings),
+        *_client(own),
+        *_warnings(findings, own),
     ]
+    return "\n".join(lines)
+
+
+def pace_words(pace: Pace) -> str:
+    """Return when requests are sent, in words."""
+    words = f"{pace.clients} clients" if pace.rate is None else f"{pace.rate:g} requests/s, Poisson"
+    return words if pace.concurrency_max is None else f"{words}, at most {pace.concurrency_max} at once"
+
+
+def _warnings(findings: Findings, own: Document) -> list[str]:
+    """Return what a reader of the figures must know, most important first."""
+    lines = []
+    if own["saturated"]:
+        reasons = own["reasons"]
+        assert isinstance(reasons, list)
+        lines.append(f"SATURATED: the client was saturated: figures are the client's. {'; '.join(reasons)}")
+    elif own["loop_was_late"]:
+        lines.append("NOTE: the client was kept from running for longer than 10 ms at times; its processor is shared")
+    held = own["held"]
+    assert isinstance(held, dict)
+    if (held["p99"] or 0.0) > SEND_LAG_P99_MS_MAX:
+        lines.append(
+            f"HELD BACK: --concurrency-max held requests for p50 {held['p50']:.1f} ms, p99 {held['p99']:.1f} ms, "
+            "which is in none of the times above"
+        )
     if findings.warmup_faults:
-        first = findings.warmup_faults[0]
-        lines.append(f"WARM-UP: {len(findings.warmup_faults)} of {pace.warmup} failed: {first.kind} {first.code}")
+        first, warmup = findings.warmup_faults[0], findings.job.pace.warmup
+        lines.append(f"WARM-UP: {len(findings.warmup_faults)} of {warmup} failed: {first.kind} {first.code}")
     if findings.stopped:
         lines.append("STOPPED EARLY: what still ran is not counted")
-    return "\n".join(lines)
+    return lines
 
 
 def _ended(records: Sequence[Record]) -> list[str]:
@@ -202,31 +249,16 @@ def _tokens(counts: Document) -> list[str]:
     return lines
 
 
-def _client(findings: Findings) -> list[str]:
-    load = client(findings)
-    shares, loop, lag = load["cpu_share_of_a_core"], load["loop_lag"], load["send_lag"]
+def _client(own: Document) -> list[str]:
+    shares, loop, lag = own["cpu_share_of_a_core"], own["loop_lag"], own["send_lag"]
     assert isinstance(shares, list)
     assert isinstance(loop, dict)
     assert isinstance(lag, dict)
     words = [f"{max(shares, default=0.0):.0%} of a core at most"]
-    if isinstance(per_token := load["cpu_us_per_token"], float):
+    if isinstance(per_token := own["cpu_us_per_token"], float):
         words.append(f"{per_token:.1f} us of CPU a token")
     if loop["count"]:
         words.append(f"loop late by p99 {loop['p99']:.2f} ms, max {loop['most']:.2f} ms")
     if lag["count"]:
         words.append(f"requests late by p99 {lag['p99']:.2f} ms")
-    lines = [f"client    {', '.join(words)}"]
-    if load["saturated"]:
-        reasons = load["reasons"]
-        assert isinstance(reasons, list)
-        lines.append(f"SATURATED: the client was saturated: figures are the client's. {'; '.join(reasons)}")
-    elif load["loop_was_late"]:
-        lines.append("NOTE: the client was kept from running for longer than 10 ms at times; its processor is shared")
-    held = load["held"]
-    assert isinstance(held, dict)
-    if (held["p99"] or 0.0) > SEND_LAG_P99_MS_MAX:
-        lines.append(
-            f"HELD BACK: --concurrency-max held requests for p50 {held['p50']:.1f} ms, p99 {held['p99']:.1f} ms, "
-            "which is in none of the times above"
-        )
-    return lines
+    return [f"client    {', '.join(words)}"]

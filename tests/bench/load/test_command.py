@@ -19,6 +19,7 @@ from bench.load.process import ROOT, Run, WorkerDied, split_job
 from bench.load.progress import describe
 from bench.load.requests import parse_url
 from bench.load.worker import Worker
+from bench.rig import result
 from tests.rig.scripted_server import Asked, Scripted, nothing, saying, scripted, whole
 
 
@@ -169,6 +170,7 @@ async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Pat
     assert found["latencies"]["ttft"]["count"] == 12
     assert found["latencies"]["itl"]["count"] == sum(len(each["stamps"]) - 1 for each in raw)
     assert "hush" not in (tmp_path / "a.json").read_text()
+    assert {each.title for each in result.read(tmp_path / "a.json").figures} >= {"Time between tokens"}
     assert found["client"]["cpu_us_per_token"] > 0
 
 
@@ -239,6 +241,12 @@ def test_every_figure_has_its_unit_and_its_definition_and_no_key() -> None:
     assert all({"unit", "definition", "count", "p99"} <= set(each) for each in found["latencies"].values())
     assert "hush" not in str(found)
     assert found["tokens"]["requests_without_usage"] == 1
+
+
+def test_the_document_says_in_its_notes_what_the_table_warns_of() -> None:
+    found: Any = report.document(findings(cpu_s=0.81))
+    assert found["notes"] == [line for line in report.table(findings(cpu_s=0.81)).splitlines() if "SATURATED" in line]
+    assert (found["title"], found["sweep"].value) == ("chat at http://h: 1 clients", 1.0)
 
 
 def test_progress_is_a_line() -> None:

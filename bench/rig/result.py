@@ -1,0 +1,124 @@
+"""The result of a bench as one JSON document, which `python -m bench report` turns into a page.
+
+Every command writes the same form: what was measured and how to repeat it, then *figures*: tables, distributions and
+curves, which are all that a report needs to know. A command may have keys of its own beside them. What was measured
+several times is a list of all its values, never a mean.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+PERCENTS = (*map(float, range(100)), 99.5, 99.9, 100.0)  # of a distribution
+
+Cell = str | float | list[float] | None  # a list has the values of repeated measurements
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="table"):
+    """Rows of cells; the first cell of a row is its name, and the unit of a column stands in its head."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="distribution"):
+    """The distributions of samples, each as its values at `PERCENTS`."""
+
+    title: str
+    unit: str
+    series: dict[str, list[float]]
+    note: str = ""
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="curve"):
+    """Values over a number; each point has all values that were measured at it."""
+
+    title: str
+    x: str
+    unit: str
+    series: dict[str, list[tuple[float, list[float]]]]
+    logarithmic: bool = False  # the axis of x
+    note: str = ""
+
+
+Figure = Table | Distribution | Curve
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a document among others of its kind: together they make a curve of each measure over `x`."""
+
+    x: str
+    value: float
+    series: str
+    measures: dict[str, tuple[str, float | None]]  # its unit and value
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The part that every document has."""
+
+    schema: str
+    title: str
+    command: Sequence[str]
+    begun_at: str
+    versions: dict[str, str | None]
+    machine: dict[str, str | int | None]
+    notes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    sweep: Sweep | None = None
+
+
+def about(words: Sequence[str], begun: datetime) -> dict[str, object]:
+    """Return what is needed to repeat a bench: its command, versions and machine. Secrets are masked by the caller."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "command": ["python", "-m", "bench", *words],
+        "begun_at": begun.isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("espalier", "trio", "h11", "sglang")},
+        },
+        "machine": {"system": platform.platform(), "architecture": platform.machine(), "cores": cores},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a checkout, or not installed
+        return None
+
+
+def write(path: Path, document: object) -> None:
+    """Write a document as indented JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def read(path: Path) -> Result:
+    """Read the part that every document has; raises `OSError`, or `msgspec.DecodeError` with the place in it."""
+    return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+# Statistics -------------------------------------------------------------------------------
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return a percentile of ordered samples, of which there must be one; linear between the two nearest."""
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+
+
+def distribution(samples: Iterable[float], scale: float = 1.0) -> list[float]:
+    """Return the values of samples at `PERCENTS`, multiplied by `scale`; empty without samples."""
+    ordered = sorted(samples)
+    return [percentile(ordered, percent) * scale for percent in PERCENTS] if ordered else []
