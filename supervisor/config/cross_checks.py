@@ -8,7 +8,8 @@ a file exists is all that is asked of a disk. What a file holds is checked by `s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from ipaddress import ip_address
 from math import inf
 from pathlib import Path
@@ -41,11 +42,12 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
         yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
     served = {engine.model for engine in cluster.engine.values()}
+    spellings = Counter(name.replace("/", ":") for name in cluster.model)
     for name, model in cluster.model.items():
         path = join("model", segment(name))
         if name not in served and served <= cluster.model.keys():  # else one of them may be meant for it
             yield Mistake(path, "no engine serves it")
-        if any(name.replace("/", ":") == other.replace("/", ":") for other in cluster.model if other != name):
+        if spellings[name.replace("/", ":")] > 1:
             yield Mistake(path, "differs from another model's name by nothing but / and :")
         yield from _missing_folder(cluster, name, path)
         if model.template is not None:
@@ -54,11 +56,13 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     yield from listener_checks.collisions(cluster)
     yield from time_checks.mistakes(cluster)
     yield from _gateway_mistakes(cluster)
+    legs = {(engine.model, engine.leg) for engine in cluster.engine.values()}
     for name, engine in cluster.engine.items():
         path = join("engine", segment(name))
         if _is_reserved(name, kinds):
             yield Mistake(path, "is the name of another part of the tree")
         yield from _engine_mistakes(cluster, engine, path)
+        yield from _leg_mistakes(cluster, engine, path, legs)
 
 
 def _is_reserved(name: str, kinds: Kinds) -> bool:
@@ -127,7 +131,6 @@ def _engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iter
         yield Mistake(f"{path}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
     if engine.node not in cluster.node:
         yield Mistake(f"{path}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
-    yield from _leg_mistakes(cluster, engine, path)
     if engine.kv_tokens_max < engine.pages_min * engine.page_size:
         words = {2: "two", 3: "three"}.get(engine.pages_min, engine.pages_min)
         yield Mistake(f"{path}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
@@ -171,11 +174,13 @@ def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
     if section.verifies_node_names:
         yield from _certificate_name_mistakes(cluster)
+    slots = Counter[str]()
+    for engine in cluster.engine.values():
+        slots[engine.node] += engine.slots
     for name in cluster.node:
-        slots = sum(engine.slots for engine in cluster.engines_on(name).values())
-        if name != cluster.gateway.node and slots > section.streams_max:
+        if name != cluster.gateway.node and slots[name] > section.streams_max:
             yield Mistake(
-                "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots} slots to ask for"
+                "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots[name]} slots to ask for"
             )
     yield from _link_time_mistakes(section)
 
@@ -184,10 +189,11 @@ def _certificate_name_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     """Yield what keeps certificates from identifying one node each, if they must name nodes."""
     if cluster.cluster.tls_certificate is None:
         yield Mistake("cluster.tls_names", 'means nothing without tls_certificate: "nodes" are named by certificates')
+    hosts = {node.host for node in cluster.node.values()}
     for name, node in cluster.node.items():
-        for other in cluster.node.values():
-            if other.host != node.host and other.host in {name, f"{name}.{cluster.cluster.name}"}:
-                why = f"is the host of other nodes, whose certificates name {other.host} and so this node: rename one"
+        for host in (name, f"{name}.{cluster.cluster.name}"):
+            if host != node.host and host in hosts:
+                why = f"is the host of other nodes, whose certificates name {host} and so this node: rename one"
                 yield Mistake(f"node.{name}", why)
                 break
 
@@ -204,11 +210,16 @@ def _link_time_mistakes(section: ClusterSection) -> Iterator[Mistake]:
         yield Mistake("cluster.retry_min_s", f"must be at most retry_max_s ({section.retry_max_s:g})")
 
 
-def _leg_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iterator[Mistake]:
-    """Yield what is wrong with the leg of an engine: a prefill needs a decode of its model, and the other way round."""
+def _leg_mistakes(
+    cluster: Cluster, engine: EngineSection, path: str, legs: Collection[tuple[str, str]]
+) -> Iterator[Mistake]:
+    """Yield what is wrong with the leg of an engine: a prefill needs a decode of its model, and the other way round.
+
+    `legs` has the model and the leg of every engine.
+    """
     if engine.leg != "both" and not cluster.cluster.join:
         other = "decode" if engine.leg == "prefill" else "prefill"
-        if not any(candidate.model == engine.model and candidate.leg == other for candidate in cluster.engine.values()):
+        if (engine.model, other) not in legs:
             yield Mistake(f"{path}.leg", f"means nothing: there is no engine of the same model whose leg is {other}")
     if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
         yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
+from typing import TypeAlias
 
 from attrs import frozen
 
@@ -20,6 +22,10 @@ ALIASES = {  # the addresses for which a host stands
 SHARED_BY_MACHINES = {"127.0.0.1", "::1", IPV4, IPV6}
 
 
+_Claim: TypeAlias = tuple[str | None, int, str, str]
+"""A machine (None for all of them), a port, and an address that is used ("at") or a wildcard that covers it ("in")."""
+
+
 @frozen
 class _Listener:
     key: str
@@ -28,25 +34,38 @@ class _Listener:
     addresses: frozenset[str]
     port: int
 
-    def collides(self, other: _Listener) -> bool:
-        if self.port != other.port or self.port == 0:
-            return False
-        if self.machine != other.machine:  # loopback is another on each machine; any other address is one machine's
-            return bool(self.addresses & other.addresses - SHARED_BY_MACHINES)
-        return bool(self.addresses & other.addresses) or self._covers(other) or other._covers(self)
+    @property
+    def wildcards(self) -> frozenset[str]:
+        """The names for all addresses of a machine that cover one of its own."""
+        return frozenset(IPV6 if ":" in address else IPV4 for address in self.addresses)
 
-    def _covers(self, other: _Listener) -> bool:
-        wildcards = {IPV6 if ":" in address else IPV4 for address in other.addresses}
-        return bool(self.addresses & wildcards)
+    @property
+    def claims(self) -> Iterator[_Claim]:
+        """The claims that it makes: its addresses on its machine and, unless each machine has them, on all."""
+        yield from ((self.machine, self.port, "at", address) for address in self.addresses)
+        yield from ((self.machine, self.port, "in", wildcard) for wildcard in self.wildcards)
+        yield from ((None, self.port, "at", address) for address in self.addresses - SHARED_BY_MACHINES)
+
+    @property
+    def obstacles(self) -> Iterator[_Claim]:
+        """The claims of others with which it collides."""
+        yield from ((self.machine, self.port, "at", address) for address in self.addresses | self.wildcards)
+        yield from ((self.machine, self.port, "in", address) for address in self.addresses)
+        yield from ((None, self.port, "at", address) for address in self.addresses - SHARED_BY_MACHINES)
 
 
 def collisions(cluster: Cluster) -> Iterator[Mistake]:
     """Yield a mistake for each listener whose address is taken by one before it."""
-    earlier: list[_Listener] = []
-    for listener in _listeners(cluster):
-        if (other := next(filter(listener.collides, earlier), None)) is not None:
+    earlier: dict[_Claim, tuple[int, _Listener]] = {}  # the first listener with each claim, and its number
+    for number, listener in enumerate(_listeners(cluster)):
+        if listener.port == 0:  # the system chooses a free one
+            continue
+        others = [earlier[claim] for claim in listener.obstacles if claim in earlier]
+        if others:
+            _, other = min(others, key=itemgetter(0))
             yield Mistake(listener.key, f"is where {other.about}")
-        earlier.append(listener)
+        for claim in listener.claims:
+            earlier.setdefault(claim, (number, listener))
 
 
 def _listeners(cluster: Cluster) -> Iterator[_Listener]:

@@ -36,8 +36,10 @@ def lines_of(text: str) -> dict[str, int]:
 
 def line_of(path: str, lines: Mapping[str, int]) -> int:
     """Return the line of a path, or of the innermost table or list around it; 1 if there is none."""
-    enclosing = [outer for outer in lines if path == outer or path.startswith((f"{outer}.", f"{outer}["))]
-    return lines[max(enclosing, key=len)] if enclosing else 1
+    if path in lines:
+        return lines[path]
+    ends = [number for number, character in enumerate(path) if character in ".["]
+    return next((lines[path[:end]] for end in reversed(ends) if path[:end] in lines), 1)
 
 
 @define(eq=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from cProfile import Profile
 from pathlib import Path
 
 import pytest
@@ -300,6 +302,28 @@ def test_a_wrong_kind_hides_no_mistake_in_the_keys_of_every_kind(written: Writte
         (11, "engine.tiny-0.model2"),
         (12, "engine.tiny-0.node"),
     ]
+
+
+def test_the_work_of_a_check_grows_with_the_file_and_not_with_its_square(written: Written) -> None:
+    def calls(nodes: int) -> Counter[str]:
+        """Return how often each function is called for a file in which each node has an address and two mistakes."""
+        numbers = range(nodes)
+        sections = (
+            f'[model."m/{number}"]\npath = "{TINY}"\n'
+            f'[node.n{number}]\nhost = "h{number}"\nlisten = "h{number}:7401"\n'
+            f'[engine.e{number}]\nmodel = "m/{number}"\nnode = "n{number}"\ndevice = "cuda"\nleg = "decode"\n'
+            "kv_tokens_max = 4096\ncontext_max = 1\n"
+            for number in numbers
+        )
+        path = written('[gateway]\nnode = "n0"\n' + "".join(sections))
+        profile = Profile()
+        with profile:
+            reported = mistakes(path)
+        assert len(reported) == 2 * nodes
+        return Counter({str(entry.code): entry.callcount for entry in profile.getstats()})
+
+    few, many = calls(20), calls(80)
+    assert not {function: count for function, count in many.items() if count > 5 * few[function] + 100}
 
 
 def test_a_model_that_no_engine_serves_is_a_mistake(written: Written) -> None:
