@@ -79,7 +79,7 @@ async def node(folder: Path, *legs: str) -> AsyncIterator[Assembly]:
 
 def prompts(many: int, size: int) -> tuple[Any, ...]:
     rng = random.Random(next(IDS))
-    return tuple(tuple(rng.randrange(1, 400) for _ in range(size)) for _ in range(many))
+    return tuple(tuple(rng.choices(range(1, 400), k=size)) for _ in range(many))
 
 
 async def first_s(assembly: Assembly, owner: str, lists: tuple[tuple[int, ...], ...], tokens_max: int = 4) -> float:

@@ -7,16 +7,21 @@ from functools import partial
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import ActorLost, InternalError, LinkLost, LocalViolation, Overloaded, TooLarge
 from protocol.frames import Fail, Open
-from protocol.messages import Done, FlushCache, Tokens
+from protocol.messages import Done, FlushCache, Generate, Tokens
 from supervisor.links.encoding import BODY_BYTES_MAX
 from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.fake_engine import generate
 from tests.rig.links import ask, bugs_logged, count_to_three, hand_written, held_for, linked, never_answer
 from tests.system.simulator import simulate
+
+
+def fits_no_frame() -> Generate:
+    return evolve(generate(), tokens=[10**9] * (BODY_BYTES_MAX // 5))  # of five bytes each
 
 
 async def test_one_stream_serves_many_requests_one_after_another(autojump_clock: MockClock) -> None:
@@ -79,7 +84,7 @@ async def test_a_stream_that_the_next_asker_cannot_use_goes_to_the_one_behind_it
 
         async def ask_too_much() -> None:
             with pytest.raises(TooLarge):
-                async with ends.asker.ask(generate(prompt=BODY_BYTES_MAX), 1):
+                async with ends.asker.ask(fits_no_frame(), 1):
                     pass
             failed.append(trio.current_time())
 
@@ -147,7 +152,7 @@ async def test_b18_a_code_that_cannot_be_meant_becomes_an_error_that_can(
 async def test_a_request_that_fits_no_frame_fails_alone(autojump_clock: MockClock) -> None:
     async with linked(count_to_three) as ends:
         with pytest.raises(TooLarge):
-            ends.asker.open(generate(prompt=BODY_BYTES_MAX), 1)
+            ends.asker.open(fits_no_frame(), 1)
         assert (await ask(ends.asker))[1] == Done()
         ends.check_at_rest()
 
