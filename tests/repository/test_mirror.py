@@ -91,7 +91,11 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "protocol/test_model_folder.py": ("actors/engines/sglang/model_files.py",),
     "protocol/test_streams.py": ("protocol/peer.py",),
     "repository/test_rules.py": ("supervisor/version.py",),
-    "supervisor/cli/test_commands.py": ("supervisor/__main__.py", "supervisor/cli/client.py"),
+    "supervisor/cli/test_commands.py": (
+        "supervisor/__main__.py",
+        "supervisor/command_line.py",
+        "supervisor/cli/client.py",
+    ),
     "supervisor/cluster/test_announcements.py": (
         "protocol/cluster.py",
         "supervisor/engines/sglang/grammar_checkers.py",

@@ -22,6 +22,7 @@ LEVELS = (  # from the lowest: a room imports only rooms of lower levels; a file
     ("supervisor/control",),
     ("supervisor/node", "supervisor/cli"),
     ("supervisor/launcher",),
+    ("supervisor/command_line.py",),
     ("supervisor/__main__.py",),
 )
 LEVEL_OF = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}

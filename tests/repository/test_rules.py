@@ -43,7 +43,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     SGLANG / "boot_message.py": {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
-    Path("supervisor/__main__.py"): {"random", "time"},
+    Path("supervisor/command_line.py"): {"random", "time"},
     Path("supervisor/node/node.py"): {"time", "random", "secrets"},
     Path("supervisor/engines/sglang/libraries.py"): {"ctypes"},
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
@@ -184,7 +184,7 @@ def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path: Pat
 @each_node_file
 def test_the_environment_is_read_where_the_process_begins(path: Path) -> None:
     names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
-    assert path == Path("supervisor/__main__.py") or not names & {"environ", "getenv"}
+    assert path == Path("supervisor/command_line.py") or not names & {"environ", "getenv"}
 
 
 @in_room("actors")

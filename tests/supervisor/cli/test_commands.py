@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from io import StringIO
 from itertools import chain, pairwise
@@ -14,10 +15,11 @@ import trio
 from rich.console import Console
 from trio.testing import MockClock
 
+import supervisor
 from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
 from protocol.errors import NotReady, PeerViolation, StartFailed
 from protocol.kind import Message
-from supervisor import __main__
+from supervisor import __main__, command_line
 from supervisor.cli import client, commands
 from supervisor.cli.commands import NEW_NODE_WAIT_S
 from supervisor.cli.status_view import StatusOrError
@@ -307,5 +309,22 @@ def test_an_error_of_a_command_is_printed_in_one_sentence(
         raise NotReady("node b is away")
 
     monkeypatch.setattr(commands, "main", away)
-    assert __main__.run_operator_command(["cluster.toml", "drain", "b"]) == 1
+    assert command_line.run_operator_command(["cluster.toml", "drain", "b"]) == 1
     assert capsys.readouterr().err == "espalier: node b is away\n"
+
+
+class Interrupted:
+    """A finder of modules that is interrupted by Ctrl-C."""
+
+    def find_spec(self, *_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_the_modules_are_imported_ends_the_program_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "supervisor.command_line")
+    monkeypatch.delattr(supervisor, "command_line")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted()])
+    assert __main__.main() == 130
+    assert capsys.readouterr() == ("", "")

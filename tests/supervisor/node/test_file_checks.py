@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bench.rig.node import free_port
 from protocol.errors import StartFailed
-from supervisor import __main__
+from supervisor import command_line
 from supervisor.cluster import link_credentials
 from supervisor.config.certificate import Certificate, expires_at
 from supervisor.engines.kinds import read_cluster
@@ -249,7 +249,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
         f"every user of this host may read {tmp_path / name}: chmod o-r {tmp_path / name}"
         for name in ("secret", "keys.toml")
     ]
-    text = __main__.check_report(file, (), None)
+    text = command_line.check_report(file, (), None)
     assert f"warning: every user of this host may read {tmp_path / 'secret'}" in text
     (tmp_path / "secret").chmod(0o666)
     (tmp_path / "keys.toml").chmod(0o666)
@@ -260,7 +260,7 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
 def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(written: Written, tmp_path: Path) -> None:
     file = written(GOOD.replace(str(TINY), str(tmp_path)))
     with pytest.raises(StartFailed) as caught:
-        __main__.check_report(file, (), None)
+        command_line.check_report(file, (), None)
     sentence = f"model tiny in {tmp_path}: the model's folder has no tokenizer.json and no config.json"
     assert str(caught.value) == f"{file}, line 3: model.tiny.path: {sentence}"
 
@@ -273,7 +273,7 @@ def test_a_template_that_refuses_every_conversation_is_a_mistake_at_its_own_line
     with pytest.raises(
         StartFailed, match=r", line 5: model\.tiny\.template: .* refuses this conversation: no user turn"
     ):
-        __main__.check_report(file, (), None)
+        command_line.check_report(file, (), None)
 
 
 # Commands --------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def test_a_file_is_read_up_to_a_limit_of_bytes(tmp_path: Path) -> None:
 def test_modules_are_not_traversed_by_garbage_collections(written: Written) -> None:
     script = """
 import gc, sys
-from supervisor import __main__ as main
+from supervisor import command_line as main
 async def run():
     print(gc.get_freeze_count() > len(gc.get_objects()))
     return 0
