@@ -38,11 +38,15 @@ class FileMistakes(StartFailed):
 
 
 class Misconfigured(StartFailed):
-    """A mistake in what the key at `path` names, or in its absence."""
+    """A mistake in what the key at `path` names, or in its absence; `others` are of the same sort."""
 
-    def __init__(self, path: str, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, path: str, sentence: str, others: Sequence[Misconfigured] = ()) -> None:
+        super().__init__("; ".join([sentence, *map(str, others)]))
         self.path = path
+        self.mistakes: tuple[Mistake, ...] = (
+            Mistake(path, sentence),
+            *(mistake for other in others for mistake in other.mistakes),
+        )
 
 
 @frozen
@@ -61,12 +65,15 @@ class Loaded:
 
     @contextmanager
     def locating_mistakes(self) -> Iterator[None]:
-        """Raise `FileMistakes`, a sentence with the line in the file, instead of a `Misconfigured` from the body."""
+        """Raise `FileMistakes`, with the lines in the file, instead of a `Misconfigured` from the body."""
         try:
             yield
         except Misconfigured as error:
-            sentence = _printable(str(Mistake(error.path, str(error))))
-            line = line_of(error.path, self.lines)
+            mistake, *others = error.mistakes
+            if others:
+                raise FileMistakes(_report(self.file, error.mistakes, self.lines), self.cluster) from error
+            sentence = _printable(str(mistake))
+            line = line_of(mistake.path, self.lines)
             raise FileMistakes(f"{self.file}, line {line}: {sentence}", self.cluster) from error
 
 

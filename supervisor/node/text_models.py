@@ -21,10 +21,21 @@ def load_text_models(
 ) -> dict[str, TextModel]:
     """Return the text models that a node needs, by name: all of them at the gateway, else those its engines read.
 
-    Raises `Misconfigured` if the files of one cannot be used.
+    Raises `Misconfigured` with all of them whose files cannot be used.
     """
     read = {engine.model for engine in cluster.engines_on(node).values() if engine.reads_text}
-    return {name: _load(cluster, name, strftime) for name in cluster.model if has_gateway or name in read}
+    models: dict[str, TextModel] = {}
+    errors: list[Misconfigured] = []
+    for name in cluster.model:
+        if has_gateway or name in read:
+            try:
+                models[name] = _load(cluster, name, strftime)
+            except Misconfigured as error:
+                errors.append(error)
+    if errors:
+        first, *others = errors
+        raise Misconfigured(first.path, str(first), others) from first
+    return models
 
 
 def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextModel:

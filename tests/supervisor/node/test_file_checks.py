@@ -257,12 +257,28 @@ def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_wri
     assert [row.partition(": ")[2].partition(":")[0] for row in rows] == ["cluster.secret", "gateway.keys"]
 
 
+NO_MODEL = "the model's folder has no tokenizer.json and no config.json"
+
+
 def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(written: Written, tmp_path: Path) -> None:
     file = written(GOOD.replace(str(TINY), str(tmp_path)))
     with pytest.raises(StartFailed) as caught:
         command_line.check_report(file, (), None)
-    sentence = f"model tiny in {tmp_path}: the model's folder has no tokenizer.json and no config.json"
-    assert str(caught.value) == f"{file}, line 3: model.tiny.path: {sentence}"
+    assert str(caught.value) == f"{file}, line 3: model.tiny.path: model tiny in {tmp_path}: {NO_MODEL}"
+
+
+def test_every_folder_without_a_model_is_a_mistake(written: Written, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    other = GOOD.replace(str(TINY), str(tmp_path / "two")).replace("tiny", "other")
+    file = written(GOOD.replace(str(TINY), str(tmp_path / "one")) + other)
+    with pytest.raises(StartFailed) as caught:
+        command_line.check_report(file, (), None)
+    assert str(caught.value).splitlines() == [
+        f"{file} has 2 mistakes:",
+        f"  line 3: model.tiny.path: model tiny in {tmp_path / 'one'}: {NO_MODEL}",
+        f"  line 11: model.other.path: model other in {tmp_path / 'two'}: {NO_MODEL}",
+    ]
 
 
 def test_a_template_that_refuses_every_conversation_is_a_mistake_at_its_own_line(
