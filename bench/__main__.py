@@ -9,6 +9,7 @@ from importlib import import_module
 # A module with `DESCRIPTION`, `add(parser)` and `main(parser, arguments, words)`, imported when its command is chosen.
 COMMANDS = {
     "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
+    "peers": ("bench.peers.command", "install and start other servers, to compare with"),
 }
 
 

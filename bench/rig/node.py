@@ -228,9 +228,19 @@ def start_process(
 
     `prefix` is a command that runs what follows it, such as `prlimit`.
     """
+    return start_command([*prefix, sys.executable, "-m", "supervisor", *arguments], output, environment)
+
+
+def start_command(
+    words: Sequence[str], output: IO[bytes] | int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, from the root of the repository; `environment` is added.
+
+    The kernel kills it when the thread that started it ends.
+    """
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "supervisor", *arguments],
+        words,
         cwd=ROOT,
         env={**inherited, **environment},
         stdin=subprocess.DEVNULL,

@@ -51,6 +51,17 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "bench/load/worker.py",
     ),
     "bench/load/test_http.py": ("bench/load/requests.py", "bench/load/sse.py", "bench/load/websocket.py"),
+    "bench/peers/test_install.py": ("bench/peers/command.py",),
+    "bench/peers/test_running.py": ("bench/peers/peer.py",),
+    "bench/peers/test_table.py": (
+        "bench/peers/cpu_sglang.py",
+        "bench/peers/dynamo.py",
+        "bench/peers/dynamo_mocker.py",
+        "bench/peers/espalier.py",
+        "bench/peers/mock_model.py",
+        "bench/peers/sglang_server.py",
+        "bench/peers/smg.py",
+    ),
     "bench/rig/test_checked_clients.py": (
         "bench/rig/clients.py",
         "bench/rig/cluster.py",

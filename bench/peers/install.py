@@ -1,0 +1,32 @@
+"""The environments of peers: each made from its list, beside this file, in a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+LISTS = Path(__file__).parent
+
+
+def environment_names() -> list[str]:
+    """Return the names of all environments."""
+    return sorted(path.stem for path in LISTS.glob("*.txt"))
+
+
+def install(name: str, environments: Path) -> None:
+    """Make an environment, or bring it up to its list; raises `CalledProcessError` if a package cannot be had.
+
+    What is missing in it counts as not installed: its mark is written last.
+    """
+    folder, packages = environments / name, LISTS / f"{name}.txt"
+    mark = folder / "installed"
+    mark.unlink(missing_ok=True)
+    if not (folder / "bin" / "python").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    # A check of the packages' own requirements would fail: the lists leave out what is not needed on a CPU.
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    subprocess.run([*pip, "--no-deps", "-r", str(packages)], check=True)
+    mark.touch()
