@@ -35,6 +35,8 @@ class Answer:
     output_tokens: int | None = None
     cached_tokens: int | None = None
     running_usage: bool | None = None  # whether its events have the usage so far; None before the first
+    parts: list[str] | None = None  # its text, only if a later turn needs it
+    response_id: str | None = None
 
     def end(self) -> None:
         """Mark the end of the stream; raises `RequestFailed` if there was no finish reason."""
@@ -60,6 +62,8 @@ def read_chunk(answer: Answer, name: bytes, data: bytes) -> int:
         if not isinstance(delta, dict):
             raise RequestFailed("shape", "delta", f"is {type(delta).__name__}")
         has_content = has_content or any(delta.get(key) for key in CONTENT)
+        if answer.parts is not None and isinstance(text := delta.get("content"), str):
+            answer.parts.append(text)
         if (finish := choice.get("finish_reason")) is not None:
             _finish(answer, finish)
     usage = chunk.get("usage")
@@ -93,6 +97,8 @@ def read_response(answer: Answer, name: bytes, data: bytes) -> int:
     if not isinstance(kind, str):
         raise RequestFailed("shape", "type", f"is {type(kind).__name__}")
     if kind.endswith(".delta"):
+        if answer.parts is not None and kind == "response.output_text.delta":
+            answer.parts.append(str(event.get("delta", "")))
         return _count(answer, None) if event.get("delta") else 0
     match kind:
         case "error" | "response.error":
@@ -103,6 +109,7 @@ def read_response(answer: Answer, name: bytes, data: bytes) -> int:
                 raise RequestFailed("shape", "response", f"is {type(response).__name__}")
             if isinstance(usage := response.get("usage"), dict):
                 _store_usage(answer, usage, "input_tokens", "output_tokens")
+            answer.response_id = identity if isinstance(identity := response.get("id"), str) else None
             _end(answer, response, str(response.get("status") or kind.rpartition(".")[2]))
     return 0
 

@@ -18,7 +18,7 @@ from bench.load.answers import CANCELLED, READERS, Answer
 from bench.load.faults import RequestFailed, os_error_fault
 from bench.load.messages import Ending, Fault, Record, Target
 from bench.load.plan import PlannedRequest
-from bench.load.requests import CANCEL, Address, Dialogue
+from bench.load.requests import CANCEL, Address, Dialogue, History
 from bench.load.websocket import SocketDialogue
 from bench.load.wire import Wire, connect
 
@@ -78,6 +78,16 @@ class Pool:
         """Return a connection for the next request."""
         self._idle.append(connection)
 
+    def lend(self, own: Pool) -> None:
+        """Give an idle connection, if there is one, to the pool of a conversation, which needs it for all turns."""
+        own._idle += self._idle[-1:]
+        del self._idle[-1:]
+
+    def take_back(self, own: Pool) -> None:
+        """Take over the idle connections of a conversation that has ended."""
+        self.opened += own.opened
+        self._idle += own._idle
+
     def close(self) -> None:
         """Close all idle connections."""
         while self._idle:
@@ -96,6 +106,7 @@ class Exchange:
     pool: Pool
     clock: Clock
     on_tokens: Callable[[int], None]  # called with the number of tokens of each read
+    history: History | None = None  # of a conversation with several turns; a completed one is added
     _answer: Answer = field(factory=Answer)
     _sent_at: float | None = None
     _ended_at: float = 0.0
@@ -108,6 +119,7 @@ class Exchange:
     async def run(self, start_at: float, lag_s: float | None = None, held_s: float | None = None) -> Record:
         """Send the request and return its record; times count from `start_at` by the clock."""
         begun_at = self.clock()
+        self._answer.parts = None if self.history is None else []
         ending: Ending = "completed"
         fault: Fault | None = None
         try:
@@ -121,6 +133,8 @@ class Exchange:
             ending, fault = "failed", os_error_fault(error, begun=begun).fault
         if self._answer.finish == CANCELLED and ending == "completed":
             ending = "cancelled"
+        if self.history is not None and ending == "completed":
+            self.history.add(self.request.prompt, self._answer)
         if ending != "completed":
             self._ended_at = self.clock()
         return self._record(start_at, begun_at, ending, fault, lag_s, held_s)
@@ -143,7 +157,7 @@ class Exchange:
 
     async def _send(self, limit_at: float) -> None:
         """Send the request and read its answer; raises `Left` when the client is to disconnect."""
-        body, began_at = requests.body(self.pool.target, self.request), self.clock()
+        body, began_at = requests.body(self.pool.target, self.request, self.history), self.clock()
         leave = self.request.leave
         early_at = float("inf")
         with trio.CancelScope(deadline=limit_at) as scope:
@@ -232,6 +246,7 @@ class Exchange:
         answer, leave = self._answer, self.request.leave
         return Record(
             number=self.request.number,
+            turn=self.request.turn,
             ending=ending,
             sent_s=sent_at - start_at,
             ended_s=self._ended_at - sent_at,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 import trio
-from attrs import asdict
+from attrs import asdict, evolve
 
-from bench.load import measure, options, report
+from bench.load import measure, options, plan, report
 from bench.load.messages import Job, Record
 from bench.load.options import Mistake, Options
 from bench.load.process import Run, WorkerDied, split_job
@@ -66,10 +66,11 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _run(run: Run, chosen: Options) -> None:
+    pace, requests = chosen.job.pace, plan.planned_requests(chosen.job.pace, chosen.job.workload)
     async with trio.open_nursery() as helpers:
         helpers.start_soon(_stop_on_signal, run)
         if not chosen.quiet:
-            helpers.start_soon(Bar(run, chosen.job.pace, sys.stderr).show)
+            helpers.start_soon(Bar(run, evolve(pace, requests=requests), sys.stderr).show)
         await run.run()
         helpers.cancel_scope.cancel(reason="the run is over")
 

@@ -17,7 +17,13 @@ BIN_S_LEAST = 0.1
 
 def figures(records: Sequence[Record], over: measure.Window, tokens: Mapping[str, object]) -> list[Figure]:
     """Return the figures of a run."""
-    return [_requests(records, over, tokens), _latencies(records), *_distributions(records), *_over_time(records, over)]
+    return [
+        _requests(records, over, tokens),
+        _latencies(records),
+        *_turns(records),
+        *_distributions(records),
+        *_over_time(records, over),
+    ]
 
 
 def _requests(records: Sequence[Record], over: measure.Window, tokens: Mapping[str, object]) -> Table:
@@ -53,6 +59,20 @@ DEFINITIONS_NOTE = " ".join(f"{name}: {DEFINITIONS[name]}." for name in ("ttft",
 
 def _row(name: str, summary: Summary) -> list[Cell]:
     return [name, summary.p50, summary.p90, summary.p99, summary.most, summary.mean, summary.count]
+
+
+def _turns(records: Sequence[Record]) -> list[Table]:
+    """Return a row for each turn of the conversations, if there are any."""
+    rows: list[list[Cell]] = []
+    for turn in range(1 + max((record.turn for record in records), default=0)):
+        answered = [record for record in records if record.turn == turn and record.ending == "completed"]
+        if answered:
+            first = measure.summarise((at_s for each in answered if (at_s := measure.ttft_s(each)) is not None), 1e3)
+            prompts = sum(each.prompt_tokens or 0 for each in answered) / len(answered)
+            cached = sum(each.cached_tokens or 0 for each in answered) / len(answered)
+            rows.append([str(turn + 1), len(answered), prompts, cached, first.p50, first.p99])
+    columns = ("turn", "completed", "prompt tokens, mean", "cached, mean", "first token p50, ms", "p99, ms")
+    return [Table(title="Turns of the conversations", columns=columns, rows=rows)] if len(rows) > 1 else []
 
 
 def _distributions(records: Sequence[Record]) -> list[Distribution]:

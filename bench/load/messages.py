@@ -102,7 +102,7 @@ class Progress:
 class Record:
     """The record of one request; times in seconds, `sent_s` after the start, the others after `sent_s`."""
 
-    number: int
+    number: int  # of the request, or of its conversation
     ending: Ending
     sent_s: float
     ended_s: float
@@ -120,6 +120,7 @@ class Record:
     wanted_tokens: int = 0
     leave_tokens: int | None = None  # after which its client was to disconnect
     cancel_s: float | None = None  # from `response.cancel` to the end of the response
+    turn: int = 0  # of its conversation
 
 
 @frozen

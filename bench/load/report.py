@@ -9,7 +9,7 @@ from attrs import asdict, evolve, frozen
 from bench.load import figures, measure
 from bench.load.measure import DEFINITIONS, Summary
 from bench.load.messages import Done, Fault, Job, Record
-from bench.load.plan import Pace
+from bench.load.plan import Pace, Span, Workload
 from bench.rig.result import Sweep
 
 SCHEMA = "espalier.bench.load/1"
@@ -73,7 +73,8 @@ def document(findings: Findings) -> Document:
     records, pace = findings.records, findings.job.pace
     over = measure.window(records, None if findings.stopped else pace.duration_s)
     target = evolve(findings.job.target, key=SECRET if findings.job.target.key else None)
-    workload = {k: v for k, v in asdict(findings.job.workload).items() if k != "prompts"}
+    given = findings.job.workload
+    workload = asdict(evolve(given, prompts=(), trace=()))
     counted, own = tokens(records), client(findings)
     return {
         "schema": SCHEMA,
@@ -84,7 +85,7 @@ def document(findings: Findings) -> Document:
         "sweep": _sweep(findings, over),
         "settings": {
             "target": asdict(target),
-            "workload": workload | {"prompts": len(findings.job.workload.prompts)},
+            "workload": workload | {"prompts": len(given.prompts), "trace": len(given.trace)},
             "pace": asdict(pace),
             "processes": findings.processes,
         },
@@ -108,9 +109,14 @@ def document(findings: Findings) -> Document:
 
 def _sweep(findings: Findings, over: measure.Window) -> Sweep:
     pace, rates, times = findings.job.pace, measure.rates(findings.records, over), measure.latencies(findings.records)
+    x, value = "clients", float(pace.clients or 0)
+    if pace.rate is not None:
+        x, value = "requests/s planned", pace.rate
+    elif pace.traced:
+        x, value = "speed of the trace", pace.trace_speed
     return Sweep(
-        x="clients" if pace.rate is None else "requests/s planned",
-        value=float(pace.clients or 0) if pace.rate is None else pace.rate,
+        x=x,
+        value=value,
         series=findings.job.target.api,
         measures={
             "output tokens": ("tokens/s", rates["output_tokens_per_s"]),
@@ -152,10 +158,11 @@ def tokens(records: Sequence[Record]) -> Document:
 def table(findings: Findings) -> str:
     """Return the same as text, the most important first and warnings last."""
     records, pace, own = findings.records, findings.job.pace, client(findings)
+    workload = findings.job.workload
     over = measure.window(records, None if findings.stopped else pace.duration_s)
     lines = [
         f"{findings.job.target.api} at {findings.job.target.url}: {pace_words(pace)}",
-        f"          {findings.processes} process(es), seed {findings.job.workload.seed}",
+        f"          {findings.processes} process(es), seed {workload.seed}{_prompts(workload)}",
         *_ended(records),
         *_errors(records),
         _rates(measure.rates(records, over), over.length_s),
@@ -170,7 +177,12 @@ def table(findings: Findings) -> str:
 
 def pace_words(pace: Pace) -> str:
     """Return when requests are sent, in words."""
-    words = f"{pace.clients} clients" if pace.rate is None else f"{pace.rate:g} requests/s, Poisson"
+    if pace.traced:
+        words = f"the times of a trace, {pace.trace_speed:g} times as fast"
+    elif pace.rate is not None:
+        words = f"{pace.rate:g} requests/s, " + ("Poisson" if pace.burstiness == 1 else f"gamma {pace.burstiness:g}")
+    else:
+        words = f"{pace.clients} clients"
     return words if pace.concurrency_max is None else f"{words}, at most {pace.concurrency_max} at once"
 
 
@@ -196,6 +208,20 @@ def _warnings(findings: Findings, own: Document) -> list[str]:
     if findings.stopped:
         lines.append("STOPPED EARLY: what still ran is not counted")
     return lines
+
+
+def _prompts(workload: Workload) -> str:
+    """Return what is special about the prompts, in words."""
+    words = [f"{len(workload.trace)} lines of a trace"] if workload.trace else []
+    if workload.prefixes:
+        words.append(f"{workload.prefixes} shared beginning(s) of {_span(workload.prefix_tokens)} tokens")
+    if workload.turns.most > 1:
+        words.append(f"conversations of {_span(workload.turns)} turns")
+    return "".join(f", {each}" for each in words)
+
+
+def _span(span: Span) -> str:
+    return f"{span.least}" if span.least == span.most else f"{span.least} to {span.most}"
 
 
 def _ended(records: Sequence[Record]) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
-from attrs import frozen
+from attrs import define, field, frozen
 
+from bench.load.answers import Answer
 from bench.load.http import Headers, HttpDialogue
 from bench.load.messages import PATHS, Api, Target
 from bench.load.plan import PlannedRequest
@@ -59,19 +60,38 @@ def dialogue(target: Target, where: Address) -> Dialogue:
     return kind(where.authority, where.path.encode(), headers)
 
 
-def body(target: Target, request: PlannedRequest) -> bytes:
+@define
+class History:
+    """The turns of a conversation so far: their texts, or the name of the last response if the server keeps them."""
+
+    messages: list[dict[str, str]] = field(factory=list)
+    response_id: str | None = None
+
+    def add(self, prompt: str, answer: Answer) -> None:
+        """Add a turn that was answered."""
+        self.messages.append({"role": "user", "content": prompt})
+        self.messages.append({"role": "assistant", "content": "".join(answer.parts or ())})
+        self.response_id = answer.response_id
+
+
+def body(target: Target, request: PlannedRequest, history: History | None = None) -> bytes:
     """Return the JSON body of a request."""
     fields: dict[str, object] = {"model": target.model}
+    before = [] if history is None else history.messages
+    messages = [*before, {"role": "user", "content": request.prompt}]
     match target.api:
         case "chat":
-            fields |= {"messages": [{"role": "user", "content": request.prompt}], "max_tokens": request.output_tokens}
+            fields |= {"messages": messages, "max_tokens": request.output_tokens}
         case "completions":
             fields |= {"prompt": request.prompt, "max_tokens": request.output_tokens}
         case "responses":
-            fields |= {"input": request.prompt, "max_output_tokens": request.output_tokens, "store": False}
+            fields |= {"input": messages if before else request.prompt}
+            fields |= {"max_output_tokens": request.output_tokens, "store": False}
         case "responses-ws":
             fields |= {"type": "response.create", "input": request.prompt, "max_output_tokens": request.output_tokens}
             fields |= {"store": False}
+            if history is not None and history.response_id is not None:
+                fields |= {"previous_response_id": history.response_id}
     if target.api != "responses-ws":
         fields |= {"stream": True}
     if target.api in {"chat", "completions"}:

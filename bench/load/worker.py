@@ -10,15 +10,16 @@ import gc
 import sys
 import time
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 
 import trio
 from attrs import define, evolve, field
 
 from bench.load import plan
 from bench.load.client import Exchange, Pool
-from bench.load.messages import Done, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
-from bench.load.requests import Address, parse_url
+from bench.load.messages import Done, Ending, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
+from bench.load.requests import Address, History, parse_url
 
 Send = Callable[[Message], Awaitable[None]]
 WARM_UP_CLIENTS_MAX = 16
@@ -74,7 +75,7 @@ class Worker:
             helpers.start_soon(self._measure_lag)
             helpers.start_soon(self._report_regularly)
             with self._sending:
-                await (self._closed_loop() if self.job.pace.rate is None else self._open_loop())
+                await (self._open_loop() if self.job.pace.open_loop else self._closed_loop())
             helpers.cancel_scope.cancel(reason="all has been sent and answered")
         wall_s, cpu_s = self.clock() - self._start_at, self.cpu() - cpu_s
         await self._report()
@@ -101,7 +102,7 @@ class Worker:
     async def _closed_loop(self) -> None:
         """Let each client send when its last answer has ended; requests go to the next free client."""
         job = self.job
-        numbers = plan.share(job.pace, job.workload.seed, job.worker, job.workers)
+        numbers = plan.share(job.pace, job.workload, job.worker, job.workers)
         end_at = self._start_at + (float("inf") if job.pace.duration_s is None else job.pace.duration_s)
 
         async def client(pool: Pool) -> None:
@@ -112,7 +113,7 @@ class Worker:
                 pauses = True
                 if self.clock() >= end_at or (due := next(numbers, None)) is None:
                     return
-                await self._exchange(plan.planned_request(job.workload, due[0]), pool)
+                await self._conversation(plan.conversation(job.workload, due[0]), pool, end_at)
 
         await self._clients(client, plan.clients_per_worker(job.pace.clients or 1, job.worker, job.workers))
 
@@ -134,7 +135,7 @@ class Worker:
         pool = Pool(job.target, self._where)
         try:
             async with trio.open_nursery() as requests:
-                for number, at_s in plan.share(pace, job.workload.seed, job.worker, job.workers):
+                for number, at_s in plan.share(pace, job.workload, job.worker, job.workers):
                     assert at_s is not None
                     if (early_s := self._start_at + at_s - self.clock()) > 0:
                         await trio.sleep(early_s)
@@ -145,23 +146,53 @@ class Worker:
             self._close(pool)
 
     async def _due(self, number: int, at_s: float, pool: Pool, limit: trio.Semaphore | None) -> None:
-        request = plan.planned_request(self.job.workload, number, at_s)
-        woke_at = self.clock()
-        lag_s = woke_at - self._start_at - at_s
-        if limit is None:
-            await self._exchange(request, pool, lag_s, 0.0)
+        requests = plan.conversation(self.job.workload, number, at_s)
+        if self.job.workload.turns.most == 1:
+            await self._conversation(requests, pool, limit=limit)
             return
-        async with limit:
-            await self._exchange(request, pool, lag_s, self.clock() - woke_at)
+        own = Pool(self.job.target, self._where)
+        pool.lend(own)
+        try:
+            await self._conversation(requests, own, limit=limit)
+        finally:
+            pool.take_back(own)
+
+    async def _conversation(
+        self,
+        requests: Iterator[plan.PlannedRequest],
+        pool: Pool,
+        end_at: float = float("inf"),
+        limit: trio.Semaphore | None = None,
+    ) -> None:
+        """Send the turns of a conversation one after the other; a turn that does not complete ends it."""
+        history = History() if self.job.workload.turns.most > 1 else None
+        for request in requests:
+            if request.turn:
+                await trio.sleep(self.job.pace.think_s)
+                if self.clock() >= end_at:
+                    return
+            woke_at = self.clock()
+            lag_s = None if request.at_s is None else woke_at - self._start_at - request.at_s
+            async with limit or nullcontext():
+                held_s = self.clock() - woke_at if limit is not None else None if lag_s is None else 0.0
+                ending = await self._exchange(request, pool, lag_s, held_s, history)
+            if ending != "completed":
+                return
 
     async def _exchange(
-        self, request: plan.PlannedRequest, pool: Pool, lag_s: float | None = None, held_s: float | None = None
-    ) -> None:
+        self,
+        request: plan.PlannedRequest,
+        pool: Pool,
+        lag_s: float | None = None,
+        held_s: float | None = None,
+        history: History | None = None,
+    ) -> Ending:
         self._running += 1
-        record = await Exchange(request, pool, self.clock, self._on_tokens).run(self._start_at, lag_s, held_s)
+        record = await Exchange(request, pool, self.clock, self._on_tokens, history).run(self._start_at, lag_s, held_s)
         self._running -= 1
         self._ended.append(record)
         self._counts = evolve(self._counts, **{record.ending: getattr(self._counts, record.ending) + 1})
+        return record.ending
 
     def _on_tokens(self, tokens: int) -> None:
         self._tokens += tokens

@@ -48,7 +48,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "bench/load/process.py",
         "bench/load/progress.py",
         "bench/load/report.py",
-        "bench/load/worker.py",
+        "bench/load/values.py",
     ),
     "bench/load/test_http.py": ("bench/load/requests.py", "bench/load/sse.py", "bench/load/websocket.py"),
     "bench/peers/test_install.py": ("bench/peers/command.py",),

@@ -22,6 +22,8 @@ from bench.load.worker import Worker
 from bench.rig import result
 from tests.rig.scripted_server import Asked, Scripted, nothing, saying, scripted, whole
 
+TRACE = "(the path of a trace)"
+
 
 def parse(*words: str) -> options.Options:
     parser = argparse.ArgumentParser(exit_on_error=False)
@@ -80,7 +82,7 @@ async def test_an_open_loop_sends_when_planned_and_records_its_delay() -> None:
     async with scripted(whole) as server:
         messages = await worked(job(server, rate=200.0, requests=40))
     found = records(messages)
-    planned = [at_s for _, at_s in plan.share(Pace(rate=200.0, requests=40), 0, 0, 1)]
+    planned = [at_s for _, at_s in plan.share(Pace(rate=200.0, requests=40), Workload(), 0, 1)]
     assert [each.planned_s for each in found] == planned
     assert all(0 <= each.lag_s < 1.0 and each.held_s == 0.0 for each in found)
     assert all(each.sent_s >= each.planned_s for each in found)
@@ -279,9 +281,23 @@ def test_defaults_are_a_closed_loop_of_a_hundred_requests(monkeypatch: pytest.Mo
         ["--processes", "17"],
         ["--processes", "300", "--rate", "3"],
         ["--prompts", "/nowhere"],
+        ["--trace", "/nowhere"],
+        ["--trace", TRACE, "--turns", "2"],
+        ["--trace", TRACE, "--prefix-tokens", "9"],
+        ["--trace", TRACE, "--clients", "2", "--trace-speed", "2"],
+        ["--trace", TRACE, "--rate", "2", "--trace-speed", "2"],
+        ["--trace", TRACE, "--think-s", "1"],
+        ["--trace-speed", "2"],
+        ["--burstiness", "2"],
+        ["--prefixes", "2"],
+        ["--turns", "1:2", "--api", "completions"],
+        ["--turns", "2", "--api", "responses-ws", "--connections-a-client", "new"],
+        ["--rate", "3", "--processes", "3", "--concurrency-max", "2"],
     ],
 )
-def test_contradictory_options_are_refused(words: list[str]) -> None:
+def test_contradictory_options_are_refused(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 5, "input_length": 9, "output_length": 3}\n')
+    words = [str(tmp_path / "t.jsonl") if word == TRACE else word for word in words]
     with pytest.raises(options.Mistake):
         parse(*words)
 
@@ -319,6 +335,18 @@ def test_a_prompts_file_with_an_invalid_line_is_refused_with_its_number(tmp_path
     file.write_text(f"{line}\n")
     with pytest.raises(options.Mistake, match=r"p\.jsonl"):
         parse("--prompts", str(file))
+
+
+def test_a_trace_sets_times_and_number_of_requests_unless_others_are_given(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"timestamp": 5, "input_length": 9, "output_length": 3}\n' * 3)
+    traced = parse("--trace", str(file), "--trace-speed", "4").job.pace
+    assert (traced.traced, traced.open_loop, traced.requests, traced.trace_speed) == (True, True, 3, 4.0)
+    assert parse("--trace", str(file), "--requests", "9").job.pace.requests == 3
+    closed = parse("--trace", str(file), "--clients", "2", "--requests", "9").job.pace
+    assert (closed.open_loop, closed.clients, closed.requests) == (False, 2, 9)
+    assert parse("--trace", str(file), "--rate", "2").job.pace.traced is False
+    assert len(parse("--trace", str(file)).job.workload.trace) == 3
 
 
 @pytest.mark.parametrize(

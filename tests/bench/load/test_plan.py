@@ -16,10 +16,13 @@ from bench.load.plan import (
     Pace,
     Prompt,
     Span,
+    TracedRequest,
     Workload,
     arrivals,
     clients_per_worker,
+    conversation,
     planned_request,
+    planned_requests,
     share,
     warmup_share,
 )
@@ -112,13 +115,13 @@ def test_counts_in_equal_windows_have_a_variance_equal_to_their_mean() -> None:
 @given(st.integers(1, 7), st.integers(0, 100), st.booleans())
 def test_workers_together_send_each_request_once(workers: int, requests: int, open_loop: bool) -> None:
     pace = Pace(rate=5.0 if open_loop else None, requests=requests)
-    parts = [list(share(pace, 9, worker, workers)) for worker in range(workers)]
-    assert sorted(each for part in parts for each in part) == list(share(pace, 9, 0, 1))
-    assert [number for number, _ in share(pace, 9, 0, 1)] == list(range(requests))
+    parts = [list(share(pace, Workload(seed=9), worker, workers)) for worker in range(workers)]
+    assert sorted(each for part in parts for each in part) == list(share(pace, Workload(seed=9), 0, 1))
+    assert [number for number, _ in share(pace, Workload(seed=9), 0, 1)] == list(range(requests))
 
 
 def test_a_duration_ends_the_arrivals() -> None:
-    times: list[Any] = [at_s for _, at_s in share(Pace(rate=100.0, duration_s=2.0), 1, 0, 1)]
+    times: list[Any] = [at_s for _, at_s in share(Pace(rate=100.0, duration_s=2.0), Workload(seed=1), 0, 1)]
     assert times == sorted(times)
     assert 150 < len(times) < 250
     assert times[-1] < 2.0
@@ -129,3 +132,70 @@ def test_workers_share_clients_and_the_warm_up_without_rest(workers: int, total:
     assert sum(clients_per_worker(total, worker, workers) for worker in range(workers)) == total
     numbers = [n for worker in range(workers) for n in warmup_share(Pace(warmup=total), worker, workers)]
     assert sorted(numbers, reverse=True) == list(range(-1, -1 - total, -1))
+
+
+# Gamma and traces -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 4.0])
+def test_gaps_of_a_gamma_process_have_its_mean_and_its_variance(burstiness: float) -> None:
+    times = list(islice(arrivals(1, 50.0, burstiness), 20_000))
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert mean == pytest.approx(1 / 50, rel=0.05)
+    assert variance / mean**2 == pytest.approx(1 / burstiness, rel=0.1)
+
+
+TRACE = (
+    TracedRequest(0.0, 1030, 5, (1, 2, 3)),
+    TracedRequest(1.0, 1030, 0, (1, 2, 4)),
+    TracedRequest(3.0, 700, 7, (1,)),
+)
+
+
+def test_a_trace_gives_its_times_at_its_speed_and_its_lengths() -> None:
+    workload, pace = Workload(trace=TRACE), Pace(traced=True, trace_speed=2.0)
+    assert list(share(pace, workload, 0, 1)) == [(0, 0.0), (1, 0.5), (2, 1.5)]
+    requests = [planned_request(workload, number) for number in range(4)]
+    assert [each.output_tokens for each in requests] == [5, 1, 7, 5]
+    assert [len(each.prompt.split()) for each in requests] == [1030, 1030, 700, 1030]
+
+
+def test_prompts_of_a_trace_share_as_many_tokens_as_they_share_blocks() -> None:
+    first, second, third = (planned_request(Workload(trace=TRACE), number).prompt.split() for number in range(3))
+    assert first[:1024] == second[:1024]
+    assert first[1024:] != second[1024:]
+    assert first[:512] == third[:512]
+    assert first[512:700] != third[512:]
+    assert planned_request(Workload(trace=TRACE, seed=1), 0).prompt.split() != first
+
+
+def test_a_rate_or_clients_replace_the_times_of_a_trace() -> None:
+    workload = Workload(trace=TRACE)
+    assert list(share(Pace(clients=1, requests=2), workload, 0, 1)) == [(0, None), (1, None)]
+    assert len(list(share(Pace(rate=9.0, requests=5), workload, 0, 1))) == 5
+
+
+# Shared beginnings and conversations ------------------------------------------------------
+
+
+def test_prompts_share_as_many_beginnings_as_there_are_prefixes() -> None:
+    workload = Workload(prefixes=3, prefix_tokens=Span(20, 20), prompt_tokens=Span(5, 5))
+    prompts = [planned_request(workload, number).prompt.split() for number in range(60)]
+    assert {len(prompt) for prompt in prompts} == {25}
+    assert len({tuple(prompt[:20]) for prompt in prompts}) == 3
+    alone = [planned_request(Workload(prompt_tokens=Span(5, 5)), number).prompt.split() for number in range(60)]
+    assert [prompt[20:] for prompt in prompts] == alone
+
+
+def test_a_conversation_has_its_turns_and_only_the_first_is_due_at_a_time() -> None:
+    workload = Workload(turns=Span(2, 4), prefixes=1, prefix_tokens=Span(9, 9), prompt_tokens=Span(5, 5))
+    conversations = [list(conversation(workload, number, 1.0)) for number in range(30)]
+    assert {len(each) for each in conversations} == {2, 3, 4}
+    assert all([each.turn for each in one] == list(range(len(one))) for one in conversations)
+    assert all([each.at_s for each in one] == [1.0, *[None] * (len(one) - 1)] for one in conversations)
+    assert all([len(each.prompt.split()) for each in one] == [14, *[5] * (len(one) - 1)] for one in conversations)
+    assert planned_requests(Pace(requests=30), workload) == sum(map(len, conversations))
+    assert list(conversation(Workload(), 3, 2.0)) == [planned_request(Workload(), 3, 2.0)]
+    assert planned_requests(Pace(duration_s=1.0), workload) is None
