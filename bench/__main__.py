@@ -9,6 +9,8 @@ from importlib import import_module
 # A module with `DESCRIPTION`, `add(parser)` and `main(parser, arguments, words)`, imported when its command is chosen.
 COMMANDS = {
     "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
+    "cost": ("bench.cost.command", "measure what a token and a request cost a server: CPU, context switches, memory"),
+    "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
     "peers": ("bench.peers.command", "install and start other servers, to compare with"),
 }
 

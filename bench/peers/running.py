@@ -18,7 +18,7 @@ from attrs import define, field
 
 from bench.peers.peer import MODEL, Command, Peer, Setup
 from bench.rig.node import start_command, wait_until
-from bench.rig.processes import SHARED_MEMORY, ProcessEntry, process_table, shared_memory_names
+from bench.rig.processes import SHARED_MEMORY, ProcessEntry, family, process_table, shared_memory_names
 
 READY_WITHIN_S = 180.0
 STOP_WITHIN_S = 20.0
@@ -109,11 +109,9 @@ class Running:
 
     def processes(self) -> list[ProcessEntry]:
         """Return its living processes: the roots, their descendants and sessions, and those observed before."""
-        table = [entry for entry in process_table() if entry.state not in "ZX"]
-        ours = {*self.root_pids, *(entry.pid for entry in table if self._observed.get(entry.pid) == entry.started)}
-        while more := {entry.pid for entry in table if entry.parent in ours or entry.session in ours} - ours:
-            ours |= more
-        living = [entry for entry in table if entry.pid in ours]
+        table = process_table()
+        observed = (entry.pid for entry in table if self._observed.get(entry.pid) == entry.started)
+        living = family(table, (*self.root_pids, *observed))
         for entry in living:
             self._observed[entry.pid] = entry.started
             self._shared_memory |= shared_memory_names(entry.pid)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "ESPALIER_BENCH"  # in the environment of everything that a node starts
 
@@ -29,9 +31,9 @@ class ProcessEntry:
         return now is not None and now.started == self.started and now.state not in "ZX"
 
 
-def process_entry(pid: int) -> ProcessEntry | None:
+def process_entry(pid: int, proc: Path = PROC) -> ProcessEntry | None:
     """Return the entry of a process, None if there is none."""
-    folder = Path("/proc") / str(pid)
+    folder = proc / str(pid)
     try:
         name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
         fields = rest.split()
@@ -41,16 +43,56 @@ def process_entry(pid: int) -> ProcessEntry | None:
     return ProcessEntry(pid, int(fields[1]), int(fields[3]), fields[19], fields[0], command or name)
 
 
+@dataclass(frozen=True)
+class Usage:
+    """The resources that a process has used since its start; of its threads, those that still run."""
+
+    user_s: float  # sampled by the kernel's ticks: of the two, only the sum is exact
+    system_s: float
+    voluntary: int  # context switches: it waited for something
+    involuntary: int  # another process was given the processor
+    memory_max_mb: float  # the peak of its resident memory
+
+    @property
+    def cpu_s(self) -> float:
+        """Its CPU time."""
+        return self.user_s + self.system_s
+
+
+def usage(pid: int, proc: Path = PROC) -> Usage:
+    """Return what a process has used; raises `OSError` if there is none."""
+    folder = proc / str(pid)
+    ticks_a_s = os.sysconf("SC_CLK_TCK")
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    voluntary = involuntary = 0
+    for thread in (folder / "task").iterdir():
+        with suppress(OSError):  # it has ended
+            counts = _numbers((thread / "status").read_text())
+            voluntary += counts["voluntary_ctxt_switches"]
+            involuntary += counts["nonvoluntary_ctxt_switches"]
+    memory_max_kb = _numbers((folder / "status").read_text()).get("VmHWM", 0)
+    user_s, system_s = (int(ticks) / ticks_a_s for ticks in fields[11:13])
+    return Usage(user_s, system_s, voluntary, involuntary, memory_max_kb / 1024)
+
+
 def cpu_s(pid: int) -> float:
     """Return the CPU time that a process has used."""
-    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return usage(pid).cpu_s
 
 
-def process_table() -> list[ProcessEntry]:
+def process_table(proc: Path = PROC) -> list[ProcessEntry]:
     """Return every process that `/proc` shows to this one."""
-    numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [entry for pid in numbers if (entry := process_entry(pid)) is not None]
+    numbers = (int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+    return [entry for pid in numbers if (entry := process_entry(pid, proc)) is not None]
+
+
+def family(table: Iterable[ProcessEntry], pids: Iterable[int]) -> list[ProcessEntry]:
+    """Return the living processes of a table that these are, have started, or have in their sessions."""
+    living = [entry for entry in table if entry.state not in "ZX"]
+    ours = set(pids)
+    while more := {entry.pid for entry in living if entry.parent in ours or entry.session in ours} - ours:
+        ours |= more
+    return [entry for entry in living if entry.pid in ours]
 
 
 def was_marked(pid: int, mark: str) -> bool:
@@ -61,19 +103,20 @@ def was_marked(pid: int, mark: str) -> bool:
         return False
 
 
-def memory_bytes(pid: int, kind: str = "Pss") -> int:
+def memory_bytes(pid: int, kind: str = "Pss", proc: Path = PROC) -> int:
     """Return the memory of a process, by default its proportional share of what it shares (`Pss`)."""
-    return _kilobytes(pid, "smaps_rollup", kind) * 1024
+    return _numbers((proc / str(pid) / "smaps_rollup").read_text()).get(kind, 0) * 1024
 
 
 def memory_max_mb(pid: int) -> float:
     """Return the peak of a process's resident memory, in MB."""
-    return _kilobytes(pid, "status", "VmHWM") / 1024
+    return usage(pid).memory_max_mb
 
 
-def _kilobytes(pid: int, file: str, name: str) -> int:
-    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+def _numbers(text: str) -> dict[str, int]:
+    """Return the lines `NAME: NUMBER ...` of a file of `/proc`; sizes are in kB."""
+    pairs = (line.partition(":")[::2] for line in text.splitlines())
+    return {name: int(words[0]) for name, rest in pairs if (words := rest.split()) and words[0].isdigit()}
 
 
 def open_files(pid: int) -> int:

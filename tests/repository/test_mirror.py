@@ -39,6 +39,8 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "actors/text/test_detokenizer.py": ("actors/text/stop_strings.py",),
     "actors/text/test_encoding.py": ("actors/kit/offload.py", "actors/text/token_bounds.py"),
     "bench/attacks/test_scenario.py": ("bench/attacks/__main__.py",),
+    "bench/cost/test_accounts.py": ("bench/rig/processes.py",),
+    "bench/cost/test_command.py": ("bench/cost/options.py", "bench/cost/sample.py"),
     "bench/load/test_answers.py": ("bench/load/faults.py",),
     "bench/load/test_client.py": ("bench/load/wire.py",),
     "bench/load/test_command.py": (

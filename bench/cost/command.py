@@ -1,0 +1,105 @@
+"""`python -m bench cost`: start a server several times, or take one that runs, and print what a token costs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from attrs import asdict, frozen
+
+from bench.cost import options, report
+from bench.cost.sample import Failed, Sample, measure_load
+from bench.peers.running import NotInstalled, NotReady, started
+from bench.peers.table import SERVERS
+from bench.rig.node import short_folder
+from bench.rig.processes import process_entry
+from bench.rig.result import about, write
+
+SCHEMA = "espalier.bench.cost/1"
+DESCRIPTION = """\
+Measure the CPU time, context switches and memory of a server's processes for a token and for a request, in groups by
+their part in it, the engine's scheduler apart. Either a server that this command starts (--server), several times,
+since a server differs from start to start; or one that runs (--pid, --url, --model)."""
+
+
+@frozen
+class Measured:
+    """A server that can be asked, and the processes that everything of it descends from."""
+
+    url: str
+    model: str
+    roots: Sequence[int]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to a parser."""
+    server = parser.add_argument_group("server")
+    which = server.add_mutually_exclusive_group()
+    which.add_argument("--server", choices=SERVERS, default="espalier", help="start it; default: espalier")
+    which.add_argument("--pid", nargs="+", type=int, help="processes of a server that runs: the first of each family")
+    server.add_argument("--url", default="http://127.0.0.1:8000", help="with --pid: where it listens")
+    server.add_argument("--model", default="tiny", help="with --pid: what it serves")
+    often = parser.add_argument_group("how often")
+    often.add_argument("--starts", type=int, default=3, help="of the server; default: 3")
+    often.add_argument("--runs", type=int, default=1, help="of each load in each start; default: 1")
+    options.add(parser, clients=(64,), apis=("chat",))
+
+
+def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Measure, print tables, and return 1 if the server did not start or answer."""
+    if arguments.pid is not None and any(process_entry(pid) is None for pid in arguments.pid):
+        parser.error(f"--pid: there is no process {next(p for p in arguments.pid if process_entry(p) is None)}")
+    if arguments.pid is None and (unknown := set(arguments.apis) - set(SERVERS[arguments.server].apis)):
+        parser.error(f"--apis: {arguments.server} has no {', '.join(sorted(unknown))}")
+    begun = datetime.now(UTC)
+    title = f"processes {arguments.pid}" if arguments.pid is not None else SERVERS[arguments.server].title
+    try:
+        samples = list(measure(arguments))
+    except (Failed, NotInstalled, NotReady, ValueError) as error:
+        print(f"bench cost: {error}", file=sys.stderr)
+        return 1
+    tables = report.tables(title, samples)
+    print("\n\n".join(map(report.text, tables)))
+    notes = report.warnings(samples)
+    print("\n".join(("", *notes)))
+    if arguments.json is not None:
+        document = {
+            "schema": SCHEMA,
+            "title": f"The price of a token: {title}",
+            **about(("cost", *words), begun),
+            "notes": notes,
+            "figures": tables,
+            "samples": [asdict(sample) for sample in samples],
+        }
+        write(arguments.json, document)
+    return 0
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Sample]:
+    """Yield the sample of each load, run and start."""
+    starts = 1 if arguments.pid is not None else arguments.starts
+    for start in range(starts):
+        with short_folder() as folder, _server(arguments, folder) as server:
+            for run in range(arguments.runs):
+                for load in options.loads(arguments):
+                    seed = arguments.seed + start * arguments.runs + run
+                    sample = measure_load(
+                        load, url=server.url, model=server.model, roots=server.roots, seed=seed, start=start
+                    )
+                    outside = 1e6 * sample.outside.cpu_s / sample.tokens
+                    done = f"start {start + 1} of {starts}, run {run + 1}: {options.describe(load)}"
+                    print(f"{done}: {outside:.1f} us a token", file=sys.stderr, flush=True)
+                    yield sample
+
+
+@contextmanager
+def _server(arguments: argparse.Namespace, folder: Path) -> Iterator[Measured]:
+    if arguments.pid is not None:
+        yield Measured(arguments.url, arguments.model, arguments.pid)
+        return
+    with started(SERVERS[arguments.server], options.setup(arguments, folder)) as running:
+        yield Measured(running.url, running.model, running.root_pids)

@@ -1,0 +1,134 @@
+"""One load on a running server: what its clients saw, and what its processes spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+from attrs import frozen
+
+from bench.cost import accounts
+from bench.cost.accounts import Accounts, Spent
+from bench.cost.groups import APART
+from bench.load import measure
+from bench.load.messages import Api, Job, Record, Target
+from bench.load.plan import Pace, Span, Workload
+from bench.load.process import Run, split_job
+
+POLL_S = 0.002
+CLIENT_SHARE_MAX = 0.8  # of a core, of one process of the load; beyond it the figures are the client's
+
+
+class Failed(Exception):
+    """Requests failed, so that the figures would be of something else."""
+
+
+@frozen(kw_only=True)
+class Load:
+    """A load: clients that each send their next request when they have the last answer."""
+
+    api: Api = "chat"
+    clients: int = 64
+    output_tokens: int = 128  # of each answer, exactly
+    prompt_tokens: int = 24  # roughly
+    requests: int = 192
+    processes: int = 1  # of the clients
+
+    def job(self, url: str, model: str, seed: int, warmup: int) -> Job:
+        """Return the task of the load's workers; another seed has other prompts."""
+        return Job(
+            target=Target(url=url, api=self.api, model=model, ignore_eos=True),
+            workload=Workload(
+                seed=seed,
+                prompt_tokens=Span(self.prompt_tokens, self.prompt_tokens),
+                output_tokens=Span(self.output_tokens, self.output_tokens),
+            ),
+            pace=Pace(clients=self.clients, requests=self.requests, warmup=warmup),
+        )
+
+
+@frozen(kw_only=True)
+class Sample:
+    """The result of one load."""
+
+    load: Load
+    start: int  # of the server, from 0
+    requests: int
+    tokens: int  # by the server's usage
+    events_per_token: float
+    wall_s: float  # between the two accounts
+    tokens_per_s: float  # from the first request to the last answer's end
+    requests_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    gap_p50_ms: float
+    gap_p99_ms: float
+    client_share: float  # of a core, of the busiest process of the load
+    ended: int  # processes of the server that ended meanwhile
+    groups: dict[str, Spent]
+
+    @property
+    def outside(self) -> Spent:
+        """The sum of all groups but the engine's scheduler."""
+        return accounts.total(each for group, each in self.groups.items() if group != APART)
+
+    @property
+    def everything(self) -> Spent:
+        """The sum of all groups."""
+        return accounts.total(self.groups.values())
+
+
+def measure_load(load: Load, *, url: str, model: str, roots: Sequence[int], seed: int, start: int = 0) -> Sample:
+    """Run a load and account for it, after a warm-up of one request for each client; raises `Failed`.
+
+    The accounts are taken between the warm-up and the first request, and after the last answer.
+    """
+    run = Run(split_job(load.job(url, model, seed, load.clients), load.processes))
+    before = trio.run(_run, run, roots, strict_exception_groups=True)
+    after = accounts.take(roots, memory=True)
+    records = run.records
+    failures = [f"{each.count} x {each.kind} {each.code} {each.example}" for each in measure.errors(records)]
+    failures += [f"warm-up: {fault.kind} {fault.code} {fault.detail}" for fault in run.warmup_faults[:1]]
+    if failures or not records:
+        raise Failed("; ".join(failures) or "no request was sent")
+    return _sample(load, start, run, before, after)
+
+
+async def _run(run: Run, roots: Sequence[int]) -> Accounts:
+    """Run a load; return the accounts of the moment when its workers are told to begin."""
+    before: Accounts = {}
+
+    async def watch() -> None:
+        while run.start_at is None:  # noqa: ASYNC110  # there is no event for it, and 50 ms to spare
+            await trio.sleep(POLL_S)
+        before.update(accounts.take(roots))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await run.run()
+        nursery.cancel_scope.cancel(reason="the load is over")
+    return before
+
+
+def _sample(load: Load, start: int, run: Run, before: Accounts, after: Accounts) -> Sample:
+    records: list[Record] = run.records
+    tokens, events = sum(map(measure.tokens, records)), sum(len(record.stamps) // 8 for record in records)
+    rates, times = measure.rates(records, measure.window(records, None)), measure.latencies(records)
+    assert run.start_at is not None
+    return Sample(
+        load=load,
+        start=start,
+        requests=len(records),
+        tokens=tokens,
+        events_per_token=events / tokens,
+        wall_s=run.ended_at - run.start_at,
+        tokens_per_s=rates["output_tokens_per_s"],
+        requests_per_s=rates["requests_per_s"],
+        ttft_p50_ms=times["ttft"].p50 or 0.0,
+        ttft_p99_ms=times["ttft"].p99 or 0.0,
+        gap_p50_ms=times["itl"].p50 or 0.0,
+        gap_p99_ms=times["itl"].p99 or 0.0,
+        client_share=max(done.cpu_s / done.wall_s for done in run.done.values()),
+        ended=accounts.ended(before, after),
+        groups=accounts.spent(before, after),
+    )

@@ -1,0 +1,112 @@
+"""The tables of `cost`: prices of a token and of a request, the scheduler apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from attrs import evolve
+
+from bench.cost import report
+from bench.cost.accounts import Spent
+from bench.cost.sample import Load, Sample
+from bench.rig.result import Result, about, read, write
+from tests.bench.cost.samples import sample, spent
+
+
+def rows(samples: list[Sample]) -> dict[str, dict[str, object]]:
+    table = report.tables("A server", samples)[0]
+    return {str(row[0]): dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
+
+
+def test_a_token_costs_its_groups_cpu_over_the_tokens() -> None:
+    one = sample(tokens=1000, requests=10, groups={"node": spent(0.08, 0.02), "scheduler": spent(0.5, 0.0)})
+    found = rows([one])
+    assert list(found) == ["node", "scheduler", report.OUTSIDE, report.EVERYTHING]
+    assert found["node"]["us a token"] == [pytest.approx(100)]
+    assert found["node"]["user"] == [pytest.approx(80)]
+    assert found["node"]["us a request"] == [pytest.approx(10_000)]
+    assert found[report.OUTSIDE]["us a token"] == [pytest.approx(100)]
+    assert found[report.EVERYTHING]["us a token"] == [pytest.approx(600)]
+
+
+def test_context_switches_are_counted_a_token() -> None:
+    one = sample(tokens=100, groups={"node": evolve(spent(1.0), voluntary=50, involuntary=7)})
+    found = rows([one])["node"]
+    assert (found["waits a token"], found["preemptions a token"]) == ([0.5], [0.07])
+
+
+def test_without_a_scheduler_nothing_is_apart() -> None:
+    assert list(rows([sample(groups={"frontend": spent(1.0), "mocker": spent(1.0)})])) == [
+        "frontend",
+        "mocker",
+        report.EVERYTHING,
+    ]
+
+
+def test_a_cell_has_the_value_of_every_sample() -> None:
+    several = [sample(tokens=100, groups={"node": spent(seconds)}) for seconds in (0.01, 0.03, 0.02)]
+    assert rows(several)["node"]["us a token"] == pytest.approx([100, 300, 200])
+
+
+def test_each_load_has_tables_of_its_own() -> None:
+    tables = report.tables("S", [sample(), sample(load=Load(clients=1)), sample()])
+    assert [table.title for table in tables if "the clients" not in table.title] == [
+        "S: 64 clients, 128 tokens, chat",
+        "S: 1 client, 128 tokens, chat",
+    ]
+
+
+def test_text_has_the_median_and_below_it_the_least_and_the_most() -> None:
+    several = [sample(tokens=100, groups={"node": spent(seconds)}) for seconds in (0.01, 0.03, 0.02)]
+    lines = report.text(report.tables("S", several)[0]).splitlines()
+    node = next(place for place, line in enumerate(lines) if line.startswith("node"))
+    assert lines[node].split()[:3] == ["node", "1", "200"]
+    assert lines[node + 1].split()[0] == "100-300"
+    assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
+
+
+@pytest.mark.parametrize(
+    ("doubtful", "words"),
+    [
+        (evolve(sample(), client_share=0.9), "SATURATED: a process of the load used 90% of a core"),
+        (evolve(sample(), ended=2), "2 processes of the server ended"),
+        (sample(), "1 start(s)"),
+    ],
+)
+def test_a_doubtful_figure_has_a_warning(doubtful: Sample, words: str) -> None:
+    assert any(words in line for line in report.warnings([doubtful]))
+
+
+def test_three_starts_of_a_client_that_was_not_busy_have_no_warning() -> None:
+    assert report.warnings([evolve(sample(), start=start) for start in range(3)]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345.6, "12,346"), (99.94, "99.9"), (3.14159, "3.14"), (2.0, "2"), (0.00412, "0.0041"), (0.0, "0")],
+)
+def test_a_number_is_short(value: float, text: str) -> None:
+    assert report.number(value) == text
+
+
+def test_the_document_is_one_that_a_report_reads(tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    document = {
+        "schema": "s/1",
+        "title": "t",
+        **about(("cost",), datetime.now(UTC)),
+        "figures": report.tables("S", [sample()]),
+    }
+    write(tmp_path / "cost.json", document)
+    found = read(tmp_path / "cost.json")
+    assert isinstance(found, Result)
+    assert msgspec.json.decode((tmp_path / "cost.json").read_bytes())["figures"][0]["kind"] == "table"
+
+
+def test_what_a_load_spent_is_summed_over_groups() -> None:
+    one = sample(groups={"node": spent(1.0, 0.5), "engine host": spent(2.0), "scheduler": spent(9.0)})
+    assert isinstance(one.outside, Spent)
+    assert (one.outside.cpu_s, one.everything.cpu_s) == (3.5, 12.5)

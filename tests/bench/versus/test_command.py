@@ -1,0 +1,123 @@
+"""`python -m bench versus`: which servers it starts how often, and in which order it asks them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from bench.__main__ import main
+from bench.cost.sample import Failed, Load, Sample
+from bench.peers.peer import Peer, Setup
+from bench.peers.running import Running
+from bench.peers.table import SERVERS
+from bench.versus import command
+from tests.bench.cost.samples import sample
+
+
+class Machine:
+    """The servers that are up, and the loads that they were asked, in order."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.setups: list[Setup] = []
+        self.asked: list[tuple[str, str, int, int, int]] = []
+        self.fails = ""
+
+    @contextmanager
+    def start(self, peer: Peer, setup: Setup) -> Iterator[Running]:
+        self.started.append(peer.name)
+        self.setups.append(setup)
+        yield Running(peer, setup)
+
+    def measure(self, load: Load, *, url: str, seed: int, start: int, **_: Any) -> Sample:
+        server = next(
+            name for name, each in zip(self.started, self.setups, strict=True) if url.endswith(str(each.port))
+        )
+        self.asked.append((server, load.api, load.clients, seed, start))
+        if server == self.fails:
+            raise Failed("3 x connection refused")
+        return evolve(sample(load), start=start)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    fake = Machine()
+    monkeypatch.setattr(command, "started", fake.start)
+    monkeypatch.setattr(command, "measure_load", fake.measure)
+    return fake
+
+
+def test_loads_alternate_and_a_pair_has_the_same_prompts(machine: Machine) -> None:
+    assert main(["versus", "sglang", "--quick", "--clients", "8"]) == 0
+    assert machine.started == ["sglang", "espalier"]
+    assert machine.asked == [
+        (server, api, 8, round_number, 0)
+        for round_number in (0, 1)
+        for server, api in (
+            ("sglang", "chat"),
+            ("espalier", "chat"),
+            ("sglang", "chat"),  # it has no WebSocket
+            ("espalier", "responses-ws"),
+        )
+    ]
+
+
+def test_rounds_are_shared_among_starts(machine: Machine) -> None:
+    assert main(["versus", "sglang", "--clients", "8", "--apis", "chat"]) == 0
+    assert machine.started == ["sglang", "espalier"] * 3
+    assert [start for server, *_, start in machine.asked if server == "espalier"] == [0, 0, 1, 1, 2]
+    assert [seed for server, _, _, seed, _ in machine.asked if server == "espalier"] == [0, 1, 2, 3, 4]
+
+
+def test_both_servers_have_the_same_engine(machine: Machine) -> None:
+    assert main(["versus", "sglang", "--quick", "--clients", "100", "--workers", "2", "--apis", "chat"]) == 0
+    theirs, ours = machine.setups
+    assert evolve(theirs, folder=ours.folder, port=ours.port) == ours
+    assert (ours.slots, ours.workers, theirs.folder != ours.folder, theirs.port != ours.port) == (100, 2, True, True)
+
+
+@pytest.mark.parametrize(("peer", "ours"), [("dynamo-mocker", "espalier-simulated"), ("dynamo", "espalier")])
+def test_a_peer_is_compared_with_ours_that_has_an_engine_of_the_same_kind(
+    machine: Machine, peer: str, ours: str
+) -> None:
+    assert main(["versus", peer, "--quick", "--apis", "chat"]) == 0
+    assert machine.started == [peer, ours]
+
+
+def test_ours_can_be_chosen_but_not_with_another_kind_of_engine(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["versus", "sglang", "--ours", "espalier-nodes", "--quick", "--apis", "chat"]) == 0
+    assert machine.started == ["sglang", "espalier-nodes"]
+    with pytest.raises(SystemExit):
+        main(["versus", "sglang", "--ours", "espalier-simulated"])
+    assert "another kind of engine" in capsys.readouterr().err
+
+
+def test_a_server_whose_requests_fail_ends_the_comparison(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.fails = "sglang"
+    assert main(["versus", "sglang", "--quick"]) == 1
+    assert "3 x connection refused" in capsys.readouterr().err
+
+
+def test_the_document_has_every_sample_and_the_tables_of_both(machine: Machine, tmp_path: Path) -> None:
+    out = tmp_path / "versus.json"
+    assert main(["versus", "sglang", "--quick", "--clients", "8", "--apis", "chat", "--json", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert [len(several) for several in document["samples"].values()] == [2, 2]
+    assert [figure["title"] for figure in document["figures"] if "the clients" not in figure["title"]] == [
+        "8 clients, 128 tokens, chat",
+        f"{SERVERS['sglang'].title}: 8 clients, 128 tokens, chat",
+        f"{SERVERS['espalier'].title}: 8 clients, 128 tokens, chat",
+    ]
+    assert document["notes"][0] == "2 alternations over 1 starts of both"
+
+
+def test_shares_of_rounds() -> None:
+    assert [command.shares(*each) for each in ((5, 3), (2, 1), (3, 3))] == [[2, 2, 1], [2], [1, 1, 1]]
