@@ -11,6 +11,7 @@ COMMANDS = {
     "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
     "cost": ("bench.cost.command", "measure what a token and a request cost a server: CPU, context switches, memory"),
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
+    "report": ("bench.report.command", "one self-contained HTML page from the JSON documents of any command"),
     "peers": ("bench.peers.command", "install and start other servers, to compare with"),
 }
 

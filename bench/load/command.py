@@ -18,7 +18,8 @@ from bench.load.messages import Job, Record
 from bench.load.options import Mistake, Options
 from bench.load.process import Run, WorkerDied, split_job
 from bench.load.progress import Bar
-from bench.rig.result import about, write
+from bench.report.page import page
+from bench.rig.result import Result, about, write
 
 DESCRIPTION = options.DESCRIPTION
 NOTHING_MEASURED = 1
@@ -86,7 +87,7 @@ async def _stop_on_signal(run: Run) -> None:
 
 def _check_writable(chosen: Options) -> None:
     """Raise `Mistake` before the run if an output file cannot be written."""
-    for path in (chosen.json, chosen.raw):
+    for path in (chosen.json, chosen.raw, chosen.html):
         if path is not None and path != Path("-"):
             try:
                 path.open("a").close()
@@ -99,10 +100,13 @@ def _write(findings: report.Findings, chosen: Options) -> None:
         with chosen.raw.open("wb") as raw:
             for record in findings.records:
                 raw.write(msgspec.json.encode(_plain(record)) + b"\n")
+    document = report.document(findings)
+    if chosen.html is not None:
+        result = msgspec.convert(msgspec.to_builtins(document), Result)
+        chosen.html.write_text(page([result], result.title))
     if chosen.json is None:
         print(report.table(findings))
         return
-    document = report.document(findings)
     if chosen.json == Path("-"):
         print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return

@@ -38,6 +38,7 @@ class Options:
     processes: int
     json: Path | None
     raw: Path | None
+    html: Path | None
     quiet: bool
 
 
@@ -147,6 +148,7 @@ def _add_pace_and_output(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--json", type=Path, metavar="FILE", help="write every figure as one document; - is standard output"
     )
+    output.add_argument("--html", type=Path, metavar="FILE", help="write a page with the figures and plots")
     output.add_argument("--raw", type=Path, metavar="FILE", help="write every request as a JSON line")
     output.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -166,7 +168,12 @@ def read(arguments: argparse.Namespace) -> Options:
     if together is not None and arguments.processes > together:
         raise Mistake(f"--processes {arguments.processes} cannot share {together} clients: some would have none")
     return Options(
-        job=job, processes=arguments.processes, json=arguments.json, raw=arguments.raw, quiet=arguments.quiet
+        job=job,
+        processes=arguments.processes,
+        json=arguments.json,
+        raw=arguments.raw,
+        html=arguments.html,
+        quiet=arguments.quiet,
     )
 
 

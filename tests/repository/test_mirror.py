@@ -64,6 +64,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "bench/peers/sglang_server.py",
         "bench/peers/smg.py",
     ),
+    "bench/report/test_page.py": ("bench/report/charts.py",),
     "bench/rig/test_checked_clients.py": (
         "bench/rig/clients.py",
         "bench/rig/cluster.py",

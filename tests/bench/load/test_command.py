@@ -158,7 +158,17 @@ async def test_a_worker_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) 
 async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Path) -> None:
     async with scripted(whole) as server:
         words = ["--url", server.url, "--model", "m", "--clients", "3", "--requests", "12", "--output-tokens", "2:6"]
-        words += ["--quiet", "--key", "hush", "--json", str(tmp_path / "a.json"), "--raw", str(tmp_path / "a.jsonl")]
+        words += [
+            "--quiet",
+            "--key",
+            "hush",
+            "--json",
+            str(tmp_path / "a.json"),
+            "--raw",
+            str(tmp_path / "a.jsonl"),
+            "--html",
+            str(tmp_path / "a.html"),
+        ]
         with trio.fail_after(60):
             done = await trio.run_process(
                 [sys.executable, "-m", "bench", "load", *words], cwd=ROOT, capture_stdout=True, capture_stderr=True
@@ -172,6 +182,7 @@ async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Pat
     assert found["latencies"]["ttft"]["count"] == 12
     assert found["latencies"]["itl"]["count"] == sum(len(each["stamps"]) - 1 for each in raw)
     assert "hush" not in (tmp_path / "a.json").read_text()
+    assert "Time between tokens" in (tmp_path / "a.html").read_text()
     assert {each.title for each in result.read(tmp_path / "a.json").figures} >= {"Time between tokens"}
     assert found["client"]["cpu_us_per_token"] > 0
 
