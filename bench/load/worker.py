@@ -218,9 +218,10 @@ class Worker:
 
     async def _report(self) -> None:
         ended, self._ended = self._ended, []
-        await self.send(evolve(self._counts, running=self._running, tokens=self._tokens))
-        if ended:
-            await self.send(Records(tuple(ended)))
+        with trio.CancelScope(shield=True):  # else the end of the run would lose what was taken
+            await self.send(evolve(self._counts, running=self._running, tokens=self._tokens))
+            if ended:
+                await self.send(Records(tuple(ended)))
 
 
 # The process ------------------------------------------------------------------------------

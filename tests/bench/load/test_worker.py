@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import trio
 from wsproto.events import TextMessage
 
-from bench.load.messages import Job, Target
+from bench.load.messages import Go, Job, Message, Target
 from bench.load.plan import Pace, Span, Workload
+from bench.load.worker import Worker
 from tests.bench.load.test_command import records, worked
 from tests.rig.scripted_server import Scripted, response_end, saying, scripted, whole
 
@@ -51,6 +54,23 @@ async def test_a_turn_over_a_websocket_names_the_response_before_it_on_the_same_
     assert len({*named} - {None}) == 8
     assert all(each.ending == "completed" for each in records(messages))
     assert messages[-1].connections == server.connections <= 4
+
+
+@pytest.mark.realtime
+async def test_the_end_of_a_run_loses_no_record_of_a_report_that_is_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.load.worker.REPORT_EVERY_S", 0.001)
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        await trio.sleep(0.01)
+        messages.append(message)
+
+    async with scripted(whole) as server:
+        worker = Worker(conversations(server, "chat", clients=2, requests=6), send)
+        worker.go(Go(time.perf_counter()))
+        with trio.fail_after(30):
+            await worker.run()
+    assert len(records(messages)) == 18
 
 
 async def test_a_turn_that_fails_ends_its_conversation() -> None:
