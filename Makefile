@@ -9,7 +9,7 @@ unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
 .PHONY: help demo demo-disagg test check wide units realtime engines lint types lock coverage news \
-	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times tensor cluster-cost clean
+	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times tensor cluster-cost bench bench-full clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -135,6 +135,21 @@ pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds noth
 
 tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
 	$(BIN)/python -m tests.system.link_tensor
+
+bench: $(VENV)/ready-dev build/peers/sglang/installed  ## what a token costs, by itself and beside SGLang's own server
+	$(BIN)/python -m bench cost --json build/cost.json
+	$(BIN)/python -m bench versus sglang --json build/versus-sglang.json
+
+PEERS := sglang dynamo dynamo-mocker smg
+
+bench-full: bench $(PEERS:%=build/peers/%/installed)  ## the same by every API, and beside each peer that can be installed
+	$(BIN)/python -m bench cost --apis chat responses-ws --clients 1 8 64 256 --output-tokens 16 128 --json build/cost-full.json
+	$(BIN)/python -m bench versus dynamo --json build/versus-dynamo.json
+	$(BIN)/python -m bench versus dynamo-mocker --clients 32 256 --output-tokens 16 128 --json build/versus-dynamo-mocker.json
+	$(BIN)/python -m bench versus smg --json build/versus-smg.json
+
+build/peers/%/installed: bench/peers/%.txt requirements/cpu.txt $(VENV)/ready
+	@$(BIN)/python -m bench peers install $*
 
 clean:  ## remove what was installed and cached
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

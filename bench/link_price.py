@@ -1,52 +1,36 @@
 """The CPU time of a token over a link, compared with one within a node, in microseconds.
 
-The same streams are read in alternation from one node with a simulated engine, and from a front whose engine is on a
-second node of this machine. Both figures contain the engine's simulation. So the cost of the link, at both ends, is
-what the two processes use more than the one. Each figure contains the request's share of its tokens.
+The same load is sent in alternation to one node with a simulated engine, and to a front whose engine is on a second
+node of this machine. Both figures contain the engine's simulation. So the cost of the link, at both ends, is what the
+two processes use more than the one. Each figure contains the request's share of its tokens.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from http.client import HTTPConnection
 
-from bench.rig.clients import TIMEOUT_S, chat_body
-from bench.rig.cluster import Plan, cluster, simulated
-from bench.rig.node import Node, node, short_folder
-from bench.rig.processes import cpu_s
+from bench.cost.accounts import Spent
+from bench.cost.sample import Load, Sample, measure_load
+from bench.peers.peer import Setup
+from bench.peers.running import Running, started
+from bench.peers.table import SERVERS
+from bench.rig.node import free_port, short_folder
+from bench.versus.ratios import Pair
 
-WORKER = "worker"
-COSTS = {"fixed_s": 0.02, "per_prefill_token_s": 0.0, "per_running_s": 0.0}  # 50 tokens a second for each stream
-ENGINE = """\
-kind = "simulated"
-context_max = 8192
-kv_tokens_max = 1_000_000
-[engine.tiny-0.simulated.costs]
-"""
+STEP_S = 0.02  # 50 tokens a second for each stream
 
 
-def read_one(port: int, tokens: int) -> None:
-    """Read one stream of so many tokens to its end."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
-        body = json.dumps(chat_body("Tell me", tokens))
-        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-        body_bytes = connection.getresponse().read()  # not one event at a time: the reader shares the cores
-    assert body_bytes.endswith(b"data: [DONE]\n\n"), body_bytes[-300:]
+def sample(server: Running, load: Load, seed: int) -> Sample:
+    """Return the sample of one load."""
+    return measure_load(load, url=server.url, model=server.model, roots=server.root_pids, seed=seed)
 
 
-def burst(nodes: Sequence[Node], streams: int, tokens: int) -> list[float]:
-    """Return the CPU time a token of each node while streams are read from the first, in microseconds."""
-    before = [cpu_s(each.pid) for each in nodes]
-    with ThreadPoolExecutor(streams) as readers:
-        list(readers.map(read_one, [nodes[0].port] * streams, [tokens] * streams))
-    after = [cpu_s(each.pid) for each in nodes]
-    return [1e6 * (end_s - begin_s) / (streams * tokens) for begin_s, end_s in zip(before, after, strict=True)]
+def us_a_token(spent: Spent, sample: Sample) -> float:
+    """Return the CPU time of a token, in microseconds."""
+    return 1e6 * spent.cpu_s / sample.tokens
 
 
 def row(name: str, taken: Sequence[float]) -> None:
@@ -62,27 +46,29 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=250)
     arguments = parser.parse_args()
     streams, tokens = arguments.streams, arguments.tokens
-    within: list[float] = []
-    across: list[list[float]] = []
-    costs = "\n".join(f"{key} = {value}" for key, value in COSTS.items())
+    load = Load(clients=streams, output_tokens=tokens, requests=streams)
+    pairs: list[Pair] = []
     with short_folder() as folder:
-        for name in ("one", "two"):
-            (folder / name).mkdir()
-        plan = Plan({WORKER: simulated(WORKER, slots=streams, costs=COSTS)})
-        with node(folder / "one", slots=streams, engine=ENGINE + costs) as single, cluster(folder / "two", plan) as two:
-            pair = [two.front, two.nodes[WORKER]]
-            for nodes in ([single], pair):
-                burst(nodes, streams, 16)  # first requests cost more than any others
-            for _ in range(arguments.rounds):
-                within += burst([single], streams, tokens)
-                across.append(burst(pair, streams, tokens))
+        one, two = (Setup(folder=folder / name, port=free_port(), slots=streams, step_s=STEP_S) for name in ("1", "2"))
+        with (
+            started(SERVERS["espalier-simulated-node"], one) as single,
+            started(SERVERS["espalier-simulated"], two) as cluster,
+        ):
+            pairs.extend(
+                Pair(sample(single, load, seed), sample(cluster, load, seed)) for seed in range(arguments.rounds)
+            )
+    within = [us_a_token(pair.theirs.groups["node"], pair.theirs) for pair in pairs]
+    front, engine = (
+        [us_a_token(pair.ours.groups[name], pair.ours) for pair in pairs] for name in ("node front", "node worker-0")
+    )
+    across = [sum(both) for both in zip(front, engine, strict=True)]
     print(f"CPU us a token, {streams} streams of {tokens} tokens, {arguments.rounds} rounds in alternation")
     print(f"{'':<34}{'median':>8}{'min':>8}{'max':>8}")
     row("one node, with the engine", within)
-    row("two nodes: the front", [each[0] for each in across])
-    row("two nodes: the engine's", [each[1] for each in across])
-    row("two nodes together", [sum(each) for each in across])
-    row("the link, both its ends", [sum(both) - alone for both, alone in zip(across, within, strict=True)])
+    row("two nodes: the front", front)
+    row("two nodes: the engine's", engine)
+    row("two nodes together", across)
+    row("the link, both its ends", [both - alone for both, alone in zip(across, within, strict=True)])
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attrs import asdict, frozen
 
-from bench.cost import options, report
+from bench.cost import options, report, trends
 from bench.cost.sample import Failed, Sample, measure_load
 from bench.peers.running import NotInstalled, NotReady, started
 from bench.peers.table import SERVERS
@@ -62,7 +62,8 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     except (Failed, NotInstalled, NotReady, ValueError) as error:
         print(f"bench cost: {error}", file=sys.stderr)
         return 1
-    tables = report.tables(title, samples)
+    split = trends.split_tables(title, samples)
+    tables = [*report.tables(title, samples), *split]
     print("\n\n".join(map(report.text, tables)))
     notes = report.warnings(samples)
     print("\n".join(("", *notes)))
@@ -72,7 +73,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
             "title": f"The price of a token: {title}",
             **about(("cost", *words), begun),
             "notes": notes,
-            "figures": tables,
+            "figures": [*tables, *trends.curves(title, samples)],
             "samples": [asdict(sample) for sample in samples],
         }
         write(arguments.json, document)

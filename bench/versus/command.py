@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 
 from attrs import asdict, evolve
 
-from bench.cost import options
+from bench.cost import options, trends
 from bench.cost import report as cost_report
 from bench.cost.sample import Failed, Load, Sample, measure_load
 from bench.peers.peer import Peer
 from bench.peers.running import NotInstalled, NotReady, Running, started
 from bench.peers.table import COUNTERPARTS, OURS, SERVERS
 from bench.rig.node import short_folder
-from bench.rig.result import Table, about, write
+from bench.rig.result import Figure, about, write
 from bench.versus import ratios
 from bench.versus.ratios import Pair
 
@@ -53,8 +53,9 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
         print(f"bench versus: {error}", file=sys.stderr)
         return 1
     figures = ratios.tables(peer.title, ours.title, pairs)
-    samples = _samples(pairs)
-    notes = [f"{rounds} alternations over {starts} starts of both", *_warnings(samples)]
+    titled = ((peer.title, [pair.theirs for pair in pairs]), (ours.title, [pair.ours for pair in pairs]))
+    warnings = dict.fromkeys(line for _, samples in titled for line in cost_report.warnings(samples))
+    notes = [f"{rounds} alternations over {starts} starts of both", *warnings]
     print("\n\n".join(map(ratios.text, figures)))
     print("\n".join(("", *notes)))
     if arguments.json is not None:
@@ -63,10 +64,10 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
             "title": f"{ours.title} beside {peer.title}",
             **about(("versus", *words), begun),
             "notes": notes,
-            "figures": [*figures, *_costs(peer.title, ours.title, samples)],
+            "figures": [*figures, *(figure for title, each in titled for figure in _costs(title, each))],
             "samples": {
-                "theirs": [asdict(each) for each in samples[0]],
-                "ours": [asdict(each) for each in samples[1]],
+                side: [asdict(sample) for sample in samples]
+                for side, (_, samples) in zip(("theirs", "ours"), titled, strict=True)
             },
         }
         write(arguments.json, document)
@@ -114,15 +115,7 @@ def _show(pair: Pair, number: int, rounds: int) -> None:
     print(f"round {number + 1} of {rounds}: {ratios.heading(pair)}: {values}", file=sys.stderr, flush=True)
 
 
-def _samples(pairs: Sequence[Pair]) -> tuple[list[Sample], list[Sample]]:
-    return [pair.theirs for pair in pairs], [pair.ours for pair in pairs]
-
-
-def _warnings(samples: tuple[list[Sample], list[Sample]]) -> list[str]:
-    return list(dict.fromkeys(line for several in samples for line in cost_report.warnings(several)))
-
-
-def _costs(theirs: str, ours: str, samples: tuple[list[Sample], list[Sample]]) -> list[Table]:
-    """Return the tables of `cost` for both."""
-    titles = zip((theirs, ours), samples, strict=True)
-    return [table for title, several in titles for table in cost_report.tables(title, several)]
+def _costs(title: str, samples: Sequence[Sample]) -> list[Figure]:
+    """Return the figures of `cost` for one of both."""
+    figures: list[Figure] = [*cost_report.tables(title, samples), *trends.split_tables(title, samples)]
+    return [*figures, *trends.curves(title, samples)]

@@ -1,0 +1,51 @@
+"""Over several loads: the price of a request by itself, and that of a token over the clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.cost import trends
+from bench.cost.sample import Load, Sample
+from bench.load.messages import Api
+from tests.bench.cost.samples import sample, spent
+
+REQUESTS = 10
+
+
+def costing(tokens: int, start: int = 0, request_us: float = 1000.0, clients: int = 64, api: Api = "chat") -> Sample:
+    """Return a sample of a server whose request costs so much, and each token of it 20 us."""
+    seconds = REQUESTS * (request_us + 20 * tokens) / 1e6
+    load = Load(output_tokens=tokens, clients=clients, api=api)
+    groups = {"node": spent(seconds), "scheduler": spent(7.0)}
+    return sample(load, requests=REQUESTS, tokens=REQUESTS * tokens, groups=groups, start=start)
+
+
+def test_a_request_and_a_token_are_priced_from_answers_of_two_lengths() -> None:
+    assert trends.split([costing(16), costing(128)]) == pytest.approx((1000, 20))
+    assert trends.split([costing(128), costing(128)]) is None
+
+
+def test_each_start_is_split_by_itself() -> None:
+    several = [costing(tokens, start, 1000.0 * (start + 1)) for start in (0, 1) for tokens in (128, 16)]
+    (table,) = trends.split_tables("S", several)
+    assert list(table.rows[0]) == ["chat, 64 clients", pytest.approx([1000, 2000]), pytest.approx([20, 20])]
+
+
+def test_each_api_has_a_row() -> None:
+    apis: tuple[Api, ...] = ("chat", "responses-ws")
+    (table,) = trends.split_tables("S", [costing(tokens, api=api) for api in apis for tokens in (16, 128)])
+    assert [row[0] for row in table.rows] == ["chat, 64 clients", "responses-ws, 64 clients"]
+
+
+def test_answers_of_one_length_and_one_number_of_clients_have_no_trend() -> None:
+    assert trends.split_tables("S", [costing(128)]) == []
+    assert trends.curves("S", [costing(128)]) == []
+
+
+def test_the_price_of_a_token_is_a_curve_over_the_clients() -> None:
+    apis: tuple[Api, ...] = ("chat", "responses-ws")
+    several = [costing(100, clients=clients, api=api) for clients in (64, 1) for api in apis]
+    (curve,) = trends.curves("S", [*several, costing(100, clients=1, start=1)])
+    assert [clients for clients, _ in curve.series["chat"]] == [1.0, 64.0]
+    assert [values for _, values in curve.series["chat"]] == [pytest.approx([30, 30]), pytest.approx([30])]
+    assert [values for _, values in curve.series["responses-ws"]] == [pytest.approx([30]), pytest.approx([30])]
