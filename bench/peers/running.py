@@ -117,6 +117,10 @@ class Running:
             self._shared_memory |= shared_memory_names(entry.pid)
         return living
 
+    def shared_memory(self) -> list[str]:
+        """Return the names under `/dev/shm` that are there now and that its processes have had mapped."""
+        return sorted(name for name in self._shared_memory if (SHARED_MEMORY / name).exists())
+
     def stop(self, within_s: float = STOP_WITHIN_S) -> float | None:
         """Send SIGTERM to all roots; return after how many seconds no process lived, None if one had to be killed."""
         self.processes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -62,6 +63,7 @@ class Chat:
         self.outcome = Outcome()
         self.connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         self.connection.connect()
+        self._response: HTTPResponse | None = None
         self._socket = self.connection.sock  # http.client drops it with an answer that ends the connection
         self.connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
 
@@ -70,7 +72,8 @@ class Chat:
         try:
             answer = self._answer()
             if answer.status != 200:
-                self.outcome.error = json.loads(answer.read())["error"]
+                body = json.loads(answer.read())
+                self.outcome.error = body.get("error", body)  # not every server puts it below `error`
                 return
             while line := answer.readline():
                 if line.startswith(b"data: {"):
@@ -106,6 +109,8 @@ class Chat:
 
     def close(self) -> None:
         """Disconnect and close the socket; no thread may be reading it."""
+        if self._response is not None:  # it keeps the socket open
+            self._response.close()
         self.connection.close()
         self._socket.close()
 
@@ -114,8 +119,17 @@ class Chat:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def reset(self) -> None:
+        """Close the connection by a reset; no thread may be reading it."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def half_close(self) -> None:
+        """Send the end of this direction alone; the other stays open until `close`."""
+        self._socket.shutdown(socket.SHUT_WR)
+
     def _answer(self) -> HTTPResponse:
-        answer = self.connection.getresponse()
+        self._response = answer = self.connection.getresponse()
         self.outcome.status = answer.status
         self.outcome.headers = {name.lower(): value for name, value in answer.getheaders()}
         return answer

@@ -66,7 +66,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     ),
     "bench/report/test_page.py": ("bench/report/charts.py",),
     "bench/rig/test_checked_clients.py": (
-        "bench/rig/clients.py",
         "bench/rig/cluster.py",
         "bench/rig/prompts.py",
         "bench/rig/proxy.py",
