@@ -12,6 +12,9 @@ COMMANDS = {
     "cost": ("bench.cost.command", "measure what a token and a request cost a server: CPU, context switches, memory"),
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
     "report": ("bench.report.command", "one self-contained HTML page from the JSON documents of any command"),
+    "zombies": ("bench.zombies.command", "leave requests at every stage, and measure how long engines compute on"),
+    "resume": ("bench.resume", "kill a worker under streams, and measure when they go on"),
+    "shutdown": ("bench.shutdown", "stop servers, and see how long it takes, which answers are lost and what is left"),
     "peers": ("bench.peers.command", "install and start other servers, to compare with"),
 }
 

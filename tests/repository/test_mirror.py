@@ -73,6 +73,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "bench/rig/test_polling.py": ("bench/pair_abort_times.py", "bench/pair_stages.py"),
     "bench/test_fit.py": ("bench/step_costs.py",),
     "bench/test_siege.py": ("bench/soak.py",),
+    "bench/zombies/test_command.py": ("bench/zombies/scenes.py",),
     "contracts/engine.py": ("actors/engines/port.py",),
     "protocol/dialects/test_chat.py": ("protocol/dialects/http.py",),
     "protocol/dialects/test_chat_chunks.py": ("protocol/dialects/choices.py", "protocol/dialects/logprobs.py"),

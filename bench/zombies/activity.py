@@ -1,0 +1,156 @@
+"""Whether a server's engine computes, from outside: by the CPU time of the processes that have it.
+
+The rate at which they use CPU time is compared with a threshold between idle and busy, both measured on this server: an
+idle engine sleeps, one that computes for a single client uses many times as much. Besides, the requests that the server
+itself counts as running or waiting are read where it has such counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from bench.cost.groups import APART, groups
+from bench.peers.running import Running
+from bench.rig.clients import Chat, chat_body
+from bench.rig.processes import ProcessEntry
+
+WINDOW_S = 0.1
+QUIET_S = 1.0  # without a busy window: the engine has stopped
+IDLE_S, BUSY_S = 2.0, 1.0  # to calibrate for
+RATIO_MIN = 3.0  # between busy and idle
+TOKENS = 3000  # of the answer by which busy is measured, which is left
+
+ENGINES = (APART, "mocker", "node worker-", "node")
+"""The groups of processes that compute tokens, or how their names begin; those of the first that is found count."""
+
+COUNTS = re.compile(
+    r"^((?:espalier_(?:requests|engine)_(?:running|waiting)|dynamo_frontend_(?:inflight|queued)_requests|"
+    r"sglang:num_(?:running|queue)_reqs)(?:\{.*\})?) (\S+)$",
+    re.MULTILINE,
+)
+
+
+class Unobservable(Exception):
+    """An engine that computes cannot be told from an idle one."""
+
+
+def engine_processes(entries: Sequence[ProcessEntry]) -> list[int]:
+    """Return the processes of a server that have its engines."""
+    named = groups(entries)
+    for group in ENGINES:
+        if found := [pid for pid, name in named.items() if name.startswith(group)]:
+            return found
+    return []
+
+
+def ran_s(pid: int) -> float:
+    """Return for how long a process has run on a core, exact to the microsecond; of its threads, those that live."""
+    try:
+        threads = list((Path("/proc") / str(pid) / "task").iterdir())
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    except OSError:
+        return 0.0
+
+
+@frozen
+class Window:
+    """A short time, and how much of a core the engine used in it."""
+
+    end_s: float  # since the first window's start
+    share: float
+
+
+def windows(processes: Sequence[int], window_s: float = WINDOW_S) -> Iterator[Window]:
+    """Yield one window after another."""
+    begin = before = time.perf_counter()
+    used = sum(map(ran_s, processes))
+    while True:
+        time.sleep(window_s)
+        now, total = time.perf_counter(), sum(map(ran_s, processes))
+        yield Window(now - begin, max(0.0, total - used) / (now - before))
+        before, used = now, total
+
+
+@frozen
+class Afterwards:
+    """The computing of an engine after a client has left."""
+
+    computed_s: float  # until the last busy window's end
+    cpu_s: float  # of the engine until then
+    limited: bool  # it still computed at the limit
+
+
+def computing(observed: Iterator[Window], threshold: float, limit_s: float, quiet_s: float = QUIET_S) -> Afterwards:
+    """Return for how long an engine computed on, until it was quiet or the limit was reached.
+
+    A single window over the threshold counts only at the beginning: an idle engine has one now and then.
+    """
+    computed_s = cpu_s = spent_s = begin_s = 0.0
+    busy_before = True
+    for window in observed:
+        spent_s += window.share * (window.end_s - begin_s)
+        begin_s = window.end_s
+        busy = window.share > threshold
+        if busy and busy_before:
+            computed_s, cpu_s = window.end_s, spent_s
+        busy_before = busy
+        if window.end_s >= limit_s:
+            return Afterwards(computed_s, cpu_s, limited=window.end_s - computed_s < quiet_s)
+        if not busy and window.end_s - computed_s >= quiet_s:
+            break
+    return Afterwards(computed_s, cpu_s, limited=False)
+
+
+@frozen
+class Activity:
+    """The engine of a running server: its processes, and when it counts as busy."""
+
+    running: Running
+    processes: list[int]
+    idle: float  # of a core
+    busy: float
+
+    @property
+    def threshold(self) -> float:
+        """The share of a core above which the engine computes."""
+        return math.sqrt(self.idle * self.busy)
+
+    def computing(self, limit_s: float) -> Afterwards:
+        """Return for how long the engine computes from now on."""
+        return computing(windows(self.processes), self.threshold, limit_s)
+
+    def counts(self) -> dict[str, float]:
+        """Return the requests that the server still counts, by the names of its metrics; empty without any."""
+        status, body = self.running.ask("GET", "/metrics")
+        found = COUNTS.findall(body.decode()) if status == 200 else []
+        return {name: float(value) for name, value in found if float(value)}
+
+
+def _shares(processes: Sequence[int], for_s: float, goes_on: Callable[[], bool] = lambda: True) -> list[float]:
+    shares = []
+    for window in windows(processes):
+        shares.append(window.share)
+        if window.end_s >= for_s or not goes_on():
+            return shares
+    raise AssertionError("windows never end")
+
+
+def calibrate(running: Running) -> Activity:
+    """Measure an idle engine, and one that answers one client; raises `Unobservable`."""
+    processes = engine_processes(running.processes())
+    idle = statistics.quantiles(_shares(processes, IDLE_S), n=10)[-1]
+    chat = Chat(running.setup.port, chat_body("Tell me about the oak", TOKENS))
+    next(chat.events(), None)
+    busy = statistics.median(_shares(processes, BUSY_S))
+    chat.leave()
+    chat.close()
+    if not processes or busy < RATIO_MIN * max(idle, 1e-6):
+        raise Unobservable(f"idle it used {idle:.4f} of a core, answering a request {busy:.4f}")
+    return Activity(running, processes, max(idle, 1e-4), busy)
