@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -52,6 +52,7 @@ class Running:
 
     peer: Peer
     setup: Setup
+    commands: Sequence[Command] = ()
     roots: dict[str, subprocess.Popen[bytes]] = field(factory=dict)  # by the names of its commands
     started_at: float = field(factory=time.perf_counter)
     _observed: dict[int, str] = field(factory=dict)  # when each process of it so far was started, by its pid
@@ -105,7 +106,10 @@ class Running:
             names = ended if took_s is not None else list(self.roots)
             logs = "\n".join(f"{name}:\n{self.output(name)[-OUTPUT_SHOWN:]}" for name in names)
             raise NotReady(f"{self.peer.title} did not get ready\n{logs}")
-        return time.perf_counter() - self.started_at
+        took_s = time.perf_counter() - self.started_at
+        for url in (url for command in self.commands for url in command.posts):
+            ask("POST", url)
+        return took_s
 
     def processes(self) -> list[ProcessEntry]:
         """Return its living processes: the roots, their descendants and sessions, and those observed before."""
@@ -167,21 +171,22 @@ def missing_environments(peer: Peer, setup: Setup) -> list[str]:
 
 @contextmanager
 def started(peer: Peer, setup: Setup, *, ready: bool = True) -> Iterator[Running]:
-    """Start a server, and end it whatever happens in the body; raises `NotInstalled` or `NotReady`."""
+    """Start a server, and end it whatever happens in the body; raises `NotInstalled` or `NotReady`.
+
+    Where it is not waited for until it is `ready`, the body calls `wait_ready`.
+    """
     if missing := missing_environments(peer, setup):
         raise NotInstalled(f"{peer.title}: run python -m bench peers install {' '.join(missing)}")
     if setup.workers > peer.workers_max:
         raise ValueError(f"{peer.title} has at most {peer.workers_max} engines, not {setup.workers}")
     setup.folder.mkdir(parents=True, exist_ok=True)
     commands = peer.commands(setup)
-    running = Running(peer, setup)
+    running = Running(peer, setup, commands)
     try:
         for command in commands:
             running.start(command)
         if ready:
             running.wait_ready()
-            for url in (url for command in commands for url in command.posts):
-                ask("POST", url)
         yield running
     finally:
         running.end()

@@ -85,9 +85,11 @@ def measure(arguments: argparse.Namespace, ours: str, rounds: Sequence[int]) -> 
     for start, several in enumerate(rounds):
         with (
             short_folder() as folder,
-            started(SERVERS[arguments.peer], options.setup(arguments, folder / "theirs")) as theirs,
-            started(SERVERS[ours], options.setup(arguments, folder / "ours")) as own,
+            started(SERVERS[arguments.peer], options.setup(arguments, folder / "theirs"), ready=False) as theirs,
+            started(SERVERS[ours], options.setup(arguments, folder / "ours"), ready=False) as own,
         ):
+            theirs.wait_ready()
+            own.wait_ready()
             for _ in range(several):
                 for load in options.loads(arguments):
                     pair = _pair(theirs, own, load, seed=arguments.seed + number, start=start)

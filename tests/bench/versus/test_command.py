@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ class Machine:
         self.started: list[str] = []
         self.setups: list[Setup] = []
         self.asked: list[tuple[str, str, int, int, int]] = []
+        self.waited: list[str] = []
         self.fails = ""
 
     @contextmanager
-    def start(self, peer: Peer, setup: Setup) -> Iterator[Running]:
+    def start(self, peer: Peer, setup: Setup, *, ready: bool) -> Iterator[Running]:
+        assert not ready, "both are started together"
         self.started.append(peer.name)
         self.setups.append(setup)
         yield Running(peer, setup)
@@ -39,10 +42,16 @@ class Machine:
         server = next(
             name for name, each in zip(self.started, self.setups, strict=True) if url.endswith(str(each.port))
         )
+        assert self.waited == self.started, "nothing is asked before both are ready"
         self.asked.append((server, load.api, load.clients, seed, start))
         if server == self.fails:
             raise Failed("3 x connection refused")
         return evolve(sample(load), start=start)
+
+
+def wait_ready(running: Running, machine: Machine) -> float:
+    machine.waited.append(running.peer.name)
+    return 1.0
 
 
 @pytest.fixture
@@ -50,6 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     fake = Machine()
     monkeypatch.setattr(command, "started", fake.start)
     monkeypatch.setattr(command, "measure_load", fake.measure)
+    monkeypatch.setattr(Running, "wait_ready", partialmethod(wait_ready, fake))
     return fake
 
 
