@@ -85,7 +85,7 @@ def warnings(samples: Sequence[Sample]) -> list[str]:
     if ended := sum(sample.ended for sample in samples):
         lines.append(f"{ended} processes of the server ended during a load: what they spent is not counted")
     if (starts := len({sample.start for sample in samples})) < 3:
-        lines.append(f"{starts} start(s): a server differs from start to start, so take three or more for a figure")
+        lines.append(f"starts: {starts}; a server differs from start to start, so take three or more for a figure")
     return lines
 
 

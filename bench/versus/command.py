@@ -55,7 +55,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     figures = ratios.tables(peer.title, ours.title, pairs)
     titled = ((peer.title, [pair.theirs for pair in pairs]), (ours.title, [pair.ours for pair in pairs]))
     warnings = dict.fromkeys(line for _, samples in titled for line in cost_report.warnings(samples))
-    notes = [f"{rounds} alternations over {starts} starts of both", *warnings]
+    notes = [f"rounds: {rounds}; starts of both servers: {starts}", *warnings]
     print("\n\n".join(map(ratios.text, figures)))
     print("\n".join(("", *notes)))
     if arguments.json is not None:

@@ -72,7 +72,7 @@ def test_text_has_the_median_and_below_it_the_least_and_the_most() -> None:
     [
         (evolve(sample(), client_share=0.9), "SATURATED: a process of the load used 90% of a core"),
         (evolve(sample(), ended=2), "2 processes of the server ended"),
-        (sample(), "1 start(s)"),
+        (sample(), "starts: 1;"),
     ],
 )
 def test_a_doubtful_figure_has_a_warning(doubtful: Sample, words: str) -> None:

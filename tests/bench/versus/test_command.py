@@ -126,7 +126,7 @@ def test_the_document_has_every_sample_and_the_tables_of_both(machine: Machine, 
         f"{SERVERS['sglang'].title}: 8 clients, 128 tokens, chat",
         f"{SERVERS['espalier'].title}: 8 clients, 128 tokens, chat",
     ]
-    assert document["notes"][0] == "2 alternations over 1 starts of both"
+    assert document["notes"][0] == "rounds: 2; starts of both servers: 1"
 
 
 def test_shares_of_rounds() -> None:
