@@ -9,7 +9,7 @@ unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
 .PHONY: help demo demo-disagg test check wide units realtime engines lint types lock coverage news \
-	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times tensor cluster-cost bench bench-full clean
+	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times tensor cluster-cost bench bench-full stages clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -117,6 +117,9 @@ siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: doe
 
 cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep: bytes, CPU, routing
 	$(BIN)/python -m tests.system.cluster_cost
+
+stages: $(VENV)/ready  ## what each stage of a token's and a request's way costs by itself: CPU, memory
+	$(BIN)/python -m bench stages
 
 attacks: $(VENV)/ready-dev  ## sixteen attacks, and 83 grammars, beside an honest client that must notice nothing
 	$(BIN)/python -m bench.attacks

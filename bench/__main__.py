@@ -11,6 +11,7 @@ COMMANDS = {
     "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
     "cost": ("bench.cost.command", "measure what a token and a request cost a server: CPU, context switches, memory"),
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
+    "stages": ("bench.stages.command", "measure each stage of a token's and a request's way through this code"),
     "report": ("bench.report.command", "one self-contained HTML page from the JSON documents of any command"),
     "zombies": ("bench.zombies.command", "leave requests at every stage, and measure how long engines compute on"),
     "resume": ("bench.resume", "kill a worker under streams, and measure when they go on"),

@@ -19,7 +19,7 @@ from bench.load.options import Mistake, Options
 from bench.load.process import Run, WorkerDied, split_job
 from bench.load.progress import Bar
 from bench.report.page import page
-from bench.rig.result import Result, about, write
+from bench.rig.result import about, as_result, write
 
 DESCRIPTION = options.DESCRIPTION
 NOTHING_MEASURED = 1
@@ -102,7 +102,7 @@ def _write(findings: report.Findings, chosen: Options) -> None:
                 raw.write(msgspec.json.encode(_plain(record)) + b"\n")
     document = report.document(findings)
     if chosen.html is not None:
-        result = msgspec.convert(msgspec.to_builtins(document), Result)
+        result = as_result(document)
         chosen.html.write_text(page([result], result.title))
     if chosen.json is None:
         print(report.table(findings))

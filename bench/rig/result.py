@@ -102,6 +102,11 @@ def write(path: Path, document: object) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 
 
+def as_result(document: object) -> Result:
+    """Return the part of a document that every document has."""
+    return msgspec.convert(msgspec.to_builtins(document), Result)
+
+
 def read(path: Path) -> Result:
     """Read the part that every document has; raises `OSError`, or `msgspec.DecodeError` with the place in it."""
     return msgspec.json.decode(path.read_bytes(), type=Result)

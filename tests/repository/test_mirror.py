@@ -71,6 +71,12 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "bench/rig/proxy.py",
     ),
     "bench/rig/test_polling.py": ("bench/pair_abort_times.py", "bench/pair_stages.py"),
+    "bench/stages/test_command.py": (
+        "bench/stages/model.py",
+        "bench/stages/request_stages.py",
+        "bench/stages/task_stages.py",
+        "bench/stages/token_stages.py",
+    ),
     "bench/test_fit.py": ("bench/step_costs.py",),
     "bench/test_siege.py": ("bench/soak.py",),
     "bench/zombies/test_command.py": ("bench/zombies/scenes.py",),

@@ -26,6 +26,8 @@ TRADE_OF = {"processor": ("text",), "router": ("routing",), "decode": ("engines"
 """The folders that an actor may import beside the kit; an actor without a row, and a folder, imports the kit alone."""
 FUNCTION_LINES_MAX = 60
 
+STAGES = Path("bench/stages")  # measures the insides of the product, which the rest of the bench does not know
+
 SGLANG = Path("actors/engines/sglang")
 HOST = SGLANG / "host"
 # Beside the folder of the host: what a node imports too, to remove what hosts left and to compare models.
@@ -194,8 +196,10 @@ def test_no_actor_starts_a_thread(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
-def test_the_bench_imports_only_what_a_client_may(path: Path) -> None:
-    assert not roots(path) & {"actors", "supervisor", "tests", "sglang", "torch"}
+def test_the_bench_imports_only_what_a_client_may_but_for_its_stages(path: Path) -> None:
+    insides = set() if STAGES in path.parents else {"actors", "supervisor"}
+    assert not roots(path) & (insides | {"tests", "sglang", "torch"})
+    assert STAGES in path.parents or not theirs(path, {module(STAGES)})
 
 
 def test_no_module_imports_itself_indirectly() -> None:
@@ -285,7 +289,7 @@ def test_the_version_of_a_checkout_is_that_of_its_package() -> None:
 
 def test_the_rules_see_every_room() -> None:
     assert {path.parts[0] for path in FILES} == set(ROOMS)
-    assert all((ROOT / path).exists() for path in {HOST, *SHARED, *TRADES, *HANDS})
+    assert all((ROOT / path).exists() for path in {HOST, STAGES, *SHARED, *TRADES, *HANDS})
 
 
 def test_every_planted_bug_replaces_text_that_is_once_in_its_file() -> None:
