@@ -169,7 +169,8 @@ def traced_prompt(workload: Workload, traced: TracedRequest, number: int) -> str
     """Return a prompt of about as many tokens as the trace says, of its blocks; what they do not fill is its own."""
     words: list[str] = []
     wanted = max(1, traced.prompt_tokens)
-    for block in traced.blocks[: -(-wanted // workload.block_tokens)]:
+    blocks = traced.blocks if number >= 0 else ()  # else the warm-up would fill the server's cache
+    for block in blocks[: -(-wanted // workload.block_tokens)]:
         words += _shared(f"{workload.seed}/block/{block}", workload.block_tokens)
     if (missing := wanted - len(words)) > 0:
         words += _words(f"{workload.seed}/{number}/own", missing)

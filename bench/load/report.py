@@ -182,7 +182,7 @@ def pace_words(pace: Pace) -> str:
     elif pace.rate is not None:
         words = f"{pace.rate:g} requests/s, " + ("Poisson" if pace.burstiness == 1 else f"gamma {pace.burstiness:g}")
     else:
-        words = f"{pace.clients} clients"
+        words = "1 client" if pace.clients == 1 else f"{pace.clients} clients"
     return words if pace.concurrency_max is None else f"{words}, at most {pace.concurrency_max} at once"
 
 

@@ -91,8 +91,8 @@ def distribution(figure: Distribution) -> str:
         ]
         line = f'<polyline class="line" points="{frame.path(points)}"/>'
         parts.append(f'<g class="s{place % COLOURS}">{line}{"".join(dots)}</g>')
-    names = {_nines(percent): f"{percent:g} %" for percent in PERCENT_MARKS}
-    return _svg(figure.title, _axes(frame, "share of the samples below", figure.unit, names.__getitem__), parts)
+    names = {_nines(percent): f"{percent:g}" for percent in PERCENT_MARKS}
+    return _svg(figure.title, _axes(frame, "% of the samples are below", figure.unit, names.__getitem__), parts)
 
 
 def _nines(percent: float) -> float:

@@ -99,4 +99,4 @@ def _document(costs: Sequence[Cost], words: Sequence[str], begun: datetime) -> R
 def _row(cost: Cost) -> list[Cell]:
     memory = cost.memory
     assert memory is not None
-    return [cost.stage.name, cost.us, memory.peak_bytes, memory.kept_bytes, memory.kept_blocks]
+    return [cost.stage.name, cost.us, round(memory.peak_bytes), round(memory.kept_bytes), round(memory.kept_blocks, 1)]

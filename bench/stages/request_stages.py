@@ -24,6 +24,7 @@ from protocol.peer import Peer
 from protocol.text_messages import Answered, ChoiceEnded
 from supervisor.gateway.http.head_checks import check_head
 from supervisor.telemetry.logs import JsonFormatter
+from supervisor.telemetry.metrics import Metrics
 
 HEAD_BYTES_MAX = 64 * 1024
 ENDED, USAGE = ChoiceEnded(FinishReason.LENGTH), Usage(30, 128, 16)
@@ -154,6 +155,16 @@ def _log_line() -> Once:
     return lambda: logger.info("request ended", extra=LINE)
 
 
+def _metrics() -> Once:
+    metrics = Metrics()
+
+    def once() -> None:
+        metrics.first_token("tiny", 0.1)
+        metrics.request_ended("tiny", "chat", "length", 1.2, USAGE)
+
+    return once
+
+
 def request_stages(subject: Subject) -> tuple[AnyStage, ...]:
     """Return the stages in the order in which a request passes them."""
     return (
@@ -170,5 +181,6 @@ def request_stages(subject: Subject) -> tuple[AnyStage, ...]:
         Stage("open and end a stream of a link, at both ends", "request", lambda: _stream(subject)),
         Stage("the first and last events of a response", "request", _response_events),
         Stage("the first and last chunks of a chat completion", "request", _chat_chunks),
+        Stage("the metrics of a request", "request", _metrics),
         Stage("a line of the access log", "request", _log_line),
     )

@@ -8,6 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 from actors.kit.calls import Address, BugCounter, Call, Inbox, mailbox
 from bench.stages.measure import AnyStage, AsyncOnce, Stage, TaskStage
 from protocol.messages import Done, FlushCache
+from supervisor.gateway.admission import AdmissionGate
 
 INBOX = 16
 
@@ -60,6 +61,16 @@ async def _channel(nursery: trio.Nursery) -> AsyncOnce:
     return once
 
 
+async def _admission(_: trio.Nursery) -> AsyncOnce:
+    gate = AdmissionGate(requests_max=64, admit_s=10.0, waiting_max=64, unready=lambda: None)
+
+    async def once() -> int:
+        async with gate.admitted(owner="alice"):
+            return gate.inside
+
+    return once
+
+
 async def _call(nursery: trio.Nursery) -> AsyncOnce:
     address: Address[FlushCache, Done, Done]
     address, inbox = mailbox(INBOX)
@@ -96,5 +107,6 @@ def task_stages() -> tuple[AnyStage, ...]:
         TaskStage("a scope with a deadline", "request", _scope),
         TaskStage("a nursery with one task", "request", _task),
         TaskStage("over a memory channel to a task and back", "request", _channel),
+        TaskStage("admission without a wait", "request", _admission),
         TaskStage("a call of an actor that answers at once", "request", _call),
     )

@@ -28,6 +28,7 @@ from protocol.text_messages import Text
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket.frames import text_frame
 from supervisor.links.encoding import reply_rules
+from supervisor.telemetry.metrics import Metrics
 
 STREAMS = 64
 BACKLOG_BYTES_MAX = 1 << 20
@@ -122,6 +123,11 @@ def _detokenise(subject: Subject, stops: Sequence[str] = ()) -> Once:
     return lambda: reading.feed(next(pieces))
 
 
+def _metrics() -> Once:
+    metrics = Metrics()
+    return lambda: metrics.token_gap("tiny", 0.01, 1)
+
+
 def _chat_chunk() -> Once:
     chunks = chat.Chunks(chat.parse(CHAT_BODY), request_id=REQUEST_ID, created=0)
     chunks.text(TEXT)
@@ -175,6 +181,7 @@ def token_stages(subject: Subject) -> tuple[AnyStage, ...]:
         TaskStage("relay through two answers", "token", lambda nursery: _relay(subject, nursery), STREAMS),
         Stage("detokenise", "token", lambda: _detokenise(subject)),
         Stage("detokenise with two stop strings", "token", lambda: _detokenise(subject, ("\n\nUser:", "the end"))),
+        Stage("the metrics of a token", "token", _metrics),
         Stage("a chunk of a chat completion", "token", _chat_chunk),
         Stage("a delta event of a response", "token", _delta),
         Stage("a WebSocket frame", "token", lambda: lambda: text_frame(PAYLOAD)),

@@ -259,7 +259,7 @@ def test_every_figure_has_its_unit_and_its_definition_and_no_key() -> None:
 def test_the_document_says_in_its_notes_what_the_table_warns_of() -> None:
     found: Any = report.document(findings(cpu_s=0.81))
     assert found["notes"] == [line for line in report.table(findings(cpu_s=0.81)).splitlines() if "SATURATED" in line]
-    assert (found["title"], found["sweep"].value) == ("chat at http://h: 1 clients", 1.0)
+    assert (found["title"], found["sweep"].value) == ("chat at http://h: 1 client", 1.0)
 
 
 def test_progress_is_a_line() -> None:

@@ -171,6 +171,12 @@ def test_prompts_of_a_trace_share_as_many_tokens_as_they_share_blocks() -> None:
     assert planned_request(Workload(trace=TRACE, seed=1), 0).prompt.split() != first
 
 
+def test_the_warm_up_of_a_trace_has_its_lengths_and_none_of_its_blocks() -> None:
+    warm_up = planned_request(Workload(trace=TRACE), -3).prompt.split()
+    assert len(warm_up) == 1030
+    assert warm_up[:100] != planned_request(Workload(trace=TRACE), 0).prompt.split()[:100]
+
+
 def test_a_rate_or_clients_replace_the_times_of_a_trace() -> None:
     workload = Workload(trace=TRACE)
     assert list(share(Pace(clients=1, requests=2), workload, 0, 1)) == [(0, None), (1, None)]

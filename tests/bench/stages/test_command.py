@@ -55,6 +55,7 @@ def test_stages_do_what_their_names_say() -> None:
     assert called(named("relay through"), 2) == [Tokens([subject().ids[63]])] * 2
     assert called(named("write to a socket"), 2) == [b"x" * 220] * 2
     assert called(named("a call of an actor"), 2) == [Done()] * 2
+    assert called(named("admission"), 2) == [1, 1]
     [events] = called(named("first and last events"), 1)
     assert b"response.created" in str(events).encode()
     assert "response.incomplete" in str(events)
