@@ -141,6 +141,8 @@ def planned_request(workload: Workload, number: int, at_s: float | None = None) 
 
 def turns(workload: Workload, number: int) -> int:
     """Return the number of turns of a conversation."""
+    if workload.turns.least == workload.turns.most:
+        return workload.turns.most  # without seeding a generator, which takes longer than all else here
     return workload.turns.draw(Random(f"{workload.seed}/{number}/turns"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from attrs import asdict, evolve, frozen
 
@@ -108,7 +109,8 @@ def document(findings: Findings) -> Document:
 
 
 def _sweep(findings: Findings, over: measure.Window) -> Sweep:
-    pace, rates, times = findings.job.pace, measure.rates(findings.records, over), measure.latencies(findings.records)
+    target, pace = findings.job.target, findings.job.pace
+    rates, times = measure.rates(findings.records, over), measure.latencies(findings.records)
     x, value = "clients", float(pace.clients or 0)
     if pace.rate is not None:
         x, value = "requests/s planned", pace.rate
@@ -117,7 +119,7 @@ def _sweep(findings: Findings, over: measure.Window) -> Sweep:
     return Sweep(
         x=x,
         value=value,
-        series=findings.job.target.api,
+        series=f"{target.api}, {urlsplit(target.url).netloc}{_prompts(findings.job.workload)}",
         measures={
             "output tokens": ("tokens/s", rates["output_tokens_per_s"]),
             "requests": ("requests/s", rates["requests_per_s"]),
