@@ -72,6 +72,9 @@ def _add_server_and_requests(parser: argparse.ArgumentParser) -> None:
     )
     requests.add_argument("--trace-block-tokens", type=values.count, default=512, metavar="N", help="default: 512")
     requests.add_argument(
+        "--trace-scale", type=values.positive, default=1.0, metavar="X", help="a factor for its lengths, blocks too"
+    )
+    requests.add_argument(
         "--prefix-tokens", type=values.span, metavar="N|A:B", help="a shared beginning before the prompt"
     )
     requests.add_argument("--prefixes", type=values.count, metavar="N", help="different ones, drawn evenly; default: 1")
@@ -217,8 +220,8 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         prompt_tokens=arguments.prompt_tokens,
         output_tokens=arguments.output_tokens,
         prompts=() if arguments.prompts is None else prompts(arguments.prompts),
-        trace=() if arguments.trace is None else _trace(arguments.trace),
-        block_tokens=arguments.trace_block_tokens,
+        trace=() if arguments.trace is None else _trace(arguments.trace, arguments.trace_scale),
+        block_tokens=max(1, round(arguments.trace_block_tokens * arguments.trace_scale)),
         prefixes=0 if arguments.prefix_tokens is None else arguments.prefixes or 1,
         prefix_tokens=arguments.prefix_tokens or Span(0, 0),
         turns=arguments.turns,
@@ -227,9 +230,9 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     )
 
 
-def _trace(path: Path) -> tuple[TracedRequest, ...]:
+def _trace(path: Path, scale: float) -> tuple[TracedRequest, ...]:
     try:
-        return read_trace(path)
+        return read_trace(path, scale)
     except (OSError, ValueError) as error:
         raise Mistake(f"--trace: {error}") from error
 

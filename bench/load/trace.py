@@ -24,8 +24,11 @@ class Line(msgspec.Struct, frozen=True):
     hash_ids: tuple[int, ...] = ()
 
 
-def read_trace(path: Path) -> tuple[TracedRequest, ...]:
-    """Read a trace, in the order of its times, which count from the first; raises `OSError`, or `ValueError`."""
+def read_trace(path: Path, scale: float = 1.0) -> tuple[TracedRequest, ...]:
+    """Read a trace, in the order of its times, which count from the first; raises `OSError`, or `ValueError`.
+
+    Lengths are multiplied by `scale`, so that a trace of a large model fits the context of a small one.
+    """
     lines = []
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         if text.strip():
@@ -37,6 +40,11 @@ def read_trace(path: Path) -> tuple[TracedRequest, ...]:
         raise ValueError(f"{path} is empty")
     lines.sort(key=lambda line: line.timestamp)
     return tuple(
-        TracedRequest((line.timestamp - lines[0].timestamp) / 1e3, line.input_length, line.output_length, line.hash_ids)
+        TracedRequest(
+            at_s=(line.timestamp - lines[0].timestamp) / 1e3,
+            prompt_tokens=round(line.input_length * scale),
+            output_tokens=round(line.output_length * scale),
+            blocks=line.hash_ids,
+        )
         for line in lines
     )

@@ -23,6 +23,12 @@ def test_times_count_from_the_first_line_in_seconds(tmp_path: Path) -> None:
     )
 
 
+def test_lengths_are_scaled_and_times_and_blocks_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(MOONCAKE)
+    assert read_trace(file, 0.1)[1] == TracedRequest(3.053, 647, 3, (46, 47, 2353))
+
+
 @pytest.mark.parametrize("line", ["{", "3", '{"timestamp": 1}', '{"timestamp": 1, "input_length": -1, "output_length": 1}', '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}'])  # fmt: skip
 def test_a_line_that_is_none_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
     file = tmp_path / "t.jsonl"
