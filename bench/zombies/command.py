@@ -44,6 +44,7 @@ class Findings:
     tries: list[Try] = field(factory=list)
     idle: float = 0.0  # of a core, the engine's processes, without a request
     busy: float = 0.0  # with one client
+    long_first_token_s: float = 0.0  # of the prompt in whose prefill clients leave
     starts: int = 0
     notes: list[str] = field(factory=list)
 
@@ -101,6 +102,7 @@ def _try_on(running: Running, left: list[str], findings: Findings, limit_s: floa
     activity.computing(limit_s)
     stage = Stage(running.setup.port)
     stage.measure()
+    findings.long_first_token_s = stage.long_first_token_s
     while left:
         name = left.pop(0)
         result = tried(name, stage, activity, limit_s)
@@ -147,6 +149,7 @@ def tables(results: dict[str, Findings], limit_s: float) -> list[Table]:
         "server",
         "engine's CPU, idle",
         "with one client",
+        "first token of a long prompt s",
         "CPU s after a client left",
         "starts",
         "left in the stage",
@@ -164,6 +167,7 @@ def _conditions(title: str, findings: Findings) -> list[Cell]:
         title,
         findings.idle,
         findings.busy,
+        findings.long_first_token_s,
         [after.cpu_s for _, after in made],
         float(findings.starts),
         f"{sum(each.reached for each, _ in made)} of {len(made)}",

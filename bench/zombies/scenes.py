@@ -199,7 +199,7 @@ SCENES: dict[str, Scene] = {
     "in mid stream, half-close": partial(in_stream, way="half-close"),
     "non-streaming, close": partial(not_streaming, way="close"),
     "non-streaming, reset": partial(not_streaming, way="reset"),
-    "three choices (n = 3), close": partial(in_stream, way="close", n=3),
+    "three choices (n = 3), close": partial(in_stream, way="close", n=3, temperature=1),  # Dynamo takes no 0 then
     "answer kept to a JSON schema, close": partial(in_stream, way="close", **GRAMMAR),
     "calls of tools required, close": partial(in_calls, way="close"),
 }
