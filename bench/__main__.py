@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from importlib import import_module
 
@@ -37,4 +38,6 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does: what a command has started ends with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main(sys.argv[1:]))

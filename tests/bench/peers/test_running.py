@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.peers.peer import Command, Peer, Setup
+from bench.peers.peer import ROOT, Command, Peer, Setup
 from bench.peers.running import NotInstalled, NotReady, started
 from bench.peers.table import RIVALS
-from bench.rig.node import free_port
-from bench.rig.processes import process_entry
+from bench.rig.node import free_port, wait_until
+from bench.rig.processes import ProcessEntry, family, process_entry, process_table
 
 SERVER = """\
 import http.server, subprocess, sys
@@ -94,3 +95,34 @@ def test_a_process_of_a_server_can_be_killed_and_started_again(tmp_path: Path) -
         running.start(fake.commands(setup)[0])
         running.wait_ready(10)
         assert running.root_pids != before
+
+
+@pytest.mark.realtime
+def test_a_bench_that_is_ended_ends_the_server_that_it_has_started(tmp_path: Path) -> None:
+    words = [
+        "-m",
+        "bench",
+        "cost",
+        "--server",
+        "espalier-simulated-node",
+        "--clients",
+        "1",
+        "--requests-a-client",
+        "99",
+    ]
+    bench = subprocess.Popen([sys.executable, *words], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)})
+
+    def below() -> list[ProcessEntry]:
+        return [entry for entry in family(process_table(), [bench.pid]) if entry.pid != bench.pid]
+
+    def serves() -> list[ProcessEntry]:
+        return [entry for entry in below() if "-m supervisor" in entry.command]
+
+    try:
+        assert wait_until(serves, 60.0, 0.05) is not None
+        started_processes = below()
+        bench.send_signal(signal.SIGTERM)
+        assert bench.wait(30) == 128 + signal.SIGTERM
+        assert wait_until(lambda: not any(entry.lives for entry in started_processes), 5.0) is not None
+    finally:
+        bench.kill()
