@@ -98,8 +98,9 @@ class Chat:
         """Return the body of an answer in one piece; empty on an error, which `outcome` has."""
         body: dict[str, Any] = {}
         try:
-            body = json.loads(self._answer().read())
-            self.outcome.error = body.get("error")
+            answer = self._answer()
+            body = json.loads(answer.read())
+            self.outcome.error = body.get("error", None if answer.status == 200 else body)
         except (OSError, HTTPException, ValueError, AttributeError) as error:  # likewise for a cut body
             self.outcome.error = {"code": "connection", "message": repr(error)}
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -61,8 +61,12 @@ def test_a_half_close_ends_one_direction(listener: socket.socket) -> None:
         assert chat.read().status == 503
 
 
-def test_an_error_is_read_where_a_server_does_not_put_it_below_error(listener: socket.socket) -> None:
+@pytest.mark.parametrize("read", [Chat.read, Chat.read_body])
+def test_an_error_is_read_where_a_server_does_not_put_it_below_error(
+    listener: socket.socket, read: Callable[[Chat], object]
+) -> None:
     chat, served = connected(listener)
     with served:
         served.sendall(b'HTTP/1.1 400 No\r\ncontent-length: 18\r\n\r\n{"message": "bad"}')
-        assert chat.read().error == {"message": "bad"}
+        read(chat)
+        assert chat.outcome.error == {"message": "bad"}
