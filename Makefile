@@ -139,8 +139,9 @@ pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds noth
 tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
 	$(BIN)/python -m tests.system.link_tensor
 
-bench: $(VENV)/ready-dev build/peers/sglang/installed  ## what a token costs, by itself and beside SGLang's own server
+bench: $(VENV)/ready-dev build/peers/sglang/installed  ## what a token and a client that leaves cost, by themselves and beside SGLang's own server
 	$(BIN)/python -m bench cost --json build/cost.json
+	$(BIN)/python -m bench zombies --servers espalier sglang --json build/zombies.json
 	$(BIN)/python -m bench versus sglang --json build/versus-sglang.json
 
 PEERS := sglang dynamo dynamo-mocker smg
