@@ -32,8 +32,8 @@ engines: $(VENV)/ready-dev
 check: $(VENV)/ready-dev  ## types, lint, units, simulation, sweep: the fast part of the tests
 	@$(MAKE) --no-print-directory -j3 wide units lint types
 
-# Two runs of pytest beside each other, about as long: actors and supervisor, and the rest, which has the simulator.
-WIDE := $(addprefix tests/,bench contracts protocol repository rig system)
+# Two runs of pytest beside each other, about as long: actors, bench and supervisor, and the rest, with the simulator.
+WIDE := $(addprefix tests/,contracts protocol repository rig system)
 
 wide: $(VENV)/ready-dev
 	$(BIN)/python $(UNDER) -m pytest -m "not realtime and not engine" $(WIDE)
