@@ -113,7 +113,7 @@ async def test_b13_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
 ) -> None:
     async with node(tmp_path, *legs) as assembly, trio.open_nursery() as nursery:
         for _ in range(3):
-            nursery.start_soon(first_s, assembly, "greedy", prompts(100, LONG), tokens_max)
+            nursery.start_soon(first_s, assembly, "greedy", prompts(50, LONG), tokens_max)
         await trio.sleep(1)
         waited_s = await first_s(assembly, "honest", prompts(1, 20))
         # The prompt that is being computed, those for other decodes, and one turn of the other key.

@@ -198,7 +198,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PIECES, max_size=12))
 def test_o8_a_file_of_any_lines_is_read_or_refused_in_printable_text(tmp_path: Path, pieces: list[Any]) -> None:
     file = tmp_path / "cluster.toml"
