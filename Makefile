@@ -32,7 +32,7 @@ engines: $(VENV)/ready-dev
 check: $(VENV)/ready-dev  ## types, lint, units, simulation, sweep: the fast part of the tests
 	@$(MAKE) --no-print-directory -j3 wide units lint types
 
-# Two runs of pytest beside each other, about as long: actors, bench and supervisor, and the rest, with the simulator.
+# Two runs of pytest beside each other, about as long: the one with the simulator, and the rest.
 WIDE := $(addprefix tests/,contracts protocol repository rig system)
 
 wide: $(VENV)/ready-dev

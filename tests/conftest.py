@@ -61,6 +61,13 @@ def pytest_collection() -> Iterator[None]:
     return result
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Do the same at the end of each file with what the report keeps of its tests."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
     """Fail a test in which a task of the product kept the event loop for too long."""
