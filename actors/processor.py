@@ -18,6 +18,7 @@ from typing import TypeAlias
 import trio
 
 from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
+from actors.kit.direct import Answerer, DirectCalls
 from actors.kit.offload import Offload, RunInThread
 from actors.text.choices import Choices, Emit
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
@@ -62,6 +63,7 @@ async def processor(
     requests_max: int,
     tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     check_grammar: GrammarCheck = accept_any_grammar,
+    direct: DirectCalls[TextRequest, TextReply, TextResult] | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -74,6 +76,7 @@ async def processor(
     """
     free = trio.Semaphore(requests_max)
     bugs = BugCounter()
+    direct = direct or DirectCalls()
 
     async def result_of(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         current = limits()
@@ -84,7 +87,7 @@ async def processor(
             current = current.within(request.total_max)
             if request.grammar is not None:
                 await _check_grammar(request, request.grammar, current, check_grammar)
-            return await _respond(request, model, current, decode, work, partial(_put, answer.put))
+            return await _respond(request, model, current, decode, work, answer)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, work)
         return await _detokenize(request, model, tokenize_tokens_max, work)
@@ -96,7 +99,14 @@ async def processor(
         finally:
             free.release()
 
-    async with trio.open_nursery() as requests:
+    def begin(_: TextRequest) -> Answerer[TextRequest, TextReply, TextResult] | None:
+        try:
+            free.acquire_nowait()
+        except trio.WouldBlock:
+            return None
+        return answer_one
+
+    async with trio.open_nursery() as requests, direct.answered(begin, requests):
         task_status.started()
         while True:
             await free.acquire()
@@ -126,13 +136,14 @@ async def _respond(
     limits: PromptLimits,
     decode: Askable[Generate, Started | Tokens, Finished],
     work: Offload,
-    emit: Emit,
+    answer: Answer[TextReply, TextResult],
 ) -> Answered:
+    emit: Emit = partial(_put, answer.put)
     prompts = await encode_prompts(request, model, limits, work)
     generations = make_generations(request, model, prompts, limits)
     echoes = await echo_texts(request, model, prompts, work) if request.echo else []
     emit(Accepted(sum(map(len, prompts))))
-    return Answered(await Choices(request, model, decode, emit, echoes).read(generations))
+    return Answered(await Choices(request, model, decode, emit, echoes, answer).read(generations))
 
 
 async def _tokenize(

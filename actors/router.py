@@ -7,9 +7,12 @@ then on the request is on its own (`RoutedRequest`), beside a task that moves th
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from actors.kit.calls import BugCounter, Call, Inbox
+from actors.kit.direct import Answerer, DirectCalls
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
 from actors.routing.routed_request import RoutedRequest
@@ -20,20 +23,29 @@ from protocol.messages import Finished, Generate, Started, Tokens
 async def router(
     inbox: Inbox[Call[Generate, Started | Tokens, Finished]],
     routing: Routing,
+    direct: DirectCalls[Generate, Started | Tokens, Finished] | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Route each call; calls stay in the inbox while all workers are full."""
+    """Route each call, a direct one at once; the others stay in the inbox while all workers are full."""
     bugs, unstarted = BugCounter(), UnstartedRequests()
+    direct, receiving = direct or DirectCalls(), trio.CancelScope()
 
     async def route_one(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:
         with call.answering(bugs) as answer:
             answer.end(await RoutedRequest(call.request, answer, routing, unstarted).run(route))
 
-    async with trio.open_nursery() as requests:
+    def begin(request: Generate) -> Answerer[Generate, Started | Tokens, Finished] | None:
+        if (route := routing.choose_next(request)) is not None:
+            return partial(route_one, route=route)
+        receiving.cancel(reason="there is no room")
+        return None
+
+    async with trio.open_nursery() as requests, direct.answered(begin, requests):
         requests.start_soon(unstarted.move_on, routing)
         task_status.started()
         while True:
             await routing.wait_room()  # a call that must wait does so in the inbox
-            call = await inbox.receive()
-            requests.start_soon(route_one, call, routing.choose_next(call.request))
+            with trio.CancelScope() as receiving:
+                call = await inbox.receive()
+                requests.start_soon(route_one, call, routing.choose_next(call.request))

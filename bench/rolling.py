@@ -3,7 +3,8 @@
 A front and two workers. A worker gets SIGTERM, its streams finish or move to the other worker within its drain, it
 exits with 0 and is started again; then the other, and so on. At the end the front is restarted: its streams finish, and
 requests are refused while it is away. Every answer is compared with that of an undisturbed cluster. No request may fail
-and no answer may be truncated, and none may be refused while the front is up.
+and no answer may be truncated, and none may be refused while the front is up. With `--gateways 2` two fronts share the
+port and are restarted in turn: then none may be refused at all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from signal import SIGTERM
 
 from bench.rig import checked_clients
 from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions, Tally
-from bench.rig.cluster import FRONT, Cluster, Plan, cluster, sglang, simulated
+from bench.rig.cluster import Cluster, Plan, cluster, sglang, simulated
 from bench.rig.node import short_folder
 
 CLIENTS = 16
@@ -32,7 +33,7 @@ AWAY = " while the front was away"
 ROUNDS = {"simulated": 5, "sglang": 1}  # a real worker takes some 20 s to come back
 
 
-def plan(drain_s: float, engines: str = "simulated", tokens_max: int = 160) -> Plan:
+def plan(drain_s: float, engines: str = "simulated", tokens_max: int = 160, gateways: int = 1) -> Plan:
     """Return a plan of two workers that can each serve the whole load; simulated answers have up to `tokens_max`."""
     slots, names = 2 * CLIENTS, ("w1", "w2")
     if engines == "sglang":
@@ -41,7 +42,7 @@ def plan(drain_s: float, engines: str = "simulated", tokens_max: int = 160) -> P
         texts = {
             name: simulated(name, slots=slots, costs=COSTS, length_min=16, length_max=tokens_max) for name in names
         }
-    return Plan(texts, drain_s=drain_s, front_drain_s=FRONT_DRAIN_S)
+    return Plan(texts, drain_s=drain_s, front_drain_s=FRONT_DRAIN_S, gateways=gateways)
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Load(Tally):
 @contextmanager
 def steady(target: Cluster, clients: int, seed: int) -> Iterator[Load]:
     """Run so many clients while the body runs; yield their outcomes, complete once the body has ended."""
-    load, port = Load(), target.front.port
+    load, port = Load(), target.client_port
     right = checked_clients.references(port)
     with checked_clients.running(load, port, right, clients, seed, lambda: load.interruptions, leave_share=0.0):
         yield load
@@ -92,7 +93,8 @@ def restart(target: Cluster, name: str) -> dict[str, float]:
     before = len(node.output())
     since = time.perf_counter()
     node.signal(SIGTERM)
-    drained_s = node.wait_exit((FRONT_DRAIN_S if name == FRONT else target.plan.drain_s) + ENDS_WITHIN_S)
+    drain_s = FRONT_DRAIN_S if name in target.plan.fronts else target.plan.drain_s
+    drained_s = node.wait_exit(drain_s + ENDS_WITHIN_S)
     if drained_s is None or node.process.returncode != 0:
         raise RuntimeError(f"{name} ended by {node.process.returncode}:\n{node.output()[-2000:]}")
     if left := node.leftovers():
@@ -105,18 +107,19 @@ def restart(target: Cluster, name: str) -> dict[str, float]:
 
 
 def restart_in_turn(target: Cluster, load: Load, rounds: int) -> float:
-    """Restart each worker so often, and then the front; print the times, and return how many answers moved."""
+    """Restart each worker so often, and then each front; print the times, and return how many answers moved."""
+    fronts = target.plan.fronts * (rounds if target.plan.gateways > 1 else 1)
     moved = 0.0
     print(f"{'node':<8}{'drained s':>10}{'back s':>8}{'moved':>7}")
-    for name in [*target.workers * rounds, FRONT]:
+    for name in [*target.workers * rounds, *fronts]:
         time.sleep(REST_S)
-        if name == FRONT:
+        if fronts == [name]:  # it is the only one
             load.interruptions = GatewayInterruptions(terminations=1)
         took = restart(target, name)
         moved += took["moved"]
         print(f"{name:<8}{took['drained']:>10.2f}{took['back']:>8.2f}{took['moved']:>7g}", flush=True)
     time.sleep(REST_S)
-    load.interruptions = GatewayInterruptions(terminations=2)
+    load.interruptions = GatewayInterruptions(terminations=2 * (len(fronts) == 1))
     return moved
 
 
@@ -125,12 +128,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", choices=ROUNDS, default="simulated")
     parser.add_argument("--rounds", type=int, help="how often each worker is restarted: 5, real engines once")
+    parser.add_argument("--gateways", type=int, default=1, help="fronts that share the port")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--drain", type=float, default=1.0, help="seconds; what has not finished by then must move")
     parser.add_argument("--seed", type=int, default=20)
     arguments = parser.parse_args()
     moved, bad = 0.0, list[str]()
-    with short_folder() as folder, cluster(folder, plan(arguments.drain, arguments.engines)) as target:
+    with (
+        short_folder() as folder,
+        cluster(folder, plan(arguments.drain, arguments.engines, gateways=arguments.gateways)) as target,
+    ):
         with steady(target, arguments.clients, arguments.seed) as load:
             try:
                 moved = restart_in_turn(

@@ -186,12 +186,16 @@ class LinkState:
 
 @frozen
 class GateState:
-    """The numbers of clients' requests that a gateway answers and that wait for admission, with their limits."""
+    """The numbers of clients' requests that a gateway answers and that wait for admission, with their limits.
+
+    `unready` is the reason why it has admitted no request since it started, empty if it admits.
+    """
 
     running: int
     running_max: int
     waiting: int
     waiting_max: int
+    unready: str = ""
 
 
 @frozen
@@ -227,10 +231,11 @@ class Status(Message):
 class Drain(Message):
     """Tell a node to admit nothing new, to finish what runs and to exit; the result, `Done`, is sent at once.
 
-    `node` names it as in `GetStatus`.
+    `node` names it as in `GetStatus`. If it `restarts`, its launcher starts it again.
     """
 
     node: str = ""
+    restarts: bool = False
 
 
 @frozen

@@ -18,15 +18,20 @@ from protocol.messages import FinishReason, Logprob
 
 VERSION = 3
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+STEP_TOKENS_MAX = 256  # of a Step between nodes: its reader handles them in one turn of its event loop
 
 
 @frozen
 class Hello:
-    """The first frame of either end: its version of the protocol, its name, and how many streams it serves at once."""
+    """The first frame of either end: its version of the protocol, its name, and how many streams it serves at once.
+
+    An end that `takes_steps` may be sent tokens in a `Step`; nodes of earlier versions take a `Step` from hosts alone.
+    """
 
     version: int
     name: str
     streams_max: int
+    takes_steps: bool = False
 
 
 @frozen
@@ -128,7 +133,10 @@ class Ended:
 
 @frozen
 class Step:
-    """All tokens of one engine step: parallel arrays, one unit of credit a token.
+    """Tokens of many streams at once: parallel arrays, one unit of credit a token.
+
+    The host of an engine sends all of one engine step. A node sends what it has gathered since it wrote last: tokens
+    and nothing else, at most `STEP_TOKENS_MAX` of them.
 
     Stream `streams[i]` gets the next `counts[i]` ids of `tokens`. `begun` comes before the tokens of its stream and
     `ended` after them. `logprobs` has, by stream, one entry for each token, if the stream asked for them.

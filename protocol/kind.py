@@ -25,12 +25,14 @@ class Kind:
     """One message between nodes: its number on the wire and, for a request, the messages that answer it.
 
     A request is answered by any number of `replies`, in any order, and one `result`. It is None if this is no request.
+    The reply `first`, if there is one, comes once, before all others and before the result.
     """
 
     number: int
     message: type[Message]
     replies: tuple[type[Message], ...] = ()
     result: type[Message] | None = None
+    first: type[Message] | None = None
 
 
 def by_message(kinds: Iterable[Kind]) -> dict[type[Message], Kind]:

@@ -6,6 +6,7 @@ A request is answered by a stream of replies that ends in one result or in a `Re
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
 
 from attrs import Factory, frozen
 
@@ -129,8 +130,14 @@ class Logprob:
 class Tokens(Message):
     """The next token ids of one answer, as many as one engine step gave; with one `Logprob` each if requested."""
 
-    ids: list[int]
+    ids: tuple[int, ...]
     logprobs: tuple[Logprob, ...] = ()
+
+
+@lru_cache(maxsize=16_384)
+def one_token(token: int) -> Tokens:
+    """Return the reply with one token id and no log probability; the same object for the same id."""
+    return Tokens((token,))
 
 
 @frozen
@@ -249,7 +256,7 @@ class Embedded(Message):
 
 
 KINDS = (
-    Kind(1, Generate, replies=(Started, Tokens), result=Finished),
+    Kind(1, Generate, replies=(Started, Tokens), result=Finished, first=Started),
     Kind(2, Started),
     Kind(3, Tokens),
     Kind(4, Finished),
@@ -260,7 +267,7 @@ KINDS = (
     Kind(9, FlushCache, result=Done),
     Kind(10, Done),
     Kind(20, Embedded),
-    Kind(27, RunRank, replies=(RankStarted,), result=Done),
+    Kind(27, RunRank, replies=(RankStarted,), result=Done, first=RankStarted),
     Kind(28, RankStarted),
     Kind(29, Ping, result=Done),
     Kind(30, CheckGrammar, result=GrammarChecked),

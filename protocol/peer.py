@@ -95,7 +95,7 @@ class Peer:
         self._queued_bytes = 0
         self._outgoing = Outgoing(attached_bytes_max)
         self._incoming = Incoming(attached_bytes_max)
-        self._enqueue(Hello(VERSION, name, serves_max))
+        self._enqueue(Hello(VERSION, name, serves_max, takes_steps=True))
 
     @property
     def queued_bytes(self) -> int:
@@ -119,6 +119,11 @@ class Peer:
     def ready(self) -> bool:
         """Whether `data_to_send` has anything to return; receiving may change that, without anything being sent."""
         return bool(self._queued or self._incoming.unacknowledged_bytes) or self._outgoing.ready
+
+    @property
+    def may_send_steps(self) -> bool:
+        """Whether tokens may be sent in a `Step` now; an attachment holds back an `Item`, but cannot a `Step`."""
+        return self.hello is not None and self.hello.takes_steps and not self.served.owing
 
     def send(self, frame: Frame, attached: Views = ()) -> None:
         """Queue a frame, if it is legal now, and after it the attachment whose size is its `attached`.

@@ -114,8 +114,12 @@ class Streams:
         for begun in frame.begun:
             if begun.stream not in self._credit:
                 raise PeerViolation(f"tokens on stream {begun.stream}, which is {self.state(begun.stream)}")
+        credit = self._credit
         for stream, count in zip(frame.streams, frame.counts, strict=True):
-            self.spend(stream, count)
+            left = credit.get(stream, -1)  # `spend`, without a call for each token
+            if not 0 <= count <= left:
+                self.spend(stream, count)
+            credit[stream] = left - count
         for ended in frame.ended:
             if ended.stream not in self._credit:
                 raise PeerViolation(f"an end of stream {ended.stream}, which is {self.state(ended.stream)}")

@@ -18,6 +18,10 @@ def main() -> int:
         return command_line.main()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BaseExceptionGroup as group:  # from a nursery that was open
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from supervisor.version import version
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "supervisor")
-OPERATOR_COMMANDS = ("status", "drain", "reload")
+OPERATOR_COMMANDS = ("status", "drain", "restart", "reload")
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m supervisor",
         description="Serve language models by a tree of actors.",
-        epilog="`python -m supervisor cluster.toml status | drain NODE | reload` asks a running cluster;"
+        epilog="`python -m supervisor cluster.toml status | drain NODE | restart NODE | reload` asks a running cluster;"
         " `python -m supervisor hash-key [NAME]` reads a secret and prints the lines of a key file for NAME.",
     )
     parser.add_argument("file", type=Path, help="a cluster.toml")
@@ -166,8 +166,12 @@ def _run_function(
     if parent is None:
         return partial(node.run, loaded, name, terminal, environment)
     terminal.announce_to_parent = partial(parent.send, "announce")
-    up, reload = (partial(parent.send, kind) for kind in ("up", "reload"))
-    launched = node.LauncherHooks(up, reload, parent.heartbeat, earlier)
+    send = parent.send
+
+    def restart(wanted: bool) -> None:
+        send("restart" if wanted else "stay")
+
+    launched = node.LauncherHooks(partial(send, "up"), partial(send, "reload"), restart, parent.heartbeat, earlier)
     return partial(node.run, loaded, name, terminal, environment, launched)
 
 

@@ -14,6 +14,7 @@ HOP_MARGIN_S = 0.5  # by which a node that forwards a request gives up before it
 HOPS_MAX = 2  # to a node that routes, and from there to the node that answers
 WAY_S = (HOPS_MAX + 1) * HOP_MARGIN_S
 
-ANSWER_TIMEOUT_S = 5.0  # of any request but a reload
+ANSWER_TIMEOUT_S = 5.0  # of any request but a reload and a restart
+RESTART_ANSWER_TIMEOUT_S = FILE_READ_TIMEOUT_S + 1.0 + WAY_S  # the file is read before the node drains
 RELOAD_ANSWER_TIMEOUT_S = RELOAD_QUEUED_MAX_S + WAY_S
 INDIRECT_TIMEOUT_S = 3 * ANSWER_TIMEOUT_S  # of all nodes that are asked through others, together

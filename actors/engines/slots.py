@@ -12,7 +12,7 @@ are the fault of the engine: `EngineStuck` ends the actor, and the supervisor st
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 
@@ -91,9 +91,14 @@ async def generate(
         slots.last_reply_at = pace.last_at = trio.current_time()
         if isinstance(reply, Tokens):
             call.answer.put(reply, len(reply.ids))
+            call.answer.extend_fast_path(generation, record)
         else:
             on_begun()
             call.answer.put(reply, 0)
+
+    def record(_: Sequence[int], last_at: float) -> None:
+        pace.last_at = last_at
+        slots.last_reply_at = max(slots.last_reply_at, last_at)
 
     try:
         with call.answering(bugs) as answer, _logged(call):
@@ -121,6 +126,7 @@ class Slots:
     last_reply_at: float = -inf  # the last reply of the engine to any request
     stuck: dict[str, bool] = field(factory=dict)  # request ids of stuck slots; True if the engine was silent
     free: trio.Semaphore = field(init=False)
+    _generations: set[Generation] = field(factory=set)
 
     def __attrs_post_init__(self) -> None:
         self.free = trio.Semaphore(self.number)
@@ -135,6 +141,7 @@ class Slots:
         await trio.lowlevel.checkpoint_if_cancelled()
         request = call.request
         generation = self.engine.submit(request)  # its id is ours, so it can be aborted from now on
+        self._generations.add(generation)
         late: DeadlineExceeded | None = None
         try:
             yield generation
@@ -145,6 +152,7 @@ class Slots:
             left_at = trio.current_time() if call.scope.cancel_called else None
             silent = late is not None and self._silent_since(pace)
             self.engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
+            self._generations.discard(generation)
             generation.abandon()  # drops later replies: the call may end long before the slot is free
             with trio.move_on_after(self.deadlines.release_s, shield=True) as waiting:
                 await self.engine.wait_released(request.id)
@@ -159,6 +167,7 @@ class Slots:
 
     def is_preempted(self, pace: _Pace) -> bool:
         """Whether a request that has begun stands still while the engine continues others, which have its memory."""
+        self._settle()
         last_at, total_s = pace.last_at, self.deadlines.total_s
         if last_at is None or trio.current_time() >= pace.started_at + total_s:
             return False
@@ -166,9 +175,16 @@ class Slots:
 
     def _silent_since(self, pace: _Pace) -> bool:
         """Whether the engine has replied to no request since this one began to wait, at least one deadline ago."""
+        self._settle()
         since = pace.waited_since
         longest_s = min(self.deadlines.first_token_s, self.deadlines.gap_s)
         return self.last_reply_at <= since and trio.current_time() >= since + longest_s
+
+    def _settle(self) -> None:
+        """Bring `last_reply_at` up to date."""
+        for generation in self._generations:
+            if generation.fast_path is not None:
+                generation.fast_path.settle()
 
     async def wait_released(self, request_id: str) -> None:
         """Wait for a stuck slot; raises `EngineStuck` once the engine is at fault."""

@@ -24,6 +24,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 from attrs import Factory, define, field, frozen
 
+from actors.kit.fast_path import FastPath, Record, RelayedAnswer, ignore_tokens
 from actors.kit.groups import consists_of, first_of
 from protocol.errors import ActorError, ActorLost, AskerLeft, InternalError, RequestError, TooManyInternalErrors
 from protocol.trace import log_fields
@@ -58,11 +59,14 @@ class Answer(Generic[Rep, Res]):
     _receiver_error: Exception | None = None
     _abandoned: bool = False
     _first_wakes: bool = False  # the first reply wakes the relay, whose deadline depends on it
+    fast_path: FastPath | None = None  # on which tokens skip the relay of this answer
 
     # The answerer's side, all of it synchronous ----------------------------------------
 
     def put(self, reply: Rep, units: int = 1) -> None:
         """Hand over the next reply, which costs `units` of credit; it is dropped if the asker has left."""
+        if self.fast_path is not None:
+            self.fast_path.settle()
         if units > self.credit:
             raise CreditExceeded(f"{units} units put, {self.credit} promised")
         self.credit -= units
@@ -100,29 +104,35 @@ class Answer(Generic[Rep, Res]):
             await self._changed.park()
         return self._waiting.popleft()
 
-    async def relay(self, receiver: Callable[[Rep], None], until: Callable[[], float] | None = None) -> Res | None:
+    async def relay(
+        self,
+        receiver: Callable[[Rep], None],
+        until: Callable[[], float] | None = None,
+        fast_path: FastPath | None = None,
+    ) -> Res | None:
         """Call `receiver` with every reply, in the task that puts it, and return the result.
 
         Raises what `receiver` raised, or the `RequestError` that the answer ended with. `until` returns the deadline of
         the relay on Trio's clock. It is evaluated at the first reply and at each deadline, so it may be brought forward
-        at the first reply only. The result is None once the deadline has passed, and after `abandon()`.
+        at the first reply only. The result is None once the deadline has passed, and after `abandon()`. With a
+        `fast_path` plain tokens may go to its receiver instead.
         """
         await trio.lowlevel.checkpoint()
         self._receiver = receiver
         self._first_wakes = until is not None
         while self._waiting:
             self._deliver(self._waiting.popleft())
+        if fast_path is not None and not (self.over.is_set() or self._abandoned):
+            fast_path.attach(self, None, ignore_tokens)
         while not (self.over.is_set() or self._abandoned):
+            if self.fast_path is not None:
+                self.fast_path.settle()  # the deadline depends on the last token
             deadline = inf if until is None else until()
             if deadline <= trio.current_time():
                 break
             with trio.move_on_at(deadline):
                 await self._changed.park()
-        if self._receiver_error is not None:
-            raise self._receiver_error
-        if self._failure is not None and not self._abandoned:
-            raise self._failure
-        return self._result
+        return self._outcome()
 
     async def result(self) -> Res | None:
         """Wait for the end of the answer, drop its replies, and return its result."""
@@ -133,25 +143,46 @@ class Answer(Generic[Rep, Res]):
         """The error that the answer ended with, if it did; it can be read after leaving, too."""
         return self._failure
 
+    def extend_fast_path(self, source: RelayedAnswer, record: Record) -> None:
+        """Attach `source`, whose relay puts every token into this answer, to the fast path of this one, if any."""
+        if self.fast_path is not None and source.fast_path is None:
+            self.fast_path.attach(source, self, record)
+
+    def fail_relay(self, error: Exception) -> None:
+        """Raise `error` in the relay, and take no more replies."""
+        self._receiver_error = self._receiver_error or error
+        self.abandon()
+
     def abandon(self) -> None:
         """Take no more replies: those that come are dropped, and a relay returns None."""
+        if self.fast_path is not None:
+            self.fast_path.detach(self)
         self._abandoned = True
         self._receiver = _drop
         self._waiting.clear()
         self._changed.unpark_all()
+
+    def _outcome(self) -> Res | None:
+        """Return what a relay returns, or raise what it raises."""
+        if self._receiver_error is not None:
+            raise self._receiver_error
+        if self._failure is not None and not self._abandoned:
+            raise self._failure
+        return self._result
 
     def _deliver(self, reply: Rep) -> None:
         assert self._receiver is not None
         try:
             self._receiver(reply)
         except Exception as error:  # noqa: BLE001  # it is raised again, in the task of the relay
-            self._receiver_error = error
-            self.abandon()
+            self.fail_relay(error)
         if self._first_wakes:
             self._first_wakes = False
             self._changed.unpark_all()
 
     def _close(self) -> None:
+        if self.fast_path is not None:
+            self.fast_path.detach(self)
         self.over.set()
         self._changed.unpark_all()
 
@@ -200,19 +231,39 @@ class Call(Generic[Req, Rep, Res]):
         try:
             with self.scope:
                 yield self.answer
-        except Exception as error:
-            failure = first_of(error, RequestError)
-            if failure is not None:
-                self.answer.fail(failure)
-            if first_of(error, ActorError) is not None:
-                raise  # whatever else is in the group: the actor cannot go on
-            if not consists_of(error, RequestError):
-                request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
-                log.exception("a bug failed a request", extra={"request_id": request_id, **log_fields(trace)})
-                self.answer.fail(InternalError("the server made a mistake; its log has the details"))
-                bugs.count(error)
+        except Exception as error:  # noqa: BLE001  # it is raised again, or fails the call
+            self._fail(error, bugs)
+        except BaseExceptionGroup as group:
+            cancelled, others = group.split(trio.Cancelled)
+            if cancelled is None or not isinstance(others, ExceptionGroup):
+                raise
+            self._fail(others, bugs)
+            raise cancelled from None
         finally:
             self.answer.fail(ActorLost("the actor that was answering has ended"))  # no effect if the answer has ended
+
+    def leave(self) -> None:
+        """Cancel the call: its asker has left."""
+        # The scope first, so that an answerer that still runs is cancelled before its replies are dropped.
+        self.scope.cancel(reason="the asker left")
+        self.answer.abandon()
+        if not self.begun:  # no answerer holds anything for it
+            self.answer.fail(AskerLeft("the asker left before anybody answered"))
+            if self.on_left is not None:
+                self.on_left()
+
+    def _fail(self, error: Exception, bugs: BugCounter) -> None:
+        """Fail the call with what was raised while it was answered; raises what ends the actor."""
+        failure = first_of(error, RequestError)
+        if failure is not None:
+            self.answer.fail(failure)
+        if first_of(error, ActorError) is not None:
+            raise error  # whatever else is in the group: the actor cannot go on
+        if not consists_of(error, RequestError):
+            request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
+            log.error("a bug failed a request", exc_info=error, extra={"request_id": request_id, **log_fields(trace)})
+            self.answer.fail(InternalError("the server made a mistake; its log has the details"))
+            bugs.count(error)
 
 
 class Askable(Protocol[Req_contra, Rep, Res]):
@@ -254,13 +305,7 @@ class Address(Generic[Req, Rep, Res]):
             await self.inbox.send(call)
             yield call.answer
         finally:
-            # The scope first, so that an answerer that still runs is cancelled before its replies are dropped.
-            call.scope.cancel(reason="the asker left")
-            call.answer.abandon()
-            if not call.begun:  # no answerer holds anything for it
-                call.answer.fail(AskerLeft("the asker left before anybody answered"))
-                if call.on_left is not None:
-                    call.on_left()
+            call.leave()
 
 
 @frozen

@@ -20,6 +20,11 @@ class PendingPrefill:
     tokens: int = 0
     _sizes: dict[Hashable, int] = field(factory=dict)
 
+    @property
+    def prompts(self) -> int:
+        """The number of prompts that are pending."""
+        return len(self._sizes)
+
     def fits(self, size: int) -> bool:
         """Whether a prompt of `size` tokens may be added; a first one may, however long it is."""
         return not self.tokens or not self.tokens_max or self.tokens + size <= self.tokens_max

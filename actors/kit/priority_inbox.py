@@ -90,6 +90,15 @@ class PriorityInbox(Generic[Req, Rep, Res]):
                     return call
             await self._changed.park()
 
+    def pass_by(self, request: Req) -> bool:
+        """Count a request as taken that never was inside; return False if calls wait that come first."""
+        if len(self._line):
+            return False
+        owner = self.owner(request)
+        self._line.catch_up(owner)
+        self._line.charge(owner, max(1, self.weight(request)))
+        return True
+
     def recheck(self) -> None:
         """Have the receivers evaluate again whether the next call fits."""
         self._changed.unpark_all()

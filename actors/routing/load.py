@@ -20,6 +20,11 @@ class Load:
     gave it and that have no first token yet. With a `pending_max` above 0 it gets further prompts only while fewer are
     pending; a longer single prompt is allowed. A prefill has `shared_max` instead: the decodes that it computes prompts
     for each have an equal share of it. No two workers of one pool have the same `name`.
+
+    `own` of the requests are this node's, `unstarted` of those have no first token. `routers` nodes ask the worker, and
+    this one has `place` among them, from 0.
+    Where there are several, one with less than an equal share of the slots may let one request wait for a slot there:
+    the others, who would refill each slot that they free, then leave the next one to it.
     """
 
     name: str
@@ -32,11 +37,21 @@ class Load:
     pending_max: int = 0
     shared_max: int = 0
     leg: Leg = Leg.BOTH
+    own: int = 0
+    unstarted: int = 0
+    routers: int = 1
+    place: int = 0
 
     @property
     def full(self) -> bool:
-        """Whether one more request would wait for a slot, or behind prompts enough to keep the worker busy."""
-        return self.busy >= self.slots or 0 < self.pending_max <= self.pending
+        """Whether one more request would wait there, for a slot or behind prompts enough, and may not (`may_wait`)."""
+        no_slot = self.busy >= self.slots and not self.may_wait
+        return no_slot or 0 < self.pending_max <= self.pending
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether one more request of this node may wait for a slot there, so that others cannot keep all slots."""
+        return self.routers > 1 and not self.unstarted and self.own < max(1, self.slots // self.routers)
 
     @property
     def overcommitted(self) -> bool:
@@ -52,6 +67,19 @@ class Load:
         prompt = len(request.tokens)
         return prompt if self.leg is Leg.PREFILL else prompt + request.sampling.tokens_max
 
+
+def has_room(load: Load) -> bool:
+    """Whether a worker may get one more request, which may have to wait there (`Load.may_wait`)."""
+    return not load.full
+
+
+def begins(load: Load) -> bool:
+    """Whether one more request would get a slot at once, and its prompt be computed next."""
+    return load.busy < load.slots and not load.full
+
+
+HasRoom: TypeAlias = Callable[[Load], bool]
+"""Either of these two."""
 
 Policy: TypeAlias = Callable[[Generate, Sequence[Load]], int]
 """Chooses the worker of a request: returns its place among the loads of those with room, at least one.

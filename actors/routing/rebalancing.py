@@ -3,6 +3,10 @@
 A choice of a worker is a guess: loads change, and other routers choose at the same time. A wrong one would keep a
 request waiting while another worker is idle. Moving is safe only before the first token, and a request must never be at
 two workers at once; so a move cancels the current attempt, which only then is followed by the next.
+
+Two routers can each have one leg of a pair while the other leg waits for that of the other router. Neither would ever
+begin, so a request of a pair leaves its workers even if there are no others, and waits for them anew. Routers do so one
+after the other, by their places, or two of them would leave and meet again at the same time.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ class Movable(Protocol):
     def moves(self) -> int:
         """The number of its moves."""
 
-    def move(self, route: Route) -> None:
-        """Cancel it where it is, and then give it to `route`."""
+    def move(self, route: Route | None) -> None:
+        """Cancel it where it is, and then give it to `route`; None: to whichever it gets then."""
 
 
 @define(eq=False)
@@ -72,7 +76,18 @@ class UnstartedRequests:
                 if stays or not request.route.overcommitted:
                     continue
                 route = routing.choose_idle(request.remaining, request.avoided)
+                if route is not None or _gives_way(request, now - since, limits.move_after_s):
+                    self.discard(request)
+                    request.move(route)
                 if route is None:
                     break
-                self.discard(request)
-                request.move(route)
+
+
+def _gives_way(request: Movable, waited_s: float, move_after_s: float) -> bool:
+    """Whether a request of a pair leaves its workers to requests of other routers, which may wait for it."""
+    load = request.route.decode.load
+    return (
+        request.route.prefill is not None
+        and load.routers > 1
+        and waited_s >= move_after_s * 2**request.moves * (1 + load.place)
+    )

@@ -92,4 +92,5 @@ class Reservations:
         if load.name not in self.requests:
             return load
         requests, prompts = self.requests[load.name], self.prompts[load.name]
-        return evolve(load, busy=load.busy + requests, pending=load.pending + prompts)
+        own, unstarted = load.own + requests, load.unstarted + requests
+        return evolve(load, busy=load.busy + requests, pending=load.pending + prompts, own=own, unstarted=unstarted)

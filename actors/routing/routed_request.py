@@ -10,7 +10,7 @@ only the rest. The answer is exact where each token depends on the tokens before
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
@@ -39,6 +39,7 @@ class RoutedRequest:
     unstarted: UnstartedRequests
     route: Route = field(init=False)  # of the current attempt
     moves: int = 0  # by `move`, before it had begun
+    _moving: bool = False
     _moved_to: Route | None = None
     _asking: trio.CancelScope = field(factory=trio.CancelScope)
     _asked_before: bool = False  # an earlier worker may still hold something under its id
@@ -82,10 +83,13 @@ class RoutedRequest:
         """The names of the workers that it must not move to: those of its route, and those that crashed under it."""
         return {*self.route.names, *self._failover.crashed_names}
 
-    def move(self, route: Route) -> None:
-        """Cancel the current attempt, which has not begun, and go on at `route`; replies from now on are dropped."""
+    def move(self, route: Route | None) -> None:
+        """Cancel the current attempt, which has not begun, and go on at `route`; replies from now on are dropped.
+
+        None: at the next route that there is, be it the same.
+        """
         self.moves += 1
-        self._moved_to = route
+        self._moving, self._moved_to = True, route
         self._asking.cancel(reason="it can begin at once elsewhere")
 
     async def _attempt(self) -> Finished | None:
@@ -94,15 +98,19 @@ class RoutedRequest:
         try:
             with trio.CancelScope() as self._asking:
                 finished = await self._ask(self.route)
-                if self._moved_to is None:
+                if not self._moving:
                     return self._total(finished)
         except RequestError as error:
             lost = error
         finally:
             self.unstarted.discard(self)
         await trio.lowlevel.checkpoint()
-        if self._moved_to is not None:
-            self.route, self._moved_to = self._moved_to, None
+        if self._moving:
+            self._moving = False
+            self.route = self._moved_to or await self.routing.wait_for_other(
+                self.remaining, (), self._failover.crashed_names, 0.0
+            )
+            self._moved_to = None
             self.routing.observer.call_resumed(MOVED, len(self._sent))
             return None
         assert lost is not None  # else it was moved or answered
@@ -146,11 +154,12 @@ class RoutedRequest:
 
     async def _decode(self, route: Route, request: Generate) -> Finished:
         def pass_on(reply: Started | Tokens) -> None:
-            if self._moved_to is not None:
+            if self._moving:
                 return
             if isinstance(reply, Tokens):
                 self._sent += reply.ids
                 self.answer.put(reply, len(reply.ids))
+                self.answer.extend_fast_path(replies, record)
                 return
             self.unstarted.discard(self)
             self._failover.handed_over(route)
@@ -161,6 +170,9 @@ class RoutedRequest:
                 self._failover.blame_refusing()
                 self._cached = reply.cached_tokens if self._cached is None else self._cached
                 self.answer.put(Started(self._cached), 0)
+
+        def record(ids: Sequence[int], _: float) -> None:
+            self._sent += ids
 
         async with self._leg(route, route.decode, request) as replies:
             finished = await replies.relay(pass_on)

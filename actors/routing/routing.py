@@ -2,7 +2,8 @@
 
 What may be chosen is decided here, and what is preferred by the policy: it is shown the workers of a leg that can be
 asked, that have room, and that are not ejected, and returns one. So no policy can overload a worker, ask one that keeps
-failing, or let a request wait while there is room. Whether there is room at all depends on neither request nor policy,
+failing, or let a request wait while there is room: full workers at which it may wait (`Load.may_wait`) are shown only
+while no route has a free slot in each of its legs. Whether there is room at all depends on neither request nor policy,
 so that a router can leave requests in its inbox, where the most urgent is next, until one can be routed.
 
 A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
@@ -23,7 +24,7 @@ import trio
 from attrs import define, field
 
 from actors.routing.least_loaded import least_loaded
-from actors.routing.load import Load, Policy
+from actors.routing.load import HasRoom, Load, Policy, begins, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
@@ -54,7 +55,10 @@ class Routing:
 
     def choose(self, request: Generate, excluded: Collection[str] = ()) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
-        if (workers := self._select(request, excluded)) is None:
+        return self._reserve(request, self._select(request, excluded))
+
+    def _reserve(self, request: Generate, workers: tuple[Worker, Worker | None] | None) -> Route | None:
+        if workers is None:
             return None
         return Route(*workers, self.reservations, self.outliers, self.pool.wake, len(request.tokens))
 
@@ -67,11 +71,21 @@ class Routing:
         return self._select(None, ()) is not None
 
     def _select(self, request: Generate | None, excluded: Collection[str]) -> tuple[Worker, Worker | None] | None:
-        """Return a worker that computes both legs, or a decode and its prefill; without a request, any with room."""
-        whole = self._pick(self._candidates(Leg.BOTH, request, excluded), request)
+        """Return a worker that computes both legs, or a decode and its prefill; without a request, any with room.
+
+        A request waits at a full worker only if no others could begin it at once.
+        """
+        if (workers := self._select_of(request, excluded, begins)) is not None:
+            return workers
+        return self._select_of(request, excluded, has_room)
+
+    def _select_of(
+        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom
+    ) -> tuple[Worker, Worker | None] | None:
+        whole = self._pick(self._candidates(Leg.BOTH, request, excluded, has_room), request, has_room)
         if whole is not None and (request is None or len(request.tokens) < self.prefill_tokens_min):
             return whole, None
-        if (pair := self._pair(request, excluded)) is not None:
+        if (pair := self._pair(request, excluded, has_room)) is not None:
             prefill, decode = pair
             return decode, prefill
         return None if whole is None else (whole, None)
@@ -82,7 +96,9 @@ class Routing:
             return self.ranked(leg)
         return [worker for worker in self.pool.workers() if worker.leg is leg]
 
-    def _candidates(self, leg: Leg, request: Generate | None, excluded: Collection[str]) -> list[Worker]:
+    def _candidates(
+        self, leg: Leg, request: Generate | None, excluded: Collection[str], has_room: HasRoom
+    ) -> list[Worker]:
         """Return the eligible workers of a leg; if they are ranked, up to the first that is preferred to all others.
 
         That is the first with room for the request and without a reservation. So the cost of a choice does not grow
@@ -93,7 +109,7 @@ class Routing:
         candidates = list[Worker]()
         for worker in self._eligible(self._workers(leg), excluded):
             load = worker.load
-            if load.full:  # and so are all that follow
+            if not has_room(load):  # nor have all that follow
                 break
             if leg is Leg.PREFILL and worker.bootstrap is None:
                 continue
@@ -104,7 +120,7 @@ class Routing:
 
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
-        route = self.choose(request, excluded)
+        route = self._reserve(request, self._select_of(request, excluded, begins))
         if route is None or route.fits(request):
             return route
         route.end()
@@ -198,13 +214,15 @@ class Routing:
         if not any_eligible:
             yield from ejected
 
-    def _pair(self, request: Generate | None, excluded: Collection[str]) -> tuple[Worker, Worker] | None:
+    def _pair(
+        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom
+    ) -> tuple[Worker, Worker] | None:
         """Return a prefill and a decode that have room and can meet; None if there are none now.
 
         An ejected pair is not taken while another exists, even if that has no room: it is worth waiting for.
         """
-        prefill = self._pick(self._candidates(Leg.PREFILL, request, excluded), request)
-        decode = self._pick(self._candidates(Leg.DECODE, request, excluded), request)
+        prefill = self._pick(self._candidates(Leg.PREFILL, request, excluded, has_room), request, has_room)
+        decode = self._pick(self._candidates(Leg.DECODE, request, excluded, has_room), request, has_room)
         if prefill is None or decode is None:
             return None
         now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
@@ -217,37 +235,41 @@ class Routing:
 
         if can_meet_well(self.reservations.with_reserved(prefill.load), decode.load):
             return prefill, decode
-        if (others := self._find_pair(request, excluded, can_meet_well)) is not None:
+        if (others := self._find_pair(request, excluded, can_meet_well, has_room)) is not None:
             return others
         if not self.outliers or self._has_eligible_pair(excluded, now):
             return None
-        return self._find_pair(request, excluded, can_meet)
+        return self._find_pair(request, excluded, can_meet, has_room)
 
     def _find_pair(
-        self, request: Generate | None, excluded: Collection[str], meet: Callable[[Load, Load], bool]
+        self,
+        request: Generate | None,
+        excluded: Collection[str],
+        meet: Callable[[Load, Load], bool],
+        has_room: HasRoom,
     ) -> tuple[Worker, Worker] | None:
         """Return the preferred prefill of those that can meet a decode, and that decode.
 
         A prefill is compared with the decodes that have prompts there, and one more at most; so the cost grows with
         the numbers of workers and requests, not of pairs.
         """
-        decodes = self._with_room(Leg.DECODE, excluded)
+        decodes = self._with_room(Leg.DECODE, excluded, has_room)
         prefills = [
             worker
-            for worker, load in self._with_room(Leg.PREFILL, excluded)
+            for worker, load in self._with_room(Leg.PREFILL, excluded, has_room)
             if any(meet(load, other) for _, other in decodes)
         ]
-        if (prefill := self._pick(prefills, request)) is None:
+        if (prefill := self._pick(prefills, request, has_room)) is None:
             return None
         load = self.reservations.with_reserved(prefill.load)
-        decode = self._pick([worker for worker, other in decodes if meet(load, other)], request)
+        decode = self._pick([worker for worker, other in decodes if meet(load, other)], request, has_room)
         return None if decode is None else (prefill, decode)
 
-    def _with_room(self, leg: Leg, excluded: Collection[str]) -> list[tuple[Worker, Load]]:
+    def _with_room(self, leg: Leg, excluded: Collection[str], has_room: HasRoom) -> list[tuple[Worker, Load]]:
         eligible = self._eligible(self._workers(leg), excluded)
         ready = [worker for worker in eligible if leg is Leg.DECODE or worker.bootstrap is not None]
         loads = ((worker, self.reservations.with_reserved(worker.load)) for worker in ready)
-        return [(worker, load) for worker, load in loads if not load.full]
+        return [(worker, load) for worker, load in loads if has_room(load)]
 
     def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
         """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
@@ -257,12 +279,12 @@ class Routing:
         decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
         return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))
 
-    def _pick(self, workers: Sequence[Worker], request: Generate | None) -> Worker | None:
+    def _pick(self, workers: Sequence[Worker], request: Generate | None, has_room: HasRoom) -> Worker | None:
         """Return the worker with room that the policy prefers; without a request, any. None if all are full."""
         # A prefill whose rendezvous is not known yet cannot be met there.
         ready = [worker for worker in workers if worker.leg is not Leg.PREFILL or worker.bootstrap is not None]
         loads = [(worker, self.reservations.with_reserved(worker.load)) for worker in ready]
-        with_room = [(worker, load) for worker, load in loads if not load.full]
+        with_room = [(worker, load) for worker, load in loads if has_room(load)]
         if not with_room or request is None:
             return with_room[0][0] if with_room else None
         return with_room[self.policy(request, [load for _, load in with_room])][0]

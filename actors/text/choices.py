@@ -14,6 +14,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.calls import Askable
+from actors.kit.fast_path import RelayedAnswer
 from actors.text.candidates import CandidateChoice, without_top
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.logprobs import PendingLogprobs
@@ -37,6 +38,7 @@ class Choices:
     decode: Decode
     emit: Emit
     echoes: Sequence[str] = ()  # the text of each prompt, if the choices begin with it
+    answer: RelayedAnswer | None = None  # that `emit` puts into, if it does nothing else
     _cached: int = 0
     _completion: int = 0
     _started: bool = False
@@ -52,7 +54,7 @@ class Choices:
         """
         if len(generations) == len(generations[0]) == 1:  # nearly every request
             self._echo(0, 0, self.emit)
-            await self._choice(generations[0][0], 0, self.emit)
+            await self._choice(generations[0][0], 0, self.emit, alone=True)
         else:
             async with trio.open_nursery() as nursery:
                 for place, choices in enumerate(generations):
@@ -91,6 +93,7 @@ class Choices:
         emit: Emit,
         leads: bool = True,  # the first choice of its prompt, whose cached tokens are those of earlier requests
         *,
+        alone: bool = False,  # the only choice of the answer
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Read one choice; `task_status.started()` is called when its prompt is computed."""
@@ -98,7 +101,12 @@ class Choices:
         candidate, pieces = emit if isinstance(emit, CandidateChoice) else None, TextPieces()
 
         def pass_on(reply: Started | Tokens) -> None:
-            if isinstance(reply, Started):
+            if isinstance(reply, Tokens) and len(reply.ids) == 1 and candidate is None:  # as in nearly every step
+                if (whole := detokenizer.feed_whole(reply.ids[0])) is not None:
+                    emit(whole)
+                    _open_fast_path(self.answer if alone else None, generation, detokenizer)
+                    return
+            elif isinstance(reply, Started):
                 self._cached += reply.cached_tokens if leads else 0
                 if not self._started:
                     self._started = True
@@ -110,6 +118,7 @@ class Choices:
             if candidate is not None:
                 candidate.note(reply, scored=self.request.logprobs is not None)
                 reply = without_top(reply)
+            _close_fast_path(generation)
             pieces.take(detokenizer.feed(reply.ids, reply.logprobs))
             for text in pieces.give(PIECES_A_STEP):
                 emit(text)
@@ -158,4 +167,18 @@ class Choices:
             choice,
             PendingLogprobs(model.tokenizer.id_to_token, model.data) if scored else None,
             request.token_ids,
+            model.whole_tokens,
         )
+
+
+def _open_fast_path(answer: RelayedAnswer | None, source: RelayedAnswer, detokenizer: IncrementalDetokenizer) -> None:
+    """Let tokens of `source` that are whole by themselves skip the stages before `answer`, if its asker allows that."""
+    path, texts = None if answer is None else answer.fast_path, detokenizer.whole_tokens
+    if path is not None and texts is not None and not path.is_open:
+        path.attach(source, answer, lambda ids, _: detokenizer.record_whole(ids))
+        path.open(texts)
+
+
+def _close_fast_path(source: RelayedAnswer) -> None:
+    if source.fast_path is not None:
+        source.fast_path.close()

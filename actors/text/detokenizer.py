@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from actors.text.logprobs import PendingLogprobs
 from actors.text.stop_strings import StopScanner, StopStrings
+from actors.text.whole_tokens import REPLACEMENT_CHARACTER, WholeTokens
 from protocol.messages import Logprob
 from protocol.text_messages import Text
 
-REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 CHARACTER_BYTES_MAX = 4
 HELD_IDS_MAX = 16  # that may become one character; far more than any has
 
@@ -49,6 +49,16 @@ class Decoding:
             tail = self._open_tail(text)
             return self._give(text.removesuffix(self._decode(tail)), len(self._ids) - len(tail))
         return ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether ids are held back."""
+        return len(self._ids) != self._given
+
+    def give_whole(self, token: int, text: str) -> None:
+        """Take the next token id, whose text is given out as it is; allowed while nothing is held back."""
+        self._ids = [token]
+        self._given, self._before = 1, text
 
     def flush(self) -> str:
         """Return the text that was held back, at the end; an incomplete character is U+FFFD."""
@@ -93,6 +103,7 @@ class IncrementalDetokenizer:
     choice: int = 0
     pending_logprobs: PendingLogprobs | None = None  # if log probabilities are wanted
     with_ids: bool = False
+    whole_tokens: WholeTokens | None = None  # for `feed_whole`, which takes nothing without them
     tokens: int = 0
     matched: str | int | None = None
     _decoding: Decoding = field(init=False)
@@ -103,6 +114,29 @@ class IncrementalDetokenizer:
     def __attrs_post_init__(self) -> None:
         self._decoding = Decoding(self.tokenizer)
         self._scanner = None if self.stops is None else StopScanner(self.stops)
+        if self.stops is not None or self.stop_ids or self.pending_logprobs is not None or self.with_ids:
+            self.whole_tokens = None  # each token may mean more than its text
+
+    def feed_whole(self, token: int) -> Text | None:
+        """Take the next id if its text is all that it means, and return that; else change nothing and return None.
+
+        `feed` returns the same for it, and the two may alternate: both leave the same state behind.
+        """
+        if self.whole_tokens is None or self.tokens != self._given_tokens or self._decoding.holds:
+            return None
+        if (whole := self.whole_tokens[token]) is None:
+            return None
+        self._decoding.give_whole(token, whole.text)
+        self.tokens = self._given_tokens = self.tokens + 1
+        return whole if not self.choice else Text(whole.text, 1, self.choice)
+
+    def record_whole(self, ids: Sequence[int]) -> None:
+        """Take ids whose texts `whole_tokens` has, and which have been given out, as `feed_whole` does one by one."""
+        assert self.whole_tokens is not None
+        whole = self.whole_tokens[ids[-1]]
+        assert whole is not None
+        self._decoding.give_whole(ids[-1], whole.text)
+        self.tokens = self._given_tokens = self.tokens + len(ids)
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[Logprob] = ()) -> Text | None:
         """Take the next ids; return the text that is certain by now, if any. Ids after a stop are ignored."""

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from actors.text.chat_template import compile_template, render_conversation
 from actors.text.logprobs import TokenData, token_data
 from actors.text.token_bounds import characters_per_token_max
+from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
 from protocol.model_folder import FILES, Digest, digest
 from protocol.text_messages import Role, Turn
@@ -45,6 +46,7 @@ class TextModel:
     specials: dict[str, str] = Factory(dict)  # variables of the template: bos_token and the like
     characters_per_token_max: int | None = None  # that one token stands for; None: no bound
     digest: Digest = ()  # of the files that it was made from
+    whole_tokens: WholeTokens | None = None  # None: its decoder allows none
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""
@@ -102,10 +104,11 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
     if source is None:
         raise StartFailed("the model has no chat template: name one with the model's `template`")
     description = json.loads(tokenizer.to_str())
+    eos_ids = _eos(tokenizer, config, generation, tokenizing)
     model = TextModel(
         tokenizer=tokenizer,
         template=compile_template(source, strftime),
-        eos_token_ids=_eos(tokenizer, config, generation, tokenizing),
+        eos_token_ids=eos_ids,
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
         characters_per_token_max=characters_per_token_max(description),
         defaults=_defaults(generation),
@@ -115,6 +118,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
             if (text := _as_text(tokenizing.get(name))) is not None
         },
         digest=digest({name: files[name] for name in FILES if name in files}),
+        whole_tokens=whole_tokens(tokenizer, description, eos_ids),
     )
     try:
         model.prompt([Turn(Role.USER, "Hello")])  # a template that fails on this fails on everything

@@ -2,11 +2,13 @@
 
 Each node reads a file of its own. All files describe the same cluster but for two things. Each places the gateway on
 its own node, so that every node has a `/metrics` of its own, in which its engines' counts are read anew at each scrape.
-And a file may name another address for a node than the one where it listens: that of a proxy before it.
+And a file may name another address for a node than the one where it listens: that of a proxy before it. Several fronts
+share the port for clients, and each has a port of its own for metrics.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -26,7 +28,7 @@ FILE = """\
 {cluster}
 {nodes}
 [gateway]
-node = "{name}"
+nodes = {gateways}
 port = {port}
 {gateway}
 [model.{model}]
@@ -118,11 +120,17 @@ class Plan:
     model: str = ""
     drain_s: float = 30.0
     front_drain_s: float | None = None  # if it differs
+    gateways: int = 1  # fronts, which share a port
+
+    @property
+    def fronts(self) -> list[str]:
+        """The nodes that clients connect to."""
+        return [FRONT, *(f"{FRONT}-{number}" for number in range(2, self.gateways + 1))]
 
     @property
     def names(self) -> list[str]:
-        """Every node, the workers first: they listen before the front dials them."""
-        return [*self.engines, FRONT]
+        """Every node, the workers first: they listen before a front dials them."""
+        return [*self.engines, *self.fronts]
 
 
 @dataclass
@@ -133,6 +141,7 @@ class Cluster:
     folder: Path
     gateway_ports: dict[str, int] = field(default_factory=dict)
     link_ports: dict[str, int] = field(default_factory=dict)  # where each worker listens for other nodes
+    metrics_ports: dict[str, int] = field(default_factory=dict)  # of each front, if there are several
     dialed_ports: dict[str, int] = field(default_factory=dict)  # where other nodes dial it, if that is another port
     nodes: dict[str, Node] = field(default_factory=dict)  # the latest process of each name
     past: list[Node] = field(default_factory=list)  # the processes before them
@@ -141,8 +150,11 @@ class Cluster:
         ports = iter(free_ports(2 * len(self.plan.names)))
         for name in self.plan.names:
             self.gateway_ports[name] = next(ports)
-            if name != FRONT:
+            if name not in self.plan.fronts:
                 self.link_ports[name] = next(ports)
+            elif self.plan.gateways > 1:
+                self.metrics_ports[name] = next(ports)
+                self.gateway_ports[name] = self.gateway_ports[FRONT]
             for subfolder in ("t", "logs"):
                 (self.folder / name / subfolder).mkdir(parents=True, exist_ok=True)
 
@@ -150,6 +162,16 @@ class Cluster:
     def front(self) -> Node:
         """The node that clients connect to."""
         return self.nodes[FRONT]
+
+    @property
+    def fronts(self) -> list[Node]:
+        """The nodes that clients connect to."""
+        return [self.nodes[name] for name in self.plan.fronts]
+
+    @property
+    def client_port(self) -> int:
+        """The port that clients connect to."""
+        return self.gateway_ports[FRONT]
 
     @property
     def workers(self) -> list[str]:
@@ -163,7 +185,9 @@ class Cluster:
         for each in plan.names:
             port = self.link_ports.get(each) if each == name else self.dialed_ports.get(each, self.link_ports.get(each))
             listen = "" if port is None else f'listen = "127.0.0.1:{port}"'
-            drain_s = plan.drain_s if each != FRONT or plan.front_drain_s is None else plan.front_drain_s
+            if each in self.metrics_ports:
+                listen = f'metrics = "127.0.0.1:{self.metrics_ports[each]}"'
+            drain_s = plan.drain_s if each not in plan.fronts or plan.front_drain_s is None else plan.front_drain_s
             nodes.append(NODE.format(name=each, drain_s=drain_s, logs=folder / "logs", listen=listen))
         engines = [
             ENGINE.format(name=node_engine_name(node), node=node, model=MODEL, text=text)
@@ -172,9 +196,9 @@ class Cluster:
         return FILE.format(
             cluster=plan.cluster,
             nodes="".join(nodes),
-            name=name,
+            gateways=json.dumps(list(dict.fromkeys([*(plan.fronts if plan.gateways > 1 else ()), name]))),
             port=self.gateway_ports[name],
-            gateway=plan.gateway if name == FRONT else "",
+            gateway=plan.gateway if name in plan.fronts else "",
             model=MODEL,
             path=ROOT / "examples" / MODEL,
             model_lines=plan.model,
@@ -192,7 +216,8 @@ class Cluster:
         mark = f"{os.getpid()}-{self.gateway_ports[name]}-{len(self.nodes) + len(self.past)}"  # of this process alone
         with (folder / "output").open("ab") as output:
             process = start_process(["--node", name, str(cluster)], output, {"TMPDIR": str(tmp), MARK: mark})
-        node = Node(process, self.gateway_ports[name], folder, tmp, mark, time.perf_counter())
+        port = self.metrics_ports.get(name, self.gateway_ports[name])
+        node = Node(process, port, folder, tmp, mark, time.perf_counter())
         if (previous := self.nodes.get(name)) is not None:
             node.shared_memory |= previous.shared_memory
             self.past.append(previous)
@@ -200,9 +225,14 @@ class Cluster:
         return node
 
     def engines_up(self) -> set[str]:
-        """Return the workers that the front can send requests to."""
-        text = self.front.get("/metrics")[1].decode()
-        return {name for name in self.workers if metric(text, "espalier_engine_up", engine=cluster_engine_name(name))}
+        """Return the workers that every front can send requests to."""
+        texts = [front.get("/metrics")[1].decode() for front in self.fronts]
+        engines = {name: cluster_engine_name(name) for name in self.workers}
+        return {
+            name
+            for name, engine in engines.items()
+            if all(metric(text, "espalier_engine_up", engine=engine) for text in texts)
+        }
 
     def wait_ready(self, within_s: float = READY_WITHIN_S) -> float:
         """Return after how many seconds every node was ready and every engine up; raises `RuntimeError` otherwise."""
@@ -211,7 +241,7 @@ class Cluster:
             for name, node in self.nodes.items():
                 if node.process.poll() is not None:
                     raise RuntimeError(f"node {name} ended:\n{node.output()[-3000:]}")
-            if self.front.get("/ready")[0] != 200 or self.engines_up() != set(self.workers):
+            if any(front.get("/ready")[0] != 200 for front in self.fronts) or self.engines_up() != set(self.workers):
                 return False
             return all(self.counts(name) is not None for name in self.workers)
 
@@ -236,11 +266,14 @@ class Cluster:
                 sentences.append(f"the engine of {name} does not report its load")
             elif any(counts.values()):
                 sentences.append(f"the engine of {name} holds {counts}")
-        status, body = self.front.get("/metrics")
-        if status != 200:
-            return [*sentences, "the front does not report its load"]
-        numbers = {state: metric(body.decode(), f"espalier_requests_{state}") for state in ("running", "waiting")}
-        return sentences + [f"the front has {number:g} requests {state}" for state, number in numbers.items() if number]
+        for name, front in zip(self.plan.fronts, self.fronts, strict=True):
+            status, body = front.get("/metrics")
+            if status != 200:
+                sentences.append(f"the {name} does not report its load")
+                continue
+            numbers = {state: metric(body.decode(), f"espalier_requests_{state}") for state in ("running", "waiting")}
+            sentences += [f"the {name} has {number:g} requests {state}" for state, number in numbers.items() if number]
+        return sentences
 
     def wait_idle(self, within_s: float) -> list[str]:
         """Wait until no request is held; return the sentences of `held` for what still is."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
 PERCENTS = (*map(float, range(100)), 99.5, 99.9, 100.0)  # of a distribution
+
+GIT_WITHIN_S = 10.0
 
 Cell = str | float | list[float] | None  # a list has the values of repeated measurements
 
@@ -78,6 +82,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def about(words: Sequence[str], begun: datetime) -> dict[str, object]:
     """Return what is needed to repeat a bench: its command, versions and machine. Secrets are masked by the caller."""
+    commit, busy = surroundings()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "command": ["python", "-m", "bench", *words],
@@ -85,8 +90,15 @@ def about(words: Sequence[str], begun: datetime) -> dict[str, object]:
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in ("espalier", "trio", "h11", "sglang")},
+            "commit": commit,
         },
-        "machine": {"system": platform.platform(), "architecture": platform.machine(), "cores": cores},
+        "machine": {
+            "system": platform.platform(),
+            "architecture": platform.machine(),
+            "processor": _processor(),
+            "cores": cores,
+            "load before": busy,
+        },
     }
 
 
@@ -97,9 +109,62 @@ def _version(name: str) -> str | None:
         return None
 
 
+@cache
+def surroundings() -> tuple[str | None, str | None]:
+    """Return the commit and how busy the machine is, both when this is first called: before a bench begins.
+
+    A bench takes long: at its end the checkout may be another, and the machine is busy with the bench.
+    """
+    try:
+        busy = f"{os.getloadavg()[0]:.1f}"
+    except OSError:
+        busy = None
+    return _commit(), busy
+
+
+def _commit() -> str | None:
+    """Return the commit of this checkout, with `-dirty` where files differ from it; None outside of one."""
+    words = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=GIT_WITHIN_S).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return the name that the processor has of itself, None where there is none."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
 def write(path: Path, document: object) -> None:
     """Write a document as indented JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def write_document(
+    path: Path,
+    words: Sequence[str],
+    begun: datetime,
+    *,
+    title: str,
+    notes: Sequence[str],
+    figures: Sequence[Figure],
+    samples: object,
+) -> None:
+    """Write the document of a command, whose name is the first of its words, with what was measured as `samples`."""
+    document = {
+        "schema": f"espalier.bench.{words[0]}/1",
+        "title": title,
+        **about(words, begun),
+        "notes": notes,
+        "figures": figures,
+        "samples": samples,
+    }
+    write(path, document)
 
 
 def as_result(document: object) -> Result:

@@ -64,12 +64,13 @@ def read_number(value: object, _: object) -> float:
 @cache
 def choice_hook(kind: object) -> Hook:
     """Return the hook of an enumeration or a `Literal`."""
-    values = allowed_values(kind)
     make: Callable[[object], object] = kind if isinstance(kind, type) else lambda value: value
+    made = {(type(value), value): make(value) for value in allowed_values(kind)}  # True is no 1
+    types = frozenset(type_of for type_of, _ in made)
 
     def hook(value: object, _: object) -> object:
-        if any(type(value) is type(allowed) and value == allowed for allowed in values):
-            return make(value)
+        if type(value) in types and (type(value), value) in made:
+            return made[type(value), value]
         raise wrong(f"expected {expected(kind)}, got {describe(value)}")
 
     return hook

@@ -33,14 +33,15 @@ def object_hook(cls: type[attrs.AttrsInstance], converter: Converter) -> Hook:
     """Return the hook of an attrs class."""
     attrs.resolve_types(cls, include_extras=True)
     read = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True)
-    tags = [(field.name, field.type) for field in attrs.fields(cls) if field.metadata.get(_TAG)]
+    tagged = [(field.name, field.type) for field in attrs.fields(cls) if field.metadata.get(_TAG)]
+    tags = [(name, kind, frozenset(allowed_values(kind))) for name, kind in tagged]
     harmless: Harmless = getattr(cls, "harmless", {})
 
     def hook(value: object, _: object) -> object:
         value = read_mapping(value)
-        for name, kind in tags:
+        for name, kind, allowed in tags:
             chosen = value.get(name)
-            if isinstance(chosen, str) and chosen not in allowed_values(kind):  # its other keys belong to that kind
+            if isinstance(chosen, str) and chosen not in allowed:  # its other keys belong to that kind
                 message = f"{describe(chosen)} is not supported here; only {expected(kind)} is"
                 raise wrong(message, name, unsupported=True)
         if harmless.keys().isdisjoint(value):

@@ -17,7 +17,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.groups import leaves
-from protocol.cluster import OPERATOR_PREFIX, GetStatus, Reload, Status, check_state
+from protocol.cluster import OPERATOR_PREFIX, Drain, GetStatus, Reload, Status, check_state
 from protocol.errors import ActorError, DeadlineExceeded, EspalierError, PeerLost, PeerViolation, RequestError
 from protocol.greeting import Greeter
 from protocol.kind import Message
@@ -25,7 +25,7 @@ from protocol.peer import Peer
 from supervisor.cli.status_view import StatusOrError
 from supervisor.config.schema import Cluster
 from supervisor.control import unix_socket
-from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S
+from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S, RESTART_ANSWER_TIMEOUT_S
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
@@ -57,31 +57,34 @@ class ClusterClient:
         statuses: dict[str, StatusOrError] = dict.fromkeys(
             self.cluster.node, "it does not listen, and no node that answers has a link to it"
         )
-        self.routes.clear()
+        routes: dict[str, Route] = {}  # of this poll alone: several may run
         async with trio.open_nursery() as nursery:
             for name, route in known_routes.items():
-                nursery.start_soon(self._poll_at, name, route, statuses)
+                nursery.start_soon(self._poll_at, name, route, statuses, routes)
         with trio.move_on_after(INDIRECT_TIMEOUT_S):  # a node may name many that do not answer
-            while await self._poll_others(statuses):
+            while await self._poll_others(statuses, routes):
                 pass
+        self.routes = routes
         return statuses
 
-    async def _poll_others(self, statuses: dict[str, StatusOrError]) -> bool:
+    async def _poll_others(self, statuses: dict[str, StatusOrError], routes: dict[str, Route]) -> bool:
         """Ask the nodes to which those that have answered have links; return whether any more have answered."""
-        before = dict(self.routes)
+        before = dict(routes)
         for through, route in before.items():
             status = statuses[through]
             others = [link.node for link in status.links if link.up] if isinstance(status, Status) else []
-            for name in sorted(set(others) - self.routes.keys()):
+            for name in sorted(set(others) - routes.keys()):
                 statuses[name] = f"node {through} has a link to it, through which it has not answered in time"
-                await self._poll_at(name, route, statuses)
-        return len(self.routes) > len(before)
+                await self._poll_at(name, route, statuses, routes)
+        return len(routes) > len(before)
 
     async def ask(self, name: str, request: Message) -> Message:
         """Return a node's answer to a request; raises `PeerLost`, `PeerRefused` or the error that it answers with."""
         return await self._ask_at(self.routes[name], request)
 
-    async def _poll_at(self, name: str, route: Route, statuses: dict[str, StatusOrError]) -> None:
+    async def _poll_at(
+        self, name: str, route: Route, statuses: dict[str, StatusOrError], routes: dict[str, Route]
+    ) -> None:
         try:
             status = validated_status(await self._ask_at(route, GetStatus(name)))
         except EspalierError as error:
@@ -89,7 +92,7 @@ class ClusterClient:
             return
         if isinstance(status, Status):
             statuses[name] = status
-            self.routes[name] = route
+            routes[name] = route
 
     async def _ask_at(self, route: Route, request: Message) -> Message:
         section, answers = self.cluster.cluster, list[Message | None]()
@@ -136,11 +139,20 @@ class _LinkLost(RequestError):
     """The link to a node went down while a command waited."""
 
 
+def _timeout_s(request: Message) -> float:
+    match request:
+        case Reload():
+            return RELOAD_ANSWER_TIMEOUT_S
+        case Drain(restarts=True):
+            return RESTART_ANSWER_TIMEOUT_S
+    return ANSWER_TIMEOUT_S
+
+
 async def _answer(link: Link, request: Message) -> Message | None:
     """Return the answer to one request over a link that runs for it alone."""
     result: Message | None = None
     failure: EspalierError | None = None
-    within_s = RELOAD_ANSWER_TIMEOUT_S if isinstance(request, Reload) else ANSWER_TIMEOUT_S
+    within_s = _timeout_s(request)
 
     async def run_link() -> None:
         nonlocal failure

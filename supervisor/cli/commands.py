@@ -1,4 +1,4 @@
-"""The commands `status`, `drain` and `reload`, which an operator runs in a shell.
+"""The commands `status`, `drain`, `restart` and `reload`, which an operator runs in a shell.
 
 A command reads the cluster's file like a node, but a mistake in the file must not keep an operator from a cluster
 that runs: nodes of this machine are then found by their run folders, and asked by their sockets. Text from nodes is
@@ -21,21 +21,21 @@ import trio
 from rich.console import Console
 from rich.live import Live
 
-from protocol.cluster import Drain, GetStatus, Reload, Reloaded, Status
-from protocol.errors import EspalierError, PeerLost, StartFailed
-from supervisor.cli import status_view
-from supervisor.cli.client import ClusterClient, has_link_to, nothing_listens
+from actors.kit.groups import consists_of, first_leaf, first_of
+from protocol.cluster import Reload, Reloaded, Status
+from protocol.errors import EspalierError, StartFailed
+from supervisor.cli import drain, status_view
+from supervisor.cli.client import ClusterClient
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
 from supervisor.config import load
 from supervisor.config.schema import Cluster, NodeSection
 from supervisor.control import unix_socket
 from supervisor.engines.kinds import read_cluster
-from supervisor.printable import printable
 from supervisor.telemetry import logs
 
 POLL_S = 1.0  # between two polls of `--watch`
-FAST_POLL_S = 0.25  # the same, of a node that drains or starts
+NEEDS_FILE = ("reload", "restart")  # the commands after which nodes use the file as it is now
 NEW_NODE_WAIT_S = 20.0  # for a node that its launcher starts to answer
 
 
@@ -52,6 +52,72 @@ class _Console(Console):
 
 def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callable[[], bytes]) -> int:
     """Run one command and return its exit code; raises `StartFailed` if the file is unusable."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options, environment, new_nonce)
+    except BaseExceptionGroup as group:  # from whichever nurseries were open when it failed
+        error = _cause(group)
+        if error is group:
+            raise
+    except (KeyboardInterrupt, OSError) as raised:
+        error = raised
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, OSError):
+        return logs.exit_code_of_failed_write(error)
+    raise error
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return what ended a command: Ctrl-C, a failed write or an error; the group itself if a bug is in it."""
+    if (interrupt := first_of(group, KeyboardInterrupt)) is not None:
+        return interrupt
+    if not consists_of(group, OSError, EspalierError):
+        return group
+    return first_of(group, OSError) or first_leaf(group)
+
+
+def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce: Callable[[], bytes]) -> int:
+    """Run one command, and return its exit code."""
+    console = _Console(highlight=False, soft_wrap=False)
+    folders = _folders(options.file, options.pid)
+    needs_file = options.command in NEEDS_FILE
+
+    def new_client(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
+        # Without a file, nodes are reached by their sockets alone, which ask for no secret.
+        secret = link_credentials.cluster_secret(cluster, environment) if cluster.model else b""
+        return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
+
+    use_broken_file = options.command == "reload"  # keys are reloaded in any case
+    client, wrong = make_client(options.file, folders, new_client, use_broken_file=use_broken_file)
+    if wrong and needs_file:
+        for line in wrong.split("\n"):  # a mistake each
+            drain.print_sentence(console, line)
+        if not use_broken_file:
+            drain.print_sentence(console, f"Node {options.node} is not drained: it could not start with this file.")
+            return 1
+    elif wrong:  # to the standard error stream, since a program reads the other
+        first, *_ = wrong.splitlines()
+        notice = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
+        drain.print_sentence(_Console(stderr=True, highlight=False), notice)
+    if not folders and all(node.listen is None for node in client.cluster.node.values()):
+        raise StartFailed(
+            "no node of this cluster listens, and none runs here below the temporary folder of this command"
+            f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
+        )
+    run: Callable[[], Awaitable[int]]
+    match options.command:
+        case "status":
+            run = partial(print_status, client, console, as_json=options.json, watch=options.watch)
+        case "drain" | "restart" as command:
+            run = partial(drain.COMMANDS[command], client, console, options.node)
+        case _:
+            run = partial(reload_nodes, client, console)
+    code: int = trio.run(run, strict_exception_groups=True)
+    return 1 if wrong and needs_file else code
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m supervisor", description="Observe or change a running cluster.")
     parser.add_argument("file", type=Path, help="its cluster.toml")
     every = argparse.ArgumentParser(add_help=False)
@@ -62,49 +128,18 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     status = commands.add_parser("status", parents=[every], help="every node's tree, engines and links")
     status.add_argument("--json", action="store_true", help="for programs")
     status.add_argument("--watch", action="store_true", help="repeat every second until Ctrl-C")
-    drain = commands.add_parser(
+    drains = commands.add_parser(
         "drain", parents=[every], help="let a node finish its requests and exit; waits until it has gone"
     )
-    drain.add_argument("node")
+    drains.add_argument("node", help="its name; that of a gateway's node means all of its processes")
+    restarts = commands.add_parser(
+        "restart",
+        parents=[every],
+        help="drain a node and have its launcher start it again, unless the file is wrong; waits until it is up",
+    )
+    restarts.add_argument("node", help="its name; the processes of a gateway's node are restarted one after the other")
     commands.add_parser("reload", parents=[every], help="let every node read its file again")
-    options = parser.parse_args(arguments)
-    console = _Console(highlight=False, soft_wrap=False)
-    folders = _folders(options.file, options.pid)
-    reloads = options.command == "reload"  # keys are reloaded in any case
-
-    def new_client(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
-        # Without a file, nodes are reached by their sockets alone, which ask for no secret.
-        secret = link_credentials.cluster_secret(cluster, environment) if cluster.model else b""
-        return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
-
-    client, wrong = make_client(options.file, folders, new_client, use_broken_file=reloads)
-    if wrong and reloads:
-        for line in wrong.split("\n"):  # a mistake each
-            _print(console, line)
-    elif wrong:  # to the standard error stream, since a program reads the other
-        first, *_ = wrong.splitlines()
-        notice = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
-        _print(_Console(stderr=True, highlight=False), notice)
-    if not folders and all(node.listen is None for node in client.cluster.node.values()):
-        raise StartFailed(
-            "no node of this cluster listens, and none runs here below the temporary folder of this command"
-            f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
-        )
-    run: Callable[[], Awaitable[int]]
-    match options.command:
-        case "status":
-            run = partial(print_status, client, console, as_json=options.json, watch=options.watch)
-        case "drain":
-            run = partial(drain_node, client, console, options.node)
-        case _:
-            run = partial(reload_nodes, client, console)
-    try:
-        code: int = trio.run(run, strict_exception_groups=True)
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        return logs.exit_code_of_failed_write(error)
-    return 1 if wrong and reloads else code
+    return parser
 
 
 def _folders(file: Path, pid: int | None) -> dict[str, Path]:
@@ -193,64 +228,6 @@ def _exit_code(statuses: Mapping[str, StatusOrError]) -> int:
     return int(any(isinstance(status, str) for status in statuses.values()))
 
 
-async def drain_node(client: ClusterClient, console: Console, name: str) -> int:
-    """Ask a node to drain, wait until it has gone, and return the exit code."""
-    statuses = await client.poll()
-    before = statuses.get(name)
-    if name not in statuses:
-        _print(console, f"There is no node {name}; there is {', '.join(statuses)}.")
-        return 1
-    if not isinstance(before, Status):
-        _print(
-            console,
-            f"Node {name} cannot be asked: {before}. If it runs, end it by SIGTERM on its host, which drains it too.",
-        )
-        return 1
-    await client.ask(name, Drain(name))
-    _print(console, f"Node {name} drains: it gets nothing new, and its streams finish or move to other nodes.")
-    printed = -1
-    while True:
-        await trio.sleep(FAST_POLL_S)
-        status = await _poll_node(client, name)
-        if status is None:
-            _print(console, f"Node {name} has gone.")
-            return 0
-        if status.run != before.run:
-            _print(console, f"Node {name} has gone, and runs again.")
-            return 0
-        running = sum(offer.running + offer.waiting for offer in status.state.offers)
-        if running != printed:
-            _print(console, f"  {running} request{'s run' if running != 1 else ' runs'} on it")
-            printed = running
-
-
-async def _poll_node(client: ClusterClient, name: str) -> Status | None:
-    """Return the status of a node that has answered before, None once it is gone: nothing listens, or no link is left.
-
-    Raises `PeerLost` if no node is left whose links could tell.
-    """
-    through = client.routes[name]
-    direct = through == client.route(name)
-    while True:
-        client.routes.setdefault(name, through)  # a poll without its answer has removed its route
-        try:
-            status = await client.ask(name, GetStatus(name))
-            return status if isinstance(status, Status) else None
-        except EspalierError as error:
-            cause = error
-        if direct and nothing_listens(cause):  # the machine is there, and the node is not
-            return None
-        if not direct:
-            statuses = await client.poll()
-            if isinstance(found := statuses.get(name), Status):
-                return found
-            if not client.routes:
-                raise PeerLost(f"no node answers any more, so it is not known whether {name} has gone") from cause
-            if not any(has_link_to(status, name) for status in statuses.values()):
-                return None
-        await trio.sleep(FAST_POLL_S)
-
-
 async def reload_nodes(client: ClusterClient, console: Console) -> int:
     """Ask every node to read its file again, wait for new nodes, and return the exit code."""
     statuses: Mapping[str, StatusOrError] = await client.poll()
@@ -259,7 +236,7 @@ async def reload_nodes(client: ClusterClient, console: Console) -> int:
         try:
             reloaded = await client.ask(name, Reload(name))
         except EspalierError as error:
-            _print(console, f"{name}: {error}")
+            drain.print_sentence(console, f"{name}: {error}")
             code = 1
             continue
         if isinstance(reloaded, Reloaded):
@@ -271,9 +248,9 @@ async def reload_nodes(client: ClusterClient, console: Console) -> int:
     for name in missing:
         status = statuses.get(name, "it has left the cluster")
         if isinstance(status, Status):
-            _print(console, f"{name}: it runs now")
+            drain.print_sentence(console, f"{name}: it runs now")
         else:
-            _print(console, f"{name}: not asked: {status}")
+            drain.print_sentence(console, f"{name}: not asked: {status}")
             code = 1
     return code
 
@@ -284,11 +261,6 @@ async def _wait_for(
     """Return the statuses once all nodes that start have answered, after `NEW_NODE_WAIT_S` at the latest."""
     with trio.move_on_after(NEW_NODE_WAIT_S):
         while any(isinstance(statuses.get(name), str) for name in starts):
-            await trio.sleep(FAST_POLL_S)
+            await trio.sleep(drain.FAST_POLL_S)
             statuses = await client.poll()
     return statuses
-
-
-def _print(console: Console, text: str) -> None:
-    """Print a sentence that may contain text from nodes."""
-    console.print(printable(text), markup=False, emoji=False, soft_wrap=True)

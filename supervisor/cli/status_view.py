@@ -33,8 +33,11 @@ def render_status(name: str, statuses: Mapping[str, StatusOrError]) -> Renderabl
     head = Text.assemble(
         ("cluster ", DIM), (printable(name), "bold"), f"  {len(answered)} of {len(statuses)} nodes answer"
     )
-    for gate in (status.gate for status in answered if status.gate is not None):
-        head.append(f", {gate.running} of {gate.running_max} requests run, {gate.waiting} of {gate.waiting_max} wait")
+    if gates := [status.gate for status in answered if status.gate is not None]:
+        running, running_max = sum(gate.running for gate in gates), sum(gate.running_max for gate in gates)
+        waiting, waiting_max = sum(gate.waiting for gate in gates), sum(gate.waiting_max for gate in gates)
+        head.append(f", {running} of {running_max} requests run, {waiting} of {waiting_max} wait")
+        head.append(f" at {len(gates)} gateways" if len(gates) > 1 else "")
     problems = list(_problems(statuses))
     if answered and not problems:
         head.append(", all is up", GOOD)
@@ -50,8 +53,7 @@ def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]
             yield f"node {name} does not answer: {status}", BAD
             continue
         if status.state.draining:
-            running = sum(offer.running + offer.waiting for offer in status.state.offers)
-            yield f"node {name} drains, {_count(running, 'request')} on it", WARN
+            yield f"node {name} drains, {_count(running_requests(status), 'request')} on it", WARN
         parents = {child.path.rpartition("/")[0] for child in status.tree}
         for child in status.tree:
             if child.state != READY and (child.why or child.path not in parents):  # else its children have the reason
@@ -66,6 +68,13 @@ def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]
     versions = {status.version for status in statuses.values() if isinstance(status, Status)}
     if len(versions) > 1:
         yield f"nodes run different versions: {', '.join(sorted(versions))}", WARN
+
+
+def running_requests(status: Status) -> int:
+    """Return how many requests a node has: those of clients at its gateway, or else those on its engines."""
+    if status.gate is not None:
+        return status.gate.running + status.gate.waiting
+    return sum(offer.running + offer.waiting for offer in status.state.offers)
 
 
 def _count(number: int, noun: str) -> str:

@@ -118,9 +118,10 @@ class Directory:
 
     # What changes ------------------------------------------------------------------------
 
-    def configure(self, node: str, address: str | None, offers: Sequence[Offer] = ()) -> None:
-        """Record a node of cluster.toml, where it listens, and the workers that it will have."""
+    def configure(self, node: str, address: str | None, offers: Sequence[Offer] = (), *, routes: bool = False) -> None:
+        """Record a node of cluster.toml, where it listens, the workers that it will have, and whether it routes."""
         record = self.records.add(node)
+        record.routes = record.routes or routes
         record.is_configured, record.address_is_configured = True, address is not None
         record.address = address or record.address
         record.expected = {offer.name: offer for offer in offers}
@@ -235,6 +236,15 @@ class Directory:
             return True
         return any(worker.idle_offer.name in self.records[node].state.elsewhere for node in self._subscribers)
 
+    @property
+    def routers(self) -> tuple[int, int]:
+        """The number of nodes that route, this one included, and its place among them by name."""
+        return self.derived("routers", self._count_routers)
+
+    def _count_routers(self) -> tuple[int, int]:
+        others = [record.name for record in self.records if record.routes]
+        return 1 + len(others), sum(name < self.name for name in others)
+
     def legs(self, model: str) -> dict[str, Leg]:
         """Return the legs of all workers of a model by their names in the cluster, whether they can be asked or not."""
         offers = self.offers_by_name
@@ -290,8 +300,13 @@ class Directory:
         return ((record.name, record.address) for record in self.records)
 
     def should_link(self, node: str) -> bool:
-        """Whether this node needs a link to another one: to all if it routes, else to those that do or are required."""
+        """Whether this node needs a link to another one: to all if it routes, else to those that do or are required.
+
+        Two nodes that route and do not listen cannot meet, and need not: they have no workers for each other.
+        """
         record = self.records.get(node)
+        if self.routes and record is not None and record.routes and not (self.address or record.address):
+            return False
         return self.routes or node in self.required_peers or (record is not None and record.routes)
 
     @property

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import trio
+
 from protocol.cluster import Leg, Offer
 from supervisor.cluster.directory import Directory
 
@@ -22,6 +24,13 @@ def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
         return directory.models.rejections.get(name, "is still starting")
 
     return directory.derived("never ready", lambda: _missing(directory, models, has_been_up, reason))
+
+
+async def wait_ever_ready(directory: Directory, models: Sequence[str]) -> None:
+    """Wait until every model has been ready once."""
+    await trio.lowlevel.checkpoint()
+    while never_ready(directory, models) is not None:
+        await directory.wait_changed()
 
 
 def unready(directory: Directory, models: Sequence[str]) -> str | None:

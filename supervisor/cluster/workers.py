@@ -48,6 +48,10 @@ class SiblingDirectory(Protocol):
     def load_changed(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
         """Record that a worker has one request more or less; `asker` is the other node that it belongs to, if any."""
 
+    @property
+    def routers(self) -> tuple[int, int]:
+        """The number of nodes that route, this one included, and its place among them by name."""
+
     def prefill_done(self, worker: LocalWorker | RemoteWorker) -> None:
         """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
 
@@ -115,7 +119,11 @@ class LocalWorker:
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
         slots, tokens = self.idle_offer.slots, self.tokens
         name, bounds = f"{self.node}/{self.name}", _prefill_bounds(self.idle_offer)
-        return Load(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
+        own = self.busy - sum(requests for requests, _ in self.asked_by.values())
+        ours = own, self.pending.prompts, *self.directory.routers
+        return Load(
+            name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours
+        )
 
     def load_without(self, node: str) -> OfferLoad:
         """Return its load without the requests of one other node, which counts those itself."""
@@ -244,7 +252,10 @@ class RemoteWorker:
         kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
         busy = self.busy + offer.running + offer.waiting
         name, bounds = f"{self.node}/{offer.name}", _prefill_bounds(offer)
-        return Load(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg)
+        ours = self.busy, self.pending.prompts, *self.directory.routers
+        return Load(
+            name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours
+        )
 
     def replace_offer(self, offer: Offer) -> None:
         """Replace its offer, but keep the load."""

@@ -18,7 +18,7 @@ from attrs import asdict
 
 from protocol.cluster import OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
-from supervisor.config import listener_checks, time_checks
+from supervisor.config import gateway_nodes, listener_checks, time_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, EngineSection, Kinds
 
@@ -39,8 +39,7 @@ def is_host(text: str) -> bool:
 
 def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     """Yield every mistake; `kinds` has all kinds of engines that there are."""
-    if cluster.gateway.node not in cluster.node and not cluster.cluster.join:
-        yield Mistake("gateway.node", f"there is no node {cluster.gateway.node}; there is {', '.join(cluster.node)}")
+    yield from gateway_nodes.mistakes(cluster)
     served = {engine.model for engine in cluster.engine.values()}
     spellings = Counter(name.replace("/", ":") for name in cluster.model)
     for name, model in cluster.model.items():
@@ -53,7 +52,7 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
         if model.template is not None:
             yield from _missing_file(cluster, model.template, f"{path}.template")
     yield from _node_mistakes(cluster)
-    yield from listener_checks.collisions(cluster)
+    yield from listener_checks.collisions(gateway_nodes.expand(cluster))
     yield from time_checks.mistakes(cluster)
     yield from _gateway_mistakes(cluster)
     legs = {(engine.model, engine.leg) for engine in cluster.engine.values()}
@@ -146,9 +145,14 @@ def _engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iter
 def _node_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     """Yield what is wrong in `[node.NAME]`, or keeps two nodes from reaching each other."""
     not_listening = [name for name, node in cluster.node.items() if node.listen is None]
-    for name in not_listening[1:]:
-        first = not_listening[0]
-        yield Mistake(f"node.{name}.listen", f"is missing: {first} does not listen either, so they cannot meet")
+    pure_gateways = gateway_nodes.pure_gateways(cluster)  # which need not meet each other
+    first_other = next((name for name in not_listening if name not in pure_gateways), None)
+    has_other = False  # before this one
+    for index, name in enumerate(not_listening):
+        first = first_other if has_other and name in pure_gateways else not_listening[0]
+        if index and (has_other or name not in pure_gateways):
+            yield Mistake(f"node.{name}.listen", f"is missing: {first} does not listen either, so they cannot meet")
+        has_other = has_other or name not in pure_gateways
     for name, node in cluster.node.items():
         if name.startswith(OPERATOR_PREFIX):
             yield Mistake(f"node.{name}", f"is an operator's name: no node's begins with {OPERATOR_PREFIX}")
@@ -174,11 +178,11 @@ def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
     if section.verifies_node_names:
         yield from _certificate_name_mistakes(cluster)
-    slots = Counter[str]()
+    slots, gateways = Counter[str](), {*cluster.gateway_nodes}
     for engine in cluster.engine.values():
         slots[engine.node] += engine.slots
     for name in cluster.node:
-        if name != cluster.gateway.node and slots[name] > section.streams_max:
+        if (len(gateways) > 1 or name not in gateways) and slots[name] > section.streams_max:
             yield Mistake(
                 "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots[name]} slots to ask for"
             )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from protocol.strict.mistakes import Mistake
-from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
+from supervisor.config.schema import Cluster, machine_of
 
 IPV4, IPV6 = "every IPv4 address", "every IPv6 address"
 ALIASES = {  # the addresses for which a host stands
@@ -69,21 +69,21 @@ def collisions(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _listeners(cluster: Cluster) -> Iterator[_Listener]:
+    keys = {process: name for name, processes in cluster.processes.items() for process in processes}
     for name, node in cluster.node.items():
         if node.listen is not None:
-            yield _listener(
-                f"node.{name}.listen", f"node {name} listens", node.host, node.listen.host, node.listen.port
-            )
-    gateway = cluster.gateway
-    if gateway.node in cluster.node:
-        machine = cluster.node[gateway.node].host
+            key = f"node.{keys.get(name, name)}.listen"
+            yield _listener(key, f"node {name} listens", node.host, node.listen.host, node.listen.port)
+    gateway = cluster.gateway  # gateways of one machine share a listener
+    for machine in dict.fromkeys(
+        machine_of(cluster.node[name].host) for name in cluster.gateway_nodes if name in cluster.node
+    ):
         yield _listener("gateway.port", "the gateway is", machine, gateway.host, gateway.port)
     for name, node in cluster.node.items():
         if node.metrics is not None:
-            about = f"node {name} serves its metrics"
-            yield _listener(f"node.{name}.metrics", about, node.host, node.metrics.host, node.metrics.port)
+            key, about = f"node.{keys.get(name, name)}.metrics", f"node {name} serves its metrics"
+            yield _listener(key, about, node.host, node.metrics.host, node.metrics.port)
 
 
 def _listener(key: str, about: str, machine: str, host: str, port: int) -> _Listener:
-    machine = "localhost" if machine in LOOPBACK_HOSTS else machine.lower()
-    return _Listener(key, about, machine, frozenset(ALIASES.get(host.lower(), (host.lower(),))), port)
+    return _Listener(key, about, machine_of(machine), frozenset(ALIASES.get(host.lower(), (host.lower(),))), port)

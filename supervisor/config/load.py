@@ -17,7 +17,7 @@ from attrs import evolve, field, frozen
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor.config import toml_file
+from supervisor.config import gateway_nodes, toml_file
 from supervisor.config.cross_checks import cross_check
 from supervisor.config.partial import structure_valid_parts
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, Kinds, Tables
@@ -103,7 +103,7 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
         mistakes += [
             mistake for mistake in examined if mistake.path not in wrong_paths and not pruned.explains(mistake)
         ]
-        cluster = _with_hosts(cluster)
+        cluster = gateway_nodes.expand(_with_hosts(cluster))
     if mistakes or cluster is None:
         raise FileMistakes(_report(path, mistakes, lines), cluster)
     return Loaded(cluster, path, kinds, tuple(join), lines)

@@ -15,13 +15,15 @@ from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster
 def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:
     """Return the nodes to run: the one called `name`, else those that the file places on this host.
 
-    The only node of a file runs on any host. Raises `StartFailed` if there is none to run.
+    The only node of a file runs on any host, and so do its processes. Raises `StartFailed` if there is none to run.
     """
+    if name in cluster.processes:
+        return cluster.processes[name]
     if name is not None:
         if name not in cluster.node:
             raise StartFailed(f"there is no node {name}; there is {', '.join(cluster.node)}")
         return (name,)
-    if len(cluster.node) == 1:
+    if len(cluster.node) - sum(len(names) - 1 for names in cluster.processes.values()) == 1:
         return tuple(cluster.node)
     is_local = {host: is_local_host(host) for host in {node.host for node in cluster.node.values()}}
     names = tuple(name for name, node in cluster.node.items() if is_local[node.host])

@@ -28,10 +28,16 @@ from supervisor.processes.process import Ladder
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+PROCESSES_MAX = 64  # of one gateway's node; a process costs memory, and links to all workers
 DEFAULT_KIND = "sglang"
 """The kind of an engine whose section has no `kind`."""
 PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
+
+
+def machine_of(host: str) -> str:
+    """Return the name by which a node's machine is compared with those of others."""
+    return "localhost" if host in LOOPBACK_HOSTS else host.lower()
 
 
 @frozen(kw_only=True)
@@ -89,7 +95,9 @@ class ClusterSection:
 class GatewaySection:
     """`[gateway]`: the server for clients, its admission and its limits."""
 
-    node: NodeName = "main"
+    node: NodeName | None = None  # that has the gateway; None: see `nodes`, or else main
+    nodes: tuple[NodeName, ...] = ()  # that each have one; those of one machine share the port
+    processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1  # as which each of these nodes runs
     host: str = "127.0.0.1"
     port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000
     allowed_hosts: tuple[str, ...] = ()  # in `Host`; empty: loopback's names, and `host`
@@ -227,6 +235,18 @@ class Cluster(Tables):
     """A cluster as its file describes it; relative paths in it begin at `folder`, which has the file."""
 
     folder: Path = Path()
+    processes: dict[str, tuple[str, ...]] = Factory(dict)  # by a node of the file that runs as several, their names
+
+    @property
+    def gateway_nodes(self) -> tuple[str, ...]:
+        """The nodes that have a gateway."""
+        return self.gateway.nodes or (self.gateway.node or "main",)
+
+    def port_sharers(self, node: str) -> tuple[str, ...]:
+        """Return the nodes with a gateway on the machine of one of them, itself included: they share its port."""
+        machine = machine_of(self.node[node].host)
+        others = (name for name in self.gateway_nodes if name in self.node)
+        return tuple(name for name in others if machine_of(self.node[name].host) == machine)
 
     @property
     def keys(self) -> Path | None:
@@ -257,8 +277,8 @@ class Cluster(Tables):
             for key, endpoint in (("listen", node.listen), ("metrics", node.metrics)):
                 if endpoint is not None:
                     yield f"node.{name}.{key}", node.host, endpoint.port
-        if self.gateway.node in self.node:
-            yield "gateway.port", self.node[self.gateway.node].host, self.gateway.port
+        for host in dict.fromkeys(self.node[name].host for name in self.gateway_nodes if name in self.node):
+            yield "gateway.port", host, self.gateway.port
         for name, engine in self.engine.items():
             for key, ports in engine.ports.items():
                 for port in ports:
@@ -269,9 +289,9 @@ class Cluster(Tables):
         return {name: engine for name, engine in self.engine.items() if node in engine.nodes[1:]}
 
     def required_peers(self, node: str) -> frozenset[str]:
-        """Return the nodes to which a node needs links: the gateway's, and those with ranks of the same engines."""
+        """Return the nodes to which a node needs links: the gateways', and those with ranks of the same engines."""
         spans = (engine.nodes for engine in self.engine.values() if node in engine.nodes)
-        return frozenset({self.gateway.node, *(other for nodes in spans for other in nodes)} - {node})
+        return frozenset({*self.gateway_nodes, *(other for nodes in spans for other in nodes)} - {node})
 
     def model_path(self, name: str) -> Path:
         """Return the folder of a model."""

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 Loads = Callable[[], Awaitable[Mapping[str, EngineLoad]]]
 
 
-def _drain_too_early() -> None:
+async def _drain_too_early(_: bool) -> None:  # as `NodeControl.drain` is called
+    await trio.lowlevel.checkpoint()
     raise NotReady("the node does not run yet")
 
 
@@ -62,7 +63,9 @@ class NodeControl:
     tree_status: TreeStatus | None = None
     gate_state: Callable[[], GateState | None] = lambda: None  # of a node with a gateway
     ejections: Callable[[], tuple[EjectionState, ...]] = tuple
-    drain: Callable[[], None] = field(default=_drain_too_early)
+    drain: Callable[[bool], Awaitable[None]] = field(
+        default=_drain_too_early
+    )  # whether the launcher is to start the node again
     reload: Callable[[], Awaitable[Reloaded]] = field(default=_reload_too_early)
 
     @property
@@ -84,7 +87,7 @@ class NodeControl:
             case GetStatus():
                 return await self._status()
             case Drain():
-                self.drain()
+                await self.drain(request.restarts)
                 return Done()
             case Reload():
                 return await self.reload()

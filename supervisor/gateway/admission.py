@@ -20,6 +20,9 @@ from actors.kit.fair_queue import Entry, FairQueue
 from protocol.cluster import GateState
 from protocol.errors import BadRequest, Draining, NotReady, Overloaded
 
+BEGIN_MAX = 8
+"""Admitted requests that begin at once: however many clients ask, the tokens of others wait for so many of them."""
+
 
 @define(order=False, eq=False)
 class Waiter:
@@ -64,6 +67,8 @@ class AdmissionGate:
     inside: int = 0  # generations
     _queue: FairQueue[Waiter] = field(factory=FairQueue)  # an owner's account is what it has inside
     _emptied: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _beginning: int = 0  # requests that begin in this turn of the event loop or the next
+    _turns: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)  # of admitted requests
 
     @property
     def waiting(self) -> int:
@@ -76,7 +81,7 @@ class AdmissionGate:
 
     def state(self) -> GateState:
         """Return the state of the gate and its limits, for operators."""
-        return GateState(self.inside, self.requests_max, self.waiting, self.waiting_max)
+        return GateState(self.inside, self.requests_max, self.waiting, self.waiting_max, self.unready() or "")
 
     @asynccontextmanager
     async def admitted(
@@ -95,6 +100,7 @@ class AdmissionGate:
         waiter = Waiter(priority, owner, weight, owner_max)
         await self._enter(waiter)
         try:
+            await self._wait_turn()
             yield
         finally:
             self._leave(waiter)
@@ -126,6 +132,18 @@ class AdmissionGate:
         if len(self._queue) > self.waiting_max:
             self._displace(entry)
         await self._wait(waiter, entry)
+
+    async def _wait_turn(self) -> None:
+        """Wait for a turn of the event loop in which few other requests begin, in the order of admission."""
+        if self._beginning >= BEGIN_MAX:
+            await self._turns.park()  # whose turn is handed over
+        else:
+            self._beginning += 1
+        try:
+            await trio.lowlevel.checkpoint()
+        finally:
+            if not self._turns.unpark():
+                self._beginning -= 1
 
     def _displace(self, newest: Entry[Waiter]) -> None:
         """Remove one request of a full queue; raises `Overloaded` if that is the newest.

@@ -58,7 +58,7 @@ def check_metrics_keys(cluster: Cluster, name: str, keys: Keys) -> None:
 def read_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:
     """Return the keys of a cluster's file and of the environment; raises `StartFailed` if they cannot be read."""
     variables = {name: environment[name] for name in (KEYS, ADMIN) if name in environment}
-    keys = Keys(KeySources(cluster.keys, variables))
+    keys = Keys(KeySources(cluster.keys, variables), gateways=len(cluster.gateway_nodes))
     try:
         keys.load()
     except StartFailed as error:

@@ -29,6 +29,9 @@ class Connection(Protocol):
     def drain(self) -> None:
         """End as soon as nothing is being answered."""
 
+    def leave(self) -> None:
+        """End if this waits for a request and has answered one before."""
+
     def refuse_partial(self) -> None:
         """Refuse a request of which a part has been received."""
 
@@ -94,6 +97,11 @@ class Connections:
         if (key := self._keys.pop(outbox, None)) is not None:
             key.connections -= 1
         self._changed.unpark_all()
+
+    def leave(self) -> None:
+        """End each connection that is idle since its last answer."""
+        for connection in tuple(self._open.values()):
+            connection.leave()
 
     def drain(self) -> None:
         """Have every connection end as soon as nothing is being answered over it."""

@@ -87,11 +87,14 @@ class Gateway:
     keys: Keys
     certificate: Certificate | None  # None: plain HTTP
     tls: ssl.SSLContext | None  # made from `certificate`
+    wait_ready: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint  # until requests are admitted
     server_info: Callable[[], dict[str, object]] = _no_server_info
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     run_in_thread: RunInThread = run_inline  # for long texts: to parse one would block the event loop
     grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own
     port: int | None = None  # once the gateway listens
+    shares_port: bool = False  # with other gateways of this machine
+    leaving: bool = False  # it has left that port, and each connection closes after its next answer
     reserve: Reserve = field(factory=Reserve)  # file descriptors that no connection may take
     connections: Connections = field(init=False)
     bodies: MemoryBudget = field(init=False)
@@ -100,6 +103,7 @@ class Gateway:
     backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # held while many small pieces are read
+    _listening: trio.CancelScope | None = None
 
     def __attrs_post_init__(self) -> None:
         answers, share = "answers in one piece (answers_bytes_max)", lambda: self.limits.key_share_max
@@ -169,6 +173,25 @@ class Gateway:
             log.error("the certificate stays as it was", extra={"reason": str(error)})  # noqa: TRY400
             unchanged.append(f"the certificate stays as it was: {error}")
         return unchanged
+
+    def new_listening_scope(self) -> trio.CancelScope:
+        """Return the scope in which the gateway accepts connections."""
+        self._listening = trio.CancelScope()
+        if self.leaving:
+            self._listening.cancel(reason="other gateways have the port")
+        return self._listening
+
+    def leave_port(self) -> None:
+        """Leave a port that others share: new clients reach those, and here each may still make one request."""
+        self.leaving = True
+        if self._listening is not None:
+            self._listening.cancel(reason="other gateways have the port")
+        self.connections.leave()
+
+    @property
+    def closes_connections(self) -> bool:
+        """Whether no connection gets a second answer from now on."""
+        return self.leaving or self.gate.draining
 
     def drain(self) -> None:
         """Admit nothing new, close idle connections, and close the others after their last response."""

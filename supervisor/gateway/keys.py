@@ -48,6 +48,7 @@ class Key:
 
     name: str = "-"
     section: KeySection = ANONYMOUS
+    gateways: int = 1  # that divide its rate
     revoked: bool = False
     running: int = 0  # generations
     connections: int = 0
@@ -94,24 +95,34 @@ class Key:
 
     def change(self, section: KeySection) -> None:
         """Set other limits; what is open stays open, and what is left of the rate limit is kept."""
-        old, self.section = self.section, section
-        if section.rate_per_s is None:
+        self.section = section
+        if (rate := self.rate_per_s) is None:
             self._bucket = None
-        elif self._bucket is not None and old != section:
-            self._bucket.change(section.rate_per_s, section.burst_max, trio.current_time())
+        elif self._bucket is not None:
+            self._bucket.change(rate, self.burst_max, trio.current_time())
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """The rate of its requests here: the same share of the whole at each gateway."""
+        return None if self.section.rate_per_s is None else self.section.rate_per_s / self.gateways
+
+    @property
+    def burst_max(self) -> int:
+        """The requests that it may make at once here."""
+        return math.ceil(self.section.burst_max / self.gateways)
 
     def charge(self) -> None:
         """Charge the rate limit for one request, successful or not; raises `Unauthorized` or `RateLimited`."""
         self.raise_if_revoked()
-        rate = self.section.rate_per_s
-        if rate is None:
+        if (rate := self.rate_per_s) is None:
             return
         now = trio.current_time()
         if self._bucket is None:
-            self._bucket = TokenBucket.full(rate, self.section.burst_max, now)
+            self._bucket = TokenBucket.full(rate, self.burst_max, now)
         if (wait_s := self._bucket.take(now)) > 0:
+            share = f" here, at one of {self.gateways} gateways" if self.gateways > 1 else ""
             raise RateLimited(
-                f"the key {self.name!r} may ask {rate:g} times a second; the next time is in {wait_s:.3g} s",
+                f"the key {self.name!r} may ask {rate:g} times a second{share}; the next time is in {wait_s:.3g} s",
                 retry_after_s=max(1, math.ceil(wait_s)),
             )
 
@@ -171,6 +182,7 @@ class Keys:
 
     sources: KeySources = KeySources()
     anonymous: Key = field(factory=Key)  # the owner of requests that need no key
+    gateways: int = 1  # that divide the rates of keys
     _keys: dict[str, Key] = field(factory=dict)
     _wanted: bool = False
     _admin_wanted: bool = False
@@ -185,10 +197,11 @@ class Keys:
         for name, section in sections.items():
             key = old.get(name)
             if key is not None and key.section.sha256 == section.sha256:
+                key.gateways = self.gateways
                 key.change(section)
                 self._keys[name] = old.pop(name)
             else:
-                self._keys[name] = Key(name, section)
+                self._keys[name] = Key(name, section, self.gateways)
         for key in old.values():
             key.revoked = True
         self._wanted = self._wanted or self.sources.wanted

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -41,7 +40,7 @@ class OutboxStatistics:
 
 
 @define(eq=False)
-class Outbox(trio.abc.Stream):
+class Outbox(trio.abc.AsyncResource):
     """A client's socket and its backlog: `put` writes or appends, `run` drains."""
 
     stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
@@ -55,14 +54,18 @@ class Outbox(trio.abc.Stream):
     drop_reason: str | None = None  # "backlog" or "stalled", once the client was too slow
     on_backlog: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
     lost_bytes: int = 0  # that were accepted and will never be sent
+    _socket: trio.socket.SocketType | None = field(init=False)  # to write to at once; None under TLS
     _closed: bool = False
     _lost_frames: bool = False  # the connection ended with a backlog
     _frames: list[bytes] = field(factory=list)  # the backlog; part of the first one may have been sent
     _begun_frames: int = 1  # the number of first frames that must go out whole: the socket may have part of them
-    _callbacks: deque[tuple[int, Callable[[bool], None]]] = field(factory=deque)  # with the bytes that each waits for
+    _callbacks: list[tuple[int, Callable[[bool], None]]] = field(factory=list)  # with the bytes that each waits for
     _more: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _flushed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _progress: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        self._socket = None if isinstance(self.stream, trio.SSLStream) else self.stream.socket
 
     def put(self, data: bytes) -> None:
         """Write `data`, now or later, whole and in order.
@@ -78,8 +81,8 @@ class Outbox(trio.abc.Stream):
                 self.drop_reason = "backlog"
                 raise SlowClient(f"{self.backlog_bytes} bytes wait for the client to read")
             self._append(data)
-        elif rest := data[self._write(data) :]:
-            self._append(rest)
+        elif (taken := self._write(data)) < len(data):
+            self._append(data[taken:])
         self.accepted_bytes += len(data)
 
     @property
@@ -154,20 +157,6 @@ class Outbox(trio.abc.Stream):
             while await self.stream.receive_some(READ_BYTES):
                 pass
 
-    # The stream as trio-websocket uses it ---------------------------------------------------
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data` through the outbox."""
-        await trio.lowlevel.checkpoint()
-        try:
-            self.put(bytes(data))
-        except SlowClient as error:
-            raise trio.BrokenResourceError(str(error)) from error
-
-    async def wait_send_all_might_not_block(self) -> None:
-        """Wait until the backlog is empty or the client is gone."""
-        await self.wait_flushed()
-
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """Return the next bytes from the client, none at the end."""
         return await self.stream.receive_some(max_bytes or READ_BYTES)
@@ -225,10 +214,10 @@ class Outbox(trio.abc.Stream):
 
     def _write(self, data: bytes) -> int:
         """Return how much of `data` the socket has taken without waiting."""
-        if isinstance(self.stream, trio.SSLStream):
+        if (client := self._socket) is None:
             return 0
         try:
-            return os.write(self.stream.socket.fileno(), data)
+            return os.write(client.fileno(), data)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -298,5 +287,5 @@ class Outbox(trio.abc.Stream):
         """Call the callbacks whose bytes have been sent; if no more will be (not `whole`), all of them."""
         sent_bytes = self.sent_bytes
         while self._callbacks and (not whole or self._callbacks[0][0] <= sent_bytes):
-            awaited_bytes, callback = self._callbacks.popleft()
+            awaited_bytes, callback = self._callbacks.pop(0)
             callback(awaited_bytes <= sent_bytes)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
 
 import trio
 from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Askable
+from actors.kit.fast_path import FastPath
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
 from protocol.errors import (
@@ -36,6 +36,7 @@ from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.telemetry.metrics import Metrics
+from supervisor.telemetry.registry import Buckets
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +93,6 @@ class RequestRecord:
         """The tokens that have been counted so far."""
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
-    def raise_if_aborted(self) -> None:
-        """Raise the error by which `abort` ended the request, if it did."""
-        if self.scope.cancelled_caught and self.aborted_by is not None:
-            raise self.aborted_by
-
     def seconds_to(self, time: float | None) -> float | None:
         """Return the seconds from the arrival of the request to a time, None if that has not come."""
         return None if time is None else round(time - self.received_at, 4)
@@ -143,7 +139,7 @@ class RequestRunner:
         try:
             with record.scope:
                 yield
-            record.raise_if_aborted()
+            self._raise_if_cancelled(record)
             if record.reason is not None:
                 outcome = record.reason.value
         except RequestError as raised:
@@ -165,23 +161,24 @@ class RequestRunner:
         """Return the result of one request; `on_reply` is called with each reply, in the turn in which it comes.
 
         A response has at most the `total_max` tokens of its request, whichever engines come and go meanwhile. Raises
-        the `RequestError` that ended it, or what `on_reply` raised.
+        the `RequestError` that ended it, or what `on_reply` raised. Its deadlines are those of the record's scope.
         """
+        gaps = self.metrics.token_gaps(record.model)
 
         def count_and_pass_on(reply: TextReply) -> None:
-            self._count(record, reply)
+            if isinstance(reply, Text):
+                _count_text(record, reply, gaps, trio.current_time())
+            else:
+                self._count(record, reply)
             on_reply(reply)
 
-        def deadline() -> float:
-            return record.received_at + self.first_token_s if record.first_at is None else inf
+        def receive_text(text: Text, now: float) -> None:
+            _count_text(record, text, gaps, now)
+            on_reply(text)
 
-        with trio.move_on_at(record.received_at + self.total_s) as total:
-            async with served.ask.ask(request, (request.total_max or 0) * request.choices) as answer:
-                answered = await answer.relay(count_and_pass_on, deadline)
-        if total.cancelled_caught:
-            raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")
-        if answered is None:
-            raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
+        record.scope.deadline = record.received_at + min(self.first_token_s, self.total_s)
+        async with served.ask.ask(request, (request.total_max or 0) * request.choices) as answer:
+            answered = await answer.relay(count_and_pass_on, fast_path=FastPath(receive_text))
         assert isinstance(answered, Answered)  # nothing else answers a Respond
         record.completion_tokens = answered.usage.completion_tokens
         record.cached_tokens = answered.usage.cached_tokens  # `Started` counts those of the first choice's prompt alone
@@ -200,19 +197,22 @@ class RequestRunner:
             self.abort(record, why)
         return len(running)
 
-    def _count(self, record: RequestRecord, reply: TextReply) -> None:
+    def _raise_if_cancelled(self, record: RequestRecord) -> None:
+        """Raise the error by which `abort` or a deadline ended the request, if one did."""
+        if not record.scope.cancelled_caught:
+            return
+        if record.aborted_by is not None:
+            raise record.aborted_by
+        if record.first_at is None and self.first_token_s < self.total_s:
+            raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
+        raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")
+
+    def _count(self, record: RequestRecord, reply: Started | ChoiceEnded | Accepted) -> None:
         now = trio.current_time()
         match reply:
-            case Text() if reply.tokens:
-                if record.last_at is not None:
-                    first = record.completion_tokens == 0  # that one came with `Started`, and has no gap before it
-                    self.metrics.token_gap(record.model, now - record.last_at, reply.tokens - first)
-                record.last_at = now
-                record.completion_tokens += reply.tokens
-            case Text():
-                pass  # an echo of the prompt
             case Started():
                 record.first_at = record.last_at = now
+                record.scope.deadline = record.received_at + self.total_s
                 record.cached_tokens = reply.cached_tokens
                 self.metrics.first_token(record.model, now - record.received_at)
             case ChoiceEnded():
@@ -260,6 +260,21 @@ class RequestRunner:
             "completion_tokens": record.completion_tokens,
         }
         self.access.log_ended(line, error, admitted=record.admitted_at is not None)
+
+
+def _count_text(record: RequestRecord, text: Text, gaps: Buckets, now: float) -> None:
+    """Count the tokens of a piece of text that has come now, and the time since the one before."""
+    tokens = text.tokens
+    if not tokens:
+        return  # an echo of the prompt
+    last_at = record.last_at
+    if last_at is not None:
+        # The first token came with `Started`, and has no gap before it.
+        counted = tokens if record.completion_tokens else tokens - 1
+        if counted:
+            gaps.observe((now - last_at) / counted, counted)
+    record.last_at = now
+    record.completion_tokens += tokens
 
 
 def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
+from typing import TypeAlias
 
 import trio
 
@@ -21,12 +23,18 @@ from supervisor.gateway.http.connection import HttpConnection
 from supervisor.gateway.http.routes.route import RouteTable
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket import session
+from supervisor.sockets import shared_port
 from supervisor.sockets.descriptor_reserve import GuardedListener
+from supervisor.sockets.shared_port import EmptiedListener
 from supervisor.sockets.unauthenticated import address_of
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 128  # connections that the kernel holds until they are accepted
+Serve: TypeAlias = Callable[[trio.SocketStream], Awaitable[None]]
+
+# Connections that the kernel holds until they are accepted. Of more that come at once, as after a restart, it drops
+# parts of the handshake, and resets some. It has its own limit, too (net.core.somaxconn).
+BACKLOG = 1024
 NO_DESCRIPTORS = (  # the answer to clients for which there is no file descriptor
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -44,28 +52,81 @@ async def serve(
 ) -> None:
     """Serve clients on one port until cancelled; `started(port)` means that it listens.
 
-    Raises `StartFailed` if it cannot listen there.
+    Where others share the port, it listens once requests can be served: until then clients reach those. Raises
+    `StartFailed` if it cannot listen there.
     """
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-    except OSError as error:
-        raise StartFailed(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    sockets = await _open_sockets(gateway, host, port)
+    gateway.port = int(sockets[0].getsockname()[1])
     refusing = trio.CapacityLimiter(REFUSING_MAX)
     async with trio.open_nursery() as connections:
-        for listener in listeners:
-            listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, gateway.limits.send_buffer_bytes)
-        serve = partial(serve_stream, gateway, routes, refusing)
-        guarded = [_guarded(gateway, listener) for listener in listeners]
-        serving = partial(trio.serve_listeners, serve, guarded, handler_nursery=connections)
-        await connections.start(serving)
         connections.start_soon(gateway.runner.access.run)
-        gateway.port = int(listeners[0].socket.getsockname()[1])
+        listen = partial(_listen, gateway, partial(serve_stream, gateway, routes, refusing), sockets, connections)
+        if gateway.leaving or (gateway.shares_port and gateway.gate.unready() is not None):
+            connections.start_soon(listen)
+        else:
+            await connections.start(listen)
         task_status.started(gateway.port)
 
 
-def _guarded(gateway: Gateway, listener: trio.SocketListener) -> GuardedListener:
+async def _open_sockets(gateway: Gateway, host: str, port: int) -> list[trio.socket.SocketType]:
+    """Return sockets at all addresses of a host; those of a port that others share do not listen yet."""
+    try:
+        if gateway.shares_port:
+            sockets = await shared_port.bound_sockets(port, host)
+        else:
+            sockets = [each.socket for each in await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)]
+    except OSError as error:
+        raise StartFailed(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, gateway.limits.send_buffer_bytes)
+    return sockets
+
+
+async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
+    gateway: Gateway,
+    serve: Serve,
+    sockets: Sequence[trio.socket.SocketType],
+    connections: trio.Nursery,
+    *,
+    task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Accept clients until the gateway leaves its port, and go on serving those that have come."""
+
+    def take(stream: trio.SocketStream) -> None:
+        connections.start_soon(_serve_taken, serve, stream)
+
+    listeners = list[trio.abc.Listener[trio.SocketStream]]()
+    try:
+        with gateway.new_listening_scope():
+            if gateway.shares_port:
+                await gateway.wait_ready()
+                for each in sockets:
+                    each.listen(BACKLOG)
+            listeners += (_guarded(gateway, each, take) for each in sockets)
+            await trio.serve_listeners(serve, listeners, handler_nursery=connections, task_status=task_status)
+    finally:
+        if not listeners:  # else each has closed its socket
+            for each in sockets:
+                each.close()
+
+
+def _guarded(
+    gateway: Gateway, bound: trio.socket.SocketType, take: Callable[[trio.SocketStream], None]
+) -> trio.abc.Listener[trio.SocketStream]:
     refused = partial(gateway.runner.metrics.refused, Overloaded.code)
-    return GuardedListener(listener, gateway.reserve, refused, b"" if gateway.tls else NO_DESCRIPTORS)
+    answer = b"" if gateway.tls else NO_DESCRIPTORS
+    guarded = GuardedListener(trio.SocketListener(bound), gateway.reserve, refused, answer)
+    if not gateway.shares_port:
+        return guarded
+    return EmptiedListener(guarded, bound, take, gateway.reserve, refused, answer)
+
+
+async def _serve_taken(serve: Serve, stream: trio.SocketStream) -> None:
+    """Serve a client that waited at a listener when that was closed."""
+    try:
+        await serve(stream)
+    finally:
+        await trio.aclose_forcefully(stream)
 
 
 async def serve_stream(

@@ -6,8 +6,8 @@ starts does not matter. The launcher itself serves nothing and holds no state of
 reasons for which nodes fail, so it does nothing that can take long or grow.
 
 It owns the shutdown of whole nodes and nothing below them: each node owns how it drains, each tree how its children
-stop, each ladder how a process ends (docs/architecture.md has the table). The node with the gateway is stopped first,
-since its streams finish over the links to the others; then the others are, together.
+stop, each ladder how a process ends (docs/architecture.md has the table). The nodes with gateways are stopped first,
+since their streams finish over the links to the others; then the others are, together.
 
 A node that is new in the file is started when the file is read again: after SIGHUP, or when a node has been asked to
 reload. It counts as one of the nodes once it is up; until then its failure ends no other.
@@ -68,11 +68,16 @@ class Launcher:
     _stopping: bool = False
     _failure: ActorError | None = None
     _were_up: set[str] = field(factory=set)  # the names of nodes that have been up at least once
-    _announcements: list[str] = field(factory=list)  # of the gateway's node, until all have been up
+    _announcements: list[str] = field(factory=list)  # of gateways' nodes, until all have been up
+    _announced: dict[str, str] = field(factory=dict)  # by gateway's node, what it announced last
+    _gateways: set[str] = field(init=False)  # the nodes that have, or had, a gateway
     _placed: set[str] = field(factory=set)  # the nodes that the file, as it was read last, places on this machine
     _reload_wanted: trio.Event = field(factory=trio.Event)
     tasks: trio.Nursery = field(init=False)  # its own nursery, which ends after the nodes
     _node_tasks: trio.Nursery = field(init=False)  # the nursery of the tasks that keep nodes
+
+    def __attrs_post_init__(self) -> None:
+        self._gateways = set(self.loaded.cluster.gateway_nodes)
 
     async def run(self) -> int:
         """Run the nodes until a signal ends them, and return the exit code.
@@ -113,6 +118,7 @@ class Launcher:
         if (earlier := self.nodes.get(name)) is not None:  # it was drained, and is new in the file again
             node.failures, node.last_failure = earlier.failures, earlier.last_failure
         self.nodes[name] = node
+        self._gateways.update(cluster.gateway_nodes)
         self._node_tasks.start_soon(self._keep, node, cluster)
 
     async def _keep(self, node: KeptNode, cluster: Cluster) -> None:
@@ -207,15 +213,21 @@ class Launcher:
     # Announcements -----------------------------------------------------------------------
 
     def announce(self, name: str, text: str) -> None:
-        """Announce to the operator where clients connect; what a node without a gateway announces is in its log."""
-        if name == self.loaded.cluster.gateway.node:
-            self._announcements.append(text)
-            self._announce_ready()
+        """Announce to the operator where clients connect, unless another gateway serves there already.
+
+        What a node without a gateway announces is in its log.
+        """
+        if name in self._gateways:
+            serving = {other for other, node in self.nodes.items() if node.serving} - {name}
+            self._announced[name] = text
+            if all(self._announced.get(other) != text for other in serving):
+                self._announcements.append(text)
+                self._announce_ready()
 
     def on_up(self, name: str) -> None:
         """Note that a node is up, and announce what can be announced now."""
         self._were_up.add(name)
-        if self.loaded.cluster.gateway.node not in self.names and self._all_were_up:
+        if self._gateways.isdisjoint(self.names) and self._all_were_up:
             ready = (key for key in self.nodes if key in self._were_up & self._running)
             self._announcements.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
         self._announce_ready()
@@ -265,10 +277,12 @@ class Launcher:
             self.tasks.start_soon(self._stop_in_order)
 
     async def _stop_in_order(self) -> None:
-        """Let the node with the gateway finish its streams while the others serve them, then stop the others."""
-        if (first := self.nodes.get(self.loaded.cluster.gateway.node)) is not None:
-            first.scope.cancel(reason="the launcher stops")
-            await first.ended.wait()
+        """Let the nodes with gateways finish their streams while the others serve them, then stop the others."""
+        first = [node for name, node in self.nodes.items() if name in self._gateways]
+        for node in first:
+            node.scope.cancel(reason="the launcher stops")
+        for node in first:
+            await node.ended.wait()
         self._stop_all()
 
     def _stop_all(self) -> None:

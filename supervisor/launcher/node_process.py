@@ -17,6 +17,8 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from math import inf
 from typing import Protocol
 
 import trio
@@ -32,6 +34,7 @@ from supervisor.telemetry.logs import Terminal, readable_line
 
 log = logging.getLogger(__name__)
 
+NOT_LIMITED_S = 1e9  # the start of each life is limited here
 START_S = 60.0  # of a node, in addition to its engines and what they import
 STOP_S = 15.0  # of a node that has drained, in addition to its engines
 STOP_S_MAX = 1e6  # the ladder ends a node long before, and a reload may have made it longer
@@ -44,6 +47,9 @@ STACK_LINES_MAX = 100
 
 class NodeDied(ActorError):
     """A node's process has ended; its launcher starts another."""
+
+
+RESTARTED = "an operator asked to start it again"
 
 
 @define(eq=False)
@@ -92,6 +98,7 @@ class Life:
 
     up: bool = False
     done: bool = False
+    restarts: bool = False  # it drains, and is to be started again, as an operator has asked last
     has_beaten: bool = False
     silent_s: float = 0.0
     reason: str = ""
@@ -116,10 +123,10 @@ def tree(cluster: Cluster, node: KeptNode, keeper: NodeKeeper) -> Tree:
     process = Child(
         name="process",
         run=run,
-        args=(node, keeper),
+        args=(node, keeper, start_s),
         restart=Restart.TRANSIENT,  # a node that an operator has drained stays down
         significant=True,
-        start_within_s=start_s,
+        start_within_s=NOT_LIMITED_S,
         stop_within_s=STOP_S_MAX,
         about="the node, in a process of its own",
     )
@@ -135,24 +142,37 @@ def tree(cluster: Cluster, node: KeptNode, keeper: NodeKeeper) -> Tree:
 
 
 async def run(
-    node: KeptNode, keeper: NodeKeeper, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    node: KeptNode,
+    keeper: NodeKeeper,
+    start_s: float,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run one node's process; `started()` means that its tree is up. Return once it has ended as it was asked to.
 
-    A process that hangs before it is up is started again at once. Raises `StartFailed` if it does not come up, and
-    `NodeDied` when it ends later.
+    A process that hangs before it is up is started again at once, as is one that an operator restarts before. Each has
+    `start_s` seconds to come up. Raises `StartFailed` if it does not, and `NodeDied` when it ends later.
     """
     while True:
         life = Life()
-        await _run_once(node, keeper, life, task_status.started)
+        with trio.CancelScope(deadline=trio.current_time() + start_s) as starting:
+            await _run_once(node, keeper, life, partial(_end_limit, starting, task_status.started))
+        if starting.cancelled_caught:
+            life.reason = f"it was not up within {start_s:g} s"
         if not life.done:
             node.record_failure(life.reason or "it ended without a reason")
-        if life.up or not life.hung:
+        if life.up or not (life.hung or (life.restarts and not life.done and not node.removed)):
             break
     if not life.done:
         _raise_failure(node, life)
     elif not life.up:
         task_status.started()  # it was drained before it was up, and has ended as it was asked to
+
+
+def _end_limit(starting: trio.CancelScope, on_up: Callable[[], None]) -> None:
+    """Note that a node is up, and end the limit of its start."""
+    starting.deadline = inf
+    on_up()
 
 
 async def _run_once(node: KeptNode, keeper: NodeKeeper, life: Life, on_up: Callable[[], None]) -> None:
@@ -197,8 +217,11 @@ async def receive_all(
                 keeper.reload()
             case "failed", text:
                 life.reason = text
+            case "restart" | "stay" as kind, _:
+                life.restarts = kind == "restart"
             case "done", _:
-                life.done = True
+                life.done = not life.restarts or node.removed
+                life.reason = RESTARTED if life.restarts else life.reason
 
 
 async def watch(node: KeptNode, process: Process, life: Life, scope: trio.CancelScope) -> None:

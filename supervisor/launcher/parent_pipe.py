@@ -18,9 +18,10 @@ from typing import Literal, TypeAlias, cast, get_args
 import trio
 from attrs import define, field
 
-Kind: TypeAlias = Literal["heartbeat", "up", "announce", "reload", "failed", "done"]
+Kind: TypeAlias = Literal["heartbeat", "up", "announce", "reload", "restart", "stay", "failed", "done"]
 
 FINAL = ("failed", "done")  # sent once, however much waits before them
+DECISIONS = ("restart", "stay")  # of operators, who are told that they count: few, and sent however much waits
 
 LINE_BYTES_MAX = 64 * 1024
 READ_BYTES = 16 * 1024
@@ -48,7 +49,7 @@ class ParentPipe:
     def send(self, kind: Kind, text: str = "") -> None:
         """Send one message; it is dropped if the launcher has gone, or has not read for very long."""
         line = f"{json.dumps([kind, text[:TEXT_CHARACTERS_MAX]])}\n".encode()
-        if kind in FINAL or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:
+        if kind in FINAL or kind in DECISIONS or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:
             self._unsent += line
         self._send()
 

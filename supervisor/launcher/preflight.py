@@ -16,8 +16,10 @@ ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights;
 
 def check_can_start(cluster: Cluster, *names: str) -> None:
     """Raise `StartFailed`, in one sentence, for what would only fail after seconds of starting these nodes."""
-    if cluster.gateway.node in names:
-        check_port(cluster.gateway.host, cluster.gateway.port, "gateway.port")
+    for name in (name for name in names if name in cluster.gateway_nodes):
+        # Others that share the port may run, unless all of them are started now: then whoever has it is a stranger.
+        shared = not {*cluster.port_sharers(name)} <= {*names}
+        check_port(cluster.gateway.host, cluster.gateway.port, "gateway.port", shared=shared)
     for name in names:
         if (listen := cluster.node[name].listen) is not None:
             check_port(listen.host, listen.port, f"node.{name}.listen")
@@ -31,11 +33,13 @@ def check_can_start(cluster: Cluster, *names: str) -> None:
     _check_memory(cluster, names)
 
 
-def check_port(host: str, port: int, key: str) -> None:
-    """Raise `StartFailed`, which names the key of the port, if it cannot be had."""
+def check_port(host: str, port: int, key: str, *, shared: bool = False) -> None:
+    """Raise `StartFailed`, which names the key of the port, if it cannot be had; `shared`: beside other gateways."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             probe.bind((host, port))
         except OSError as error:

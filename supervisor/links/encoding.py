@@ -6,6 +6,7 @@ request in the message table allows, with possible numbers: the other end may be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, inf
 
 import trio
@@ -14,14 +15,15 @@ from attrs import define
 from protocol import codec
 from protocol.cluster import COUNT_MAX
 from protocol.errors import ActorLost, AskerLeft, PeerViolation, RequestError, TooLarge, from_code
-from protocol.frames import FRAME_BYTES_MAX, Fail
+from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Step
 from protocol.kind import Message
-from protocol.messages import Finished, Tokens
+from protocol.messages import Finished, Generate, Started, Tokens
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
 TOKEN_IDS = 2**31  # ids from 0 to below this
 FREE_REPLIES_MAX = 4096  # to one request: replies that take no credit
+DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 4096, 256  # of an error of another node, which a client gets
 
 
 @define(eq=False)
@@ -30,14 +32,26 @@ class ReplyRules:
 
     replies: tuple[type[object], ...]
     result: type[object]
+    first: type[object] | None  # it comes once, before all others and before the result
+    takes_tokens: bool  # `Tokens` are among them
+    likeliest_max: int | None = None  # of each token, that were asked for; None: without log probabilities
     free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
+    begun: bool = False  # `first` has come, or there is none
+
+    def __attrs_post_init__(self) -> None:
+        self.begun = self.first is None
 
     def reply(self, reply: Message, units: int) -> None:
         """Count a reply; raises `PeerViolation` for one that the row, the credit or its own numbers forbid."""
         if not isinstance(reply, self.replies) or units != codec.units_of(reply):
             raise PeerViolation(f"a {type(reply).__name__} for {units} units answers what was asked")
-        if isinstance(reply, Tokens) and not _is_possible(reply):
+        if self.first is not None and self.begun is isinstance(reply, self.first):
+            raise PeerViolation(f"a {type(reply).__name__} {'again' if self.begun else 'before an answer has begun'}")
+        self.begun = True
+        if isinstance(reply, Tokens) and not self._is_possible(reply):
             raise PeerViolation("token ids or log probabilities that cannot be")
+        if isinstance(reply, Started) and not 0 <= reply.cached_tokens <= COUNT_MAX:
+            raise PeerViolation("a number of cached tokens that cannot be")
         self.free_left -= not units
         if self.free_left < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
@@ -46,23 +60,51 @@ class ReplyRules:
         """Raise `PeerViolation` for a result that the row or its own numbers forbid."""
         if not isinstance(result, self.result):
             raise PeerViolation(f"a {type(result).__name__} ends an answer that ends in a {self.result.__name__}")
+        if not self.begun:
+            raise PeerViolation(f"a {type(result).__name__} ends an answer that has not begun")
         if isinstance(result, Finished):
             usage = result.usage
             counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
             if min(counts) < 0 or max(counts) > COUNT_MAX:
                 raise PeerViolation("a usage that cannot be")
 
+    def check_gathered(self, stream: int) -> None:
+        """Raise `PeerViolation` if no tokens without log probabilities may answer the request on `stream` now."""
+        if not self.takes_tokens:
+            raise PeerViolation(f"tokens on stream {stream}, where a {self.result.__name__} was asked for")
+        if not self.begun or self.likeliest_max is not None:
+            why = "before its answer has begun" if not self.begun else "without their log probabilities"
+            raise PeerViolation(f"tokens on stream {stream} {why}")
 
-def _is_possible(tokens: Tokens) -> bool:
-    ids = [*tokens.ids, *(token for logprob in tokens.logprobs for token, _ in logprob.top)]
-    return not ids or (min(ids) >= 0 and max(ids) < TOKEN_IDS and len(tokens.logprobs) in (0, len(tokens.ids)))
+    def _is_possible(self, tokens: Tokens) -> bool:
+        ids = tokens.ids
+        if self.likeliest_max is not None:
+            if len(tokens.logprobs) != len(ids) or any(len(each.top) > self.likeliest_max for each in tokens.logprobs):
+                return False
+            ids += tuple(token for each in tokens.logprobs for token, _ in each.top)
+        elif tokens.logprobs:
+            return False
+        return not ids or (min(ids) >= 0 and max(ids) < TOKEN_IDS)
+
+
+def check_gathered(step: Step, rules: Mapping[int, ReplyRules]) -> None:
+    """Raise `PeerViolation` for a `Step` of another node with anything but possible tokens of answers, or too many."""
+    if step.begun or step.ended or step.logprobs:
+        raise PeerViolation("a Step with more than tokens, which only an engine's host may send")
+    if not 0 < len(step.tokens) <= STEP_TOKENS_MAX or min(step.counts) < 1:
+        raise PeerViolation(f"a Step of {len(step.tokens)} tokens for {len(step.streams)} streams")
+    if min(step.tokens) < 0 or max(step.tokens) >= TOKEN_IDS:
+        raise PeerViolation("token ids that cannot be")
+    for stream in step.streams:
+        rules[stream].check_gathered(stream)
 
 
 def reply_rules(request: Message) -> ReplyRules:
     """Return the rules of the answer to a request; raises `TypeError` for a message that is no request."""
     row = codec.request_row(request)
     assert row.result is not None
-    return ReplyRules(row.replies, row.result)
+    likeliest_max = request.logprobs if isinstance(request, Generate) else None
+    return ReplyRules(row.replies, row.result, row.first, issubclass(Tokens, row.replies), likeliest_max)
 
 
 def encode_body(message: Message) -> bytes:
@@ -88,4 +130,5 @@ def request_error(fail: Fail, *, asker_left: bool) -> RequestError:
     """Return the error that a `Fail` carries; `ActorLost` if it says that the asker has left and that is not so."""
     if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")
-    return from_code(fail.code, fail.detail, fail.param)
+    param = None if fail.param is None else fail.param[:PARAM_CHARACTERS_MAX]
+    return from_code(fail.code, fail.detail[:DETAIL_CHARACTERS_MAX], param)

@@ -3,18 +3,22 @@
 Frames are queued synchronously, by any task and in any state: a sender never waits, which is what makes sending legal
 in a task that has been cancelled. What bounds the queue is the credit of the other end, and `queued_bytes_max` for an
 end that reads nothing at all.
+
+Tokens are the exception: those of all streams are gathered until the writer runs, and then leave as one `Step`, which
+costs both ends a fraction of a frame for each. Every other frame is queued behind what has been gathered before it, so
+the frames of a stream keep their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import trio
 from attrs import define, field
 
 from protocol.errors import LocalViolation, PeerViolation
-from protocol.frames import Frame
+from protocol.frames import STEP_TOKENS_MAX, Frame, Step
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from supervisor.links.traffic import Traffic
 from supervisor.links.transport import Transport
@@ -25,6 +29,10 @@ class Send(Protocol):
 
     def __call__(self, frame: Frame, attached: tuple[memoryview, ...] = ...) -> None:
         """Queue a frame and the bytes that are attached to it."""
+
+
+def _no_tokens() -> Step:
+    return Step([], [], [], [], [])
 
 
 @define(eq=False)
@@ -39,12 +47,37 @@ class FrameWriter:
     closed: bool = False  # the link has ended, and nothing may be sent any more
     last_sent_at: float = field(factory=trio.current_time)  # on Trio's clock
     _waiting: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    _gathered: Step = field(factory=_no_tokens, init=False)
 
     def send(self, frame: Frame, attached: tuple[memoryview, ...] = ()) -> None:
         """Queue a frame and what is attached to it, or do nothing if the link has ended.
 
         Raises `TooLarge` or `Overloaded` as `Peer.send` does. A frame that is not legal ends the link.
         """
+        if self._gathered.tokens:
+            self._send_gathered()
+        self._send(frame, attached)
+
+    def send_tokens(self, stream: int, ids: Sequence[int]) -> bool:
+        """Queue the next tokens of a stream, if they may be sent in a `Step`; return whether they may."""
+        if not 0 < len(ids) <= STEP_TOKENS_MAX or not self.peer.may_send_steps:
+            return False
+        step = self._gathered
+        if len(step.tokens) + len(ids) > STEP_TOKENS_MAX:
+            self._send_gathered()
+            step = self._gathered
+        if not step.tokens:
+            self.wake()
+        step.streams.append(stream)
+        step.counts.append(len(ids))
+        step.tokens.extend(ids)
+        return True
+
+    def _send_gathered(self) -> None:
+        step, self._gathered = self._gathered, _no_tokens()
+        self._send(step, ())
+
+    def _send(self, frame: Frame, attached: tuple[memoryview, ...]) -> None:
         if self.closed:
             return
         try:
@@ -52,19 +85,20 @@ class FrameWriter:
         except LocalViolation as error:
             self.on_failure(error)
             return
-        self._waiting.unpark()
+        self.wake()
         if self.peer.queued_bytes > self.queued_bytes_max:  # the fault of the other end, not of this sender
             self.on_failure(PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread"))
 
     def wake(self) -> None:
-        """Write frames that what has arrived has made ready."""
-        self._waiting.unpark()
+        """Write what is ready, such as frames that what has arrived has made so."""
+        if self._waiting:  # else the writer is awake already
+            self._waiting.unpark()
 
     async def run(self) -> None:
         """Write until the transport breaks, which the link's reader notices as well."""
         while True:
             try:
-                while self.peer.ready and (data := self.peer.data_to_send(MESSAGE_BYTES_MAX)):
+                while data := self._next_data():
                     await self.transport.send_all(data)
                     self.last_sent_at = trio.current_time()
                     self.traffic.sent(len(data))
@@ -74,3 +108,8 @@ class FrameWriter:
                 self.on_failure(error)
                 return
             await self._waiting.park()
+
+    def _next_data(self) -> bytes:
+        if self._gathered.tokens:
+            self._send_gathered()
+        return self.peer.data_to_send(MESSAGE_BYTES_MAX) if self.peer.ready else b""

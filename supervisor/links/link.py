@@ -81,7 +81,7 @@ class Link:
     def __attrs_post_init__(self) -> None:
         self._writer = FrameWriter(self.peer, self.transport, self.traffic, self.queued_bytes_max, self.abort)
         self._asking = AskingHalf(self.peer, self._writer.send, self.traffic, self._lost_error)
-        self._serving = ServingHalf(self.peer, self._writer.send, self.services, self.release_s)
+        self._serving = ServingHalf(self.peer, self._writer, self.services, self.release_s)
         self._liveness = Liveness(self.acknowledged_s, self._on_stalled)
 
     # What callers do ---------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Link:
         handlers = {
             Hello: partial(self._on_hello, task_status),
             Item: asking.on_item,
-            Step: asking.on_step if self.heartbeat is None else _refuse_step,
+            Step: asking.on_step if self.heartbeat is None else asking.on_gathered,
             End: asking.on_end,
             Fail: asking.on_fail,
             Open: partial(serving.on_open, nursery),
@@ -276,8 +276,3 @@ class Link:
 
     def _lost_error(self, detail: str) -> RequestError:
         return self.lost_error(detail)
-
-
-def _refuse_step(_: Step) -> None:
-    """Raise `PeerViolation`: a Step is not checked, so only this node's own engine hosts may send one."""
-    raise PeerViolation("a Step, which only an engine's host may send")

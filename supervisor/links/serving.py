@@ -21,9 +21,10 @@ from protocol import codec
 from protocol.errors import DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
 from protocol.frames import Cancel, Credit, End, Fail, Item, Open
 from protocol.kind import Message
+from protocol.messages import Tokens
 from protocol.peer import Peer
 from supervisor.links.encoding import encode_body, fail_frame
-from supervisor.links.frame_writer import Send
+from supervisor.links.frame_writer import FrameWriter
 
 Service: TypeAlias = Askable[Message, Message, Message]
 Services: TypeAlias = Mapping[tuple[str, type[Message]], Service]
@@ -44,7 +45,7 @@ class ServingHalf:
     """The requests of the other end that have not ended."""
 
     peer: Peer
-    send: Send
+    writer: FrameWriter
     services: Services
     release_s: float  # how long a call may take to release what it holds before its stream is closed all the same
     _calls: dict[int, _Call] = field(factory=dict, init=False)
@@ -60,7 +61,7 @@ class ServingHalf:
         if service is None and not frame.to:
             raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
         if service is None:  # the worker may have been there a moment ago
-            self.send(fail_frame(frame.stream, NotReady(f"there is no {frame.to} here")))
+            self.writer.send(fail_frame(frame.stream, NotReady(f"there is no {frame.to} here")))
             return
         remaining_s = inf if frame.within_ms is None else max(0, frame.within_ms) / 1000
         self._calls[frame.stream] = _Call(trio.CancelScope(relative_deadline=remaining_s))
@@ -96,14 +97,18 @@ class ServingHalf:
             except* RequestError as group:
                 last = fail_frame(stream, first_leaf(group))
             if call.answer is not None:
-                with trio.move_on_after(self.release_s, shield=True):
-                    await call.answer.over.wait()
+                if not call.answer.over.is_set():
+                    with trio.move_on_after(self.release_s, shield=True):
+                        await call.answer.over.wait()
                 if isinstance(call.answer.failure, EngineLost):  # an asker who has left needs to know it as well
                     last = fail_frame(stream, call.answer.failure)
         finally:
             del self._calls[stream]
-        self.send(last)
+        self.writer.send(last)
 
     def _reply(self, stream: int, reply: Message) -> None:
+        if isinstance(reply, Tokens) and not reply.logprobs and self.writer.send_tokens(stream, reply.ids):
+            return
         attached = codec.attached(reply)
-        self.send(Item(stream, encode_body(reply), codec.units_of(reply), sum(map(len, attached))), attached)
+        item = Item(stream, encode_body(reply), codec.units_of(reply), sum(map(len, attached)))
+        self.writer.send(item, attached)

@@ -80,7 +80,7 @@ class Assembly:
 
 def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credentials) -> Assembly:
     """Return the assembly of a node; raises `StartFailed` if a model's files cannot be used."""
-    has_gateway, registry = cluster.gateway.node == node, runtime.metrics.registry
+    has_gateway, registry = node in cluster.gateway_nodes, runtime.metrics.registry
     directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node))
     texts = load_text_models(cluster, node, runtime.strftime, has_gateway=has_gateway)
     directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})

@@ -38,7 +38,7 @@ class Credentials:
 
 def read_credentials(cluster: Cluster, name: str, environment: Mapping[str, str]) -> Credentials:
     """Return the credentials of a node; raises `StartFailed` if any cannot be read or would let everybody in."""
-    has_gateway = cluster.gateway.node == name
+    has_gateway = name in cluster.gateway_nodes
     certificate = cluster.certificate if has_gateway else None
     return Credentials(
         keys=client_keys.client_keys(cluster, environment) if has_gateway else None,

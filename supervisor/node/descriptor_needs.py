@@ -35,7 +35,7 @@ def needed(cluster: Cluster, name: str) -> dict[str, int]:
     section = cluster.node[name]
     engines = sum(name in engine.nodes for engine in cluster.engine.values())
     counts = {
-        "connections": cluster.gateway.limits.connections_max if cluster.gateway.node == name else 0,
+        "connections": cluster.gateway.limits.connections_max if name in cluster.gateway_nodes else 0,
         "links": len(cluster.node) - 1 + len(cluster.cluster.join),
         "engines": ENGINE_NEEDS * (engines + 1) if engines else 0,  # one more for the process that forks them
         "listeners": LISTENER_NEEDS

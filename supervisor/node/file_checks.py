@@ -42,7 +42,7 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mista
             (f"node.{name}.metrics", partial(client_keys.check_metrics_keys, cluster, name, keys))
             for name in cluster.node
         )
-        if cluster.gateway.node in cluster.node:
+        if not cluster.node.keys().isdisjoint(cluster.gateway_nodes):
             checks.append(("gateway.keys", partial(client_keys.check_client_keys, cluster, keys)))
     if cluster.certificate is not None:
         checks.append(("gateway.tls_certificate", cluster.certificate.context))

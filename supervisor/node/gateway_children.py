@@ -54,6 +54,8 @@ def make_gateway(
         now=runtime.now,
         server_info=partial(models.server_info, cluster, directory, version(), ejected),
         flush_cache=partial(engine_control.flush_caches, directory),
+        wait_ready=partial(readiness.wait_ever_ready, directory, names),
+        shares_port=len(cluster.port_sharers(directory.name)) > 1,
     )
 
 

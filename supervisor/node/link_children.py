@@ -31,7 +31,8 @@ def make_mesh(
     for name in (other for other in cluster.node if other != node):
         offers = [offer(key, engine) for key, engine in cluster.engines_on(name).items()]
         address = cluster.node[name].dial_address
-        directory.configure(name, None if address is None else str(address), offers)
+        routes = name in cluster.gateway_nodes
+        directory.configure(name, None if address is None else str(address), offers, routes=routes)
     join = cluster.cluster.join
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None

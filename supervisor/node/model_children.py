@@ -8,11 +8,13 @@ from functools import partial
 from attrs import define, field, frozen
 
 from actors.kit.calls import Address, mailbox
+from actors.kit.direct import DirectAddress, DirectCalls
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.routing.policies import POLICIES
 from actors.routing.routing import Routing
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
+from protocol.messages import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
@@ -50,26 +52,28 @@ def model_children(
     children: list[Child] = []
     for name in cluster.model:
         work, work_inbox = request_inbox(cluster.model[name].queue_max)
+        routed: DirectCalls[Generate, Started | Tokens, Finished] = DirectCalls(work_inbox.pass_by)
         requests: Address[TextRequest, TextReply, TextResult]
         requests, requests_inbox = mailbox(cluster.gateway.requests_max)
+        processed: DirectCalls[TextRequest, TextReply, TextResult] = DirectCalls()
         routing = _routing(cluster, name, texts[name], directory, runtime)
         reloadable.routings[name] = routing
         served[name] = ServedModel(
             partial(models.model_object, name, directory, int(runtime.now())),
-            requests,
+            DirectAddress(requests.inbox, processed),
             partial(models.request_tokens_max, directory, name),
         )
         limits = partial(_prompt_limits, directory, name, reloadable)
         check = partial(check_grammar, directory, runtime.run_in_thread, name)
         limit = cluster.gateway.requests_max
         children += (
-            router_child.child(name, cluster.model[name], work_inbox, routing),
+            router_child.child(name, cluster.model[name], work_inbox, routing, routed),
             Child(
                 name=f"processor-{name.replace('/', ':')}",
                 run=processor,
                 args=(
-                    *(requests_inbox, texts[name], work, limits, runtime.run_in_thread, limit),
-                    *(cluster.gateway.text.tokenize_tokens_max, check),
+                    *(requests_inbox, texts[name], DirectAddress(work.inbox, routed), limits, runtime.run_in_thread),
+                    *(limit, cluster.gateway.text.tokenize_tokens_max, check, processed),
                 ),
                 about=f"conversations to tokens and back, for {name}",
                 limits=(("requests", limit),),

@@ -49,7 +49,7 @@ def make_monitoring(
         is_unready = partial(unready, cluster, directory)
         text: Callable[[], Awaitable[bytes]] = partial(local_metrics_text, engines, runtime.metrics)
     else:
-        is_unready, text = gateway.unready, gateway.metrics_text
+        is_unready, text = partial(gateway_unready, directory, gateway), gateway.metrics_text
     return Gateway(
         runner=RequestRunner({}, runtime.metrics, LIMITS.head_s, LIMITS.head_s),
         gate=AdmissionGate(1, LIMITS.head_s, 1, lambda: None),
@@ -79,6 +79,11 @@ def monitoring_child(address: Endpoint | None, endpoint: Gateway) -> Child:
     )
 
 
+def gateway_unready(directory: Directory, gateway: Gateway) -> str | None:
+    """Return why a gateway is not ready, None if it is."""
+    return "the node drains" if directory.draining else gateway.unready()
+
+
 def unready(cluster: Cluster, directory: Directory) -> str | None:
     """Return why a node without a gateway is not ready, None if it is."""
     if directory.draining:
@@ -88,8 +93,10 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
     for name, worker in directory.local.items():
         if worker.engine.current is None:
             return f"engine {name} {worker.engine.status_text}"
-    gateway_node = cluster.gateway.node
-    return f"there is no link to node {gateway_node}" if directory.node(gateway_node).link is None else None
+    gateways = cluster.gateway_nodes
+    if any(directory.node(name).link is not None for name in gateways):
+        return None
+    return f"there is no link to node{'s' * (len(gateways) > 1)} {', '.join(gateways)}"
 
 
 async def local_metrics_text(engines: engine_control.Engines, metrics: Metrics) -> bytes:

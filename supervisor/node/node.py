@@ -29,7 +29,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.engines.sglang import shared_memory
-from protocol.errors import ActorError, StartFailed
+from protocol.errors import ActorError, NotReady, StartFailed
 from protocol.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
@@ -56,6 +56,7 @@ from supervisor.threads.text_threads import TextThreads
 log = logging.getLogger(__name__)
 
 ROOM_BITS = 63  # of a rendezvous room, as SGLang has them
+LAST_REQUESTS_S = 0.5  # for clients that had connected when the gateway left a port that others share
 BYE_S = 0.05  # for the goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
@@ -71,6 +72,7 @@ class LauncherHooks:
 
     up: Callable[[], None] = lambda: None  # the tree is ready
     reload: Callable[[], None] | None = None  # the file may have new nodes
+    restart: Callable[[bool], None] | None = None  # whether another process shall follow this one, which drains
     heartbeat: Callable[[], None] | None = None  # the event loop runs
     earlier: EarlierFailures = EarlierFailures()
 
@@ -119,7 +121,7 @@ async def run(
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials)
         assembly.status.earlier_failures = launched.earlier
-        node = Node(loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat)
+        node = Node(loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat, launched.restart)
         node.attach_controls(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
         for warning in file_checks.warnings(cluster, runtime.now()):
             log.warning(warning)
@@ -139,17 +141,19 @@ class Node:
     terminal: Terminal
     drain_s: float
     heartbeat: Callable[[], None] | None = None
+    ask_launcher_to_restart: Callable[[bool], None] | None = None  # or not to, although it was asked before
     exit_code: int = 0
     nursery: trio.Nursery | None = None  # while it runs
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
     _signalled: bool = False
+    _drains: int = 0  # that leave it down
     _reloader: Reloader | None = None
     _failure: ActorError | None = None
 
     def attach_controls(self, reloader: Reloader) -> None:
         """Connect the control service to this node: drain, reload, and the state of the admission gate."""
         self._reloader = reloader
-        self.assembly.controls.drain = partial(self.drain, "an operator asks for it")
+        self.assembly.controls.drain = self.drain_for_operator
         self.assembly.controls.reload = reloader.reload
         if self.assembly.gateway is not None:
             self.assembly.controls.gate_state = self.assembly.gateway.gate.state
@@ -157,6 +161,36 @@ class Node:
     def set_drain_s(self, drain_s: float) -> None:
         """Set the time in seconds in which streams may finish in a drain."""
         self.drain_s = drain_s
+
+    async def drain_for_operator(self, restarts: bool) -> None:  # as a control service calls it
+        """Begin the shutdown, after which the launcher starts the node again if it `restarts`.
+
+        Raises `NotReady` if nothing could start it again, or it could not start with its file as it is now. Of several
+        drains the last one counts.
+        """
+        if restarts:
+            await self._check_restart()
+        else:
+            await trio.lowlevel.checkpoint()
+        self._shall_restart(restarts)
+        self.drain("an operator asks for it")
+
+    async def _check_restart(self) -> None:
+        name, drains = self.assembly.directory.name, self._drains
+        if self.ask_launcher_to_restart is None or self._reloader is None:
+            raise NotReady(f"node {name} has no launcher that could start it again")
+        try:
+            await self._reloader.check_start()
+        except StartFailed as error:
+            raise NotReady(f"node {name} runs on, since it could not start again: {error}") from error
+        if self._drains != drains:
+            raise NotReady(f"node {name} is to stay down: it was asked to drain meanwhile")
+
+    def _shall_restart(self, restarts: bool) -> None:
+        """Note whether the launcher shall start the node again after its drain."""
+        self._drains += not restarts
+        if self.ask_launcher_to_restart is not None:
+            self.ask_launcher_to_restart(restarts)
 
     def drain(self, reason: str) -> None:
         """Begin the shutdown, unless it has begun."""
@@ -254,6 +288,7 @@ class Node:
         """Begin the shutdown; return False at a second signal. A drain by an operator counts as no signal."""
         is_first, self._signalled = not self._signalled, True
         if is_first:
+            self._shall_restart(False)
             self.drain(name)
         return is_first
 
@@ -270,6 +305,9 @@ class Node:
         """Take the steps of a shutdown in order: drain, cut, send a goodbye, stop the tree."""
         assembly, grace = self.assembly, self.runtime.grace
         with grace.wait_at_most(self.drain_s):
+            if assembly.gateway is not None and assembly.gateway.shares_port:
+                assembly.gateway.leave_port()
+                await trio.sleep(min(LAST_REQUESTS_S, self.drain_s / 2))
             if assembly.gateway is not None:
                 assembly.gateway.drain()
             if assembly.links is not None:  # until a node learns of the drain, it may choose a worker here
@@ -279,6 +317,8 @@ class Node:
                 await assembly.gateway.connections.wait_idle()  # an answer is complete once its client has received it
             await assembly.directory.wait_idle()
         if assembly.gateway is not None:
+            if not assembly.gateway.gate.draining:  # a second signal came while it left its port
+                assembly.gateway.drain()
             if cut := assembly.gateway.abort():
                 log.warning("answers were cut", extra={"count": cut})
             with grace.wait_at_most(FAREWELL_S):

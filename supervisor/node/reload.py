@@ -33,6 +33,7 @@ from supervisor.gateway.origins import Origins
 from supervisor.links.tls import LinkTls
 from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly
+from supervisor.node.credentials import read_credentials
 from supervisor.node.file_changes import RESTART, Change, changes, describe_applied, describe_unapplied, value_at
 from supervisor.node.router_child import RELOADABLE, limits
 from supervisor.threads.file_threads import FileThreads
@@ -119,6 +120,13 @@ class Reloader:
             raise InternalError("the node made a mistake; its log has the details")
         return request.result
 
+    async def check_start(self) -> None:
+        """Check that this node could start with its file as it is now; raises `StartFailed`."""
+        await self.reads(self._read_as_at_start)
+
+    def _read_as_at_start(self) -> None:
+        read_credentials(self._read().cluster, self.name, self.environment)
+
     async def run(self) -> None:
         """Serve requests for reloads, one reload after the other, until cancelled.
 
@@ -168,12 +176,13 @@ class Reloader:
         if self.name not in new.node:
             raise _NotInFile(f"there is no node {self.name} in {self.loaded.file} any more; drain it if it is to go")
         keys, context = None, None
-        if self.assembly.gateway is not None and new.gateway.node == self.name:
+        if self.assembly.gateway is not None and self.name in new.gateway_nodes:
             keys = client_keys.client_keys(new, self.environment)
             context = None if new.certificate is None else new.certificate.context()
         secret, tls = link_credentials.cluster_secret(new, self.environment), link_credentials.link_tls(new)
         link_credentials.check_certificate_names(new, self.name, tls)
-        return _FileContents(new, tuple(changes(self.loaded.cluster, new)), secret, tls, keys, context)
+        differences = (each for each in changes(self.loaded.cluster, new) if each.path[0] != "processes")  # but nodes
+        return _FileContents(new, tuple(differences), secret, tls, keys, context)
 
     def _apply_all(self, read: _FileContents, outcome: _Outcome) -> None:
         differences = {change.path: change for change in read.differences}
@@ -248,7 +257,7 @@ class Reloader:
     def _apply_to_gateway(self, keys: tuple[str, ...], read: _FileContents) -> bool | None:
         gateway, section = self.assembly.gateway, read.cluster.gateway
         if gateway is None:
-            return False if keys == ("node",) and section.node == self.name else None
+            return False if keys == ("nodes",) and self.name in section.nodes else None
         match keys:
             case (key,) if key in ADMISSION_KEYS:
                 # Processors have as many places as at the start, so more requests than then are never admitted.
@@ -264,14 +273,25 @@ class Reloader:
             case ("allowed_hosts" | "allowed_origins" | "grammars",):
                 gateway.origins = Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins))
                 gateway.grammars = frozenset(section.grammars)
-            case ("keys",) if read.keys is not None:  # None: the new file has the gateway on another node
-                gateway.keys.sources = read.keys.sources
+            case ("keys" | "nodes",) if read.keys is not None:  # None: the new file has no gateway here
+                divides = _read_keys_from(gateway, read.keys) and self._divide_rates(gateway, read)
+                return divides or (keys == ("keys",) and gateway.keys.sources is read.keys.sources)
             case ("tls_certificate" | "tls_key",):
                 return _apply_certificate(gateway, read)
             case ("limits", key) if key != "send_buffer_bytes":  # which belongs to the listening socket
                 gateway.limits = evolve(gateway.limits, **{key: getattr(section.limits, key)})
             case _:
                 return False
+        return True
+
+    def _divide_rates(self, gateway: Gateway, read: _FileContents) -> bool:
+        """Divide the rates of keys by the number of gateways; return False if that takes a restart.
+
+        A gateway cannot begin to share its port while it runs, so clients reach it alone, with their whole rates.
+        """
+        if read.keys is None or (len(read.cluster.port_sharers(self.name)) > 1) != gateway.shares_port:
+            return False
+        gateway.keys.gateways = read.keys.gateways
         return True
 
     def _apply_to_links(self, key: str, read: _FileContents) -> bool | None:
@@ -300,7 +320,8 @@ class Reloader:
             return False
         offers = [offer(key, engine) for key, engine in new.engines_on(name).items()]
         address = section.dial_address
-        assembly.directory.configure(name, None if address is None else str(address), offers)
+        routes = name in new.gateway_nodes
+        assembly.directory.configure(name, None if address is None else str(address), offers, routes=routes)
         assembly.directory.notify()  # wakes the task that dials nodes
         return True
 
@@ -316,6 +337,17 @@ class Reloader:
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)
         return True
+
+
+def _read_keys_from(gateway: Gateway, keys: Keys) -> bool:
+    """Read the keys from the places of `keys` from now on; return False if that takes a restart.
+
+    Without its keys, a gateway that wants some would serve nobody; to serve everybody, it has to start anew.
+    """
+    if gateway.keys.wanted and not keys.wanted:
+        return False
+    gateway.keys.sources = keys.sources
+    return True
 
 
 def _describe_keys(before: Collection[tuple[str, str]], now: Collection[tuple[str, str]]) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import trio
 from attrs import asdict
 
+from actors.kit.direct import DirectCalls
 from actors.router import router
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import EjectionState
+from protocol.messages import Finished, Generate, Started, Tokens
 from supervisor.config.schema import ModelSection
 from supervisor.engines.work import RequestInbox
 from supervisor.supervision.tree import Child
@@ -29,12 +31,18 @@ def limits(section: ModelSection) -> FailoverLimits:
     return FailoverLimits(**{name: getattr(section, name) for name in LIMITS}, ejection=section.ejection)
 
 
-def child(name: str, section: ModelSection, inbox: RequestInbox, routing: Routing) -> Child:
+def child(
+    name: str,
+    section: ModelSection,
+    inbox: RequestInbox,
+    routing: Routing,
+    direct: DirectCalls[Generate, Started | Tokens, Finished],
+) -> Child:
     """Return the child that runs the router of a model."""
     return Child(
         name=f"router-{name.replace('/', ':')}",
         run=router,
-        args=(inbox, routing),
+        args=(inbox, routing, direct),
         about=f"to a worker of {name}, chosen by {section.policy}",
         limits=(
             ("queue", section.queue_max),

@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
@@ -23,6 +22,7 @@ from attrs import define, field
 
 from protocol.errors import StartFailed
 from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.telemetry.bounded_json import bounded, bounded_json, name_json, quoted, truncated
 from supervisor.threads.queued_writer import BYTES_MAX, LINES_MAX, QueuedWriter, file_sink
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,6 @@ SHOWN_LEVELS = {"warning", "error", "critical"}
 TRANSIENT_EVENTS = {"starting", "stopping"}  # of children; the live line shows them, so they get no line of their own
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
-VALUE_CHARACTERS_MAX = 2048  # of each text in a record
-VALUES_MAX = 64  # of each list or table
-DEPTH_MAX = 4
 TRACE_CHARACTERS_MAX = 16 * 1024
 FLUSH_S = 1.0  # for the last lines to be written before a process exits
 
@@ -45,20 +42,29 @@ class JsonFormatter(logging.Formatter):
 
     def __init__(self, node: str | None = None) -> None:
         super().__init__()
-        self._fields: dict[object, object] = {} if node is None else {"node": node}
+        self._fields: dict[str, str] = {} if node is None else {"node": quoted(node)}
+        self._second, self._time = -1, ""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record with all its fields, each bounded."""
-        line: dict[object, object] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
+        texts = {
+            "time": self._time_text(record),
+            "level": quoted(record.levelname.lower()),
             **self._fields,
-            "event": _event(record),
-            **_extra(record),
+            "event": quoted(_event(record)),
         }
+        for name, value in vars(record).items():
+            if name not in RECORD_FIELDS:
+                texts[name] = bounded_json(value)
         if record.exc_info:
-            line["traceback"] = _without_middle(self.formatException(record.exc_info))
-        return json.dumps(line, ensure_ascii=False)
+            texts["traceback"] = quoted(_without_middle(self.formatException(record.exc_info)))
+        return f"{{{', '.join([f'{name_json(name)}: {text}' for name, text in texts.items()])}}}"
+
+    def _time_text(self, record: logging.LogRecord) -> str:
+        """Return the time of a record, made once for all records of a second."""
+        if (second := int(record.created)) != self._second:
+            self._second, self._time = second, quoted(self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"))
+        return self._time
 
 
 class TextFormatter(logging.Formatter):
@@ -98,29 +104,7 @@ def _extra(record: logging.LogRecord) -> dict[object, object]:
 
 
 def _event(record: logging.LogRecord) -> str:
-    return _truncated(record.getMessage())
-
-
-def bounded(value: object, depth: int = DEPTH_MAX) -> object:
-    """Return a value as plain JSON of bounded length, width and depth, for a log line."""
-    if value is None or isinstance(value, bool | float):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < 2**63 else "a large number"
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        if not depth:
-            return "..."
-        first = islice(value, VALUES_MAX)
-        if isinstance(value, Mapping):
-            return {_truncated(str(key)): bounded(value[key], depth - 1) for key in first}
-        return [bounded(item, depth - 1) for item in first]
-    return _truncated(value if isinstance(value, str) else str(value))
-
-
-def _truncated(text: str) -> str:
-    if len(text) <= VALUE_CHARACTERS_MAX:
-        return text
-    return f"{text[:VALUE_CHARACTERS_MAX]}... ({len(text)} characters)"
+    return truncated(record.getMessage())
 
 
 def _without_middle(trace: str) -> str:

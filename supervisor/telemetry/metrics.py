@@ -18,7 +18,7 @@ from protocol.messages import EngineLoad, Usage
 from supervisor.threads.queued_writer import QueuedWriter
 
 from . import registry
-from .registry import Counter, Histogram, LabelValues, Registry, pieces
+from .registry import Buckets, Counter, Histogram, LabelValues, Registry, pieces
 
 ENGINE_LOADS = {  # fields of an engine's load, and what they are
     "running": "Requests inside the engine, by its own count",
@@ -90,10 +90,9 @@ class Metrics:
         """Count the time of a request until its first token."""
         self._first_token[model,].observe(seconds)
 
-    def token_gap(self, model: str, seconds: float, tokens: int) -> None:
-        """Count the time since the preceding chunk, divided among the `tokens` of this one."""
-        if tokens:
-            self._gap[model,].observe(seconds / tokens, tokens)
+    def token_gaps(self, model: str) -> Buckets:
+        """Return the histogram of the times between two tokens of a model; a chunk's time is divided among its own."""
+        return self._gap[model,]
 
     def request_ended(self, model: str, api: str, outcome: str, seconds: float, usage: Usage) -> None:
         """Count a request that has ended; `outcome` is a finish reason, `left`, or an error's code."""

@@ -15,10 +15,12 @@ from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.slots import Deadlines, SlotObserver
 from actors.kit.calls import Answer
+from actors.kit.fast_path import FastPath
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
+from protocol.text_messages import Text
 from tests.actors.test_decode import Worker, ask, leave_after, working
 from tests.rig.calls import priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, whole
@@ -131,7 +133,7 @@ async def test_tokens_from_a_stuck_slot_are_dropped_after_its_request_has_ended(
         with pytest.raises(DeadlineExceeded):
             async with worker.address.ask(wanted_of("bad"), 3) as answer:
                 await answer.relay(replies.append)
-        worker.engine.hung["bad"].put(Tokens([1]))
+        worker.engine.hung["bad"].put(Tokens((1,)))
         assert (replies, answer.credit) == ([], 3)
         worker.engine.healed.set()
 
@@ -240,6 +242,23 @@ async def test_d7_a_request_that_stands_still_while_others_go_on_was_preempted(a
         nursery.start_soon(call_later, 3.5, worker.engine.scheduler.silent.add, "bad")
         await expect(Preempted, worker, wanted_of("bad", tokens_max=50))
         assert trio.current_time() == 23
+
+
+async def test_d7_tokens_that_skip_the_decode_count_as_progress_of_the_others(autojump_clock: MockClock) -> None:
+    async def ask_by_fast_path(worker: Worker, wanted: Generate, texts: list[str]) -> None:
+        path = FastPath(lambda text, _: texts.append(text.text))
+        path.open({token: Text(str(token), 1) for token in range(100)})
+        async with worker.address.ask(wanted, wanted.sampling.tokens_max) as answer:
+            await answer.relay(lambda _: None, None, path)
+
+    texts: list[str] = []
+    async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
+        nursery.start_soon(ask_by_fast_path, worker, wanted_of("good", tokens_max=100), texts)
+        await trio.sleep(15)  # so that no deadline of the good one comes shortly before that of the bad one
+        nursery.start_soon(call_later, 3.5, worker.engine.scheduler.silent.add, "bad")
+        await expect(Preempted, worker, wanted_of("bad", tokens_max=50))
+        assert trio.current_time() == 38
+    assert len(texts) == 99, "the first token goes the general way"
 
 
 async def test_a_silent_engine_has_preempted_no_request(autojump_clock: MockClock) -> None:

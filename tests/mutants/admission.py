@@ -6,6 +6,8 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "supervisor/gateway/admission.py": (
+        Bug("all requests that are admitted at once begin in one turn", "self._beginning >= BEGIN_MAX", "False"),
+        Bug("the turn of a request is never passed on", "if not self._turns.unpark():", "if False:"),
         Bug("the places of a request are not given back", "        self.inside -= waiter.weight\n", "        pass\n"),
         Bug(
             "places that were given to a request that has left are not given back",

@@ -49,7 +49,33 @@ BUGS: Bugs = {
     "actors/text/detokenizer.py": (
         Bug("half a character is told", "if not text.endswith(REPLACEMENT_CHARACTER):", "if True:"),
         Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
+        Bug(
+            "a whole token overtakes what is held back",
+            "self.tokens != self._given_tokens or self._decoding.holds",
+            "self.tokens != self._given_tokens",
+        ),
+        Bug(
+            "a whole token is counted as a piece of one, whatever came without text",
+            "or self.tokens != self._given_tokens or",
+            "or",
+        ),
+        Bug("the decoder forgets the whole tokens", "self._given, self._before = 1, text", "pass"),
+        Bug(
+            "stop strings are not looked for in whole tokens",
+            "        if self.stops is not None or self.stop_ids or",
+            "        if self.stop_ids or",
+        ),
         Bug("text is lost behind a stop token", "out += self._held_back() + self._decoding.flush()", "pass"),
+    ),
+    "actors/text/whole_tokens.py": (
+        Bug("an end of an answer has text", "{*eos_ids, *(token", "{*(token"),
+        Bug("an added token is whole", '*(token["id"] for token in added)', ""),
+        Bug(
+            "a part of a character is whole",
+            "if text and REPLACEMENT_CHARACTER not in text else None",
+            "if text else None",
+        ),
+        Bug("any decoder joins bytes", 'or decoder.get("type") != "ByteLevel"', ""),
     ),
     "actors/text/stop_strings.py": (
         Bug("a stop string leaks", "return whole[:-size], whole[-size:]", "return whole, whole[-size:]"),

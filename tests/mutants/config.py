@@ -73,6 +73,11 @@ BUGS: Bugs = {
     ),
     "supervisor/node/reload.py": (
         Bug(
+            "a gateway that cannot share its port divides the rates of keys",
+            "or (len(read.cluster.port_sharers(self.name)) > 1) != gateway.shares_port:",
+            ":",
+        ),
+        Bug(
             "a reload takes the loop with it",
             "            except Exception:  # a node must",
             "            except OSError:  # a node must",

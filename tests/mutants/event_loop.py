@@ -36,8 +36,21 @@ BUGS: Bugs = {
             "                    handled = 0\n",
         ),
     ),
-    "supervisor/telemetry/logs.py": (
+    "supervisor/telemetry/bounded_json.py": (
         Bug("a record is as long as a client likes", "if len(text) <= VALUE_CHARACTERS_MAX:", "if True:"),
+        Bug(
+            "a long text is not cut in a line",
+            "isinstance(value, str) and len(value) <= VALUE",
+            "isinstance(value, str) or VALUE",
+        ),
+        Bug(
+            "an infinite number is not JSON in the standard library's way",
+            "and -INTEGER_MAX < value < INTEGER_MAX:",
+            ":",
+        ),
+    ),
+    "supervisor/telemetry/logs.py": (
+        Bug("all lines have the time of the first", "!= self._second:", "!= self._second and not self._time:"),
         Bug("redraws queue up at a terminal that stands still", "if text != self._shown and self.log.idle and", "if"),
     ),
     "supervisor/launcher/parent_pipe.py": (
@@ -48,7 +61,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "what a launcher does not read is kept without a limit",
-            "if kind in FINAL or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:",
+            "if kind in FINAL or kind in DECISIONS or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:",
             "if True:",
         ),
     ),
@@ -65,6 +78,16 @@ BUGS: Bugs = {
     ),
     "supervisor/launcher/node_process.py": (
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
+        Bug(
+            "a restart of a node that still starts takes it down",
+            'life.restarts = kind == "restart"',
+            'life.restarts = life.up and kind == "restart"',
+        ),
+        Bug(
+            "a node that is restarted before it is up is not started again",
+            "if life.up or not (life.hung or (life.restarts and not life.done and not node.removed)):",
+            "if life.up or not life.hung:",
+        ),
         Bug("messages of a node do not end its silence", "        life.silent_s = 0.0\n", ""),
         Bug(
             "a node that still loads counts as hung",

@@ -8,7 +8,7 @@ BUGS: Bugs = {
     "supervisor/gateway/outbox.py": (
         Bug(
             "bytes that a socket does not take at once are lost",
-            "            self._append(rest)\n",
+            "            self._append(data[taken:])\n",
             "            pass\n",
         ),
         Bug(
@@ -25,9 +25,9 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/http/connection.py": (
         Bug(
-            "the WebSocket library reads whatever a client puts into its handshake",
-            "raw = handshake_bytes(exchange) + self._reader.trailing_bytes",
-            'raw = bytes(self._reader._head or b"")',
+            "what a client sends right behind its handshake is lost",
+            "handshake_of(exchange, self._reader.trailing_bytes)",
+            'handshake_of(exchange, b"")',
         ),
     ),
     "supervisor/gateway/http/request_reader.py": (
@@ -39,12 +39,39 @@ BUGS: Bugs = {
             "                pass\n        self.outbox",
         ),
     ),
+    "supervisor/gateway/http/plain_head.py": (
+        Bug("of two equal headers the last counts", "if len(values) != len(headers) or not", "if not"),
+        Bug("a body in chunks is read as one without a length", 'frozenset({b"transfer-encoding", b', "frozenset({b"),
+        Bug(
+            "a client that asks for the end of its connection keeps it", '.lower() != b"keep-alive"', '.lower() == b""'
+        ),
+        Bug("a head has any length", "match is None or match.end() > size_max", "match is None"),
+    ),
+    "supervisor/gateway/http/syntax.py": (
+        Bug(
+            "a header can end its line, and begin another",
+            'if head.count(b"\\n") != len(lines) - 1 or head.count(b"\\r") != len(lines) - 1:',
+            "if False:",
+        ),
+        Bug(
+            "the start of the next request is lost behind a plain one",
+            "        del self._received[: plain.left_bytes]\n        plain.left_bytes, plain.read",
+            "        self._received.clear()\n        plain.left_bytes, plain.read",
+        ),
+        Bug("a body that ends early is waited for", "if plain.left_bytes and self._closed:", "if False:"),
+        Bug(
+            "a body in chunks ends with an empty part of it",
+            ' % (len(data), data) if data else b""',
+            " % (len(data), data)",
+        ),
+    ),
     "supervisor/gateway/http/exchange.py": (
         Bug(
             "a response that was cut ends as a complete one",
             "            self.outbox.put(self._data(events))\n        elif",
             "            self.outbox.put(self._data(events) + self._end())\n            return\n        elif",
         ),
+        Bug("a client of HTTP/1.0 gets chunks", "self._chunked = CHUNKED in head", "self._chunked = True"),
     ),
     "supervisor/gateway/http/routes/answering.py": (
         Bug(
@@ -64,9 +91,13 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/requests.py": (
-        Bug("a response has no deadline", "trio.move_on_at(record.received_at + self.total_s)", "trio.move_on_at(1e9)"),
-        Bug("the first token has no deadline", "if record.first_at is None else inf", "if False else inf"),
-        Bug("a response is aborted without its error", "            raise self.aborted_by\n", "            pass\n"),
+        Bug(
+            "a response has no deadline",
+            "record.scope.deadline = record.received_at + self.total_s",
+            "record.scope.deadline = 1e9",
+        ),
+        Bug("the first token has no deadline", "min(self.first_token_s, self.total_s)", "self.total_s"),
+        Bug("a response is aborted without its error", "            raise record.aborted_by\n", "            pass\n"),
     ),
     "supervisor/gateway/websocket/lanes.py": (
         Bug(
@@ -123,6 +154,11 @@ BUGS: Bugs = {
             "        self._pieces.append(reply.text)\n",
             "        self._pieces.append(reply.text * 2)\n",
         ),
+        Bug(
+            "the first text opens no item",
+            "        opening = () if self._opened else self.open()\n        return (*opening, *map",
+            "        self._opened, opening = True, ()\n        return (*opening, *map",
+        ),
     ),
     "protocol/dialects/responses/objects.py": (
         Bug(
@@ -137,6 +173,45 @@ BUGS: Bugs = {
             'self._scope.cancel(reason="the client left")',
             "pass",
         ),
+        Bug(
+            "a session that drains does not end with its last response",
+            "        if self._draining or now >= self._expires_at:\n",
+            "        if now >= self._expires_at:\n",
+        ),
+        Bug(
+            "a session that has expired does not end with its last response",
+            "        if self._draining or now >= self._expires_at:\n",
+            "        if self._draining:\n",
+        ),
+        Bug(
+            "a session that answers longer than its idle time never looks again",
+            "idle_at = max(idle_at, now + limits.websocket_idle_s)",
+            "idle_at = inf",
+        ),
+    ),
+    "supervisor/gateway/websocket/client_socket.py": (
+        Bug("messages that came together are answered in one turn", "if not has_read:", "if False:"),
+        Bug(
+            "a violation has no close frame",
+            "            self.outbox.put_last(close_frame(",
+            "            (close_frame(",
+        ),
+        Bug(
+            "a pong follows a close frame",
+            "case Ping() if not self.stream.close_sent:",
+            "case Ping():",
+        ),
+        Bug("a close frame is answered twice", "        if self.stream.close_sent:\n            return\n", ""),
+        Bug("a fragment is lost", "            self._text.append(event.data)", "            self._text = [event.data]"),
+        Bug("fragments are of any length together", "self._size += len(event.data)", "self._size = len(event.data)"),
+        Bug(
+            "a long message is parsed on when its client has left",
+            "        self.stream.end()\n        raise",
+            "        raise",
+        ),
+    ),
+    "supervisor/gateway/http/upgrade.py": (
+        Bug("a handshake is accepted with another's proof", 'exchange.header(b"sec-websocket-key") + GUID', "GUID"),
     ),
     "supervisor/gateway/websocket/replayed_stream.py": (
         Bug(
@@ -150,6 +225,32 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/gateway.py": (
         Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
+        Bug(
+            "a gateway that leaves its port keeps idle connections",
+            "        self.connections.leave()\n",
+            "        pass\n",
+        ),
+    ),
+    "supervisor/gateway/server.py": (
+        Bug(
+            "a gateway listens at a shared port before it can serve", "                await gateway.wait_ready()\n", ""
+        ),
+        Bug(
+            "a shared port is closed with connections in its queue",
+            "return EmptiedListener(guarded, bound, take, gateway.reserve, refused, answer)",
+            "return guarded",
+        ),
+    ),
+    "supervisor/sockets/shared_port.py": (
+        Bug("connections for which no descriptor is left are reset", "self._refuse(raw.accept()[0])", "return"),
+        Bug("connections that waited at a closed listener are dropped", "            self.take(", "            str("),
+    ),
+    "supervisor/gateway/keys.py": (
+        Bug(
+            "each gateway has the whole rate of a key",
+            "self.section.rate_per_s / self.gateways",
+            "self.section.rate_per_s",
+        ),
     ),
     "supervisor/node/node.py": (
         Bug("a drain that takes too long aborts nothing", "if cut := assembly.gateway.abort():", "if cut := 0:"),

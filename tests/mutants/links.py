@@ -5,6 +5,25 @@ from __future__ import annotations
 from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
+    "actors/kit/direct.py": (
+        Bug("an actor ends without its direct calls", 'call.scope.cancel(reason="the actor ends")', "pass"),
+        Bug("an actor does not wait for its direct calls", "while self._running:", "while False:"),
+        Bug("a bug too many in a direct call does not reach its actor", "nursery.start_soon(_raise, error)", "pass"),
+        Bug(
+            "whoever takes no more replies waits for the end of a direct call",
+            'self.call.scope.cancel(reason="the asker takes no more replies")',
+            "pass",
+        ),
+        Bug("a direct call is put in front of calls that wait", "not self.pass_by(request)", "False"),
+        Bug("a direct call is not over when its asker leaves", "self.sent or not self.over.is_set()", "self.sent"),
+    ),
+    "actors/router.py": (
+        Bug(
+            "a router takes a call from its inbox for which a direct one has left no room",
+            'receiving.cancel(reason="there is no room")',
+            "pass",
+        ),
+    ),
     "actors/kit/calls.py": (
         Bug(
             "a bug beside the error of a request is not counted",
@@ -13,15 +32,15 @@ BUGS: Bugs = {
         ),
         Bug(
             "the asker's answer is dropped before its call is cancelled",
-            """            call.scope.cancel(reason="the asker left")
-            call.answer.abandon()
+            """        self.scope.cancel(reason="the asker left")
+        self.answer.abandon()
 """,
-            """            call.answer.abandon()
-            call.scope.cancel(reason="the asker left")
+            """        self.answer.abandon()
+        self.scope.cancel(reason="the asker left")
 """,
             harmless="both happen in one turn, and what is put in between is dropped either way",
         ),
-        Bug("leaving does not cancel the call", 'call.scope.cancel(reason="the asker left")', "pass"),
+        Bug("leaving does not cancel the call", 'self.scope.cancel(reason="the asker left")', "pass"),
         Bug(
             "a service that ends leaves its asker waiting",
             'self.answer.fail(ActorLost("the actor that was answering has ended"))',
@@ -34,7 +53,9 @@ BUGS: Bugs = {
         ),
         Bug("the credit of an answer is not counted", "self.credit -= units", "pass"),
         Bug(
-            "an error in a relay's function is raised where a reply is put", "self._receiver_error = error\n", "raise\n"
+            "an error in a relay's function is raised where a reply is put",
+            "            self.fail_relay(error)\n",
+            "            raise\n",
         ),
         Bug("the first reply does not renew a relay's deadline", "self._first_wakes = until is not None", "pass"),
         Bug("an actor is never ended for its bugs", "if len(self._times) > self.bugs_max:", "if False:"),
@@ -96,12 +117,51 @@ BUGS: Bugs = {
         Bug("the writer stops after its first message", "await self._waiting.park()", "return"),
         Bug(
             "a bug of this node goes on as if the frame had been sent",
-            "            self.on_failure(error)\n            return\n        self._waiting",
-            "            return\n        self._waiting",
+            "            self.on_failure(error)\n            return\n        self.wake",
+            "            return\n        self.wake",
+        ),
+        Bug(
+            "a frame overtakes the tokens that were gathered before it",
+            "            self._send_gathered()\n        self._send(frame, attached)",
+            "            pass\n        self._send(frame, attached)",
+        ),
+        Bug(
+            "gathered tokens wake no writer",
+            "        if not step.tokens:\n            self.wake()\n",
+            "",
+        ),
+        Bug(
+            "a Step has any number of tokens",
+            "if len(step.tokens) + len(ids) > STEP_TOKENS_MAX:",
+            "if False:",
         ),
     ),
+    "supervisor/links/encoding.py": (
+        Bug(
+            "a Step of another node may end an answer",
+            "if step.begun or step.ended or step.logprobs:",
+            "if False:",
+        ),
+        Bug("the token ids of a Step are not checked", "if min(step.tokens) < 0 or", "if"),
+        Bug("a Step of another node has no limit", "if not 0 < len(step.tokens) <= STEP_TOKENS_MAX or", "if"),
+        Bug("tokens of a Step may answer any request", "if not self.takes_tokens:", "if False:"),
+        Bug("tokens may come in a Step before their answer has begun", "if not self.begun or", "if"),
+        Bug(
+            "tokens may come in a Step without the log probabilities that were asked for",
+            "if not self.begun or self.likeliest_max is not None:",
+            "if not self.begun:",
+        ),
+        Bug("the first reply may come again, or late", "if self.first is not None and self.begun is", "if False and"),
+        Bug("an answer may end before it has begun", "if not self.begun:\n", "if False:\n"),
+        Bug("any number of likeliest tokens may come", "len(each.top) > self.likeliest_max", "False"),
+        Bug("log probabilities may be left out", "len(tokens.logprobs) != len(ids) or ", ""),
+    ),
+    "protocol/peer.py": (
+        Bug("a Step overtakes an attachment", "takes_steps and not self.served.owing", "takes_steps"),
+        Bug("a node of an older version is sent a Step", "self.hello.takes_steps and", "True and"),
+    ),
     "supervisor/links/serving.py": (
-        Bug("a stream is closed before its call is released", "if call.answer is not None:\n", "if False:\n"),
+        Bug("a stream is closed before its call is released", "if not call.answer.over.is_set():\n", "if False:\n"),
         Bug("a Cancel from the other end is ignored", 'call.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
         Bug("credit that comes while the inbox is full is lost", "answer.credit += call.granted", "pass"),
     ),
@@ -152,6 +212,8 @@ BUGS: Bugs = {
         ),
         Bug("a left stream is forgotten at once", "self._leaving.add(stream)", "self._close(stream)"),
         Bug("credit may go below zero", "if not 0 <= units <= left:", "if False:"),
+        Bug("tokens of a Step may be more than their credit", "if not 0 <= count <= left:", "if False:"),
+        Bug("tokens of a Step spend no credit", "credit[stream] = left - count", "credit[stream] = left"),
         Bug(
             "a Step's arrays are not compared",
             "if len(frame.streams) != len(frame.counts) or sum(frame.counts) != len(frame.tokens):",

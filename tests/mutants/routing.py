@@ -77,6 +77,16 @@ BUGS: Bugs = {
     ),
     "actors/routing/routing.py": (
         Bug(
+            "a request moves to a worker that is as full",
+            "route = self._reserve(request, self._select_of(request, excluded, begins))",
+            "route = self.choose(request, excluded)",
+        ),
+        Bug(
+            "a request waits at a full worker beside an idle one",
+            "if (workers := self._select_of(request, excluded, begins)) is not None:",
+            "if (workers := self._select_of(request, excluded, has_room)) is not None:",
+        ),
+        Bug(
             "a prompt of any length goes to two legs",
             "or len(request.tokens) < self.prefill_tokens_min",
             "or len(request.tokens) < 0",
@@ -120,6 +130,21 @@ BUGS: Bugs = {
             "an operator drains the node that was asked",
             'if request.node not in {"", self.directory.name}:',
             "if False:",
+        ),
+    ),
+    "actors/routing/load.py": (
+        Bug(
+            "a router that has a queue keeps all slots from another",
+            "no_slot = self.busy >= self.slots and not self.may_wait",
+            "no_slot = self.busy >= self.slots",
+        ),
+    ),
+    "actors/routing/rebalancing.py": (
+        Bug("two routers give way to each other at once", "2**request.moves * (1 + load.place)", "2**request.moves"),
+        Bug(
+            "a request of a pair gives way to nobody",
+            "if route is not None or _gives_way(request, now - since, limits.move_after_s):",
+            "if route is not None:",
         ),
     ),
 }

@@ -26,6 +26,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "grammars": ("grammars",),
     "permissions": ("names",),
     "queues": ("pending", "fair"),
+    "fast_path": ("fast_path", "ways"),
 }
 
 
@@ -36,6 +37,12 @@ def planted(part: str) -> list[tuple[str, Bug, str]]:
 
 MUTANTS = [mutant for part in PARTS for mutant in planted(part)]
 SUITES = {  # the quickest first
+    "fast_path": [
+        "tests/actors/kit/test_fast_path.py",
+        "tests/actors/test_decode_stuck_slots.py",
+        "tests/actors/routing/test_routed_request_resumes.py",
+    ],
+    "ways": ["tests/system/test_token_ways.py"],
     "streams": ["tests/protocol/test_streams.py", "tests/protocol/test_frames.py"],
     "contract": ["tests/contracts/test_fake_engine.py"],
     "directory": [
@@ -110,6 +117,7 @@ SUITES = {  # the quickest first
     ],
     "loop": [
         "tests/supervisor/telemetry/test_logs.py",
+        "tests/supervisor/telemetry/test_bounded_json.py",
         "tests/supervisor/processes/test_output_log.py",
         "tests/supervisor/launcher/test_parent_pipe.py",
         "tests/supervisor/telemetry/test_loop_monitor.py",

@@ -47,7 +47,7 @@ kv_tokens_max = 4096
 def happened(metrics: Metrics) -> None:
     """Let everything happen once that is told only from then on."""
     metrics.first_token("tiny", 1.0)
-    metrics.token_gap("tiny", 1.0, 1)
+    metrics.token_gaps("tiny").observe(1.0)
     metrics.request_ended("tiny", "chat", "stop", 1.0, Usage(3, 2))
     metrics.request_ended("tiny", "chat", "left", 1.0, Usage(3, 2))
     metrics.child_restarted("back/tiny-0")

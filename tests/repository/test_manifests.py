@@ -88,7 +88,7 @@ def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster: Cluster) -> None:
 def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster: Cluster, name: str) -> None:
     given = {variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in container(name)["env"]}
     assert {each["name"] for each in given.values()} == {"espalier-secrets"}
-    assert ("ESPALIER_API_KEYS" in given) == (cluster.gateway.node == name)
+    assert ("ESPALIER_API_KEYS" in given) == (name in cluster.gateway_nodes)
     environment = {key: SECRETS[key] for key in given}
     assert preview.describe_node(cluster, name, environment)
     assert link_credentials.cluster_secret(cluster, environment)
@@ -112,7 +112,7 @@ def test_ports_and_names_are_those_of_the_file(cluster: Cluster, name: str) -> N
     assert node.listen is not None
     assert node.metrics is not None
     wanted = {"link": node.listen.port, "metrics": node.metrics.port}
-    if cluster.gateway.node == name:
+    if name in cluster.gateway_nodes:
         wanted["http"] = cluster.gateway.port
     for engine in cluster.engines_on(name).values():
         if engine.bootstrap_port is not None:  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ OUR_COMMAND = re.compile(r"(?:-m|\"-m\",) \"?supervisor\"?([^\n`#|>;)]*)")
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    existing = {"hash-key", "status", "drain", "reload"}
+    existing = {"hash-key", "status", "drain", "restart", "reload"}
     for arguments in (["--help"], ["cluster.toml", "status", "--help"]):
         command = [sys.executable, "-m", "supervisor", *arguments]
         text = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
@@ -173,7 +173,7 @@ def test_every_command_of_the_readme_exists() -> None:
     commands = [words.split() for file in DOCUMENTED for words in OUR_COMMAND.findall(file.read_text())]
     flags = {re.sub(r"[^a-z-]", "", word) for words in commands for word in words if re.match(r"\W*--", word)}
     verbs = {word for words in commands for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}
-    assert {"--check", "--node", "--json", "status", "drain", "reload"} <= flags | verbs <= existing
+    assert {"--check", "--node", "--json", "status", "drain", "restart", "reload"} <= flags | verbs <= existing
 
 
 def test_the_pod_of_a_command_for_kubernetes_exists_and_has_its_file() -> None:
@@ -208,7 +208,7 @@ def test_the_script_starts_the_nodes_of_its_file_one_a_host(tmp_path: Path) -> N
     cluster, text = placed(tmp_path, front="a", prefill="b", decode="c"), SBATCH.read_text()
     (names,) = re.findall(r"^names=\(([^)]*)\)", text, re.MULTILINE)
     assert names.split() == list(cluster.node)
-    assert names.split()[0] == cluster.gateway.node
+    assert names.split()[0] in cluster.gateway_nodes
     assert f"#SBATCH --nodes={len(cluster.node)}" in text
     (gpus,) = map(int, re.findall(r"--gpus-per-node=(\d+)", text))
     assert {engine.tensor_parallel for engine in cluster.engine.values()} == {gpus}  # type: ignore[attr-defined]

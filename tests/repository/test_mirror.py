@@ -19,7 +19,11 @@ PATCHES = {"cpu", "plugin"}  # of SGLang itself: what they do is tested on the r
 OF_A_ROOM = {"tests/protocol/test_pins.py"}  # about a room as a whole
 
 TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have their tests there
-    "actors/engines/sglang/host/test_liveness.py": ("actors/engines/sglang/host/failures.py",),
+    "actors/engines/sglang/host/test_liveness.py": (
+        "actors/engines/sglang/host/failures.py",
+        "actors/engines/sglang/host/outputs.py",
+        "actors/engines/sglang/host/requests.py",
+    ),
     "actors/engines/sglang/test_boot_message.py": (
         "actors/engines/sglang/setting_rules.py",
         "actors/engines/sglang/spec.py",
@@ -41,6 +45,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "bench/attacks/test_scenario.py": ("bench/attacks/__main__.py",),
     "bench/cost/test_accounts.py": ("bench/rig/processes.py",),
     "bench/cost/test_command.py": ("bench/cost/options.py", "bench/cost/sample.py"),
+    "bench/figures/test_pages.py": ("bench/figures/command.py", "bench/figures/kept.py"),
     "bench/load/test_answers.py": ("bench/load/faults.py",),
     "bench/load/test_client.py": ("bench/load/wire.py",),
     "bench/load/test_command.py": (
@@ -115,6 +120,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/__main__.py",
         "supervisor/command_line.py",
         "supervisor/cli/client.py",
+        "supervisor/cli/drain.py",
     ),
     "supervisor/cluster/test_announcements.py": (
         "protocol/cluster.py",
@@ -155,7 +161,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/gateway/http/request_reader.py",
         "supervisor/gateway/http/upgrade.py",
     ),
-    "supervisor/gateway/test_requests_delivery.py": ("supervisor/node/node.py",),
     "supervisor/gateway/test_server.py": ("supervisor/gateway/connections.py",),
     "supervisor/gateway/websocket/test_lanes.py": ("supervisor/gateway/websocket/history.py",),
     "supervisor/gateway/websocket/test_session.py": (
@@ -183,7 +188,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/node/assembly.py",
         "supervisor/node/gateway_children.py",
         "supervisor/node/link_children.py",
-        "supervisor/node/model_children.py",
         "supervisor/observers.py",
         "supervisor/runtime.py",
         "supervisor/telemetry/registry.py",

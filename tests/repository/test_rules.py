@@ -42,6 +42,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/chat_template.py"): {"jinja2"},
     Path("actors/text/detokenizer.py"): {"tokenizers"},
     Path("actors/text/logprobs.py"): {"tokenizers"},
+    Path("actors/text/whole_tokens.py"): {"tokenizers"},
     SGLANG / "boot_message.py": {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file

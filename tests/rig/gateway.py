@@ -19,6 +19,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Address, Answer, mailbox
+from actors.kit.direct import DirectAddress, DirectCalls
 from actors.kit.offload import run_inline
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.text.model import TextModel, load
@@ -105,7 +106,7 @@ class Worker:
                 self.began.set()
             token = line[place % len(line)]
             scored = () if request.logprobs is None else (logprob_at(token, place, request.logprobs, 512),)
-            answer.put(Tokens([token], scored), 1)
+            answer.put(Tokens((token,), scored), 1)
         reason = FinishReason.LENGTH if wanted == request.sampling.tokens_max else FinishReason.STOP
         answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached)))
 
@@ -155,6 +156,7 @@ async def gateway_rig(
     total_s: float = 600.0,
     routes: RouteTable = ROUTES,
     new_id: Callable[[], str] | None = None,
+    shares_port: bool = False,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Serve the model `tiny` on a free port of loopback."""
@@ -162,10 +164,12 @@ async def gateway_rig(
     metrics = Metrics()
     asked: Address[TextRequest, TextReply, TextResult]
     asked, inbox = mailbox(requests_max)
+    direct: DirectCalls[TextRequest, TextReply, TextResult] = DirectCalls()
+    address = DirectAddress(asked.inbox, direct)
     numbers = count(1)
     unready: list[str] = []
     prompt_limits: list[PromptLimits | None] = [PromptLimits(INFO, 2048, 2048)]
-    served = ServedModel(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), asked, lambda: 2048)
+    served = ServedModel(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), address, lambda: 2048)
 
     def why() -> str | None:
         return unready[0] if unready else None
@@ -186,11 +190,12 @@ async def gateway_rig(
         metrics_text=metrics_text,
         new_id=new_id or (lambda: f"{next(numbers):032x}"),
         now=lambda: 1_700_000_000.5,
+        shares_port=shares_port,
     )
     rig = Rig(gateway, worker, metrics, ready=unready, limits=prompt_limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(
-            partial(processor, inbox, TINY, worker, lambda: prompt_limits[0], run_inline, requests_max),
+            partial(processor, inbox, TINY, worker, lambda: prompt_limits[0], run_inline, requests_max, direct=direct),
             name="processor",
         )
         rig.port = await nursery.start(partial(serve, gateway, routes, "127.0.0.1", 0), name="gateway")

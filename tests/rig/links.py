@@ -57,7 +57,7 @@ async def count_to_three(call: AnyCall, replies: AnyAnswer) -> None:
     """Reply with a token each second, three in all."""
     for number in range(3):
         await trio.sleep(1)
-        replies.put(Tokens([number]))
+        replies.put(Tokens((number,)))
     replies.end(Done())
 
 
@@ -71,7 +71,7 @@ def held_for(release_s: float, released: list[float] | None = None) -> Service:
 
     async def service(call: AnyCall, replies: AnyAnswer) -> None:
         try:
-            replies.put(Tokens([1]))
+            replies.put(Tokens((1,)))
             await trio.sleep_forever()
         finally:
             with trio.CancelScope(shield=True):
@@ -185,7 +185,9 @@ class HandWritten:
 
 
 @asynccontextmanager
-async def hand_written(*, room: int = 4096, acknowledges: bool = False, **fields: Any) -> AsyncIterator[HandWritten]:
+async def hand_written(
+    *, room: int = 4096, acknowledges: bool = False, takes_steps: bool = True, **fields: Any
+) -> AsyncIterator[HandWritten]:
     """A link whose other end is written by hand; both have sent their Hello."""
     near, far = sim_pair(room=room)
     fields |= {"acknowledged_s": near.acknowledged_s} if acknowledges else {}
@@ -193,7 +195,7 @@ async def hand_written(*, room: int = 4096, acknowledges: bool = False, **fields
     with any_answer():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(other.run)
-            await other.send(Hello(VERSION, "there", 8))
+            await other.send(Hello(VERSION, "there", 8, takes_steps))
             await other.link.wait_ready()
             await other.receive()
             yield other

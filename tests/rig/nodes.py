@@ -94,7 +94,7 @@ async def count_tokens(call: AnyCall, answer: AnyAnswer, step_s: float) -> None:
     answer.put(Started(), 0)
     for number in range(tokens_max):
         await trio.sleep(step_s)
-        answer.put(Tokens([number]))
+        answer.put(Tokens((number,)))
     answer.end(Finished(FinishReason.LENGTH, Usage(1, tokens_max)))
 
 

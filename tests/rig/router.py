@@ -13,6 +13,7 @@ import trio
 from attrs import Factory, define, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
+from actors.kit.fast_path import put_token
 from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
@@ -116,7 +117,10 @@ class Fake:
                 await trio.sleep(1)
                 if number == 1 and play.started:
                     answer.put(Started(play.cached), 0)
-                answer.put(Tokens([token], () if request.logprobs is None else (Logprob(-token / 8),)))
+                if request.logprobs is None:
+                    put_token(answer, token, trio.current_time())
+                else:
+                    answer.put(Tokens((token,), (Logprob(-token / 8),)))
                 stops = token in ends and number > wanted.tokens_min
                 if play.error is not None and play.tokens == number and play.at_once:
                     answer.fail(play.error)

@@ -1,6 +1,7 @@
-"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster] [--seeds 2000] [--first 0] [--only SEED]`.
+"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--seeds 2000] [--first 0] [--only SEED]`.
 
-A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them.
+A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them;
+with `--gateways`, two of these nodes are gateways that share a port.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from functools import partial
 from multiprocessing import Pool
 
@@ -18,22 +18,19 @@ from actors.kit.groups import first_leaf
 from tests.rig import certificate
 from tests.system.simulator.cluster_seed import run_cluster_seed
 from tests.system.simulator.seed import run_seed
+from tests.system.simulator.two_gateways import run_gateways_seed
 
+RUNNERS = {"": run_seed, "cluster": run_cluster_seed, "gateways": run_gateways_seed}  # by the option
 ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
 
 
-def one(seed: int, *, cluster: bool = False) -> tuple[int, str | None]:
+def one(seed: int, *, kind: str = "") -> tuple[int, str | None]:
     """Run one seed, and return it with the error that it raised, if any."""
     try:
-        runner(cluster=cluster).__wrapped__(seed)  # type: ignore[attr-defined]  # without its cache
+        RUNNERS[kind].__wrapped__(seed)  # without its cache
     except BaseException as error:  # noqa: BLE001  # whatever it is, it is what we hunt
         return seed, _first(error)
     return seed, None
-
-
-def runner(*, cluster: bool) -> Callable[[int], str]:
-    """Return what runs a seed."""
-    return run_cluster_seed if cluster else run_seed
 
 
 def _first(error: BaseException) -> str:
@@ -42,13 +39,13 @@ def _first(error: BaseException) -> str:
     return " ".join(f"{type(leaf).__name__}: {leaf}".split())[:200]
 
 
-def hunt(seeds: range, processes: int | None, *, cluster: bool = False) -> int:
+def hunt(seeds: range, processes: int | None, *, kind: str = "") -> int:
     """Run the seeds, tell of each that fails in one line, and return how many did."""
     certificate.files()  # else each process would write its own to the folder that they share
     begun, failed = time.perf_counter(), 0
-    again = "python -m tests.system.hunt --cluster" if cluster else "python -m tests.system.hunt"
+    again = f"python -m tests.system.hunt{f' --{kind}' * bool(kind)}"
     with Pool(processes) as pool:
-        for seed, error in pool.imap_unordered(partial(one, cluster=cluster), seeds, ON_ALL_CORES_AT_ONCE):
+        for seed, error in pool.imap_unordered(partial(one, kind=kind), seeds, ON_ALL_CORES_AT_ONCE):
             if error is not None:
                 failed += 1
                 print(f"seed {seed}: {again} --only {seed}  # {error}", flush=True)  # noqa: T201
@@ -57,10 +54,10 @@ def hunt(seeds: range, processes: int | None, *, cluster: bool = False) -> int:
     return failed
 
 
-def only(seed: int, *, cluster: bool = False) -> int:
+def only(seed: int, *, kind: str = "") -> int:
     """Run one seed and print what happened in it, up to its end or its failure."""
     try:
-        print(runner(cluster=cluster)(seed))  # noqa: T201
+        print(RUNNERS[kind](seed))  # noqa: T201
     except BaseException as error:  # noqa: BLE001
         traceback.print_exception(error)
         return 1
@@ -73,16 +70,21 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", type=int)
-    parser.add_argument("--cluster", action="store_true", help="run several nodes and the links between them")
+    kinds = parser.add_mutually_exclusive_group()
+    for kind, about in (
+        ("cluster", "several nodes and the links between them"),
+        ("gateways", "the same with two gateways"),
+    ):
+        kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=f"run {about}")
     parser.add_argument("--traces", action="store_true", help="print what happened in each, in order, on one core")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     if options.only is not None:
-        return only(options.only, cluster=options.cluster)
+        return only(options.only, kind=options.kind)
     if options.traces:
-        return max(only(seed, cluster=options.cluster) for seed in seeds)
-    return min(hunt(seeds, options.processes, cluster=options.cluster), 1)
+        return max(only(seed, kind=options.kind) for seed in seeds)
+    return min(hunt(seeds, options.processes, kind=options.kind), 1)
 
 
 if __name__ == "__main__":

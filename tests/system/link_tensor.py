@@ -74,7 +74,7 @@ async def say_tokens(inbox: trio.MemoryReceiveChannel[Call[Generate, Started | T
             for _ in range(most):
                 due_at += 1 / TOKENS_A_SECOND
                 await trio.sleep_until(due_at)
-                answer.put(Tokens([now_us()]), 1)
+                answer.put(Tokens((now_us(),)), 1)
             answer.end(Finished(FinishReason.LENGTH, Usage(1, most)))
 
     bugs = BugCounter()

@@ -16,6 +16,7 @@ from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
+from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
 from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
 from protocol.model_folder import Digest
@@ -167,13 +168,16 @@ class SimulatedEngine:
 
     def _deliver(self, update: BatchUpdate) -> None:
         """Put what has happened into the answers; their readers may abort, submit or crash meanwhile."""
-        answers = self._answers
+        answers, now = self._answers, trio.current_time()
         for request_id, cached in update.begun:
             if (answer := answers.get(request_id)) is not None:
                 answer.put(Started(cached), 0)
         for request_id, token, logprob in zip(update.emitted, update.tokens, update.logprobs, strict=True):
             if (answer := answers.get(request_id)) is not None:
-                answer.put(Tokens([token]) if logprob is None else Tokens([token], (logprob,)))
+                if logprob is None:
+                    put_token(answer, token, now)
+                else:
+                    answer.put(Tokens((token,), (logprob,)))
         for request_id, finished in update.ended:
             if (answer := answers.pop(request_id, None)) is not None:
                 answer.end(finished)

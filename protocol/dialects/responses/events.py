@@ -74,9 +74,10 @@ class Events:
 
     def begin(self) -> tuple[bytes, ...]:
         """Return the events of a request that was accepted."""
+        response = msgspec.Raw(_encode(self._response("in_progress")))
         return (
-            self._event("response.created", response=self._response("in_progress")),
-            self._event("response.in_progress", response=self._response("in_progress")),
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
         )
 
     def open(self) -> tuple[bytes, ...]:
@@ -91,10 +92,15 @@ class Events:
         )
 
     def deltas(self, reply: Text) -> tuple[bytes, ...]:
-        """Return the events of the next piece of text: several if it has many log probabilities."""
-        if len(reply.logprobs) <= LOGPROBS_A_DELTA_MAX or self._create.logprobs is None:
+        """Return the events of the next piece of text: several if it has many log probabilities, or is the first.
+
+        The events of `open` come before the first piece, unless they have been sent.
+        """
+        short = len(reply.logprobs) <= LOGPROBS_A_DELTA_MAX or self._create.logprobs is None
+        if self._opened and short:
             return (self.delta(reply),)
-        return tuple(map(self.delta, split_text(reply, LOGPROBS_A_DELTA_MAX)))
+        opening = () if self._opened else self.open()
+        return (*opening, *map(self.delta, (reply,) if short else split_text(reply, LOGPROBS_A_DELTA_MAX)))
 
     def delta(self, reply: Text) -> bytes:
         """Return the one event of the next piece of text, however long it is."""

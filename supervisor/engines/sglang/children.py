@@ -172,7 +172,7 @@ class SglangNode:
             directory=directory,
             linked_within_s=section.start_within_s,
             registration=local.registration,
-            gateway=cluster.gateway.node,
+            gateways=frozenset(cluster.gateway_nodes),
         )
 
 

@@ -78,7 +78,7 @@ class FollowerRanks:
     directory: Directory
     linked_within_s: float
     registration: Registration[Engine]  # where it is reported what the engine waits for
-    gateway: str  # the node whose clients it serves
+    gateways: frozenset[str]  # the nodes whose clients it serves
 
     async def run_all(  # noqa: ASYNC128  # run_host calls started()
         self, run_host: RunHost, next_port: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
@@ -133,7 +133,7 @@ class FollowerRanks:
     async def _drain(self, ended: Callable[[ActorError], None]) -> None:
         """End the engine once another of its nodes drains: it gets no more requests, and those that run may finish.
 
-        That node waits for it, as long as its drain may take. If it is the gateway's, it has admitted some requests:
+        That node waits for it, as long as its drain may take. If it is a gateway's, it has admitted some requests:
         they are still given to the engine.
         """
         while (lacks := self._lacks()) is None or self.directory.draining:
@@ -141,7 +141,8 @@ class FollowerRanks:
         log.info("giving way", extra={"engine": self.engine, "reason": lacks})
         if self.registration.current is not None:
             self.registration.set_blocked_by(lacks)
-            if not (self.gateway in self.nodes and self.directory.node(self.gateway).state.draining):
+            own_gateways = self.gateways & {*self.nodes}
+            if not any(self.directory.node(name).state.draining for name in own_gateways):
                 self.registration.withdraw()
             await self.directory.wait_worker_idle(self.engine)
         ended(EngineDied(f"engine {self.engine} gave way: {lacks}"))

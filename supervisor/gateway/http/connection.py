@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import h11
 import trio
 from attrs import define, field
 
@@ -20,14 +19,15 @@ from protocol.openapi.document import Access
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.plain_head import RequestHead
 from supervisor.gateway.http.request_reader import SHUTS_DOWN, ClientLeft, RequestReader, Unreadable
 from supervisor.gateway.http.routes.route import Handler, Resource, RouteTable, options
-from supervisor.gateway.http.upgrade import handshake_bytes, is_handshake, wants_websocket
+from supervisor.gateway.http.upgrade import Handshake, handshake_of, is_handshake, wants_websocket
 from supervisor.gateway.keys import Key
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import internal_error
 
-Upgrade = Callable[[bytes, str, Key, Trace | None], Awaitable[None]]
+Upgrade = Callable[[Handshake, str, Key, Trace | None], Awaitable[None]]
 
 
 @define(eq=False)
@@ -53,6 +53,11 @@ class HttpConnection:
         """End the connection if it waits for its next request."""
         self._reader.drain()
 
+    def leave(self) -> None:
+        """End the connection if it waits for a request after its first."""
+        if self._reader.answered:
+            self._reader.drain()
+
     def refuse_partial(self) -> None:
         """Refuse a request of which a part has been received: it would be refused as a whole, too."""
         self._reader.refuse_partial()
@@ -76,10 +81,7 @@ class HttpConnection:
                 finally:
                     exchange.release()
                 self._reader.more_unread = exchange.closes  # unread bytes would reset the connection, and the response
-                syntax = self._reader.syntax
-                if syntax.our_state is not h11.DONE or syntax.their_state is not h11.DONE:
-                    return
-                if exchange.closes or self.gateway.gate.draining:
+                if not self._reader.syntax.done or exchange.closes or self.gateway.closes_connections:
                     return
                 self.busy = False
                 await self._reader.next_request()
@@ -89,7 +91,7 @@ class HttpConnection:
         except (ClientLeft, SlowClient, trio.BrokenResourceError):
             pass
 
-    def _exchange(self, request: h11.Request | None = None) -> Exchange:
+    def _exchange(self, request: RequestHead | None = None) -> Exchange:
         return Exchange(self.gateway, self.outbox, self._reader.syntax, request, self.routes.operations)
 
     def _fail_last(self, exchange: Exchange, error: RequestError, status: int | None = None) -> None:
@@ -120,8 +122,8 @@ class HttpConnection:
             self._fail_last(exchange, error)  # WebSocket frames may follow, so no next request can be found
         else:
             self._reader.more_unread = True
-            raw = handshake_bytes(exchange) + self._reader.trailing_bytes
-            await self.upgrade(raw, exchange.request_id, key, exchange.caller)
+            handshake = handshake_of(exchange, self._reader.trailing_bytes)
+            await self.upgrade(handshake, exchange.request_id, key, exchange.caller)
         return True
 
     async def _respond(self, exchange: Exchange) -> None:

@@ -1,6 +1,6 @@
 """One HTTP request and its response, as a route sees them.
 
-A response is written through h11 into the client's outbox, synchronously, so that a token is sent in the turn in which
+A response is written into the client's outbox, synchronously, so that a token is sent in the turn in which
 it comes. A response that has begun cannot become an error response: if it fails then, its body is left without its end,
 so that no client takes it for complete.
 """
@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from functools import lru_cache, partial
-from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,9 +26,10 @@ from protocol.openapi.document import Operation
 from protocol.trace import Trace, child_span, from_headers
 from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.http.plain_head import Header, RequestHead
+from supervisor.gateway.http.syntax import HttpSyntax
 from supervisor.gateway.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
-from supervisor.gateway.origins import Header
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord
 
@@ -38,6 +38,7 @@ T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n"  # as h11 writes it
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # safe in any log and any shell
 QUERY_FIELDS_MAX = 32
 UNREAD_PIECES_MAX = 64  # of a body that is read only to keep its connection: a piece can be a single byte
@@ -50,8 +51,8 @@ class Exchange:
 
     gateway: Gateway
     outbox: Outbox
-    syntax: h11.Connection
-    request: h11.Request | None = None  # None: it could not be parsed, or did not come
+    syntax: HttpSyntax
+    request: RequestHead | None = None  # None: it could not be parsed, or did not come
     operations: tuple[Operation, ...] = ()  # of all routes of this server, for the OpenAPI document
     key: Key | None = None  # once the caller is authorized
     allow: bytes = b""  # the methods of its path, once that is found
@@ -66,6 +67,7 @@ class Exchange:
     answer_memory: MemoryReservation = field(init=False)
     _record: RequestRecord | None = None
     _unfinished: bool = False  # a part of the body has not been written yet
+    _chunked: bool = False  # the body of a stream has begun, in chunks
 
     def __attrs_post_init__(self) -> None:
         self.received_at = trio.current_time()
@@ -90,13 +92,13 @@ class Exchange:
     # The request -----------------------------------------------------------------------------
 
     @property
-    def headers(self) -> list[Header]:
+    def headers(self) -> tuple[Header, ...]:
         """The headers of the request, their names in lower case."""
-        return [] if self.request is None else list(self.request.headers)
+        return () if self.request is None else self.request.headers
 
     def header(self, name: bytes) -> bytes:
         """Return the values of a header, joined as HTTP joins them; empty if it is not there."""
-        return b", ".join(value for header, value in self.headers if header == name)
+        return b"" if self.request is None else self.request.values.get(name, b"")
 
     @property
     def method(self) -> str:
@@ -188,7 +190,7 @@ class Exchange:
     @property
     def begun(self) -> bool:
         """Whether the head of the response has been written."""
-        return self.syntax.our_state not in {h11.IDLE, h11.SEND_RESPONSE}
+        return self.syntax.begun
 
     def reply(self, status: int, headers: list[Header], body: bytes) -> None:
         """Write a complete response, without a body if the method is HEAD or the status 204."""
@@ -212,10 +214,16 @@ class Exchange:
 
     def stream(self, events: bytes) -> None:
         """Write the next server-sent events of a response, with its head before the first."""
-        if self.begun:
+        if (
+            self._chunked and events
+        ):  # as h11 does, whose state a chunk does not change; an empty one would end the body
+            self.outbox.put(b"%x\r\n%b\r\n" % (len(events), events))
+        elif self.begun:
             self.outbox.put(self._data(events))
         else:
-            self.outbox.put(self._head(200, EVENTS) + self._data(events))
+            head = self._head(200, EVENTS)
+            self.outbox.put(head + self._data(events))
+            self._chunked = CHUNKED in head  # HTTP/1.0 has no chunks
 
     def finish(self, events: bytes) -> None:
         """Write the last server-sent events of a response, and its end."""
@@ -228,6 +236,7 @@ class Exchange:
             self.outbox.put(self._data(events))
         elif self.outbox.sent_bytes >= self._begins_at:  # or it would cut off an earlier response
             self.outbox.put_last(self._data(events))
+        self._chunked = False
         self.syntax.send_failed()
 
     def fail(self, error: RequestError, status: int | None = None) -> None:
@@ -243,6 +252,7 @@ class Exchange:
             probe=self.probe,
         )
         if self.begun:
+            self._chunked = False
             self.syntax.send_failed()
             return
         headers = [JSON, *shapes.error_headers(error)]
@@ -258,8 +268,8 @@ class Exchange:
         """Whether the next request can be found behind the rest of this one; reads a little of what was received."""
         try:
             for _ in range(UNREAD_PIECES_MAX):
-                if self.syntax.their_state is not h11.SEND_BODY:
-                    return self.syntax.their_state is not h11.ERROR
+                if not self.syntax.body_unread:
+                    return not self.syntax.read_failed
                 if not isinstance(self.syntax.next_event(), h11.Data | h11.EndOfMessage):
                     return False
         except h11.RemoteProtocolError:
@@ -273,18 +283,17 @@ class Exchange:
         headers = [(b"date", _date(int(self.gateway.now()))), *headers, (b"x-request-id", self.request_id.encode())]
         headers += [header for header in self.gateway.origins.cors_headers(self.headers) if header not in headers]
         options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
-        if self.closes or self.gateway.gate.draining or not self.all_read():
+        if self.closes or self.gateway.closes_connections or not self.all_read():
             options.append(b"close")
         if options:
             headers.append((b"connection", b", ".join(options)))
-        reason = HTTPStatus(status).phrase.encode()
-        return self.syntax.send(h11.Response(status_code=status, headers=headers, reason=reason)) or b""
+        return self.syntax.send_head(status, headers)
 
     def _data(self, data: bytes) -> bytes:
-        return self.syntax.send(h11.Data(data=data)) or b""
+        return self.syntax.send_data(data)
 
     def _end(self) -> bytes:
-        return self.syntax.send(h11.EndOfMessage()) or b""
+        return self.syntax.send_end()
 
     def _client_request_id(self) -> str | None:
         """Return the request id that the client sent, None if it sent none that is safe in a log."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 
-import h11
 from attrs import frozen
 
 from protocol.errors import BadRequest
+from supervisor.gateway.http.plain_head import RequestHead
 
 HEADERS_MAX = 512  # proxies add a few dozen; each costs time here, however short
 VERSIONS = frozenset({b"1.0", b"1.1"})
@@ -53,7 +53,7 @@ def same_origin(origin: str, host: Authority) -> bool:
     return page.host == host.host and (page.port or default) == (host.port or default)
 
 
-def check_head(raw: bytes, request: h11.Request) -> None:
+def check_head(raw: bytes, request: RequestHead) -> None:
     """Raise `BadRequest` for a head that a proxy may read otherwise; `raw` holds its bytes as they were received."""
     if request.http_version not in VERSIONS:
         raise BadRequest("this server speaks HTTP/1.1 and HTTP/1.0")

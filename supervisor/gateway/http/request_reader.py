@@ -1,6 +1,6 @@
 """The reading side of one HTTP connection: heads, bodies, and pipelined requests.
 
-h11 parses the syntax; `head_checks` refuses what another server may read otherwise than h11. Whatever a client can make
+`syntax` parses; `head_checks` refuses what another server may read otherwise than h11. Whatever a client can make
 this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a time, and
 requests that come while another is being answered (pipelined ones) have a size. The client chooses how small its pieces
 are, and each of them costs time here, so clients that send very many take turns.
@@ -16,6 +16,8 @@ from protocol.errors import BadRequest, Draining, RequestError, SlowClient, TooL
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.head_checks import HEADERS_MAX, VERSIONS, check_head
+from supervisor.gateway.http.plain_head import RequestHead
+from supervisor.gateway.http.syntax import Event, HttpSyntax
 from supervisor.gateway.outbox import Outbox
 
 PIPELINED_BYTES_MAX = 64 * 1024  # of further requests, that are stored while one is being answered
@@ -34,7 +36,7 @@ class ClientLeft(Exception):
 class Unreadable(Exception):
     """The received bytes are no request that this server accepts; `error` is the answer to them."""
 
-    def __init__(self, error: RequestError, status: int | None = None, request: h11.Request | None = None) -> None:
+    def __init__(self, error: RequestError, status: int | None = None, request: RequestHead | None = None) -> None:
         super().__init__(error.detail)
         self.error, self.status, self.request = error, status, request
 
@@ -45,28 +47,28 @@ class RequestReader:
 
     outbox: Outbox
     gateway: Gateway
-    syntax: h11.Connection = field(init=False)
+    syntax: HttpSyntax = field(init=False)
     overrun: bool = False  # too much was pipelined: the next response is the last, and says so
     more_unread: bool = False  # the client may have sent bytes that will never be read
+    answered: int = 0  # requests of this connection
     _head: bytearray | None = field(factory=bytearray)  # the received bytes of the head; None once it is whole
     _idle: trio.CancelScope | None = None
     _deadline: trio.CancelScope | None = None  # of the head or the body that is being read
     _refusing: bool = False
-    _answered: int = 0  # requests of this connection
     _pipelined: int = 0  # requests in a row that came before the response to the one before them
 
     def __attrs_post_init__(self) -> None:
-        self.syntax = h11.Connection(h11.SERVER, max_incomplete_event_size=self.gateway.limits.head_bytes_max)
+        self.syntax = HttpSyntax(self.gateway.limits.head_bytes_max)
 
     @property
     def unread(self) -> bool:
         """Whether the client may have sent more than was read."""
-        return self.more_unread or self.syntax.their_state in {h11.SEND_BODY, h11.ERROR}
+        return self.more_unread or self.syntax.body_unread or self.syntax.read_failed
 
     @property
     def trailing_bytes(self) -> bytes:
         """The bytes that were received behind the request that was read last."""
-        return bytes(self.syntax.trailing_data[0])
+        return self.syntax.trailing_bytes
 
     def drain(self) -> None:
         """Stop waiting for a request of which nothing has been received."""
@@ -79,14 +81,14 @@ class RequestReader:
         if self._deadline is not None:
             self._deadline.cancel(reason="drain")
 
-    async def head(self) -> h11.Request | None:
+    async def head(self) -> RequestHead | None:
         """Return the next request's head, None if there will be none; raises `Unreadable` or `ClientLeft`."""
         limits = self.gateway.limits
         begun = bool(self._head)  # it was pipelined behind the request before it
-        with trio.move_on_after(limits.idle_s if self._answered and not begun else limits.head_s) as deadline:
+        with trio.move_on_after(limits.idle_s if self.answered and not begun else limits.head_s) as deadline:
             self._idle, self._deadline = None if begun else deadline, deadline
             event = await self._event()
-            if not isinstance(event, h11.Request):
+            if not isinstance(event, RequestHead):
                 return None
             try:
                 self._check_head(event)
@@ -98,7 +100,7 @@ class RequestReader:
             raise Unreadable(self._overdue("head", limits.head_s))
         return None
 
-    def _check_head(self, request: h11.Request) -> None:
+    def _check_head(self, request: RequestHead) -> None:
         """Raise `Unreadable` for a head that is too long, or that a proxy in front may read otherwise.
 
         h11 itself checks only the size of a head that has not been received as a whole.
@@ -112,6 +114,8 @@ class RequestReader:
         if count > HEADERS_MAX:
             why = f"the head has {count} headers; at most {HEADERS_MAX} are read"
             raise Unreadable(TooLarge(why), HEAD_TOO_LARGE, request)
+        if self.syntax.plain:
+            return  # there is nothing in it that could be read otherwise
         try:
             check_head(raw, request)
         except BadRequest as error:
@@ -127,6 +131,9 @@ class RequestReader:
         body, limit, pieces = bytearray(), self.gateway.limits.body_bytes_max, 0
         if (size := exchange.header(b"content-length")) and int(size) > limit:
             raise TooLarge(f"the body is {int(size)} bytes long; at most {limit} are read")
+        if (whole := self.syntax.take_body()) is not None:
+            exchange.body_memory.grow(len(whole))
+            return whole
         with trio.move_on_after(self.gateway.limits.body_s) as self._deadline:
             while True:
                 event = await self._event()
@@ -149,7 +156,7 @@ class RequestReader:
 
         A head is short, and may be refused in the turn in which it is read: thousands can come in one piece.
         """
-        self._answered += 1
+        self.answered += 1
         self.syntax.start_next_cycle()
         self._head = bytearray(self.trailing_bytes)
         self._pipelined = self._pipelined + 1 if self._head else 0
@@ -177,12 +184,11 @@ class RequestReader:
         self.outbox.client_gone = True
         answering.cancel(reason="the client left")
 
-    async def _event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+    async def _event(self) -> Event:
         try:
             while (event := self.syntax.next_event()) is h11.NEED_DATA:
-                if self.syntax.they_are_waiting_for_100_continue:
-                    proceed = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-                    self.outbox.put(self.syntax.send(proceed) or b"")
+                if self.syntax.awaits_continue:
+                    self.outbox.put(self.syntax.send_continue())
                 await self._read()
         except h11.RemoteProtocolError as error:
             raise _unreadable(error) from error

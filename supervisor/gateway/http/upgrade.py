@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from hashlib import sha1
+
+from attrs import frozen
+
 from supervisor.gateway.http.exchange import Exchange
 
+GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # proves that the server has read the handshake (section 1.3)
 HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version")
+
+
+@frozen
+class Handshake:
+    """A valid handshake: the whole response that accepts it, the target that it names, and the bytes behind it."""
+
+    response: bytes
+    target: str
+    unread: bytes
 
 
 def wants_websocket(exchange: Exchange) -> bool:
@@ -30,14 +45,15 @@ def is_handshake(exchange: Exchange) -> bool:
     )
 
 
-def handshake_bytes(exchange: Exchange) -> bytes:
-    """Return a handshake with only what the WebSocket library needs: it fails on odd bytes in other headers."""
+def handshake_of(exchange: Exchange, unread: bytes) -> Handshake:
+    """Return a request that `is_handshake`, and is granted no extension or subprotocol; `unread` came behind it."""
+    assert exchange.request is not None
+    proof = b64encode(sha1(exchange.header(b"sec-websocket-key") + GUID, usedforsecurity=False).digest())
     lines = (
-        b"GET %b HTTP/1.1" % (b"" if exchange.request is None else exchange.request.target),
-        b"host: localhost",  # the client's own has been checked
+        b"HTTP/1.1 101 Switching Protocols",
         b"upgrade: websocket",
         b"connection: Upgrade",
-        b"sec-websocket-version: 13",
-        b"sec-websocket-key: %b" % exchange.header(b"sec-websocket-key"),
+        b"sec-websocket-accept: %b" % proof,
+        b"x-request-id: %b" % exchange.request_id.encode(),
     )
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    return Handshake(b"\r\n".join(lines) + b"\r\n\r\n", exchange.request.target.decode("latin-1"), unread)

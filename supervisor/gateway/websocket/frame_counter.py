@@ -7,8 +7,6 @@ counted as they come. The library offers neither count: by the time it returns a
 
 from __future__ import annotations
 
-from collections import deque
-
 from attrs import define, field
 
 HEAD_BYTES = 2
@@ -28,7 +26,7 @@ class FrameCounter:
     _left_bytes: int = 0  # of the payload of the current frame
     _first_byte: int = 0  # of the head of the current frame
     _partial_bytes: int = 0  # of the message of which a part has been received
-    _whole: deque[int] = field(factory=deque)  # the size of each whole message that has not been taken
+    _whole: list[int] = field(factory=list)  # the size of each whole message that has not been taken: a few
 
     def feed(self, data: bytes | bytearray, frames_max: int) -> tuple[int, int]:
         """Return how many bytes of `data` may be read, and how many frames begin in them, at most `frames_max`."""
@@ -57,7 +55,7 @@ class FrameCounter:
 
     def message_taken(self) -> int:
         """Count the oldest whole message as taken, and return its size in bytes."""
-        size = self._whole.popleft()
+        size = self._whole.pop(0)
         self.kept_bytes -= size
         return size
 

@@ -1,8 +1,8 @@
-"""The stream between a client's socket and the WebSocket library: a handshake that was read before, and what follows.
+"""The bytes of a WebSocket client behind its handshake, at the pace at which they may be parsed.
 
-The library parses all bytes that it reads in one turn, and stores every message until it is taken. So this stream gives
-it a few frames in a turn of the event loop, takes turns with other clients that send many, and reserves memory for
-messages as they come.
+All bytes that the parser gets are parsed in one turn, and every message is stored until it is taken. So the parser gets
+a few frames in a turn of the event loop, clients that send many take turns, and memory is reserved for messages as they
+come.
 """
 
 from __future__ import annotations
@@ -19,41 +19,29 @@ from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket.frame_counter import FrameCounter
 from supervisor.gateway.websocket.frames import TRY_AGAIN, close_frame
 
-CLOSE = b"\x88"  # the first byte of a close frame
 FRAMES_A_TURN = 64  # of one client: a frame may be empty
 FRAMES_FREE = 4  # that are read without waiting for other clients that send many
 
 
 @define(eq=False)
-class ReplayedStream(trio.abc.HalfCloseableStream):
-    """A stream whose first bytes have been read already: the handshake, and what the client sent right behind it.
-
-    Closing it ends reading and writing; the socket itself is closed by the server, after the client has had time to
-    read.
-    """
+class ReplayedStream:
+    """The bytes of one client, the first of which have been read already, right behind its handshake."""
 
     outbox: Outbox
-    handshake: bytes
-    _unread: bytes | bytearray  # received, and not given to the library yet
+    _unread: bytes | bytearray  # received, and not given to the parser yet
     memory: MemoryReservation  # for messages that have been received, in part or as a whole, and not been taken
     wait_read_turn: Callable[[], Awaitable[None]]  # called before many frames are read
-    accepted: trio.Event = field(factory=trio.Event)  # before it, the library would drop what follows the handshake
-    closed: bool = False
     close_sent: bool = False  # a close frame of ours, after which nothing may follow
     received_at: float = 0.0  # when the last byte came, of a ping for example
     ended: bool = False  # nothing more comes
     _frames: FrameCounter = field(factory=FrameCounter)
     _while_open: trio.CancelScope | None = None
 
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Return the handshake, then what follows it, a few frames at a time."""
-        if self.handshake:
+    async def receive_some(self, max_bytes: int) -> bytes | bytearray:
+        """Return the next bytes, a few frames at a time; none at the end."""
+        if self._unread:
             await trio.lowlevel.checkpoint()
-            handshake, self.handshake = self.handshake, b""
-            return handshake
-        await self.accepted.wait()
-        self._check_open()
-        if not self._unread:
+        else:
             self._unread = await self._receive(max_bytes)
         size, frames = self._frames.feed(self._unread[:max_bytes], FRAMES_A_TURN)
         data, self._unread = self._unread[:size], self._unread[size:]
@@ -62,14 +50,14 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
             await self.wait_read_turn()
         return data
 
-    async def _receive(self, max_bytes: int | None) -> bytes | bytearray:
+    async def _receive(self, max_bytes: int) -> bytes | bytearray:
         try:
             data = await self.outbox.receive_some(max_bytes)
         except trio.BrokenResourceError:
-            self._end()
+            self.end()
             raise
         if not data:
-            self._end()
+            self.end()
         self.received_at = trio.current_time()
         return data
 
@@ -86,27 +74,8 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
         """Give back the memory of the oldest message, which its new owner accounts from here on."""
         self.memory.shrink(self._frames.message_taken())
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write what the library sends by itself: its handshake, pongs and close frames."""
-        self._check_open()
-        self.close_sent = self.close_sent or bytes(data[:1]) == CLOSE
-        await self.outbox.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        """Wait until the client's backlog is empty."""
-        await self.outbox.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        """Do nothing: the server closes the socket."""
-        await trio.lowlevel.checkpoint()
-
-    async def aclose(self) -> None:
-        """End reading and writing."""
-        self.closed = True
-        self._end()
-        await trio.lowlevel.checkpoint()
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Note that nothing more comes."""
         self.ended = True
         if self._while_open is not None:
             self._while_open.cancel(reason="the client left")
@@ -118,7 +87,3 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
             if self.ended:
                 self._while_open.cancel(reason="the client left")
             yield
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise trio.ClosedResourceError

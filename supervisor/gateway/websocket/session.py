@@ -1,9 +1,8 @@
 """One WebSocket client: the events of OpenAI's Responses API in both directions.
 
-The library (trio-websocket) implements the protocol: handshake, masks, fragments, pings, close frames. It writes
-through the client's outbox. Events do so directly, as whole frames, in the turn in which their text comes: no task of
-this connection runs for a token. Messages are read as soon as they come, because pings and the client's end are found
-only behind them, and are parsed and answered by other tasks, within limits.
+Events are written to the client's outbox as whole frames, in the turn in which their text comes: no task of this
+connection runs for a token. Messages are read as soon as they come, because pings and the client's end are found only
+behind them, and are parsed and answered by other tasks, within limits.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from urllib.parse import parse_qs, urlsplit
 
 import trio
 from attrs import define, field
-from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
-from wsproto.utilities import LocalProtocolError
 
-from actors.kit.groups import consists_of, leaves
+from actors.kit.groups import consists_of
 from protocol.dialects import responses
 from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.http.upgrade import Handshake
 from supervisor.gateway.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import READ_BYTES, Outbox
 from supervisor.gateway.requests import NO_MEMORY, internal_error
+from supervisor.gateway.websocket.client_socket import ClientSocket
 from supervisor.gateway.websocket.frames import BUG, NORMAL, RESTARTING, TRY_AGAIN, close_frame, text_frame
 from supervisor.gateway.websocket.lanes import CREATE, Lanes
 from supervisor.gateway.websocket.message_reader import Event, Fields, MessageReader
@@ -35,19 +34,19 @@ from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 
 log = logging.getLogger(__name__)
 
-VIOLATIONS = {1002, 1003, 1007}  # close codes with which the library reports a mistake of the client
-
 
 async def serve(
-    outbox: Outbox, gateway: Gateway, raw: bytes, request_id: str, key: Key | None = None, caller: Trace | None = None
+    outbox: Outbox,
+    gateway: Gateway,
+    handshake: Handshake,
+    request_id: str,
+    key: Key | None = None,
+    caller: Trace | None = None,
 ) -> None:
-    """Serve one WebSocket client from its handshake, whose bytes are `raw`, to its end; `caller` is its trace."""
+    """Serve one WebSocket client from the answer to its handshake to its end; `caller` is its trace."""
     try:
         with gateway.bodies.reserving(gateway.memory_owner(key), READ_BYTES) as memory:
-            await _serve(outbox, gateway, raw, request_id, key, caller, memory)
-    except* LocalProtocolError as group:
-        # The library's reader fails at a ping that comes after our close frame, when nothing can be sent any more.
-        log.debug("a client sent a frame after the close: %s", list(leaves(group)))
+            await _serve(outbox, gateway, handshake, request_id, key, caller, memory)
     except* MemoryError:
         internal_error(MemoryError(), request_id, caller)
         with suppress(trio.BrokenResourceError):  # it is gone already
@@ -57,44 +56,37 @@ async def serve(
 async def _serve(
     outbox: Outbox,
     gateway: Gateway,
-    raw: bytes,
+    handshake: Handshake,
     request_id: str,
     key: Key | None,
     caller: Trace | None,
     memory: MemoryReservation,
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        try:
-            head, blank, rest = raw.lstrip().partition(b"\r\n\r\n")
-            now = trio.current_time()
-            stream = ReplayedStream(outbox, head + blank, rest, memory, gateway.wait_read_turn, received_at=now)
-            # For a handshake that this server accepts and the library does not, it would wait without end.
-            with trio.move_on_after(gateway.limits.head_s) as deadline:
-                proposal = await wrap_server_stream(nursery, stream, max_message_size=gateway.limits.body_bytes_max)
-                socket = await proposal.accept(extra_headers=[(b"x-request-id", request_id.encode())])
-            if not deadline.cancelled_caught:
-                stream.accepted.set()
-                model = parse_qs(urlsplit(proposal.path).query).get("model", [None])[0]
-                session = Session(
-                    socket, outbox, stream, gateway, request_id, key, caller, model, draining=gateway.gate.draining
-                )
-                gateway.connections.upgrade(outbox, session)
-                await session.run()
-        except ConnectionClosed:
-            pass  # the client left during the handshake
-        except Exception as error:
-            if not consists_of(error, MemoryError):
-                outbox.put_last(close_frame(BUG, "the server made a mistake"))
-            raise
-        finally:
-            nursery.cancel_scope.cancel(reason="the session has ended")
+    try:
+        outbox.put(handshake.response)
+        stream = ReplayedStream(
+            outbox, handshake.unread, memory, gateway.wait_read_turn, received_at=trio.current_time()
+        )
+        socket = ClientSocket(outbox, stream, gateway.limits.body_bytes_max)
+        model = parse_qs(urlsplit(handshake.target).query).get("model", [None])[0]
+        session = Session(
+            socket, outbox, stream, gateway, request_id, key, caller, model, draining=gateway.gate.draining
+        )
+        gateway.connections.upgrade(outbox, session)
+        await session.run()
+    except trio.BrokenResourceError:
+        pass  # the client left during the handshake
+    except Exception as error:
+        if not consists_of(error, MemoryError):
+            outbox.put_last(close_frame(BUG, "the server made a mistake"))
+        raise
 
 
 @define(eq=False)
 class Session:
     """One WebSocket client: its messages are read at once, and answered in lanes."""
 
-    socket: WebSocketConnection
+    socket: ClientSocket
     outbox: Outbox
     stream: ReplayedStream
     gateway: Gateway
@@ -115,6 +107,9 @@ class Session:
     def busy(self) -> bool:
         """Whether a response runs or waits, or a message waits to be parsed."""
         return any(part is not None and part.busy for part in (self._lanes, self._messages))
+
+    def leave(self) -> None:
+        """Do nothing: a session goes on until the drain, since its client would lose what it can continue."""
 
     def drain(self) -> None:
         """End once the last response has ended."""
@@ -162,9 +157,9 @@ class Session:
             nursery.start_soon(self._read, messages)
             code, reason = await self._wait_to_close()
             self._closing = True
-            with trio.move_on_after(self.gateway.limits.close_s):
-                await self.socket.aclose(code=code, reason=reason)
-            nursery.cancel_scope.cancel(reason="closed")
+            with suppress(SlowClient, trio.BrokenResourceError):
+                self.socket.close(code, reason)
+            nursery.cancel_scope.cancel(reason="closed")  # the server waits for the client's own close
         if self._too_slow is not None:
             self.outbox.put_last(close_frame(TRY_AGAIN, self._too_slow.detail))
 
@@ -180,12 +175,15 @@ class Session:
                 return self._expired()
             if not busy and now >= idle_at:
                 return NORMAL, f"nothing was received for {limits.websocket_idle_s} s"
-            with trio.move_on_at(inf if busy else min(self._expires_at, idle_at)):
+            if busy:  # what it waits for is due later than this, so that the end of a response needs to wake nobody
+                idle_at = max(idle_at, now + limits.websocket_idle_s)
+            with trio.move_on_at(inf if busy and now >= self._expires_at else min(self._expires_at, idle_at)):
                 await self._changed.park()
 
     def _on_idle(self) -> None:
-        self.stream.received_at = trio.current_time()  # the client may have been waiting for this
-        self._wake()
+        now = self.stream.received_at = trio.current_time()  # the client may have been waiting for this
+        if self._draining or now >= self._expires_at:
+            self._wake()
 
     def _wake(self) -> None:
         self._changed.unpark_all()
@@ -203,24 +201,14 @@ class Session:
         """Read every message as it comes, however many wait to be answered."""
         try:
             while True:
-                message = await self.socket.get_message()
+                message = await self.socket.receive()
                 if isinstance(message, bytes) and not self._closing:
                     self._send(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
                     messages.receive(message)
                 self.stream.message_taken()
-        except ConnectionClosed as error:
-            self._close_after_violation(error)
-            self._on_lost(error)
         except (SlowClient, trio.BrokenResourceError) as error:
             self._on_lost(error)
-
-    def _close_after_violation(self, error: ConnectionClosed) -> None:
-        """Send a close frame if the client broke the protocol: the library closes without one (RFC 6455, 7.1.7)."""
-        if error.reason is not None and error.reason.code in VIOLATIONS and not self.stream.close_sent:
-            self.stream.close_sent = True
-            with suppress(trio.BrokenResourceError):  # it is gone already
-                self.outbox.put_last(close_frame(error.reason.code, error.reason.reason or ""))
 
     def _on_event(self, event: Event | RequestError, fields: Fields, size_bytes: int) -> None:
         """Act on a message, unless this server is closing."""
@@ -276,6 +264,6 @@ class Session:
     def _send(self, *events: bytes) -> int:
         if self.stream.close_sent:  # after a close frame nothing may follow (RFC 6455, 5.5.1)
             raise trio.BrokenResourceError("the client has left")
-        frames = b"".join(map(text_frame, events))
+        frames = text_frame(events[0]) if len(events) == 1 else b"".join(map(text_frame, events))
         self.outbox.put(frames)
         return len(frames)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import define, evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
+from actors.routing.reservations import Reservations
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
@@ -49,6 +51,39 @@ def test_a_policy_is_asked_about_workers_with_room_alone(every: list[Load]) -> N
     route = routing.choose(generate())
     assert (None if route is None else route.name) == (with_room[-1].name if with_room else None)
     assert [load.name for load in seen] == [worker.name for worker in with_room]
+
+
+@define(eq=False)
+class SharedWorker(Fake):
+    """A worker that other routers ask, too."""
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.more, self.slots, leg=self.leg, routers=2)
+
+
+async def test_a_request_waits_at_a_full_worker_only_while_no_other_could_begin_it() -> None:
+    def last(_: Generate, loads: Sequence[Load]) -> int:
+        return len(loads) - 1
+
+    def chosen(*workers: Fake) -> list[str | None]:
+        routing = Routing(FakePool([*workers], None), last, FailoverLimits(), lambda: 1, lambda: "", 100, frozenset())
+        names = list[str | None]()
+        for choose in (routing.choose_idle, routing.choose):
+            route = choose(generate(), ())
+            names.append(None if route is None else route.name)
+            if route is not None:
+                route.end()
+        return names
+
+    idle, full = SharedWorker("idle", more=3), SharedWorker("full", more=4)
+    pair = [SharedWorker("p", leg=Leg.PREFILL, bootstrap=("h", 1)), SharedWorker("d", leg=Leg.DECODE)]
+    assert chosen(idle, full) == ["idle", "idle"], "whatever the policy prefers"
+    assert chosen(full) == [None, "full"]
+    assert chosen(full, *pair) == ["p+d", "p+d"], "although the prompt is short"
+    pair[0].more = 4
+    assert chosen(*pair) == [None, "p+d"]
+    assert chosen(idle, *pair) == ["idle", "idle"]
 
 
 memories = st.builds(
@@ -96,3 +131,17 @@ def test_a_busier_worker_does_not_change_the_choice(every: list[Load], data: st.
     if other != chosen:
         busier[other] = evolve(every[other], busy=every[other].busy + 1)
     assert least_loaded(generate(), busier) == chosen
+
+
+def test_a_router_with_less_than_its_share_may_let_one_request_wait_at_a_full_worker() -> None:
+    full = Load("a", 4, 4)
+    assert full.full
+    shared = evolve(full, routers=2)
+    assert not shared.full, "it has none of the four"
+    assert not evolve(shared, own=1).full
+    assert evolve(shared, own=2).full, "it has its share"
+    assert evolve(shared, own=1, unstarted=1).full, "one waits there already"
+    assert evolve(shared, pending=9, pending_max=9).full, "prompts enough are pending"
+    assert not Load("a", 1, 1, routers=3).full, "each may have one request at a worker with one slot"
+    assert Load("a", 1, 1, routers=3, own=1, unstarted=1).full
+    assert Reservations(Counter(a=1), Counter(a=8)).with_reserved(shared).full

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from actors.kit.fast_path import FastPath
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
-from protocol.messages import Generate, Grammar, GrammarKind, Usage
+from protocol.messages import Generate, Grammar, GrammarKind, Tokens, Usage
+from protocol.text_messages import Text
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 
 
@@ -53,6 +56,27 @@ async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of
         wanted = generate(**penalty)
         check_whole(await ask(rig, wanted), wanted)
         assert (rig.worker("b").asked[0].said, rig.worker("b").asked[0].tokens[4:]) == (3, text(PROMPT)[:3])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_tokens_that_skipped_the_router_are_not_sent_again_by_the_next_worker(
+    at_once: bool, autojump_clock: MockClock
+) -> None:
+    lost = Play(LinkLost("gone"), 3, at_once=at_once)
+    async with routed(Fake("a", [lost]), Fake("b", [evolve(lost, tokens=2)]), Fake("c")) as rig:
+        wanted, replies = generate(tokens_max=9), list[Any]()
+        texts: list[int] = []
+        path = FastPath(lambda text, _: texts.append(int(text.text)))
+        path.open({token: Text(str(token), 1) for token in range(100)})
+        async with rig.address.ask(wanted, 9) as answer:
+            finished = await answer.relay(replies.append, fast_path=path)
+        sent = text(PROMPT)[:9]
+        assert [rig.worker(name).asked[0].tokens[4:] for name in "abc"] == [[], sent[:3], sent[:5]]
+        general = [token for reply in replies if isinstance(reply, Tokens) for token in reply.ids]
+        assert general == [sent[0], sent[3], sent[5]], "the first of each worker goes the general way"
+        assert texts == [sent[place] for place in (1, 2, 4, 6, 7, 8)]
+        assert finished is not None
+        assert finished.usage == Usage(4, 9)
 
 
 async def test_an_observer_gets_the_losses_that_could_not_be_resumed(autojump_clock: MockClock) -> None:

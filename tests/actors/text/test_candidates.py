@@ -220,7 +220,7 @@ async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) 
     detokenizer = reading(["old"], choice=3)
     draft, straight = CandidateChoice(replies.append), []
     for place, token in enumerate(line * 5):
-        tokens = Tokens([token], (logprob_at(token, place, top, 512),))
+        tokens = Tokens((token,), (logprob_at(token, place, top, 512),))
         draft.note(tokens, scored=True)
         straight.append(detokenizer.feed(tokens.ids, tokens.logprobs))
         if detokenizer.matched:
@@ -262,7 +262,7 @@ async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
 async def test_b1_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
     draft, line, replies = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any]()
     for place in range(1000):
-        draft.note(Tokens([line[place % len(line)]]), scored=False)
+        draft.note(Tokens((line[place % len(line)],)), scored=False)
     draft(ChoiceEnded(FinishReason.LENGTH))
     with counting() as steps:
         await draft.replay(IncrementalDetokenizer(TINY.tokenizer), replies.append)

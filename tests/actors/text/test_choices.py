@@ -170,7 +170,7 @@ async def test_the_likeliest_of_many_choices_is_sent_and_all_are_in_the_usage(au
             sequence = ids(lines[choice])
             answer.put(Started(0), 0)
             for token in sequence:
-                answer.put(Tokens([token], (Logprob((-3.0, -0.5, -2.0)[choice]),)), 1)
+                answer.put(Tokens((token,), (Logprob((-3.0, -0.5, -2.0)[choice]),)), 1)
             answer.end(Finished(FinishReason.STOP, Usage(len(request.tokens), len(sequence))))
 
     async with running(Poet(), limits=ROOMY) as address:

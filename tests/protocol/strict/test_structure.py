@@ -267,3 +267,24 @@ def test_a_class_may_read_its_values_itself() -> None:
     only("one", "is missing", {}, Pair)
     only("other", "expected a list or an integer or a string, got an object", {"one": 2, "other": {}}, Pair)
     only("other[1][here]", "is odd", {"one": 2, "other": [2, 3]}, Pair)
+
+
+@frozen
+class Chosen:
+    number: Literal[1, "one"]
+    colour: Colour = Colour.RED
+
+
+@pytest.mark.parametrize("value", [True, 1.0, 2, "1", "two", None, [1], {"one": 1}])
+def test_a_choice_is_one_of_its_values_by_type_too(value: object) -> None:
+    [(path, message)] = mistakes({"number": value}, Chosen)
+    assert (path, message.partition(", got ")[0]) == ("number", 'expected 1 or "one"')
+    [(path, _)] = mistakes({"number": 1, "colour": value}, Chosen)
+    assert path == "colour"
+
+
+@pytest.mark.parametrize("value", [1, "one"])
+def test_a_choice_is_read_as_its_value(value: object) -> None:
+    chosen = structure({"number": value, "colour": "blue"}, Chosen)
+    assert (chosen.number, type(chosen.number)) == (value, type(value))
+    assert chosen.colour is Colour.BLUE

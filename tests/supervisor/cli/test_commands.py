@@ -12,15 +12,17 @@ from typing import Any, NoReturn
 
 import pytest
 import trio
+from attrs import evolve
 from rich.console import Console
 from trio.testing import MockClock
 
 import supervisor
-from protocol.cluster import ChildState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
-from protocol.errors import NotReady, PeerViolation, StartFailed
+from protocol.cluster import ChildState, Drain, GateState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
+from protocol.errors import NotReady, PeerLost, PeerViolation, StartFailed
 from protocol.kind import Message
+from protocol.messages import Done
 from supervisor import __main__, command_line
-from supervisor.cli import client, commands
+from supervisor.cli import client, commands, drain
 from supervisor.cli.commands import NEW_NODE_WAIT_S
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
@@ -180,9 +182,9 @@ def test_a_reload_prints_the_mistakes_in_its_file_a_line_each(
 
 async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_escaped(console: Console) -> None:
     away = Polled({"one": "[bold]\x1b]0;title\x07[/]"})
-    assert await commands.drain_node(away, console, "one") == 1
+    assert await drain.drain_nodes(away, console, "one") == 1
     assert printed(console)[0].startswith("Node one cannot be asked: [bold]\\x1b]0;title\\x07[/]. If it runs,")
-    assert await commands.drain_node(away, console, "[red]two") == 1
+    assert await drain.drain_nodes(away, console, "[red]two") == 1
     assert printed(console)[1] == "There is no node [red]two; there is one."
 
 
@@ -247,6 +249,122 @@ async def printed_status(statuses: Mapping[str, StatusOrError], width: int) -> l
     assert code == any(isinstance(status, str) for status in statuses.values())
     assert all(len(line) <= width for line in printed(console))
     return [line.rstrip() for line in printed(console)]
+
+
+class Draining(Polled):
+    """A client of gateway processes that are gone a while after each has been asked to drain."""
+
+    def __init__(self) -> None:
+        names = ("front-0", "front-1", "back")
+        gates = {name: evolve(status(name), gate=GateState(2, 8, 1, 8)) for name in names}
+        super().__init__(dict(gates))
+        self.cluster = evolve(self.cluster, processes={"front": names[:2]})
+        self.drained_at: dict[str, float] = {}
+        self.drains: list[Drain] = []
+        self.routes = {name: Path(name) for name in names}
+        self.folders = {name: Path(name) for name in names}
+
+    def route(self, name: str) -> client.Route | None:
+        return self.folders.get(name)
+
+    async def ask(self, name: str, request: Message) -> Message:
+        await trio.lowlevel.checkpoint()
+        if isinstance(request, Drain):
+            self.drained_at[name] = trio.current_time()
+            self.drains.append(request)
+            return Done()
+        if trio.current_time() - self.drained_at[name] > 2:
+            raise PeerLost("gone") from FileNotFoundError()
+        answer = self.statuses[name]
+        assert isinstance(answer, Status)
+        return answer
+
+
+async def test_the_name_of_a_gateways_node_drains_all_of_its_processes_at_once(
+    console: Console, autojump_clock: MockClock
+) -> None:
+    cluster, began = Draining(), trio.current_time()
+    assert await drain.drain_nodes(cluster, console, "front") == 0
+    assert cluster.drained_at.keys() == {"front-0", "front-1"}
+    assert trio.current_time() - began < 3
+    lines = printed(console)
+    assert {"  3 requests run on front-0", "Node front-0 has gone.", "Node front-1 has gone."} <= {*lines}
+    assert await drain.drain_nodes(cluster, console, "back") == 0
+    assert "back" in cluster.drained_at
+
+
+class Restarting(Draining):
+    """A client of gateway processes, each of which its launcher starts again a while after it is gone."""
+
+    def __init__(self, back_s: float = 5.0) -> None:
+        super().__init__()
+        self.back_s = back_s
+
+    async def poll(self) -> dict[str, StatusOrError]:
+        now = trio.current_time()
+        for name, drained_at in self.drained_at.items():
+            if now - drained_at > self.back_s:
+                self.statuses[name] = status(name, run="again")
+            elif now - drained_at > 2:
+                self.statuses[name] = "nobody listens"
+        return await super().poll()
+
+
+async def test_the_processes_of_a_gateways_node_are_restarted_one_after_the_other(
+    console: Console, autojump_clock: MockClock
+) -> None:
+    cluster = Restarting()
+    assert await drain.restart_nodes(cluster, console, "front") == 0
+    assert all(request.restarts for request in cluster.drains)
+    first, second = (cluster.drained_at[name] for name in ("front-0", "front-1"))
+    assert second - first > 5
+    assert [line for line in printed(console) if "is up" in line] == ["Node front-0 is up.", "Node front-1 is up."]
+
+
+async def test_a_restart_stops_at_the_first_process_that_does_not_come_up(
+    console: Console, autojump_clock: MockClock
+) -> None:
+    cluster = Restarting(back_s=inf)
+    assert await drain.restart_nodes(cluster, console, "front") == 1
+    assert cluster.drained_at.keys() == {"front-0"}
+    assert printed(console)[-1] == "Node front-0 is not up after 600 s: see its log."
+
+
+@pytest.mark.parametrize(("other", "code"), [("answers", 1), ("drains", 0), ("is gone", 0)])
+async def test_a_restart_waits_for_links_to_nodes_that_stay_alone(
+    other: str, code: int, console: Console, autojump_clock: MockClock
+) -> None:
+    class Unlinked(Restarting):
+        async def poll(self) -> dict[str, StatusOrError]:
+            statuses = await super().poll()
+            if isinstance(again := statuses["back"], Status) and again.run == "again":
+                statuses["back"] = evolve(again, links=())
+                there = evolve(status("x"), state=NodeState((), draining=other == "drains"))
+                statuses["x"] = "nobody listens" if other == "is gone" else there
+            return statuses
+
+    assert await drain.restart_nodes(Unlinked(), console, "back") == code
+
+
+async def test_a_process_that_cannot_be_drained_is_named_and_the_others_are_waited_for(
+    console: Console, autojump_clock: MockClock
+) -> None:
+    class OneLost(Draining):
+        async def ask(self, name: str, request: Message) -> Message:
+            if name == "front-0":
+                raise PeerLost("it has gone away")
+            return await super().ask(name, request)
+
+    assert await drain.drain_nodes(OneLost(), console, "front") == 1
+    assert {"front-0: it has gone away", "Node front-1 has gone."} <= {*printed(console)}
+
+
+async def test_a_status_adds_up_what_all_gateways_have() -> None:
+    gates = {f"front-{number}": evolve(status(f"front-{number}"), gate=GateState(5, 8, number, 4)) for number in (1, 2)}
+    first, *_ = await printed_status(gates, 120)
+    assert "10 of 16 requests run, 3 of 8 wait at 2 gateways" in first
+    first, *_ = await printed_status({"front-1": gates["front-1"]}, 120)
+    assert first.endswith("5 of 8 requests run, 1 of 4 wait, all is up")
 
 
 def heads(lines: list[str]) -> dict[Any, Any]:

@@ -162,7 +162,7 @@ def test_json_has_the_same_statuses_as_plain_values() -> None:
     assert one["state"]["offers"][0]["leg"] == "decode"
     assert one["tree"][3]["why"] == "engine a ended: [red]killed[/]"
     assert one["links"][0]["bytes_received"] == 2_500_000
-    assert one["gate"] == {"running": 3, "running_max": 8, "waiting": 1, "waiting_max": 4}
+    assert one["gate"] == {"running": 3, "running_max": 8, "waiting": 1, "waiting_max": 4, "unready": ""}
 
 
 def test_the_result_of_a_reload_is_printed_a_sentence_a_line() -> None:

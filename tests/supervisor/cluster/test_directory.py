@@ -190,3 +190,43 @@ async def test_an_impossible_announcement_is_a_violation_and_changes_nothing(sta
         directory.merge_state("far", check_state(state))
     assert directory.offers() == [TWO]
     assert set(directory.nodes) == {"far"}
+
+
+# Several nodes that route -------------------------------------------------------------------------
+
+
+def test_each_node_that_routes_knows_how_many_do_and_its_own_place() -> None:
+    places = {}
+    for name in ("front-0", "front-1", "front-2"):
+        directory = Directory(name)
+        for other in {"front-0", "front-1", "front-2", "worker"} - {name}:
+            directory.configure(other, None, routes=other != "worker")
+        places[name] = directory.routers
+    assert places == {"front-0": (3, 0), "front-1": (3, 1), "front-2": (3, 2)}
+    assert Directory("front-0").routers == (1, 0)
+
+
+async def test_a_router_that_joins_counts_from_its_announcement_on() -> None:
+    directory, _ = linked_directory()
+    assert directory.routers == (1, 0)
+    directory.merge_state("far", NodeState((ONE,), routes=True))
+    assert directory.routers[0] == 2
+    (worker,) = workers(directory)
+    assert (worker.load.routers, worker.load.own, worker.load.unstarted) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "routes", "linked"),
+    [
+        (None, None, True, False),
+        ("here:1", None, True, True),
+        (None, "there:1", True, True),
+        (None, None, False, True),
+    ],
+)
+def test_two_gateways_of_which_neither_listens_need_no_link(
+    own: str | None, other: str | None, routes: bool, linked: bool
+) -> None:
+    directory = Directory("front-0", address=own)
+    directory.configure("front-1", other, routes=routes)
+    assert directory.should_link("front-1") is linked

@@ -51,7 +51,7 @@ VIOLATIONS = {
     "second hello": encode(Hello(VERSION, "x", 1)),
     "wrong hello": encode(Hello(VERSION + 1, "x", 1)),
     "credit for no stream": encode(Credit(7, 1)),
-    "reply for no stream": encode(frames.Item(1, body(Tokens([1])), 1)),
+    "reply for no stream": encode(frames.Item(1, body(Tokens((1,))), 1)),
     "end of no stream": encode(frames.End(1, b"")),
     "step of no stream": encode(frames.Step([1], [1], [1], [], [])),
     "credit abuse": encode(Open(1, REQUEST, 2**31 - 1, "a-0")) + encode(Credit(1, 2**31 - 1)),

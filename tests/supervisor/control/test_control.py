@@ -70,12 +70,16 @@ class Node:
         self.directory = Directory(self.name)
         tree = Tree(name=self.name, children=(Child(name="links", run=nothing, about="other nodes"),))
         self.controls = NodeControl(self.directory, f"run of {self.name}", "1.2", self.load, TreeStatus(tree))
-        self.controls.drain = lambda: self.done.append("drain")
+        self.controls.drain = self._drain
         self.controls.reload = self._reload
 
     async def load(self) -> dict[str, EngineLoad]:
         await trio.lowlevel.checkpoint()
         return self.loads
+
+    async def _drain(self, restarts: bool) -> None:
+        await trio.lowlevel.checkpoint()
+        self.done.append("restart" if restarts else "drain")
 
     async def _reload(self) -> Reloaded:
         await trio.lowlevel.checkpoint()
@@ -173,7 +177,8 @@ async def test_a_drain_and_a_reload_are_passed_to_the_node(autojump_clock: MockC
     one = Node("one")
     assert await ask(one, Drain()) == Done()
     assert await ask(one, Reload("one")) == Reloaded(("one did",), ("not all",))
-    assert one.done == ["drain", "reload"]
+    assert await ask(one, Drain("one", restarts=True)) == Done()
+    assert one.done == ["drain", "reload", "restart"]
 
 
 async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(autojump_clock: MockClock) -> None:

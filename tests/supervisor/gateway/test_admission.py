@@ -16,7 +16,7 @@ from trio.lowlevel import Task
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import Draining, NotReady, Overloaded
-from supervisor.gateway.admission import AdmissionGate
+from supervisor.gateway.admission import BEGIN_MAX, AdmissionGate
 from tests.system.simulator import simulate
 
 Log = list[tuple[float, str, str]]
@@ -560,3 +560,56 @@ async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room
         await trio.sleep(0.9)
     assert sorted(inside) == [0, 1, 2, 3, 4]
     assert (gate.inside, gate.waiting) == (0, 0)
+
+
+class Beginnings(trio.abc.Instrument):
+    """Counts the requests that begin in each pass of the event loop."""
+
+    def __init__(self) -> None:
+        self.begun = [0]
+
+    def after_io_wait(self, timeout: float) -> None:
+        self.begun.append(0)
+
+
+async def test_requests_that_are_admitted_at_once_begin_a_few_at_a_time(
+    autojump_clock: MockClock,
+) -> None:
+    gate = AdmissionGate(200, 5.0, 200, lambda: None)
+    passes, order, release = Beginnings(), list[int](), trio.Event()
+
+    async def enter(number: int) -> None:
+        async with gate.admitted():
+            passes.begun[-1] += 1
+            order.append(number)
+            await release.wait()
+
+    trio.lowlevel.add_instrument(passes)
+    async with trio.open_nursery() as nursery:
+        for number in range(128):
+            nursery.start_soon(enter, number)
+        for after in range(1, 6):  # some leave while they wait for their turn
+            nursery.start_soon(_leave, gate, after)
+        await wait_all_tasks_blocked()
+        assert len(order) == 128
+        assert max(passes.begun) == BEGIN_MAX
+        assert gate.inside == 128
+        release.set()
+    trio.lowlevel.remove_instrument(passes)
+    assert gate.inside == 0
+    async with gate.admitted():  # nobody's turn was lost
+        assert gate.inside == 1
+
+
+async def _leave(gate: AdmissionGate, after: int) -> None:
+    """Be cancelled after so many passes of the event loop, in which the turn does not come."""
+    async with trio.open_nursery() as nursery:
+
+        async def enter() -> None:
+            async with gate.admitted():
+                pytest.fail("it has left")
+
+        nursery.start_soon(enter)
+        for _ in range(after):
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel(reason="the client left")

@@ -362,7 +362,7 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
         done.append("drain")
 
     waits = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint, wait_closed=trio.lowlevel.checkpoint)
-    gateway = SimpleNamespace(gate=gate, drain=drain, abort=lambda: 0, connections=waits)
+    gateway = SimpleNamespace(gate=gate, shares_port=False, drain=drain, abort=lambda: 0, connections=waits)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
 
     async def reload() -> None:

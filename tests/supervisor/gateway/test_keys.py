@@ -340,6 +340,28 @@ async def test_a_rate_limit_refuses_what_exceeds_it_with_a_retry_after(autojump_
         key.charge()
 
 
+async def test_gateways_divide_the_rate_of_a_key_but_not_what_it_may_have_at_once(autojump_clock: MockClock) -> None:
+    section = KeySection(sha256=sha(SECRET), rate_per_s=8, burst=6, concurrency_max=8)
+    keys = Keys(gateways=4)
+    keys.replace({"alice": section})
+    key = keys._match(SECRET.encode())  # noqa: SLF001  # `find` asks for no key where no file has any
+    assert key is not None
+    assert (key.rate_per_s, key.burst_max) == (2, 2)
+    key.charge()
+    key.charge()
+    with pytest.raises(RateLimited, match=r"may ask 2 times a second here, at one of 4 gateways; .* in 0\.5 s"):
+        key.charge()
+    with key.generating(8):
+        pass
+    keys.gateways = 1  # as a reload may find it
+    keys.replace({"alice": section})
+    await trio.sleep(1)
+    for _ in range(6):
+        key.charge()
+    with pytest.raises(RateLimited, match=r"may ask 8 times a second; the next time is in 0\.125 s"):
+        key.charge()
+
+
 async def test_a_concurrency_limit_counts_generations_until_they_end() -> None:
     key = Key("alice", KeySection(sha256="", concurrency_max=2))
     with key.generating():

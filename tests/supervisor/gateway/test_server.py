@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
 import struct
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
@@ -160,6 +162,16 @@ async def test_many_connections_that_end_at_once_do_not_end_in_one_turn(rather_s
     assert sum(steps > crowd // 2 for steps in passes.steps) <= 2  # all wake at once, and stand in line
 
 
+async def test_clients_that_come_while_nothing_is_accepted_are_answered(rather_slow: MockClock) -> None:
+    async with gateway_client() as (rig, honest):
+        crowd = [socket.create_connection(("127.0.0.1", rig.port), timeout=0.5) for _ in range(300)]  # in one turn
+        assert (await honest.ask(head())).status == 200
+        for each in crowd:
+            client = Client(trio.SocketStream(trio.socket.from_stdlib_socket(each)))
+            assert (await client.ask(head())).status == 200
+            await client.stream.aclose()
+
+
 async def test_refusing_a_client_that_is_gone_already_fails_silently(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,3 +302,69 @@ async def test_a_bug_in_a_handler_fails_its_request_alone(
         assert (reply.status, reply.error["code"]) == (500, "internal")
         assert (await client.ask(head())).status == 200
     assert "a bug failed a request" in caplog.text
+
+
+# A port that several gateways share -----------------------------------------------------------------
+
+
+async def test_a_gateway_that_leaves_its_port_answers_one_request_of_each_client_that_has_come(
+    rather_slow: MockClock,
+) -> None:
+    async with gateway_rig(shares_port=True) as rig:
+        idle, new, streaming, lane = [await rig.client() for _ in range(4)]
+        assert (await idle.ask(post(chat()))).whole
+        assert (await lane.upgrade()).status == 101
+        await streaming.send(post(chat("n=20 s=0.1", stream=True)))
+        waiting = [socket.create_connection(("127.0.0.1", rig.port)) for _ in range(5)]
+        rig.gateway.leave_port()  # in the turn in which they came: none has been accepted
+        queued = [Client(trio.SocketStream(trio.socket.from_stdlib_socket(each))) for each in waiting]
+        assert await idle.closed()  # its next request reaches another gateway
+        with pytest.raises(OSError, match="refused"):
+            await rig.client()
+        for client in (new, *queued):
+            reply = await client.ask(post(chat("n=3")))
+            assert (reply.status, reply.whole, reply.headers["connection"]) == (200, True, "close")
+            assert await client.closed()
+        await lane.say(create("n=3"))
+        assert (await lane.events())[-1]["type"] == "response.completed"
+        assert (await streaming.reply()).whole
+        assert await streaming.closed()
+        rig.gateway.drain()
+        assert await lane.close_code() == 1012
+        for client in queued:
+            await client.stream.aclose()
+        await leave_all(rig)
+
+
+async def test_a_gateway_that_has_left_its_port_is_not_ready(rather_slow: MockClock) -> None:
+    async with gateway_client(shares_port=True) as (rig, client):
+        rig.gateway.leave_port()
+        reply = await client.ask(head(path="/ready"))
+        assert (reply.status, reply.error["code"]) == (503, "draining")
+
+
+async def test_a_gateway_whose_child_is_started_again_after_it_has_left_does_not_listen(rather_slow: MockClock) -> None:
+    async with gateway_rig(shares_port=True) as rig:
+        rig.gateway.leave_port()
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(serve, rig.gateway, ROUTES, "127.0.0.1", 0)
+            with pytest.raises(OSError, match="failed"):
+                await trio.open_tcp_stream("127.0.0.1", port)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_gateway_that_shares_its_port_listens_once_it_can_serve(rather_slow: MockClock) -> None:
+    async with gateway_rig(shares_port=True) as rig, trio.open_nursery() as nursery:
+        rig.ready.append("engine a is starting")
+        ready = trio.Event()
+        rig.gateway.wait_ready = ready.wait
+        port = await nursery.start(serve, rig.gateway, ROUTES, "127.0.0.1", 0)
+        with pytest.raises(OSError, match="failed"):
+            await trio.open_tcp_stream("127.0.0.1", port)
+        rig.ready.clear()
+        ready.set()
+        await trio.testing.wait_all_tasks_blocked()
+        client = Client(await trio.open_tcp_stream("127.0.0.1", port))
+        assert (await client.ask(post(chat()))).status == 200
+        await client.stream.aclose()
+        nursery.cancel_scope.cancel()

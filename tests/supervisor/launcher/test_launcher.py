@@ -97,7 +97,7 @@ async def test_a_node_that_cannot_be_started_leaves_no_descriptor_open(
     node, before = kept(one.loaded.cluster, "one"), descriptors()
     for _ in range(5):
         with pytest.raises(ExceptionGroup) as caught:
-            await node_process.run(node, one)
+            await node_process.run(node, one, 60.0)
         assert caught.group_contains(OSError, match="no process can be had")
     assert descriptors() == before
     assert node.process is None
@@ -111,7 +111,7 @@ async def test_a_node_that_is_drained_before_it_is_up_has_not_failed(one: Launch
     one.command, one.environment = (sys.executable, "-c", says), dict(os.environ)
     node = KeptNode("two", process.Ladder(), 30.0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(node_process.run, node, one)
+        await nursery.start(node_process.run, node, one, 60.0)
     assert node.process is None
 
 
@@ -197,6 +197,27 @@ async def test_the_address_is_announced_again_when_the_gateway_has_returned_besi
         one.on_up(name)
     for _ in range(2):
         one.announce("front", "Ready: http://127.0.0.1:8000")
+    one.terminal.flush()
+    assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2  # type: ignore[attr-defined]
+
+
+async def test_an_address_that_several_gateways_serve_is_announced_once(
+    written: Callable[[str], Path], autojump_clock: MockClock
+) -> None:
+    loaded = load_cluster(written(FILE.replace('node = "front"', 'node = "front"\nprocesses = 2')))
+    names = ("front-0", "front-1", "one", "two")
+    one = Launcher(loaded, names, ("false",), {}, Terminal(io.StringIO(), live=True), random.Random(0))
+    for name in names:
+        one.nodes[name] = kept(loaded.cluster, name)
+        one.nodes[name].serving = True
+        one.on_up(name)
+    for name in ("front-0", "front-1", "front-0"):
+        one.announce(name, "Ready: http://127.0.0.1:8000")
+    one.terminal.flush()
+    assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 1  # type: ignore[attr-defined]
+    for name in ("front-0", "front-1"):  # both have died
+        one.nodes[name].serving = False
+    one.announce("front-1", "Ready: http://127.0.0.1:8000")
     one.terminal.flush()
     assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2  # type: ignore[attr-defined]
 

@@ -15,6 +15,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from actors.kit.groups import first_leaf
+from protocol.errors import StartFailed
 from supervisor.engines.kinds import load_cluster
 from supervisor.launcher import node_process
 from supervisor.launcher.launcher import Launcher
@@ -87,6 +88,36 @@ async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_ki
     assert "node two hangs, and is ended" in caplog.messages
 
 
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("up", [False, True])
+async def test_a_node_that_was_asked_to_restart_ends_so_that_it_is_started_again(
+    one: Launcher, up: bool, removed: bool, autojump_clock: MockClock
+) -> None:
+    life, node = node_process.Life(), _node(HUNG_S)
+    node.removed = removed
+    sender, receiver = trio.testing.memory_stream_one_way_pair()
+    lines = [*(['["up", ""]'] if up else []), '["restart", ""]', '["done", ""]']
+    await sender.send_all("".join(f"{line}\n" for line in lines).encode())
+    await sender.aclose()
+    await node_process.receive_all(node, one, life, LineReader(receiver), lambda: None)
+    if not removed:
+        assert (life.done, life.reason) == (False, node_process.RESTARTED)
+    else:  # it is not in the file any more
+        assert life.done
+
+
+@pytest.mark.parametrize(("kinds", "stays"), [(("restart", "stay"), True), (("stay", "restart"), False)])
+async def test_the_last_decision_of_an_operator_counts(
+    one: Launcher, kinds: tuple[str, ...], stays: bool, autojump_clock: MockClock
+) -> None:
+    life = node_process.Life()
+    sender, receiver = trio.testing.memory_stream_one_way_pair()
+    await sender.send_all("".join(f'["{kind}", ""]\n' for kind in ("up", *kinds, "done")).encode())
+    await sender.aclose()
+    await node_process.receive_all(_node(HUNG_S), one, life, LineReader(receiver), lambda: None)
+    assert life.done == stays
+
+
 async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clock: MockClock) -> None:
     life, watched, scope = node_process.Life(), Process(), trio.CancelScope()
     async with trio.open_nursery() as nursery:
@@ -147,14 +178,50 @@ pipe.send("done")
     assert (node.failures, node.last_failure) == (1, "its event loop did not turn for 0.5 s")
 
 
+RESTARTED_EARLY = """
+import sys, time
+from pathlib import Path
+from supervisor.launcher.parent_pipe import ParentPipe
+mark = Path({mark!r})
+pipe = ParentPipe(int(sys.argv[sys.argv.index("--launched") + 1]))
+time.sleep({start_s})
+if mark.exists():
+    pipe.send("up")
+else:
+    mark.touch()
+    pipe.send("restart")
+pipe.send("done")
+"""
+
+
+@pytest.mark.realtime
+async def test_a_node_that_is_restarted_before_it_is_up_has_as_long_to_start_again(
+    one: Launcher, tmp_path: Path
+) -> None:
+    one.command = (sys.executable, "-c", RESTARTED_EARLY.format(mark=str(tmp_path / "was here"), start_s=2.5))
+    node = _node(30.0)
+    with trio.fail_after(20):
+        await _run_alone(node, one, start_s=4.5)
+    assert (node.failures, node.last_failure) == (1, node_process.RESTARTED)
+
+
+@pytest.mark.realtime
+async def test_a_node_that_is_not_up_in_time_did_not_start(one: Launcher) -> None:
+    one.command = (sys.executable, "-c", "import time; time.sleep(60)")
+    node = KeptNode("two", process.Ladder(term_s=0.1), 30.0)
+    with trio.fail_after(20), pytest.raises(StartFailed, match=r"did not start: it was not up within 0\.3 s"):
+        await _run_alone(node, one, start_s=0.3)
+    assert node.process is None
+
+
 def _node(watchdog_s: float) -> KeptNode:
     return KeptNode("two", process.Ladder(), watchdog_s)
 
 
-async def _run_alone(node: KeptNode, keeper: Launcher) -> None:
+async def _run_alone(node: KeptNode, keeper: Launcher, start_s: float = 60.0) -> None:
     """Run a node until it ends, and raise the only exception of the group that this raises."""
     try:
-        await node_process.run(node, keeper)
+        await node_process.run(node, keeper, start_s)
     except ExceptionGroup as group:
         raise first_leaf(group) from None
 

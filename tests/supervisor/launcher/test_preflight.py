@@ -23,6 +23,24 @@ def test_a_gateway_port_in_use_is_refused_in_one_sentence(written: Written) -> N
             preflight.check_can_start(cluster, "main")
 
 
+def test_a_port_is_shared_with_other_gateways_but_not_with_strangers(written: Written) -> None:
+    text = f'{GOOD}[gateway]\nnodes = ["a", "b"]\nport = %d\n[node.a]\n[node.b]\n[node.main]\nlisten = "127.0.0.1:0"\n'
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cluster = read_cluster(written(text % taken.getsockname()[1]))
+        preflight.check_can_start(cluster, "a")  # beside b, which may be the one that listens
+        with pytest.raises(StartFailed, match=r"name another as gateway\.port"):
+            preflight.check_can_start(cluster, "a", "b")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cluster = read_cluster(written(text % taken.getsockname()[1]))
+        with pytest.raises(StartFailed, match=r"name another as gateway\.port"):
+            preflight.check_can_start(cluster, "a")
+
+
 def test_a_link_port_in_use_is_refused_in_one_sentence(written: Written) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -35,7 +53,7 @@ def test_a_link_port_in_use_is_refused_in_one_sentence(written: Written) -> None
 
 def test_the_engines_of_all_nodes_on_a_host_must_fit_in_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = read_cluster(ROOT / "examples" / "disagg.toml")
-    monkeypatch.setattr(preflight, "check_port", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_port", lambda *_, **__: None)
     monkeypatch.setattr(preflight, "available_bytes", lambda: preflight.ENGINE_BYTES * 3 // 2)
     preflight.check_can_start(cluster, "prefill")
     with pytest.raises(StartFailed, match="too little memory: 2 engines on the CPU need"):

@@ -110,7 +110,7 @@ async def test_leaving_after_the_end_sends_nothing(autojump_clock: MockClock) ->
 def test_replies_that_cross_a_cancel_are_dropped(seed: int) -> None:
     async def reply_often(call: AnyCall, replies: AnyAnswer) -> None:
         for number in range(100):
-            replies.put(Tokens([number]))
+            replies.put(Tokens((number,)))
             await trio.sleep(0.001)
 
     async def scenario(rng: random.Random) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from protocol import codec
-from protocol.errors import ActorLost, AskerLeft, PeerViolation
+from protocol.errors import ActorLost, AskerLeft, BadRequest, PeerViolation
 from protocol.frames import Fail
 from protocol.kind import Message
-from protocol.messages import Done
+from protocol.messages import Done, Generate
 from supervisor.engines.kinds import read_cluster
-from supervisor.links.encoding import reply_rules, request_error
+from supervisor.links.encoding import DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX, reply_rules, request_error
 from tests.rig.assembly import built_assembly
+from tests.rig.fake_engine import generate
 from tests.supervisor.config.test_load import GOOD, Written, mistakes
 
 TWO = """
@@ -87,7 +88,7 @@ def test_a_message_without_a_row_or_a_result_is_no_request() -> None:
 
 @pytest.mark.parametrize("row", [row for row in codec.ROWS.values() if row.result is not None], ids=str)
 def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) -> None:
-    request = row.message.__new__(row.message)
+    request = generate() if row.message is Generate else row.message.__new__(row.message)
     for other in codec.ROWS:
         answer = other.__new__(other)
         if other is not row.result:
@@ -103,3 +104,8 @@ def test_b18_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable()
     assert isinstance(lost, ActorLost)
     assert lost.retry_after_s is not None
     assert isinstance(request_error(Fail(1, AskerLeft.code, "x"), asker_left=True), AskerLeft)
+
+
+def test_the_error_of_another_node_reaches_a_client_at_a_limited_length() -> None:
+    error = request_error(Fail(1, BadRequest.code, "x" * 100_000, "y" * 100_000), asker_left=False)
+    assert (len(error.detail), error.param) == (DETAIL_CHARACTERS_MAX, "y" * PARAM_CHARACTERS_MAX)

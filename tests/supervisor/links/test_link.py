@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol import codec
@@ -22,9 +23,36 @@ from protocol.errors import (
     PeerLost,
     PeerViolation,
 )
-from protocol.frames import VERSION, Announce, Bye, Credit, End, Frame, Hello, Item, Open, Step
+from protocol.frames import (
+    STEP_TOKENS_MAX,
+    VERSION,
+    Announce,
+    Begun,
+    Bye,
+    Credit,
+    End,
+    Ended,
+    Frame,
+    Hello,
+    Item,
+    Open,
+    Step,
+)
 from protocol.kind import Message
-from protocol.messages import Done, Embedded, FlushCache, GetLoad, Started, Tokens
+from protocol.messages import (
+    Done,
+    Embedded,
+    Finished,
+    FinishReason,
+    FlushCache,
+    GetLoad,
+    Logprob,
+    RankStarted,
+    RunRank,
+    Started,
+    Tokens,
+    Usage,
+)
 from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
 from protocol.text_messages import Text
@@ -53,7 +81,7 @@ from tests.system.simulator import counting, simulate
 
 async def test_a_request_over_a_link_is_answered_as_by_an_actor_of_this_process(autojump_clock: MockClock) -> None:
     async with linked(count_to_three) as ends:
-        assert await ask(ends.asker) == ([Tokens([0]), Tokens([1]), Tokens([2])], Done())
+        assert await ask(ends.asker) == ([Tokens((0,)), Tokens((1,)), Tokens((2,))], Done())
         assert trio.current_time() == 3
         ends.check_at_rest()
 
@@ -112,7 +140,7 @@ async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: Mock
         else:
             for number in range(200):
                 await trio.sleep(0.001)
-                replies.put(Tokens([number]))
+                replies.put(Tokens((number,)))
         replies.end(Done())
 
     async def read(name: object) -> None:
@@ -130,7 +158,7 @@ async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: Mock
     assert [(tensor.shape, bytes(tensor.data)) for tensor in embedded.tensors] == [
         (tensor.shape, bytes(tensor.data)) for tensor in tensors
     ]
-    assert list(answers.values()) == [[Tokens([number]) for number in range(200)]] * 3
+    assert list(answers.values()) == [[Tokens((number,)) for number in range(200)]] * 3
 
 
 async def test_an_announcement_reaches_an_end_that_takes_them_and_is_a_violation_elsewhere(
@@ -186,7 +214,7 @@ async def test_c1_a_message_of_many_frames_is_handled_in_many_turns(autojump_clo
 
     async def reply_at_once(call: AnyCall, replies: AnyAnswer) -> None:
         for number in range(1000):
-            replies.put(Tokens([number]))
+            replies.put(Tokens((number,)))
         replies.end(Done())
 
     async def count() -> None:
@@ -199,7 +227,7 @@ async def test_c1_a_message_of_many_frames_is_handled_in_many_turns(autojump_clo
         async with ends.asker.ask(FlushCache(), 1000) as replies:
             assert await replies.relay(received.append) == Done()
         nursery.cancel_scope.cancel()
-    assert received == [Tokens([number]) for number in range(1000)]
+    assert received == [Tokens((number,)) for number in range(1000)]
     # The counter may come first in one pass of the loop, and last in the next.
     assert max(after - before for before, after in pairwise(counts)) <= 2 * FRAMES_A_TURN
 
@@ -316,6 +344,9 @@ async def test_a_node_that_drains_fails_what_it_was_asked_at_once_and_keeps_the_
 
 # Violations -------------------------------------------------------------------------------
 
+STARTED = Item(1, codec.encode(Started()), 0)
+END = End(1, codec.encode(Finished(FinishReason.LENGTH, Usage(1, 1))))
+SCORED = evolve(generate(), logprobs=2)
 VIOLATIONS: Iterable[tuple[Message, object]] = (
     (FlushCache(), Item(1, codec.encode(Text("x", 1)), 99)),
     (FlushCache(), Item(1, b"", 1)),
@@ -327,14 +358,49 @@ VIOLATIONS: Iterable[tuple[Message, object]] = (
     (FlushCache(), Open(1, b"", 1)),
     (FlushCache(), Hello(VERSION, "again", 1)),
     (FlushCache(), b"\xff" * 5),
-    (FlushCache(), Step([1], [1], [-7], [], [])),  # which only an engine host may send
+    (FlushCache(), Step([1], [1], [-7], [], [])),
+    (generate(), Step([1], [1], [2**31], [], [])),
+    (generate(), Step([1], [1], [], [], [])),
+    (generate(), Step([], [], [], [], [])),
+    (generate(), Step([1, 1], [2, 0], [7, 8], [], [])),
+    (generate(), Step([1], [1], [7], [Begun(1, 0)], [])),  # this and the next two only an engine host may send
+    (generate(), Step([1], [1], [7], [], [Ended(1, FinishReason.STOP, 1, 1, 0)])),
+    (generate(), Step([1], [1], [7], [], [], {1: (Logprob(-1.0),)})),
+    (GetLoad(), Step([1], [1], [7], [], [])),
     (generate(), Item(1, codec.encode(Text("x", 1)), 1)),
-    (generate(), Item(1, codec.encode(Tokens([1, 2, 3])), 1)),
-    (generate(), Item(1, codec.encode(Tokens([1])), 0)),
+    (generate(), Item(1, codec.encode(Tokens((1, 2, 3))), 1)),
+    (generate(), Item(1, codec.encode(Tokens((1,))), 0)),
     (generate(), End(1, b"")),
     (generate(), End(1, codec.encode(Done()))),
     (GetLoad(), End(1, codec.encode(Done()))),
+    (generate(), Item(1, codec.encode(Started(-1)), 0)),
+    (generate(), Item(1, codec.encode(Started(2**63)), 0)),
 )
+
+
+OUT_OF_PLACE: Iterable[tuple[Message, tuple[Frame, ...]]] = (
+    (generate(), (Item(1, codec.encode(Tokens((7,))), 1),)),
+    (generate(), (Step([1], [1], [7], [], []),)),
+    (generate(), (END,)),
+    (generate(), (STARTED, STARTED)),
+    (generate(), (STARTED, Item(1, codec.encode(Tokens((7,), (Logprob(-1.0),))), 1))),
+    (SCORED, (STARTED, Item(1, codec.encode(Tokens((7,))), 1))),
+    (SCORED, (STARTED, Item(1, codec.encode(Tokens((7,), (Logprob(-1.0, ((1, -1.0),) * 3),))), 1))),
+    (SCORED, (STARTED, Step([1], [1], [7], [], []))),
+    (RunRank({}), (Item(1, codec.encode(RankStarted()), 0),) * 2),
+)
+
+
+@pytest.mark.parametrize(("request_", "frames"), OUT_OF_PLACE, ids=lambda value: repr(value)[:40])
+async def test_replies_out_of_their_order_or_without_what_was_asked_for_end_the_link(
+    request_: Message, frames: tuple[Frame, ...], autojump_clock: MockClock
+) -> None:
+    async with hand_written(heartbeat=Heartbeat()) as other:
+        _, answer = other.link.open(request_, 5)
+        await other.send(*frames)
+        with trio.fail_after(1), pytest.raises(LinkLost):
+            await answer.result()
+        assert isinstance(other.ended, PeerViolation)
 
 
 @pytest.mark.parametrize(("request_", "violation"), VIOLATIONS, ids=lambda value: repr(value)[:40])
@@ -349,11 +415,21 @@ async def test_a_violation_ends_the_link_and_fails_its_askers(
         assert isinstance(other.ended, PeerViolation)
 
 
+async def test_a_node_sends_a_limited_number_of_tokens_in_a_step(autojump_clock: MockClock) -> None:
+    async with hand_written(heartbeat=Heartbeat()) as other:
+        _, answer = other.link.open(generate(), 1000)
+        await other.send(STARTED, Step([1, 1], [1, STEP_TOKENS_MAX - 1], list(range(STEP_TOKENS_MAX)), [], []))
+        replies = [await anext(answer) for _ in range(3)]
+        assert replies == [Started(), Tokens((0,)), Tokens(tuple(range(1, STEP_TOKENS_MAX)))]
+        await other.send(Step([1], [STEP_TOKENS_MAX + 1], [7] * (STEP_TOKENS_MAX + 1), [], []))
+        assert isinstance(other.ended, PeerViolation)
+
+
 async def test_replies_that_take_no_credit_are_limited(autojump_clock: MockClock) -> None:
     async with hand_written(room=100_000) as other:
         other.link.open(generate(), 5)
-        free = Item(1, codec.encode(Started()), 0)
-        await other.send(*[free] * FREE_REPLIES_MAX)
+        free = Item(1, codec.encode(Tokens(())), 0)
+        await other.send(STARTED, *[free] * (FREE_REPLIES_MAX - 1))
         assert other.ended is None
         await other.send(free)
         assert isinstance(other.ended, PeerViolation)
@@ -367,10 +443,10 @@ async def test_a_frame_of_this_end_that_breaks_the_rules_ends_the_link_as_a_bug_
         await other.send(Open(1, codec.encode(FlushCache()), 1))
         call = await inbox.receive()
         other.link.peer.served.step(End(1, b""))  # closed for the protocol, but not for the call
-        call.answer.put(Tokens([1]))
+        call.answer.put(Tokens((1,)))
         await wait_all_tasks_blocked()
         assert isinstance(other.ended, LocalViolation)
-        assert "Item on stream 1, which is closed" in str(other.link.ended)
+        assert "on stream 1, which is closed" in str(other.link.ended)
         (record,) = bugs_logged(caplog)
         assert record.exc_info is not None
         assert (record.levelname, record.exc_info[1]) == ("ERROR", other.link.ended)

@@ -13,6 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.cluster import Reloaded
+from protocol.errors import StartFailed
 from supervisor.cluster import link_credentials
 from supervisor.cluster.mesh import Mesh
 from supervisor.config.certificate import Certificate
@@ -325,6 +326,17 @@ async def test_a_file_of_keys_that_is_emptied_revokes_none_and_the_answer_says_s
     assert node.gateway.keys.find(headers).name == "alice"
 
 
+async def test_keys_that_are_taken_out_of_the_file_stay_until_a_restart(
+    front: Front, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    headers = write_keys(tmp_path / "a.toml", "alice")
+    node = front(text=KEYED)
+    reloaded = await node.reload(('keys = "a.toml"\n', ""))
+    assert [sentence.partition(" until")[0] for sentence in reloaded.not_changed] == ["gateway.keys stays a.toml"]
+    assert reloaded.changed == ("keys: 1 are known now",)
+    assert node.gateway.keys.find(headers).name == "alice"
+
+
 async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
     front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -443,3 +455,68 @@ async def test_turning_tls_on_takes_a_restart_and_another_certificate_does_not(
     assert reloaded.refused[0].startswith("the file changes nothing: ")
     assert "gateway.tls_certificate: the certificate " in reloaded.refused[0]
     assert tls.gateway.certificate == Certificate(tmp_path / "b.pem", tmp_path / "b.key")
+
+
+# Several gateways -----------------------------------------------------------------------------------
+
+TWO_GATEWAYS = FILE.replace('[node.front]\nlisten = "127.0.0.1:7401"', "[node.front]").replace(
+    'node = "front"\n', 'node = "front"\nprocesses = 2\nkeys = "a.toml"\n'
+)
+
+
+async def test_a_process_more_divides_the_rates_of_keys_again_and_is_known_at_once(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    headers = write_keys(tmp_path / "a.toml", "alice")
+    with (tmp_path / "a.toml").open("a") as file:
+        file.write("\nrate_per_s = 12\n")
+    (tmp_path / "a.toml").chmod(0o600)
+    front, one = Node(tmp_path, "front-0", TWO_GATEWAYS), Node(tmp_path, "one", TWO_GATEWAYS)
+    assert front.gateway.keys.find(headers).rate_per_s == 6
+    assert one.assembly.directory.should_link("front-1")
+    assert not front.assembly.directory.should_link("front-1")
+    reloaded = await front.reload(("processes = 2", "processes = 3"))
+    assert front.gateway.keys.find(headers).rate_per_s == 4
+    assert reloaded.not_changed == ()
+    assert "gateway.nodes is front-0, front-1, front-2 now, and was front-0, front-1" in reloaded.changed
+    assert front.assembly.directory.routers == (3, 0)
+    reloaded = await one.reload(("processes = 2", "processes = 3"))
+    assert reloaded.not_changed == ()
+    assert one.assembly.directory.should_link("front-2")
+
+
+async def test_a_gateway_that_has_its_port_alone_cannot_begin_to_share_it(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    headers = write_keys(tmp_path / "a.toml", "alice")
+    with (tmp_path / "a.toml").open("a") as file:
+        file.write("\nrate_per_s = 12\nburst = 20\n")
+    (tmp_path / "a.toml").chmod(0o600)
+    (tmp_path / "b.toml").write_text((tmp_path / "a.toml").read_text())
+    (tmp_path / "b.toml").chmod(0o600)
+    alone = FILE.replace('node = "front"\n', 'nodes = ["front"]\nkeys = "a.toml"\n')
+    node = Node(tmp_path, "front", alone)
+    more = alone.replace('["front"]', '["front", "two"]') + '[node.two]\nlisten = "127.0.0.1:7403"\n'
+    reloaded = await node.reload(text=more)
+    assert [sentence for sentence in reloaded.not_changed if sentence.startswith("gateway.nodes")] == [
+        "gateway.nodes stays front until this node is started again, though the file says front, two"
+    ]
+    key = node.gateway.keys.find(headers)
+    assert (key.rate_per_s, key.burst_max) == (12, 20), "it still has the whole rate"
+    reloaded = await node.reload(text=more.replace('"a.toml"', '"b.toml"'))
+    assert any("b.toml" in sentence for sentence in reloaded.changed)
+    key = node.gateway.keys.find(headers)
+    assert (key.rate_per_s, key.burst_max) == (12, 20), "beside another change, too"
+
+
+async def test_a_node_is_not_started_again_with_a_file_that_is_wrong_or_without_it(
+    front: Front, autojump_clock: MockClock
+) -> None:
+    node = front()
+    await node.reloader.check_start()
+    node.file.write_text(node.text.replace("requests_max = 8", "requests_max = 0"))
+    with pytest.raises(StartFailed, match="has 1 mistake"):
+        await node.reloader.check_start()
+    node.file.write_text(node.text.replace("[node.front]", "[node.fore]").replace('"front"', '"fore"'))
+    with pytest.raises(StartFailed, match="there is no node front"):
+        await node.reloader.check_start()

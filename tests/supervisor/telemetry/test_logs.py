@@ -21,10 +21,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from supervisor.supervision.events import ChildEvent, ChildEventKind
+from supervisor.telemetry.bounded_json import VALUE_CHARACTERS_MAX
 from supervisor.telemetry.logs import (
     CLEAR,
     TICK_S,
-    VALUE_CHARACTERS_MAX,
     JsonFormatter,
     Terminal,
     configure_logging,

@@ -112,7 +112,7 @@ async def says_what_it_is(engine: Engine) -> None:
 @asynccontextmanager
 async def _whole(engine: Engine, wanted: Generate) -> AsyncIterator[list[int]]:
     generation = engine.submit(wanted)
-    ids = []
+    ids: list[int] = []
     async for reply in generation:
         if isinstance(reply, Tokens):
             ids += reply.ids

@@ -48,7 +48,7 @@ class Cluster(System):
 
     def _register_workers(self) -> None:
         super()._register_workers()
-        self.links = self.plan.links("main", self.directory, listens=True, joins=False)
+        self.links = self.plan.links(self.node_name, self.directory, listens=True, joins=False)
 
     def linking(self) -> tuple[Child, ...]:
         return (Child(name="links", run=self.links.run, stop_within_s=2.0),)
@@ -96,7 +96,7 @@ class Cluster(System):
     async def crash(self) -> None:
         """End as a killed process does: every connection is cut without a `Bye`."""
         self.plan.net.listening.pop(str(self.links.listen), None)
-        self.plan.net.cut("main")
+        self.plan.net.cut(self.node_name)
         for stream in self.sockets:
             with suppress(OSError):  # it is closed already
                 stream.socket.shutdown(socket.SHUT_RDWR)
@@ -104,13 +104,13 @@ class Cluster(System):
             host.crash()
         self.scope.cancel(reason="the gateway's node is killed")
         await self.over.wait()
-        self.plan.net.cut("main")
+        self.plan.net.cut(self.node_name)
 
     def check_nothing_is_left(self) -> None:
         """Check that nothing is left of a gateway's node that has ended, nor of its requests on other nodes."""
         assert self.over.is_set()
         self._check_gateway()
-        gone = {"main", *(node_slot.name for node_slot in self.node_slots if node_slot.life is None)}
+        gone = {self.node_name, *(node_slot.name for node_slot in self.node_slots if node_slot.life is None)}
         for node_slot in self.node_slots:
             if node_slot.life is not None:
                 node_slot.life.check_idle(gone)

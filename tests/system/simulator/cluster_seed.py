@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -15,6 +15,7 @@ from attrs import define, evolve, field, frozen
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
+from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, OfCluster, linked, others_up, together
@@ -137,8 +138,13 @@ class ClusterFaults(OfCluster, Faults):
                     if host.scheduler is engine:
                         host.crash()
 
+    def front_of_fault(self) -> str:
+        """Return the gateway's node to which a link is cut."""
+        return "main"
+
     async def _wrong(self, kind: str, node_slot: NodeSlot) -> None:
-        rng, net, nodes = self.rng, self.cluster.plan.net, (node_slot.name, "main")
+        rng, net = self.rng, self.cluster.plan.net
+        nodes = node_slot.name, self.front_of_fault()
         match kind:
             case "cut a link":
                 net.cut(*nodes)
@@ -190,6 +196,8 @@ class Noting(RoutingObserver):
 class ClusterRun(OfCluster, Run):
     """One run of a cluster."""
 
+    fronts: ClassVar[Sequence[str]] = ("main",)
+    single_fault_share: ClassVar[float] = SINGLE_FAULT_SHARE
     nursery: trio.Nursery = field(kw_only=True)
     shape: dict[str, Any] = field(init=False, factory=dict)  # of a single fault
     front_ends: str | None = field(init=False)
@@ -203,7 +211,7 @@ class ClusterRun(OfCluster, Run):
         self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
         if rng.random() < 0.7:
             self.times.pop("jump", None)
-        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < SINGLE_FAULT_SHARE else None
+        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < self.single_fault_share else None
         self.single_fault = self.only or self.single_fault
         if self.single_fault is not None:
             self.clients, self.front_ends, self.drains, self.times = 0, None, False, {}
@@ -211,9 +219,13 @@ class ClusterRun(OfCluster, Run):
         self.new_front = self._system()
         self.system = self.new_front()
         self.system.routing.observer = Noting(self.note)
-        self.faults = ClusterFaults(self.system, rng, self.note)
+        self.faults = self.new_faults()
         self._small_limits()
         self._expect_falls()
+
+    def new_faults(self) -> ClusterFaults:
+        """Return what injects the faults."""
+        return ClusterFaults(self.system, self.rng, self.note)
 
     def _costs(self, leg: Leg = Leg.BOTH, node: str = "main") -> LegCosts:
         rng = self.rng
@@ -239,7 +251,7 @@ class ClusterRun(OfCluster, Run):
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
         rooms = Rooms(transfer_s=rng.choice((0.0, 0.3, 1.0)))
-        plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng)
+        plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng, fronts=self.fronts)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
@@ -305,12 +317,16 @@ class ClusterRun(OfCluster, Run):
         """
         lost: Counter[tuple[str, str, Link]] = Counter()
         while True:
-            stay = [own for own in self.cluster.directories if not own.draining]
+            stay = [own for own in self.directories() if not own.draining]
             links = ((own.name, name, node.link) for own in stay for name, node in own.nodes.items() if node.link)
             lost = Counter({link: lost[link] + 1 for link in links if link[2].lost})
             for (own, peer, _), looks in lost.items():
                 assert looks < LOOKS_MAX, f"{own} keeps a link to {peer} that is lost"
             await trio.sleep(0.1)
+
+    def directories(self) -> list[Directory]:
+        """Return the directory of each node that is up."""
+        return self.cluster.directories
 
     async def chaos(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -330,12 +346,7 @@ class ClusterRun(OfCluster, Run):
 
     async def all(self) -> None:
         """Check safety while faults are injected, then remove them and check liveness."""
-        self.note(
-            *(
-                f"{node_slot.costs.leg.value} {node_slot.name}{' simulated' * node_slot.simulated}"
-                for node_slot in self.cluster.node_slots
-            )
-        )
+        self._note_nodes()
         with others_up(self.cluster):
             async with together(self.cluster) as system:
                 with trio.fail_after(CHAOS_S):
@@ -346,6 +357,14 @@ class ClusterRun(OfCluster, Run):
             if self.front_ends is not None:
                 system.check_nothing_is_left()
                 await self._begin_again(system)
+
+    def _note_nodes(self) -> None:
+        self.note(
+            *(
+                f"{node_slot.costs.leg.value} {node_slot.name}{' simulated' * node_slot.simulated}"
+                for node_slot in self.cluster.node_slots
+            )
+        )
 
     async def _begin_again(self, before: Cluster) -> None:
         """Start the gateway's node again, and check its liveness."""

@@ -258,7 +258,7 @@ class Twin(SingleNodeFault):
             rng=plan.rng, costs=node_slot.costs, host_of=node_slot.host_of, node_slot=node_slot, **node_slot.kwargs
         )
         life.links.listen = listens
-        life.links.join = () if listens else (Endpoint(plan.front, 7400),)
+        life.links.join = () if listens else (Endpoint(plan.fronts[0], 7400),)
         async with trio.open_nursery() as nursery:
 
             async def run() -> None:

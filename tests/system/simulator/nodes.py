@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -93,7 +93,7 @@ class ClusterPlan:
     rng: random.Random
     releases: ReleaseDeadlines | None = None  # knows how far the clock has jumped
     node_slots: dict[str, NodeSlot] = Factory(dict)
-    front: str = "main"
+    fronts: Sequence[str] = ("main",)  # the nodes with a gateway
     runs: Iterator[int] = field(factory=partial(count, 1))  # of nodes' processes
 
     @property
@@ -103,15 +103,15 @@ class ClusterPlan:
 
     def links(self, name: str, directory: Directory, *, listens: bool, joins: bool) -> SimLinks:
         """Return the links of one node, and configure the nodes of the file in its directory."""
-        directory.routes = name == self.front
-        directory.required_peers = frozenset({self.front} - {name})
-        for other in [self.front, *self.node_slots] if not joins else ():
+        directory.routes = name in self.fronts
+        directory.required_peers = frozenset({*self.fronts} - {name})
+        for other in [*self.fronts, *self.node_slots] if not joins else ():
             node_slot = self.node_slots.get(other)
             if other != name and not (node_slot is not None and node_slot.joins):
                 listening = node_slot is None or node_slot.listens
-                directory.configure(
-                    other, f"{other}:7400" if listening else None, [] if node_slot is None else node_slot.offers
-                )
+                address = f"{other}:7400" if listening else None
+                offers = [] if node_slot is None else node_slot.offers
+                directory.configure(other, address, offers, routes=other in self.fronts)
         return SimLinks(
             incarnation=Incarnation(f"{name} {next(self.runs)}", int(NOON + trio.current_time())),
             name=name,
@@ -123,7 +123,7 @@ class ClusterPlan:
             tls=None,
             new_nonce=partial(self.rng.randbytes, 32),
             chance=self.rng,
-            join=(Endpoint(self.front, 7400),) if joins else (),
+            join=(Endpoint(self.fronts[0], 7400),) if joins else (),
             dial=partial(self.net.dial, name),
             accept=self.net.accepted,
             plan=self,

@@ -141,6 +141,11 @@ class Run:
         room_bytes: float = self.system.network["room"]
         return room_bytes == 50
 
+    @property
+    def port(self) -> System:
+        """The system as clients reach it."""
+        return self.system
+
     def note(self, *what: object) -> None:
         self.trace.append((round(trio.current_time(), 9), *what))
 
@@ -150,7 +155,7 @@ class Run:
         """Run clients and faults; every answer is judged as it comes."""
         async with trio.open_nursery() as nursery:
             for number in range(self.clients):
-                client = self.rng.choice(KINDS)(self.system, self.rng, f"c{number}", self.faults, self.note)
+                client = self.rng.choice(KINDS)(self.port, self.rng, f"c{number}", self.faults, self.note)
                 nursery.start_soon(client.live)
             if self.single_fault is not None:
                 nursery.start_soon(self.single_fault(self.system, self.rng, self.faults, self.note).live)

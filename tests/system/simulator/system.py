@@ -12,7 +12,8 @@ from typing import cast
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.kit.calls import Address, Answer, Call, mailbox
+from actors.kit.calls import Answer, Call, mailbox
+from actors.kit.direct import DirectAddress, DirectCalls
 from actors.kit.fair_queue import Entry
 from actors.kit.offload import run_inline
 from actors.kit.priority_inbox import priority_inbox
@@ -21,7 +22,6 @@ from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from actors.text.choices import Decode
 from protocol.cluster import LoadUpdate, NodeState, check_loads, check_state
 from protocol.cost import generation_tokens
 from protocol.errors import PeerLost
@@ -70,7 +70,7 @@ NOON = 1_700_000_000.5
 class _Decode:
     """The decoding worker of the processor: the router, or a planted bug in front of it."""
 
-    router: Decode
+    router: DirectAddress[Generate, Started | Tokens, Finished]
     bugs: int = 0  # that are still to come
 
     @asynccontextmanager
@@ -103,6 +103,7 @@ class System(SmallSystem):
 
     host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
     route: FailoverLimits = FailoverLimits()
+    node_name: str = "main"
     far: bool = False  # the workers are on another node, behind a link
     tls: bool = False  # between clients and the gateway
     limits: GatewayLimits = LIMITS
@@ -116,7 +117,7 @@ class System(SmallSystem):
     gateway: Gateway = field(init=False)
     decode: _Decode = field(init=False)
     gate: _Gate = field(init=False)
-    asked: Address[TextRequest, TextReply, TextResult] = field(init=False)
+    asked: DirectAddress[TextRequest, TextReply, TextResult] = field(init=False)
     asked_inbox: trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]] = field(init=False)
     directory: Directory = field(init=False)  # of the node with the gateway
     offered: Directory = field(init=False)  # of the node with the workers
@@ -145,9 +146,10 @@ class System(SmallSystem):
             0,
             NEVER_ENDS,
         )
-        self.decode = _Decode(address)
+        self.decode = _Decode(DirectAddress(address.inbox, DirectCalls(self.routed.pass_by)))
         self.costs.refused = self._refuses
-        self.asked, self.asked_inbox = mailbox(self.requests_max)
+        asked, self.asked_inbox = mailbox(self.requests_max)
+        self.asked = DirectAddress(asked.inbox, DirectCalls())
         model, longest = (
             partial(models.model_object, "tiny", self.directory, 7),
             partial(models.request_tokens_max, self.directory, "tiny"),
@@ -175,7 +177,7 @@ class System(SmallSystem):
 
     def _register_workers(self) -> None:
         """Register the workers in the directory of their node: the gateway's own, or another behind a link."""
-        self.directory = Directory("main")
+        self.directory = Directory(self.node_name)
         self.offered = Directory("far") if self.far else self.directory
         self.inboxes = register_workers(self, self.offered)
         if self.far:
@@ -186,7 +188,7 @@ class System(SmallSystem):
         others = (
             *workers,
             *front,
-            Child(name="router", run=router, args=(self.routed, self.routing), needs=()),
+            Child(name="router", run=router, args=(self.routed, self.routing, self.decode.router.direct), needs=()),
             Child(name="processor", run=self._processor, needs=()),
         )
         gateway = Child(name="gateway", run=self._gateway, stop_within_s=self.limits.close_s + 1)
@@ -212,7 +214,7 @@ class System(SmallSystem):
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
         limits = partial(models.request_limits, self.directory, "tiny", 2048)
         serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, run_inline, self.requests_max)
-        await serve(task_status=task_status)
+        await serve(direct=self.asked.direct, task_status=task_status)
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         await work(self, self.offered, self.inboxes, number, task_status=task_status)
@@ -354,10 +356,12 @@ class System(SmallSystem):
         self.check_routes()
         inbox = self.asked.inbox.statistics()  # type: ignore[attr-defined]
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
+        assert not self.asked.direct.running
         await SmallSystem.check_at_rest(self)
 
     def check_routes(self) -> None:
         """Check that the router has no request, and that no worker counts one."""
+        assert not self.decode.router.direct.running, "the router still answers a call"
         assert not self.routing.statistics().requests, "a reservation has no request"
         for inbox in (self.routed, *self.inboxes):
             assert inbox.waiting == (0, 0), "a call waits"

@@ -14,16 +14,22 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
 
-from actors.engines.sglang.host import penalties
+from actors.engines.sglang.host import outputs, penalties
 
 _sglang_abort = GrammarManager.abort_requests
 
 
 def run(*arguments: object, **named: object) -> None:
     """Run the scheduler; SGLang starts its process at this function, forked or spawned."""
+    prepare()
+    run_scheduler_process(*arguments, **named)
+
+
+def prepare() -> None:
+    """Change the scheduler of this process; to be called once."""
     GrammarManager.abort_requests = abort_requests
     penalties.count_resumed_tokens()
-    run_scheduler_process(*arguments, **named)
+    outputs.send_steps()
 
 
 def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:

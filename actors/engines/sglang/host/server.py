@@ -22,17 +22,17 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from attrs import define
 from sglang.srt.entrypoints.engine import Engine
-from sglang.srt.managers.io_struct import BatchTokenIDOutput
 from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.server_args import PortArgs
 
 from actors.engines.sglang import boot_message, model_files, shared_memory
-from actors.engines.sglang.host import scheduler, transfer_delay, translation
+from actors.engines.sglang.host import outputs, scheduler, transfer_delay, translation
 from actors.engines.sglang.host.failures import FailureRate
 from actors.engines.sglang.host.follower_rank import pin_to_core, serve_follower_rank
 from actors.engines.sglang.host.liveness import LivenessProbe
+from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
+from actors.engines.sglang.host.requests import Requests, Running
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol import codec
@@ -45,9 +45,9 @@ from protocol.errors import (
     PeerViolation,
     RequestError,
 )
-from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
+from protocol.frames import Bye, Cancel, End, Fail, Frame, Open
 from protocol.kind import Message
-from protocol.messages import Done, EngineInfo, EngineLoad, FinishReason, FlushCache, Generate, GetInfo, GetLoad, Ping
+from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
 from protocol.peer import Peer
 
 READ_BYTES = 256 * 1024
@@ -77,17 +77,6 @@ def _hook_ports(folder: Path) -> None:
     PortArgs.init_new = staticmethod(hooked)
 
 
-@define(eq=False)
-class _Running:
-    """One request inside the engine."""
-
-    id: str
-    stream: int
-    logprobs: int | None = None  # how many of the likeliest tokens are reported
-    task: asyncio.Task[None] | None = None
-    begun: bool = False
-
-
 class Host:
     """Serves one link from one engine."""
 
@@ -98,18 +87,17 @@ class Host:
         self.peer = peer
         self.link = link
         self.watchdog = watchdog
-        self.running: dict[str, _Running] = {}
-        self.streams: dict[int, _Running] = {}
+        self.requests = Requests(self.manager)
         self.controls: set[asyncio.Task[None]] = set()
         self.liveness = LivenessProbe(self.manager, engine.get_all_child_pids())
         self.failures = FailureRate(time.monotonic)
         self.failing = asyncio.Event()
         self.end_reason = ""
-        self._handle_other_output = self.manager._handle_batch_output  # noqa: SLF001
 
-    async def start(self) -> None:
-        """Warm the engine; raises `RuntimeError` if it cannot answer."""
+    async def start(self, listener: socket.socket) -> None:
+        """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
         loop = asyncio.get_running_loop()
+        StepReceiver(listener, self._stepped, self.watchdog.end).start(loop)
         self.manager.auto_create_handle_loop()
         # SGLang has just installed signal handlers that drain for seconds, and a watchdog: `Watchdog` replaces both.
         for handled in (signal.SIGTERM, signal.SIGQUIT):
@@ -117,7 +105,7 @@ class Host:
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
             self.manager._subprocess_watchdog.stop()  # noqa: SLF001
         await warm_up(self.manager, self.info, self.engine.server_args.disaggregation_mode)
-        self.manager._handle_batch_output = self._stepped  # noqa: SLF001
+        await self.manager.freeze_gc()  # the scheduler's too: else a full collection visits all of SGLang and torch
 
     async def serve(self) -> str:
         """Answer the node until its Bye, or until the engine has failed too often, and return the reason."""
@@ -150,24 +138,24 @@ class Host:
             case Open():
                 request = codec.decode(frame.body)
                 if isinstance(request, Generate):
-                    self._start(_Running(request.id, frame.stream, request.logprobs), request)
+                    self._start(Running(request.id, frame.stream, request.logprobs), request)
                 else:
                     task = asyncio.get_running_loop().create_task(self._control(frame.stream, request))
                     self.controls.add(task)
                     task.add_done_callback(self.controls.discard)
             case Cancel():
-                if (running := self.streams.get(frame.stream)) is not None:
+                if (running := self.requests.by_stream.get(frame.stream)) is not None:
                     self._abort(running)
             case _:
                 pass
 
     # One request -----------------------------------------------------------------------
 
-    def _start(self, running: _Running, request: Generate) -> None:
-        self.running[running.id] = self.streams[running.stream] = running
+    def _start(self, running: Running, request: Generate) -> None:
+        self.requests.add(running)
         running.task = asyncio.get_running_loop().create_task(self._generate(running, request))
 
-    async def _generate(self, running: _Running, request: Generate) -> None:
+    async def _generate(self, running: Running, request: Generate) -> None:
         """Drive SGLang's own bookkeeping of one request; its tokens and its end come through `_stepped`."""
         last = None
         try:
@@ -183,10 +171,10 @@ class Host:
                 running, InternalError(f"the engine failed the request: {type(error).__name__}"), _last_line(error)
             )
         else:
-            if running.id in self.running:  # it ended outside a step: refused, or aborted while it waited
+            if running.id in self.requests.by_id:  # it ended outside a step: refused, or aborted while it waited
                 self._fail(running, translation.abort_error(last["meta_info"]["finish_reason"] if last else {}))
 
-    def _abort(self, running: _Running) -> None:
+    def _abort(self, running: Running) -> None:
         """Stop a request at whatever point it has reached."""
         state = self.manager.rid_to_state.get(running.id)
         if state is not None and state.dispatched:
@@ -195,66 +183,20 @@ class Host:
             running.task.cancel()
             self._fail(running, AskerLeft("the asker left"))
 
-    async def _stepped(self, out: object) -> None:
-        """Turn one engine step into one frame; runs for every output of the scheduler, in place of SGLang's handler."""
+    def _stepped(self, output: StepOutput) -> None:
+        """Send one engine step as one frame, and the failures in it after that."""
         self.liveness.on_output()
-        if not isinstance(out, BatchTokenIDOutput):
-            await self._handle_other_output(out)
-            return
-        step = Step([], [], [], [], [])
-        failed: list[tuple[_Running, RequestError]] = []
-        for i, rid in enumerate(out.rids):
-            running = self.running.get(rid)
-            if running is None:
-                continue
-            reason = out.finished_reasons[i]
-            if reason is not None and reason["type"] == "abort":
-                # Its tokens are garbage where the scheduler found an error.
-                failed.append((running, translation.abort_error(reason)))
-                self._forget(running, reason)
-                continue
-            if not running.begun:
-                running.begun = True
-                step.begun.append(Begun(running.stream, out.cached_tokens[i]))
-            ids = out.output_ids[i]
-            if running.logprobs is not None:
-                step.logprobs[running.stream] = translation.logprobs(out, i, running.logprobs)
-            step.streams.append(running.stream)
-            step.counts.append(len(ids))
-            step.tokens.extend(ids)
-            if reason is not None:
-                step.ended.append(
-                    Ended(
-                        running.stream,
-                        FinishReason(reason["type"]),
-                        out.prompt_tokens[i],
-                        out.completion_tokens[i],
-                        out.cached_tokens[i],
-                        reason.get("matched"),
-                    )
-                )
-                self._forget(running, reason)
+        step, failed = self.requests.step(output)
         if step.streams:
             self.peer.send(step)
-        for running, error in failed:
-            self._failed(running.stream, error)
-        self._flush()
+        for stream, error in failed:
+            self._failed(stream, error)
+        if step.streams or failed:  # else nobody may have been connected yet
+            self._flush()
 
-    def _forget(self, running: _Running, reason: dict[str, object]) -> None:
-        """End a request in our records and in SGLang's, as its own handler would have."""
-        del self.running[running.id], self.streams[running.stream]
-        state = self.manager.rid_to_state.pop(running.id, None)
-        if state is not None:
-            state.finished = True
-            if self.manager.enable_trace:
-                state.time_stats.set_finished_time()  # its span is exported once it has ended
-            self.manager._release_lora_once(state)  # noqa: SLF001
-            state.out_list.append({"output_ids": [], "meta_info": {"id": running.id, "finish_reason": reason}})
-            state.event.set()
-
-    def _fail(self, running: _Running, error: RequestError, cause: str = "") -> None:
-        if self.running.pop(running.id, None) is not None:
-            del self.streams[running.stream]
+    def _fail(self, running: Running, error: RequestError, cause: str = "") -> None:
+        if running.id in self.requests.by_id:
+            self.requests.remove(running)
             self._failed(running.stream, error, cause)
             self._flush()
 
@@ -283,7 +225,7 @@ class Host:
             case GetInfo():
                 return self.info
             case Ping():
-                await self.liveness.probe(running=bool(self.running))
+                await self.liveness.probe(running=bool(self.requests.by_id))
                 return Done()
             case GetLoad():
                 loads = await self.manager.get_loads()
@@ -329,6 +271,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
     _hook_ports(folder)
     try:
+        listener = outputs.listen(folder)
         engine = _Engine(**boot.arguments)
         for pid in engine.get_all_child_pids():
             watchdog.watch_child(pid)
@@ -336,7 +279,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
         host = None if rank else Host(engine, _info(engine), peer, link, watchdog)
         if host is not None:
-            engine.loop.run_until_complete(host.start())
+            engine.loop.run_until_complete(host.start(listener))
     except Exception as error:  # noqa: BLE001  # of any kind: it is the reason why this engine did not start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from sglang.srt.entrypoints.engine import Engine
-from sglang.srt.managers.io_struct import BatchTokenIDOutput, GenerateReqInput
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.version import __version__
 
 from actors.engines.sglang.boot_message import GRAMMAR_TOO_SLOW
+from actors.engines.sglang.host.outputs import Likeliest
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
 from protocol.messages import EngineInfo, Generate, GrammarKind, HandOff, Logprob, Rendezvous, Sampling
@@ -63,17 +65,18 @@ def _bootstrap(rendezvous: Rendezvous | None) -> dict[str, object]:
     return {"bootstrap_host": host, "bootstrap_port": rendezvous.port, "bootstrap_room": rendezvous.room}
 
 
-def logprobs(out: BatchTokenIDOutput, i: int, top: int) -> tuple[Logprob, ...]:
-    """Return the log probabilities of the tokens that request `i` of a step got, with the `top` likeliest of each."""
-    values = out.output_token_logprobs_val[i]
+def logprobs(found: Likeliest | None, top: int) -> tuple[Logprob, ...]:
+    """Return the log probabilities of the tokens that a request got in a step, with the `top` likeliest of each."""
+    if found is None:
+        return ()
     if not top:
-        return tuple(map(Logprob, values))
-    tops = zip(out.output_top_logprobs_idx[i], out.output_top_logprobs_val[i], strict=True)
+        return tuple(map(Logprob, found.values))
+    tops = zip(found.top_ids, found.top_values, strict=True)
     likeliest = (tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in tops)
-    return tuple(map(Logprob, values, likeliest))
+    return tuple(map(Logprob, found.values, likeliest))
 
 
-def abort_error(reason: dict[str, object]) -> RequestError:
+def abort_error(reason: Mapping[str, object]) -> RequestError:
     """Return the error of a request that SGLang's scheduler has aborted, from its finish reason."""
     status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
     if not isinstance(status, int):  # no error: the asker left

@@ -42,7 +42,7 @@ async def warm_up(manager: TokenizerManager, info: EngineInfo, mode: str) -> Non
         )
         reason, tokens = None, 0
         async for out in manager.generate_request(request, None):
-            reason, tokens = out["meta_info"]["finish_reason"], out["meta_info"]["completion_tokens"]
+            reason, tokens = out["meta_info"]["finish_reason"], tokens + len(out["output_ids"])
         # Without memory for a token SGLang ends a request without one, as if it were complete.
         if reason is None or reason["type"] == "abort" or not tokens:
             why = None if reason is None else reason.get("message")

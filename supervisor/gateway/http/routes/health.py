@@ -21,7 +21,7 @@ async def health(exchange: Exchange, _: bytes) -> None:
 async def ready(exchange: Exchange, _: bytes) -> None:
     """Answer that requests can be served now; raises `Draining` or `NotReady` if not."""
     await trio.lowlevel.checkpoint()
-    if exchange.gateway.gate.draining:
+    if exchange.gateway.closes_connections:
         raise Draining("the server is shutting down")
     if (why := exchange.gateway.unready()) is not None:
         raise NotReady(why)

@@ -232,7 +232,24 @@ def test_text_with_many_log_probabilities_is_sent_in_several_deltas() -> None:
 @pytest.mark.parametrize("size", [0, 1, LOGPROBS_A_DELTA_MAX])
 def test_text_with_few_log_probabilities_is_one_delta(size: int) -> None:
     text = Text("x", size, 0, SCORED[0].logprobs[:1] * size)
-    assert events_of(include=[LOGPROBS]).deltas(text) == (events_of(include=[LOGPROBS]).delta(text),)
+    assert begun(include=[LOGPROBS]).deltas(text) == (begun(include=[LOGPROBS]).delta(text),)
+
+
+@pytest.mark.parametrize("size", [1, LOGPROBS_A_DELTA_MAX + 1])
+def test_the_first_text_brings_the_events_that_open_its_item(size: int) -> None:
+    text = Text("x" * size, size, 0, SCORED[0].logprobs[:1] * size)
+    events, opened = events_of(include=[LOGPROBS]), begun(include=[LOGPROBS])
+    first, again = events_of(include=[LOGPROBS]), Text("y", 1)
+    begin = first.begin()
+    assert [*events.begin(), *events.deltas(text)] == [*begin, *first.open(), *opened.deltas(text)]
+    assert events.deltas(again) == opened.deltas(again)
+
+
+def test_a_warm_up_opens_no_item() -> None:
+    events = events_of(generate=False)
+    events.begin()
+    [only] = events.deltas(Text("x", 1))
+    assert json.loads(only)["sequence_number"] == 2
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_an_engine_without_mooncake_needs_no_libraries(tmp_path: Path, installed
 
 @pytest.mark.usefixtures("installed")
 def test_the_check_and_the_start_look_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "check_port", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_port", lambda *_, **__: None)
     cluster = read_cluster(DISAGG)
     for look in (
         lambda: preview.describe_node(cluster, "decode", {}),

@@ -101,7 +101,7 @@ class Group:
     nursery: trio.Nursery
     hosts: Hosts = Factory(Hosts)
     agreed: dict[str, str] = Factory(lambda: dict(AGREED))
-    gateway: str = "a"
+    gateways: frozenset[str] = frozenset("a")
     another: Callable[[], int | None] = lambda: None  # the bootstrap port of the next life
     directory: Directory = Factory(lambda: Directory("a"))
     registration: Registration[Any] = field(init=False)
@@ -123,7 +123,7 @@ class Group:
         self.here = LocalWorker("a", offer, address, self.registration, inbox, self.directory)
         self.directory.local["big"] = self.here
         self.others = FollowerRanks(
-            "big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.registration, self.gateway
+            "big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.registration, self.gateways
         )
         for node, rank in (("b", 1), ("c", 2)):
             self.directory.configure(node, f"{node}:7400")
@@ -388,7 +388,7 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
 
 
 async def test_the_requests_of_a_draining_gateway_are_served_before_the_engine_ends(autojump_clock: MockClock) -> None:
-    async with running_group("b", "c", gateway="c") as group:
+    async with running_group("b", "c", gateways=frozenset("c")) as group:
         await group.until_ready()
         group.here.busy = 1
         group.directory.merge_state("c", NodeState(draining=True))

@@ -240,7 +240,7 @@ async def test_rank_0_of_a_prefill_is_started_with_another_port_in_each_life(
     hosts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, several = hosts.node("a"), hosts.cluster.engine["p"]
-    others = ranks.FollowerRanks("p", (), {}, Directory("a"), 1.0, Registration(), "a")
+    others = ranks.FollowerRanks("p", (), {}, Directory("a"), 1.0, Registration(), frozenset("a"))
     monkeypatch.setattr(ranks, "FollowerRanks", lambda **_: others)
     for section in (several, evolve(several, ranks_on=())):
         local = LocalEngine(
@@ -325,7 +325,7 @@ def test_the_status_of_an_engine_names_the_node_that_it_waits_for(read: Read) ->
 
 
 def test_the_ranks_of_all_nodes_of_a_host_need_their_memory(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "check_port", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_port", lambda *_, **__: None)
     monkeypatch.setattr(preflight, "available_bytes", lambda: preflight.ENGINE_BYTES * 5 // 2)
     cluster = read()
     preflight.check_can_start(cluster, "a", "b")
@@ -337,7 +337,7 @@ def test_the_port_where_ranks_meet_must_be_free_on_the_host_of_rank_0(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(preflight, "check_port", lambda host, port, key: asked.append((port, key)))
+    monkeypatch.setattr(preflight, "check_port", lambda host, port, key, **_: asked.append((port, key)))
     monkeypatch.setattr(preflight, "available_bytes", lambda: None)
     cluster = read()
     preflight.check_can_start(cluster, "a")

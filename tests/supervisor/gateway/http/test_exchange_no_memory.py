@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import h11
 import msgspec
 import pytest
 import trio
-import wsproto
 from trio.testing import MockClock
+from wsproto.connection import Connection
 
+from supervisor.gateway.http.syntax import HttpSyntax
 from tests.rig.gateway import chat, create, gateway_rig, head, leave_all, post
 from tests.rig.sockets import gateway_websocket, websocket_client, whole
 
@@ -19,7 +19,7 @@ FAMINE = b"famine"  # for data that contains this, memory runs out
 
 
 def starve(
-    monkeypatch: pytest.MonkeyPatch, where: type[h11.Connection | wsproto.WSConnection] | ModuleType, name: str, at: int
+    monkeypatch: pytest.MonkeyPatch, where: type[HttpSyntax | Connection] | ModuleType, name: str, at: int
 ) -> None:
     """Make a function raise `MemoryError` if its argument at a place contains `FAMINE`."""
     plain = getattr(where, name)
@@ -37,7 +37,7 @@ async def test_a_body_for_which_no_memory_is_left_gets_a_retryable_error(
     when: str, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if when == "read":
-        starve(monkeypatch, h11.Connection, "receive_data", 1)
+        starve(monkeypatch, HttpSyntax, "receive_data", 1)
     else:
         starve(monkeypatch, msgspec.json, "decode", 0)
     async with gateway_rig() as rig:
@@ -79,7 +79,7 @@ async def test_a_message_for_which_no_memory_is_left_is_refused_alone(
 async def test_a_websocket_for_which_no_memory_is_left_is_closed_with_1013(
     rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    starve(monkeypatch, wsproto.WSConnection, "receive_data", 1)
+    starve(monkeypatch, Connection, "receive_data", 1)
     async with gateway_rig() as rig:
         beside, client = await websocket_client(rig), await websocket_client(rig)
         await beside.say(create("n=5 s=1"))

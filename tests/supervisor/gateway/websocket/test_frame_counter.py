@@ -12,8 +12,10 @@ from h11 import Connection
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
-from wsproto import WSConnection
+from wsproto.connection import Connection as WebSocketParser
 
+from supervisor.gateway.http.plain_head import RequestHead
+from supervisor.gateway.http.syntax import Event, HttpSyntax
 from supervisor.gateway.websocket.frame_counter import FrameCounter
 from tests.rig.gateway import create, frame, gateway_client, gateway_rig, head
 from tests.rig.sockets import websocket_client, whole
@@ -43,9 +45,9 @@ class Pass(trio.abc.Instrument):
 def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
     """The number of small pieces that the libraries have read, and the most of them in one pass."""
     counted = Pass()
-    receive_data, next_event = WSConnection.receive_data, h11.Connection.next_event
+    receive_data, next_event = WebSocketParser.receive_data, h11.Connection.next_event
 
-    def frames(self: WSConnection, data: bytes) -> None:
+    def frames(self: WebSocketParser, data: bytes) -> None:
         counted.add((data or b"").count(EMPTY))
         receive_data(self, data)
 
@@ -54,7 +56,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Pass:
         counted.add(isinstance(event, h11.Data))
         return event
 
-    monkeypatch.setattr(WSConnection, "receive_data", frames)
+    monkeypatch.setattr(WebSocketParser, "receive_data", frames)
     monkeypatch.setattr(h11.Connection, "next_event", chunks)
     return counted
 
@@ -103,14 +105,14 @@ async def test_the_rest_of_a_refused_body_is_not_read_in_one_turn(rather_slow: M
 def heads(monkeypatch: pytest.MonkeyPatch) -> Pass:
     """The number of requests that have been read, and the most of them in one pass."""
     counted = Pass()
-    next_event = h11.Connection.next_event
+    next_event = HttpSyntax.next_event
 
-    def requests(self: Connection) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+    def requests(self: HttpSyntax) -> Event:
         event = next_event(self)
-        counted.add(isinstance(event, h11.Request))
+        counted.add(isinstance(event, RequestHead))
         return event
 
-    monkeypatch.setattr(h11.Connection, "next_event", requests)
+    monkeypatch.setattr(HttpSyntax, "next_event", requests)
     return counted
 
 

@@ -1,4 +1,4 @@
-"""The host's own parts, with SGLang imported and no engine: its scheduler's liveness, the failures that it counts, its warm-up."""
+"""The host's own parts, with SGLang imported and no engine: liveness, failures, warm-up, the scheduler's outputs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ class Manager:
 
 async def main():
     def process(code):
-        return subprocess.Popen([sys.executable, "-c", code])
-    busy, waiting = process("while True: pass"), process("import time; time.sleep(60)")
+        started = subprocess.Popen([sys.executable, "-c", "print(flush=True);" + code], stdout=subprocess.PIPE)
+        started.stdout.readline()  # to start an interpreter is to compute as well
+        return started
+    busy, waiting = process("exec('while True: pass')"), process("import time; time.sleep(60)")
     async def alive(manager, *processes, running, meanwhile=lambda probe: None):
         probe = LivenessProbe(manager, [each.pid for each in processes])
         asyncio.get_running_loop().call_later(0.2, meanwhile, probe)
@@ -81,7 +83,6 @@ from protocol.peer import Peer
 class Manager:
     enable_trace = False
     rid_to_state = {}
-    async def _handle_batch_output(self, out): pass
     async def generate_request(self, asked, _):
         if asked.rid == "good":
             raise ValueError("SGLang's own check")
@@ -133,7 +134,8 @@ class Manager:
     async def generate_request(self, asked, _):
         self.asked.append(asked)
         if self.ends is not None:
-            yield {"meta_info": {"finish_reason": self.ends, "completion_tokens": self.tokens}}
+            yield {"meta_info": {"finish_reason": None}, "output_ids": [1] * min(self.tokens, 1)}
+            yield {"meta_info": {"finish_reason": self.ends}, "output_ids": [1] * (self.tokens - 1)}
     async def flush_cache(self, timeout_s):
         self.flushed += len(self.asked)
         return SimpleNamespace(success=self.flushed < 9, message="busy")
@@ -165,13 +167,122 @@ async def main():
 asyncio.run(main())
 """
 
+OUTPUTS = """
+import tempfile
+from array import array
+from pathlib import Path
+from actors.engines.sglang.host import outputs, server
+from actors.engines.sglang.host.outputs import Finish, Likeliest, StepOutput, StepReceiver, StepSender, step_output
+from protocol import codec
+from protocol.frames import Begun, Ended, Fail, Hello, Open, Step
+from protocol.messages import FinishReason, Generate, Logprob, Sampling
+from protocol.peer import Peer
 
-PARTS = {"c8_liveness": HEAD + LIVENESS, "b11_failing": HEAD + FAILING, "c11_warm": HEAD + WARM}
+LENGTH, STOP = {"type": "length", "length": 2}, {"type": "stop", "matched": 7}
+GONE = {"type": "abort", "message": "full", "status_code": 503}
+
+def batch(ids, tokens, reasons, **logprobs):
+    none = dict.fromkeys(["output_token_logprobs_val", "output_top_logprobs_idx", "output_top_logprobs_val"])
+    return SimpleNamespace(
+        rids=ids, output_ids=[array("q", each) for each in tokens], finished_reasons=reasons,
+        prompt_tokens=[10 + place for place in range(len(ids))], cached_tokens=[8] * len(ids), **(none | logprobs))
+
+def sends_what_the_host_reads():
+    assert step_output(batch(["a", "b", "c"], [[1], [], [2, 3]], [None, STOP, None])) == StepOutput(
+        ["a", "b", "c"], [1, 0, 2], [1, 2, 3], [8, 8, 8], {1: Finish(STOP, 11)}, {})
+    found = step_output(batch(["a", "b"], [[1], [2]], [None, None], output_token_logprobs_val=[[], [-0.5]],
+                              output_top_logprobs_idx=[[], [[2, 4]]], output_top_logprobs_val=[[], [[-0.5, -1.0]]]))
+    assert found.logprobs == {1: Likeliest([-0.5], [[2, 4]], [[-0.5, -1.0]])}
+    StepSender(SimpleNamespace(socket=None)).push_generation(None, {})  # not the first rank
+
+async def receives_in_order():
+    listener, (seen, ends) = outputs.listen(Path(tempfile.gettempdir())), ([], [])
+    def handle(step):
+        seen.append(step)
+        if step.ids == ["bad"]:
+            raise KeyError("a bad one")
+    first, second = (StepSender(SimpleNamespace(socket="SGLang's")) for _ in range(2))  # two schedulers
+    first.push_generation(batch(["a"], [[0]], [None]), {})  # before anybody accepts
+    StepReceiver(listener, handle, ends.append).start(asyncio.get_running_loop())
+    for number in range(1, 300):
+        long = [number] * 9999 if number % 50 == 0 else [number]  # longer than what is read at once, and short ones
+        await asyncio.to_thread(first.push_generation, batch(["a"], [long] * 9, [None]), {})
+    second.push_generation(batch(["b"], [[7]], [LENGTH]), {})
+    second._socket.close()
+    await asyncio.sleep(0.2)
+    assert [step.tokens[0] for step in seen if step.ids == ["a"]] == list(range(300)), seen
+    assert {len(step.tokens) for step in seen} == {1, 9, 9 * 9999}
+    assert [step.finished for step in seen if step.ids == ["b"]] == [{0: Finish(LENGTH, 10)}] and not ends
+    first.push_generation(batch(["bad"], [[7]], [None]), {})
+    await asyncio.sleep(0.1)
+    assert ends == ["an output of the scheduler could not be handled: KeyError('a bad one')"], ends
+
+async def turns_a_step_into_a_frame():
+    async def never(asked, _):
+        await asyncio.Event().wait()
+        yield
+    def state():
+        return SimpleNamespace(finished=False, out_list=[], event=asyncio.Event())
+    names = ["a", "b", "c", "d"]
+    warm, states = state(), {name: state() for name in names}
+    manager = SimpleNamespace(enable_trace=False, rid_to_state={"warm": warm, **states}, generate_request=never,
+                              _release_lora_once=lambda state: None)
+    engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [])
+    ours, theirs = socket.socketpair()
+    host = server.Host(engine, SimpleNamespace(honours_seed=False), Peer("e", serves_max=20), theirs, None)
+    host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
+    serving = asyncio.create_task(host.serve())
+    node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
+    assert [type(each) for each in node.receive_data(await reader.read(65536))] == [Hello]
+    for stream, name in enumerate(names, 1):
+        node.send(Open(stream, codec.encode(Generate(name, [1], Sampling(4), logprobs={"b": 0, "c": 1}.get(name))), 4))
+    writer.write(node.data_to_send())
+    async def frames(count):
+        got = []
+        while len(got) < count:
+            got += node.receive_data(await reader.read(65536))
+        return got
+    while len(host.requests.by_id) < len(names):
+        await asyncio.sleep(0.01)
+    logprobs = dict(output_token_logprobs_val=[[], [], [-0.5], [-1.5, -2.5], [], []],
+                    output_top_logprobs_idx=[[], [], [[]], [[5], [6]], [], []],
+                    output_top_logprobs_val=[[], [], [[]], [[-1.5], [-2.5]], [], []])
+    host._stepped(step_output(batch(["unknown", *names, "warm"], [[9, 9], [1], [2], [5, 6], [8, 8], [3]],
+                                    [None, None, None, None, GONE, LENGTH], **logprobs)))
+    step, fail = await frames(2)
+    assert step == Step([1, 2, 3], [1, 1, 2], [1, 2, 5, 6], [Begun(n, 8) for n in (1, 2, 3)], [], {
+        2: (Logprob(-0.5),), 3: (Logprob(-1.5, ((5, -1.5),)), Logprob(-2.5, ((6, -2.5),)))}), step
+    assert fail == Fail(4, "overloaded", "full"), fail
+    assert states["d"].finished and states["d"].out_list[-1]["meta_info"]["finish_reason"] == GONE
+    chunks = [(each["output_ids"], each["meta_info"]["finish_reason"]) for each in warm.out_list]
+    assert warm.finished and warm.event.is_set() and chunks == [([1, 2], None), ([3], LENGTH)], chunks
+    host._stepped(step_output(batch(["c", "a", "d"], [[7], [4], [9]], [STOP, None, None])))
+    (step,) = await frames(1)
+    assert step == Step([3, 1], [1, 1], [7, 4], [], [Ended(3, FinishReason.STOP, 10, 3, 8, 7)], {3: ()}), step
+    assert set(manager.rid_to_state) == {"a", "b"} and set(host.requests.by_id) == {"a", "b"}
+    serving.cancel()
+
+async def main():
+    sends_what_the_host_reads()
+    with tempfile.TemporaryDirectory(dir="/tmp") as tempfile.tempdir:  # a Unix socket has a short path
+        await receives_in_order()
+    await turns_a_step_into_a_frame()
+
+asyncio.run(main())
+"""
+
+
+PARTS = {
+    "outputs": HEAD + OUTPUTS,
+    "c8_liveness": HEAD + LIVENESS,
+    "b11_failing": HEAD + FAILING,
+    "c11_warm": HEAD + WARM,
+}
 IMPORTED_ONCE = (
     HEAD
     + """
 import json, traceback
-from actors.engines.sglang.host import liveness, server, warm_up
+from actors.engines.sglang.host import liveness, outputs, server, warm_up
 
 parts = json.load(sys.stdin)
 errors = {}

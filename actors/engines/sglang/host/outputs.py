@@ -1,0 +1,171 @@
+"""The tokens of SGLang's scheduler on their way to the host, with nothing beside them that the host does not read.
+
+SGLang sends its detokenizer some forty lists a step, and in one of them an object a request, with the times of its
+stages: to pickle and unpickle it takes longer than all else that the host does for a token. Its server in Rust does
+without, and SGLang has a place for that server's own sender: here a sender of ours stands in it. A step arrives as flat
+lists over a Unix socket in the host's folder, is read by one system call in one callback of the event loop, and is
+handed on in the same turn. Over ZeroMQ the same bytes wake a thread at either end, and with zmq.asyncio they pass three
+futures. What SGLang answers besides (aborts, loads, flushed caches) goes its own way. Written for SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple, Required, TypedDict
+
+from sglang.srt.managers.io_struct import BatchTokenIDOutput
+from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+SOCKET_NAME = "steps"
+READ_BYTES = 256 * 1024
+_HEAD = struct.Struct("<I")  # the length of a step's pickle, before it
+
+
+class Likeliest(NamedTuple):
+    """The log probabilities of a request's tokens in a step, and ids and log probabilities of the likeliest of each."""
+
+    values: list[float]
+    top_ids: list[list[int]]
+    top_values: list[list[float]]
+
+
+class Reason(TypedDict, total=False):
+    """A finish reason of SGLang's; `status_code` and `message` are those of an abort."""
+
+    type: Required[str]
+    matched: str | int | None
+    message: str | None
+    status_code: int | None
+
+
+class Finish(NamedTuple):
+    """The end of a request, as SGLang reports it."""
+
+    reason: Reason
+    prompt_tokens: int
+
+
+class StepOutput(NamedTuple):
+    """The tokens of one step: request `ids[i]` gets the next `counts[i]` of `tokens`.
+
+    `finished` and `logprobs` are by the request's place in `ids`.
+    """
+
+    ids: list[str]
+    counts: list[int]
+    tokens: list[int]
+    cached_tokens: list[int]
+    finished: dict[int, Finish]
+    logprobs: dict[int, Likeliest]
+
+
+def send_steps() -> None:
+    """Make the scheduler of this process send its tokens as `StepOutput`; to be called once."""
+    initialize = SchedulerOutputStreamer.__post_init__
+
+    def initialized(self: SchedulerOutputStreamer) -> None:
+        initialize(self)
+        self.rust_server = StepSender(self.send_to_detokenizer)
+
+    SchedulerOutputStreamer.__post_init__ = initialized
+
+
+class StepSender:
+    """The receiver of each step's tokens in the scheduler, in the place of SGLang's server in Rust.
+
+    Only the rank that has SGLang's own socket sends.
+    """
+
+    def __init__(self, sender: SenderWrapper) -> None:
+        self._socket: socket.socket | None = None
+        if sender.socket is not None:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(_path(Path(tempfile.gettempdir())))
+
+    def push_generation(self, output: BatchTokenIDOutput, _decode_latencies: dict[int, float]) -> None:
+        """Send the tokens of one step, and wait while the host is far behind."""
+        if self._socket is not None:
+            data = pickle.dumps(step_output(output), pickle.HIGHEST_PROTOCOL)
+            self._socket.sendall(_HEAD.pack(len(data)) + data)
+
+
+def step_output(output: BatchTokenIDOutput) -> StepOutput:
+    """Return what the host reads of an output of SGLang's."""
+    reasons = output.finished_reasons
+    return StepOutput(
+        ids=output.rids,
+        counts=list(map(len, output.output_ids)),
+        tokens=list(chain.from_iterable(output.output_ids)),
+        cached_tokens=output.cached_tokens,
+        finished={i: Finish(reason, output.prompt_tokens[i]) for i, reason in enumerate(reasons) if reason is not None},
+        logprobs={
+            i: Likeliest(values, output.output_top_logprobs_idx[i], output.output_top_logprobs_val[i])
+            for i, values in enumerate(output.output_token_logprobs_val or ())
+            if values
+        },
+    )
+
+
+def listen(folder: Path) -> socket.socket:
+    """Return a socket at which the schedulers of the host with this folder find it, even before it accepts."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(_path(folder))
+    listener.listen()
+    listener.setblocking(False)
+    return listener
+
+
+def _path(folder: Path) -> str:
+    return str(folder / SOCKET_NAME)
+
+
+class StepReceiver:
+    """Receives the steps of all schedulers; `end` gets the reason when one cannot be handled."""
+
+    def __init__(
+        self, listener: socket.socket, on_step: Callable[[StepOutput], None], end: Callable[[str], object]
+    ) -> None:
+        self._listener = listener
+        self._on_step = on_step
+        self._end = end
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive from now on, in this loop."""
+        self._loop = loop
+        loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        self._loop.add_reader(connection, self._receive, connection, bytearray())
+
+    def _receive(self, connection: socket.socket, buffer: bytearray) -> None:
+        data = connection.recv(READ_BYTES)
+        if not data:
+            self._loop.remove_reader(connection)  # the scheduler has ended, which the watchdog notices as well
+            connection.close()
+            return
+        buffer += data
+        try:
+            begin = 0
+            while len(buffer) - begin >= _HEAD.size:
+                end = begin + _HEAD.size + _HEAD.unpack_from(buffer, begin)[0]
+                if end > len(buffer):
+                    break
+                step = pickle.loads(memoryview(buffer)[begin + _HEAD.size : end])  # noqa: S301  # from our scheduler
+                self._on_step(step)
+                begin = end
+            del buffer[:begin]
+        except Exception as error:  # noqa: BLE001  # of any kind: requests would wait for ever
+            traceback.print_exception(error, file=sys.stderr)
+            self._end(f"an output of the scheduler could not be handled: {error!r}")

@@ -1,0 +1,115 @@
+"""The requests inside the engine, and the scheduler's steps as frames to those who wait for them.
+
+A token must stay cheap: a step is one pass over its requests, and its arrays go into the frame as they have come. What
+happens once in a request's life, or to few requests, stands in functions of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import accumulate
+
+from attrs import define
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+from actors.engines.sglang.host import translation
+from actors.engines.sglang.host.outputs import Reason, StepOutput
+from protocol.errors import RequestError
+from protocol.frames import Begun, Ended, Step
+from protocol.messages import FinishReason
+
+
+@define(eq=False)
+class Running:
+    """One request inside the engine."""
+
+    id: str
+    stream: int
+    logprobs: int | None = None  # how many of the likeliest tokens are reported
+    task: asyncio.Task[None] | None = None
+    begun: bool = False
+    tokens: int = 0  # that it has got
+
+
+class Requests:
+    """The requests that run, by their ids and by their streams, and SGLang's own records of them."""
+
+    def __init__(self, manager: TokenizerManager) -> None:
+        self.manager = manager
+        self.by_id: dict[str, Running] = {}
+        self.by_stream: dict[int, Running] = {}
+
+    def add(self, running: Running) -> None:
+        """Add a request."""
+        self.by_id[running.id] = self.by_stream[running.stream] = running
+
+    def remove(self, running: Running) -> None:
+        """Remove a request from these records alone."""
+        del self.by_id[running.id], self.by_stream[running.stream]
+
+    def step(self, output: StepOutput) -> tuple[Step, list[tuple[int, RequestError]]]:
+        """Return the frame of a step, by one pass over its requests, and the streams that failed in it."""
+        streams: list[int] = []
+        step = Step(streams, output.counts, output.tokens, [], [])
+        failed: list[tuple[int, RequestError]] = []
+        foreign: list[int] = []  # places of the requests that get nothing in this frame
+        for place, (request_id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
+            running = self.by_id.get(request_id)
+            finish = output.finished.get(place)
+            if running is None:
+                foreign.append(place)
+            elif finish is not None and finish.reason["type"] == "abort":
+                foreign.append(place)  # its tokens are garbage where the scheduler found an error
+                failed.append((running.stream, translation.abort_error(finish.reason)))
+                self._forget(running, finish.reason)
+            else:
+                streams.append(running.stream)
+                running.tokens += count
+                if not running.begun or finish is not None or running.logprobs is not None:
+                    self._add_rarities(step, running, output, place)
+        if foreign:
+            self._take_out(output, foreign)
+        return step, failed
+
+    def _add_rarities(self, step: Step, running: Running, output: StepOutput, place: int) -> None:
+        """Add to a frame what most tokens come without: the beginning, log probabilities, the end."""
+        cached_tokens, finish = output.cached_tokens[place], output.finished.get(place)
+        if not running.begun:
+            running.begun = True
+            step.begun.append(Begun(running.stream, cached_tokens))
+        if running.logprobs is not None:
+            step.logprobs[running.stream] = translation.logprobs(output.logprobs.get(place), running.logprobs)
+        if finish is not None:
+            reason, matched = FinishReason(finish.reason["type"]), finish.reason.get("matched")
+            step.ended.append(
+                Ended(running.stream, reason, finish.prompt_tokens, running.tokens, cached_tokens, matched)
+            )
+            self._forget(running, finish.reason)
+
+    def _take_out(self, output: StepOutput, places: list[int]) -> None:
+        """Take the tokens of some requests out of a step, and give those of the warm-up to SGLang's own records."""
+        ends = list(accumulate(output.counts))
+        for place in reversed(places):
+            begin, end = ends[place] - output.counts[place], ends[place]
+            finish = output.finished.get(place)
+            self._give_sglang(output.ids[place], output.tokens[begin:end], None if finish is None else finish.reason)
+            del output.tokens[begin:end], output.counts[place]
+
+    def _forget(self, running: Running, reason: Reason) -> None:
+        """End a request in our records and in SGLang's."""
+        self.remove(running)
+        self._give_sglang(running.id, [], reason)
+
+    def _give_sglang(self, request_id: str, tokens: list[int], reason: Reason | None) -> None:
+        """Give tokens and perhaps an end to SGLang's records of a request, as its own handler would."""
+        state = self.manager.rid_to_state.get(request_id)
+        if state is None:
+            return
+        if reason is not None:
+            del self.manager.rid_to_state[request_id]
+            state.finished = True
+            if self.manager.enable_trace:
+                state.time_stats.set_finished_time()  # its span is exported once it has ended
+            self.manager._release_lora_once(state)  # noqa: SLF001
+        state.out_list.append({"output_ids": tokens, "meta_info": {"id": request_id, "finish_reason": reason}})
+        state.event.set()

@@ -1,0 +1,136 @@
+"""The fast path of an answer: plain tokens go from where they arrive straight to the last asker of a chain of relays.
+
+A reply passes through the answers of a chain, and each stage between two of them does its part. Most tokens mean the
+same to all stages: there is one more, at this time. The memory that each stage reads for that is cold by the next step
+of an engine, and reading it takes longer than all else. So while a path is open a token touches one object, and the
+stages that it has skipped record it later, several tokens at once: `settle`.
+
+No stage can tell the difference, since whatever else happens to any answer of the chain (another reply, its end, a
+deadline, an asker that leaves) settles first. A reply that is not a plain token goes the general way, through all
+stages; so does every token while the path is not open, which only the stage that knows the texts decides. That chain
+is built from the last asker towards the source, each stage attaching the answer that it relays, and cut where an answer
+ends. An error of the last asker's receiver, or of a stage that records, is one of the relay that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from attrs import define, field
+
+from protocol.messages import Tokens, one_token
+from protocol.text_messages import Text
+
+TOKENS_MAX = 256  # that are recorded at once
+
+Record: TypeAlias = Callable[[Sequence[int], float], None]
+"""Records tokens that have skipped a stage, and when the last of them came."""
+
+
+class RelayedAnswer(Protocol):
+    """The part of an answer that its fast path needs."""
+
+    credit: int
+    fast_path: FastPath | None
+
+    def fail_relay(self, error: Exception) -> None:
+        """End the relay of this answer with an error."""
+
+
+@define(eq=False)
+class FastPath:
+    """The fast path of one answer; `receiver` gets the text of each token and the time, and may raise."""
+
+    receiver: Callable[[Text, float], None]
+    _texts: Mapping[int, Text | None] = field(factory=dict)
+    _room: int = 0  # tokens until the next `settle`; 0 while the path is not open
+    _tokens: list[int] = field(factory=list)  # that the stages have not recorded
+    _last_at: float = 0.0
+    _answers: list[RelayedAnswer] = field(factory=list)  # from the last asker's to the source
+    _records: list[Record] = field(factory=list)  # of the stages that relay them
+    _opened: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether plain tokens may take the path."""
+        return self._opened
+
+    def take(self, token: int, now: float) -> bool:
+        """Take the next token of the source; False: it has to go the general way."""
+        tokens = self._tokens
+        if len(tokens) >= self._room or (text := self._texts[token]) is None:
+            return False
+        tokens.append(token)
+        self._last_at = now
+        try:
+            self.receiver(text, now)
+        except Exception as error:  # noqa: BLE001  # it is raised again, in the task of the relay
+            self._answers[0].fail_relay(error)
+        return True
+
+    def settle(self) -> None:
+        """Let each stage record the tokens that have skipped it."""
+        if not (tokens := self._tokens):
+            return
+        self._tokens = []
+        for answer, record in zip(tuple(self._answers), tuple(self._records), strict=True):
+            answer.credit -= len(tokens)
+            try:
+                record(tokens, self._last_at)
+            except Exception as error:  # noqa: BLE001  # as if the stage had not been skipped
+                answer.fail_relay(error)
+        self._measure()
+
+    def open(self, texts: Mapping[int, Text | None]) -> None:
+        """Let tokens take the path from now on, if `texts` has a text for them."""
+        self._texts, self._opened = texts, True
+        self._measure()
+
+    def close(self) -> None:
+        """Let every token go the general way from now on."""
+        self._opened, self._room = False, 0
+
+    # The chain --------------------------------------------------------------------------
+
+    def attach(self, answer: RelayedAnswer, after: RelayedAnswer | None, record: Record) -> None:
+        """Add an answer whose relay passes every token on to `after`, the last one so far (None: to the receiver)."""
+        last = self._answers[-1] if self._answers else None
+        if answer.fast_path is None and last is after:
+            self.settle()
+            answer.fast_path = self
+            self._answers.append(answer)
+            self._records.append(record)
+            self._measure()
+
+    def detach(self, answer: RelayedAnswer) -> None:
+        """Cut an answer off the chain, and with it those that it came from."""
+        self.settle()
+        if answer.fast_path is self:
+            place = self._answers.index(answer)
+            for gone in self._answers[place:]:
+                gone.fast_path = None
+            del self._answers[place:], self._records[place:]
+            self._measure()
+
+    def _measure(self) -> None:
+        credit = min((answer.credit for answer in self._answers), default=0)
+        self._room = min(TOKENS_MAX, credit) if self._opened else 0
+
+
+class TokenAnswer(RelayedAnswer, Protocol):
+    """An answer that a source puts tokens into."""
+
+    def put(self, reply: Tokens, units: int = 1, /) -> None:
+        """Hand over the next reply."""
+
+
+def put_token(answer: TokenAnswer, token: int, now: float) -> None:
+    """Hand over one token without log probabilities, by the fast path if it is open."""
+    path = answer.fast_path
+    if path is None or not path.take(token, now):
+        answer.put(one_token(token), 1)
+
+
+def ignore_tokens(_: Sequence[int], __: float) -> None:
+    """Record nothing; for stages without a count of their own."""

@@ -1,0 +1,47 @@
+"""The text of tokens that are whole by themselves: decoded once for a model, not once for each time that they come.
+
+A byte-level decoder puts the bytes of all tokens behind each other and reads them as UTF-8. A token whose own bytes are
+valid UTF-8 therefore adds the same text behind any others: it can neither complete a character nor begin one. Nearly
+all tokens of an answer are such. Other decoders have no such rule (SentencePiece's drops the first space of a text,
+WordPiece's joins words), so for their models there is no table.
+
+Where it might not hold the table has None: for parts of characters, for U+FFFD, which may stand for one, for added
+tokens, which may be special and without text, and for tokens that end an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from tokenizers import Tokenizer
+
+from protocol.text_messages import Text
+
+REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+TOKENS_MAX = 65_536  # that are kept: some 15 MB
+
+
+class WholeTokens(dict[int, Text | None]):
+    """The text of each token id that is whole by itself, as the next piece of a first choice; None for any other."""
+
+    def __init__(self, tokenizer: Tokenizer, excluded: Collection[int]) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._excluded = frozenset(excluded)
+
+    def __missing__(self, token: int) -> Text | None:
+        if len(self) >= TOKENS_MAX:
+            self.clear()
+        text: str = "" if token in self._excluded else self._tokenizer.decode([token], skip_special_tokens=True)
+        whole = self[token] = Text(text, 1) if text and REPLACEMENT_CHARACTER not in text else None
+        return whole
+
+
+def whole_tokens(
+    tokenizer: Tokenizer, description: Mapping[str, object], eos_ids: Collection[int]
+) -> WholeTokens | None:
+    """Return the table of a tokenizer with this description (`tokenizer.json`); None if its decoder allows none."""
+    decoder, added = description.get("decoder"), description.get("added_tokens")
+    if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel" or not isinstance(added, list):
+        return None
+    return WholeTokens(tokenizer, {*eos_ids, *(token["id"] for token in added)})

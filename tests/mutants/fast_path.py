@@ -1,0 +1,63 @@
+"""Bugs to plant where tokens skip the stages of an answer."""
+
+from __future__ import annotations
+
+from tests.mutants.bug import Bug, Bugs
+
+BUGS: Bugs = {
+    "actors/kit/fast_path.py": (
+        Bug("tokens that skip stages cost no credit", "            answer.credit -= len(tokens)\n", ""),
+        Bug("a path takes tokens beyond the credit", "min(TOKENS_MAX, credit) if", "TOKENS_MAX if"),
+        Bug("the recording of tokens has no limit", "min(TOKENS_MAX, credit) if", "credit if"),
+        Bug(
+            "an error of a client's socket ends the link",
+            "            self._answers[0].fail_relay(error)\n",
+            "            raise\n",
+        ),
+        Bug("a bug of a stage ends the link", "                answer.fail_relay(error)\n", "                raise\n"),
+        Bug(
+            "an answer that is cut off has lost its last tokens",
+            "        self.settle()\n        if answer.fast_path is self:",
+            "        if answer.fast_path is self:",
+        ),
+        Bug(
+            "only one answer is cut off",
+            "for gone in self._answers[place:]:",
+            "for gone in self._answers[place : place + 1]:",
+        ),
+    ),
+    "actors/kit/calls.py": (
+        Bug(
+            "a reply overtakes the tokens that skipped its stage",
+            "            self.fast_path.settle()\n        if units",
+            "            pass\n        if units",
+        ),
+        Bug(
+            "a deadline forgets the tokens that skipped its stage",
+            "                self.fast_path.settle()  # the deadline",
+            "                pass  # the deadline",
+        ),
+    ),
+    "actors/engines/slots.py": (
+        Bug(
+            "a preemption is not noticed beside fast tokens",
+            "        self._settle()\n        last_at,",
+            "        last_at,",
+        ),
+    ),
+    "actors/routing/routed_request.py": (
+        Bug(
+            "a resumed answer repeats tokens that skipped the router",
+            "            self._sent += ids\n",
+            "            pass\n",
+        ),
+    ),
+    "actors/text/choices.py": (
+        Bug(
+            "tokens overtake the part of a character",
+            "            _close_fast_path(generation)\n            pieces",
+            "            pieces",
+        ),
+        Bug("the tokens of several choices are mixed", "self.answer if alone else None", "self.answer"),
+    ),
+}

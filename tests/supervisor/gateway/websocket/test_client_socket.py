@@ -1,0 +1,168 @@
+"""The socket of a WebSocket client: messages, pongs and close frames, however the client cuts its bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+import pytest
+import trio
+from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import CloseConnection, Event, Pong
+
+from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.websocket.client_socket import ClientSocket
+from supervisor.gateway.websocket.replayed_stream import ReplayedStream
+from tests.rig.gateway import create, frame
+from tests.rig.sockets import gateway_websocket, whole
+
+CONTINUED = 0x00
+PING, CLOSE = 0x89, 0x88
+
+
+@define(eq=False)
+class Cut:
+    """A client's bytes in pieces, and what is written to it."""
+
+    pieces: list[bytes]
+    written: bytearray = field(factory=bytearray)
+    close_sent: bool = False
+    ended: bool = False
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        assert not self.pieces or len(self.pieces[0]) <= max_bytes
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def end(self) -> None:
+        self.ended = True
+
+    def put(self, data: bytes) -> None:
+        self.written += data
+
+    put_last = put
+
+    def socket(self, message_max: int = 10_000) -> ClientSocket:
+        return ClientSocket(cast("Outbox", self), cast("ReplayedStream", self), message_max)
+
+    def events(self) -> list[Event]:
+        """Return what the client gets, as another implementation reads it."""
+        client = Connection(ConnectionType.CLIENT)
+        client.receive_data(bytes(self.written))
+        return list(client.events())
+
+
+def received(cut: Cut, socket: ClientSocket) -> list[str | bytes]:
+    """Return all messages up to the client's end."""
+    messages: list[str | bytes] = []
+
+    async def read() -> None:
+        with pytest.raises(trio.BrokenResourceError):
+            while True:
+                messages.append(await socket.receive())
+
+    trio.run(read)
+    return messages
+
+
+def fragments(data: bytes, cuts: list[int], first: int) -> list[bytes]:
+    places = sorted({min(cut, len(data)) for cut in cuts})
+    parts = [data[begin:end] for begin, end in zip([0, *places], [*places, len(data)], strict=True)]
+    final = len(parts) - 1
+    return [
+        frame(part, (first if number == 0 else CONTINUED) | (0x80 if number == final else 0))
+        for number, part in enumerate(parts)
+    ]
+
+
+MESSAGES = st.lists(st.tuples(st.one_of(st.text(max_size=40), st.binary(max_size=40)), st.lists(st.integers(0, 50))))
+
+
+@given(MESSAGES, st.lists(st.integers(1, 60), max_size=30), st.booleans())
+def test_messages_are_whole_however_they_are_cut(
+    messages: list[tuple[str | bytes, list[int]]], sizes: list[int], pings: bool
+) -> None:
+    data, sent_pings = b"", list[bytes]()
+    for message, cuts in messages:
+        raw = message.encode() if isinstance(message, str) else message
+        for part in fragments(raw, cuts, 0x01 if isinstance(message, str) else 0x02):
+            data += part
+            if pings:
+                sent_pings.append(b"%d" % len(sent_pings))
+                data += frame(sent_pings[-1], PING)
+    pieces = list[bytes]()
+    for size in sizes:
+        pieces, data = [*pieces, data[:size]] if data else pieces, data[size:]
+    cut = Cut([*pieces, *(data[at : at + 10_000] for at in range(0, len(data), 10_000))])
+    assert received(cut, cut.socket()) == [message for message, _ in messages]
+    assert [event.payload for event in cut.events() if isinstance(event, Pong)] == sent_pings
+
+
+@pytest.mark.parametrize("parts", [[11], [6, 5], [0, 3, 0, 3, 5]])
+def test_the_parts_of_a_message_are_limited_together(parts: list[int]) -> None:
+    data = b"".join(frame(b"x" * size, CONTINUED if number else 0x01) for number, size in enumerate(parts))
+    cut = Cut([frame(b"x" * 10), data, frame(b"never read")])
+    assert received(cut, cut.socket(10)) == ["x" * 10]
+    [close] = cut.events()
+    assert isinstance(close, CloseConnection)
+    assert (close.code, close.reason) == (1009, "a message is longer than 10")
+    assert cut.ended
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x03\xe8", b"\x0f\xa0bye"])
+def test_a_close_frame_is_answered_once_and_nothing_is_read_behind_it(payload: bytes) -> None:
+    cut = Cut([frame(b"one") + frame(payload, CLOSE) + frame(b"two") + frame(b"", CLOSE)])
+    assert received(cut, cut.socket()) == ["one"]
+    assert bytes(cut.written) == bytes([CLOSE, len(payload)]) + payload
+    assert cut.ended
+
+
+def test_a_violation_is_answered_by_its_code() -> None:
+    cut = Cut([frame(b"one") + b"\x81\x05hello"])  # not masked
+    assert received(cut, cut.socket()) == ["one"]
+    [close] = cut.events()
+    assert isinstance(close, CloseConnection)
+    assert close.code == 1002
+    assert cut.ended
+
+
+@pytest.mark.parametrize("behind", [frame(b"", PING), frame(b"", CLOSE), b"\xff" * 9])
+def test_nothing_is_sent_behind_a_close_frame(behind: bytes) -> None:
+    cut = Cut([behind])
+    socket = cut.socket()
+    socket.close(1001, "going")
+    socket.close(1000, "again")
+    assert received(cut, socket) == []
+    assert bytes(cut.written) == b"\x88\x07\x03\xe9going"
+
+
+async def test_other_tasks_run_between_messages_that_came_together(rather_slow: MockClock) -> None:
+    cut = Cut([frame(b"x") * 20])
+    socket, turns = cut.socket(), 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        for _ in range(20):
+            await socket.receive()
+        assert turns > 10
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_in_fragments_with_pings_between_them_is_answered(rather_slow: MockClock) -> None:
+    async with gateway_websocket() as (_, client):
+        parts = fragments(json.dumps(create("n=2")).encode(), [5, 20, 30], 0x01)
+        await client.send(frame(b"still there", PING).join(parts))
+        for _ in range(3):
+            assert await client.frame() == (0x8A, b"still there")
+        assert (await client.events())[-1]["type"] == "response.completed"
+        assert (await whole(client, create("n=1")))["status"] == "completed"

@@ -1,0 +1,169 @@
+"""Two gateway processes behind one port, run by one launcher: one dies, or all are restarted, and clients are served."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+import pytest
+
+from bench import rolling
+from bench.rig import checked_clients
+from bench.rig.checked_clients import GatewayInterruptions
+from bench.rig.cluster import cluster
+from bench.rig.node import MODEL, ROOT, Node, free_ports, metric, wait_until
+from bench.rolling import Load
+from tests.rig.launched import (
+    SIMULATED,
+    check_exit,
+    events_logged,
+    nodes,
+    run_cli,
+    run_supervisor,
+    running_launcher,
+    seen,
+    wait_ready,
+)
+
+pytestmark = pytest.mark.realtime
+
+WITHIN_S = 30.0
+FRONTS = ["front-0", "front-1"]
+CONNECTIONS = 400
+CLIENTS = 8
+
+
+@contextmanager
+def two_gateways(folder: Path) -> Iterator[tuple[Node, list[int]]]:
+    """Run a launcher of two gateways that share a port and two workers; yields the ports for metrics as well."""
+    ports = free_ports(3)
+    metrics = next(port for port in free_ports(20) if not {port, port + 1, port + 2} & {*ports})
+    text = SIMULATED.format(ports=ports, tiny=ROOT / "examples" / "tiny")
+    text = text.replace("[node.front]", f'[node.front]\nmetrics = "127.0.0.1:{metrics}"\ndrain_s = 20')
+    text = text.replace('node = "front"\nport', 'node = "front"\nprocesses = 2\nport')
+    with running_launcher(folder, text, ports[0]) as target:
+        wait_ready(target)
+        assert wait_until(lambda: all(answers(port) for port in (metrics, metrics + 1)), WITHIN_S) is not None
+        target.living()
+        yield target, [metrics, metrics + 1]
+
+
+def get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WITHIN_S) as response:
+        text: str = response.read().decode()
+        return text
+
+
+def answers(port: int) -> bool:
+    """Whether a gateway is ready, by its port for metrics."""
+    try:
+        return get(port, "/ready") == "ready\n"
+    except OSError:
+        return False
+
+
+def asked(target: Node) -> int:
+    """Request one token over a connection of its own; return the status, 0 without an answer."""
+    connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
+    try:
+        body = json.dumps({"model": MODEL, "prompt": "The oak", "max_tokens": 1})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json", "connection": "close"})
+        return connection.getresponse().status
+    except (OSError, HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def served(port: int) -> float:
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in get(port, "/metrics").splitlines()
+        if line.startswith("espalier_requests_total{")
+    )
+
+
+def test_the_kernel_divides_connections_between_two_gateways(folder: Path) -> None:
+    with two_gateways(folder) as (target, metrics):
+        assert list(nodes(target)) == [*FRONTS, "one", "two"]
+        assert [asked(target) for _ in range(CONNECTIONS)] == [200] * CONNECTIONS
+        counts = [served(port) for port in metrics]
+        assert sum(counts) == CONNECTIONS
+        assert min(counts) >= 0.4 * CONNECTIONS, counts
+        statuses = seen(target)
+        assert [statuses[name]["gate"]["running_max"] for name in FRONTS] == [256, 256]
+        assert len(events_logged(target, "starting")) == 5  # the launcher and its nodes
+        again = run_supervisor(target.folder / "cluster.toml")
+        assert (again.returncode, "cannot be had" in again.stderr) == (1, True), (
+            "a second launcher would share the port"
+        )
+        target.signal(SIGTERM)
+        check_exit(target)
+
+
+def test_when_one_gateway_is_killed_the_other_serves_until_it_is_back(folder: Path) -> None:
+    with two_gateways(folder) as (target, metrics):
+        os.kill(nodes(target)["front-0"].pid, SIGKILL)
+        assert wait_until(lambda: len(events_logged(target, "node front-0 ended")) or not answers(metrics[0]), WITHIN_S)
+        statuses = [asked(target) for _ in range(50)]
+        assert statuses.count(200) >= 49, "only a connection of the moment of its death may be lost"
+        assert wait_until(lambda: answers(metrics[0]), WITHIN_S) is not None
+        before = served(metrics[0])
+        assert [asked(target) for _ in range(50)] == [200] * 50
+        assert served(metrics[0]) > before
+        assert seen(target)["front-0"]["tree"][0]["restarts"] == 1
+
+
+def test_gateways_are_restarted_under_load_and_no_request_fails(folder: Path) -> None:
+    with two_gateways(folder) as (target, _):
+        load, right = Load(), checked_clients.references(target.port)
+        before = {name: entry.pid for name, entry in nodes(target).items()}
+        with checked_clients.running(load, target.port, right, CLIENTS, 1, GatewayInterruptions, leave_share=0.0):
+            code, output = run_cli(target, "restart", "front", temporary=target.tmp)
+        assert code == 0, output
+        assert [f"Node {name} is up." in output for name in FRONTS] == [True, True]
+        after = {name: entry.pid for name, entry in nodes(target).items()}
+        assert {name for name in after if after[name] != before[name]} == {*FRONTS}
+        assert not load.bad
+        assert (load.failed, load.refused, load.spoilt) == (0, 0, 0), list(load.lines())
+        assert load.counts["whole"] == load.requests > CLIENTS
+
+
+def test_a_drain_of_the_name_in_the_file_ends_all_processes_of_a_gateway(folder: Path) -> None:
+    with two_gateways(folder) as (target, _):
+        code, output = run_cli(target, "drain", "front", temporary=target.tmp)
+        assert (code, [f"Node {name} has gone." in output for name in FRONTS]) == (0, [True, True]), output
+        assert list(nodes(target)) == ["one", "two"]
+        assert asked(target) == 0
+
+
+def test_a_gateway_of_two_on_a_port_is_restarted_and_every_answer_is_whole(folder: Path) -> None:
+    with cluster(folder, rolling.plan(drain_s=0.5, tokens_max=80, gateways=2)) as target:
+        with rolling.steady(target, CLIENTS, seed=2) as tally:
+            for name in target.plan.fronts:
+                rolling.restart(target, name)
+        assert not tally.bad
+        assert tally.counts["whole"] == tally.requests >= CLIENTS
+        assert metric(target.front.get("/metrics")[1].decode(), "espalier_requests_running") == 0
+        assert not target.wait_idle(10.0)
+        assert not target.stop(10.0)
+
+
+def test_a_reload_starts_another_process_at_the_shared_port(folder: Path) -> None:
+    with two_gateways(folder) as (target, metrics):
+        file = target.folder / "cluster.toml"
+        file.write_text(file.read_text().replace("processes = 2", "processes = 3"))
+        code, output = run_cli(target, "reload", temporary=target.tmp)
+        assert (code, "front-2: it runs now" in output) == (0, True), output
+        assert "gateway.nodes is front-0, front-1, front-2 now, and was front-0, front-1" in output
+        assert wait_until(lambda: answers(metrics[1] + 1), WITHIN_S) is not None
+        assert [asked(target) for _ in range(100)] == [200] * 100
+        assert min(served(port) for port in (*metrics, metrics[1] + 1)) > 0
+        target.signal(SIGTERM)
+        check_exit(target)
