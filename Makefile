@@ -139,20 +139,48 @@ pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds noth
 tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
 	$(BIN)/python -m tests.system.link_tensor
 
-bench: $(VENV)/ready-dev build/peers/sglang/installed  ## what a token and a client that leaves cost, by themselves and beside SGLang's own server
-	$(BIN)/python -m bench cost --json build/cost.json
-	$(BIN)/python -m bench zombies --servers espalier sglang --json build/zombies.json
-	$(BIN)/python -m bench versus sglang --json build/versus-sglang.json
+# The parts of `make bench` and of `make bench-full`: their commands, each of which writes a document of the part's name.
+# A part that fails, because a peer cannot be installed or does not start, is named at the end, and the others run.
+RESULTS := build/bench
+part = $(eval PART_$(strip $(1)) := $(2))
 
-PEERS := sglang dynamo dynamo-mocker smg
+$(call part, cost, cost)
+$(call part, zombies, zombies --servers espalier sglang)
+$(call part, versus-sglang, versus sglang --clients 64)
+TEN_MINUTES := cost zombies versus-sglang
 
-bench-full: bench $(PEERS:%=build/peers/%/installed)  ## the same by every API, and beside each peer that can be installed
-	$(BIN)/python -m bench cost --apis chat responses-ws --clients 1 8 64 256 --output-tokens 16 128 --json build/cost-full.json
-	$(BIN)/python -m bench versus dynamo --json build/versus-dynamo.json
-	$(BIN)/python -m bench versus dynamo-mocker --clients 32 256 --output-tokens 16 128 --json build/versus-dynamo-mocker.json
-	$(BIN)/python -m bench versus smg --json build/versus-smg.json
+$(call part, clients, cost --server espalier-simulated --apis chat responses-ws --clients 1 8 64 256 1000 --processes 2)
+$(call part, streams, cost --server espalier-simulated --apis responses-ws --clients 24 1000 4096 --step-ms 50 --warm-connections --processes 2)
+$(call part, gateways, versus espalier-simulated --ours espalier-gateways --apis chat --clients 256 --output-tokens 16)
+$(call part, versus-sglang-16, versus sglang --clients 16)
+$(call part, versus-sglang-nodes, versus sglang --ours espalier-nodes --clients 64)
+$(call part, versus-dynamo, versus dynamo --clients 64)
+$(call part, versus-dynamo-mocker, versus dynamo-mocker --apis chat --clients 32 256 --output-tokens 16 128)
+$(call part, versus-dynamo-mocker-burst, versus dynamo-mocker --apis chat --clients 128 --requests-a-client 1 --warm-connections --output-tokens 16)
+$(call part, versus-smg, versus smg --clients 64)
+AN_HOUR := added-latency clients streams gateways versus-sglang-16 versus-sglang-nodes versus-dynamo versus-dynamo-mocker \
+	versus-dynamo-mocker-burst versus-smg
 
-build/peers/%/installed: bench/peers/%.txt requirements/cpu.txt $(VENV)/ready
+bench: $(VENV)/ready-dev  ## ten minutes: what a token and a client that leaves cost, by themselves and beside SGLang's own server
+	@$(call parts,sglang,$(TEN_MINUTES))
+
+bench-full: $(VENV)/ready-dev  ## an hour or more: the same, every load of the targets, and beside each peer that can be installed
+	@$(call parts,sglang dynamo dynamo-mocker smg,$(TEN_MINUTES) $(AN_HOUR))
+
+EACH  := $(MAKE) --no-print-directory -k -j1
+parts = $(EACH) $(1:%=build/peers/%/installed); rm -rf $(RESULTS); $(EACH) $(2:%=bench-%); code=$$?; \
+	$(BIN)/python -m bench report $(RESULTS)/*.json --output $(RESULTS)/report.html || code=1; \
+	for part in $(2); do test -e $(RESULTS)/$$part.json || echo "$$part FAILED; the reason stands above" >&2; done; exit $$code
+
+bench-added-latency: $(VENV)/ready-dev
+	@mkdir -p $(RESULTS)
+	$(BIN)/python -m tests.system.added_latency --json $(RESULTS)/added-latency.json
+
+bench-%: $(VENV)/ready-dev
+	@mkdir -p $(RESULTS)
+	$(BIN)/python -m bench $(or $(PART_$*),$(error there is no part $*)) --json $(RESULTS)/$*.json
+
+build/peers/%/installed: bench/peers/%.txt requirements/cpu.txt | $(VENV)/ready
 	@$(BIN)/python -m bench peers install $*
 
 clean:  ## remove what was installed and cached

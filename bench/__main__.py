@@ -7,6 +7,8 @@ import signal
 import sys
 from importlib import import_module
 
+from bench.rig import result
+
 # A module with `DESCRIPTION`, `add(parser)` and `main(parser, arguments, words)`, imported when its command is chosen.
 COMMANDS = {
     "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
@@ -14,9 +16,11 @@ COMMANDS = {
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
     "stages": ("bench.stages.command", "measure each stage of a token's and a request's way through this code"),
     "report": ("bench.report.command", "one self-contained HTML page from the JSON documents of any command"),
+    "figures": ("bench.figures.command", "write the figures of README.md from the results that are kept"),
     "zombies": ("bench.zombies.command", "leave requests at every stage, and measure how long engines compute on"),
     "resume": ("bench.resume", "kill a worker under streams, and measure when they go on"),
     "shutdown": ("bench.shutdown", "stop servers, and see how long it takes, which answers are lost and what is left"),
+    "agree": ("bench.agree.command", "compare the figures of load with those of the load tools of others"),
     "peers": ("bench.peers.command", "install and start other servers, to compare with"),
 }
 
@@ -32,6 +36,7 @@ def main(words: list[str]) -> int:
             command.description = chosen.DESCRIPTION
             chosen.add(command)
             arguments = parser.parse_args(words)
+            result.surroundings()
             return int(chosen.main(command, arguments, words[1:]))
     parser.parse_args(words)
     return 0

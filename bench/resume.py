@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Thread
 
-from attrs import asdict, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from bench.cost.groups import APART, groups
 from bench.peers import comparison
@@ -99,18 +99,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def main(_parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Measure each server, and print one table; return 1 if none could be."""
-    begun = comparison.now()
-    peers = [at_its_best(peer) for peer in comparison.peers(arguments)]
-    results, notes = comparison.for_each(peers, lambda peer: measured(peer, arguments))
-    notes += [f"{title}: {note}" for title, findings in results.items() for note in findings.notes]
-    return comparison.finish(
+    return comparison.compare(
         arguments,
         words,
-        begun,
+        several=[at_its_best(peer) for peer in comparison.peers(arguments)],
+        measured=measured,
         title="From a worker's death to the next token of its streams",
-        figures=[table(results)],
-        notes=notes,
-        samples={title: asdict(findings) for title, findings in results.items()},
+        tables=lambda results: [table(results)],
     )
 
 

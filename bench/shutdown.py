@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
-from attrs import asdict, field, frozen
+from attrs import field, frozen
 
 from bench.peers import comparison
 from bench.peers.peer import Peer
@@ -76,17 +76,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def main(_parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Measure each server, and print one table; return 1 if none could be."""
-    begun = comparison.now()
-    results, notes = comparison.for_each(comparison.peers(arguments), lambda peer: measured(peer, arguments))
-    notes += [f"{title}: {note}" for title, findings in results.items() for note in findings.notes]
-    return comparison.finish(
+    return comparison.compare(
         arguments,
         words,
-        begun,
+        several=comparison.peers(arguments),
+        measured=measured,
         title="The end of a server: how long, what is lost, what is left",
-        figures=[table(results, arguments.limit_s)],
-        notes=notes,
-        samples={title: asdict(findings) for title, findings in results.items()},
+        tables=lambda results: [table(results, arguments.limit_s)],
     )
 
 

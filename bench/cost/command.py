@@ -13,13 +13,13 @@ from attrs import asdict, frozen
 
 from bench.cost import options, report, trends
 from bench.cost.sample import Failed, Sample, measure_load
-from bench.peers.running import NotInstalled, NotReady, started
+from bench.peers.running import NotStarted, started
 from bench.peers.table import SERVERS
 from bench.rig.node import short_folder
 from bench.rig.processes import process_entry
-from bench.rig.result import about, write
+from bench.rig.result import write_document
+from bench.rig.table_text import tables_text
 
-SCHEMA = "espalier.bench.cost/1"
 DESCRIPTION = """\
 Measure the CPU time, context switches and memory of a server's processes for a token and for a request, in groups by
 their part in it, the engine's scheduler apart. Either a server that this command starts (--server), several times,
@@ -59,24 +59,26 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     title = f"processes {arguments.pid}" if arguments.pid is not None else SERVERS[arguments.server].title
     try:
         samples = list(measure(arguments))
-    except (Failed, NotInstalled, NotReady, ValueError) as error:
+    except (Failed, NotStarted) as error:
         print(f"bench cost: {error}", file=sys.stderr)
         return 1
-    split = trends.split_tables(title, samples)
-    tables = [*report.tables(title, samples), *split]
-    print("\n\n".join(map(report.text, tables)))
+    tables = [
+        *report.tables(title, samples),
+        *trends.split_tables(title, samples),
+        *trends.memory_tables(title, samples),
+    ]
     notes = report.warnings(samples)
-    print("\n".join(("", *notes)))
+    print(tables_text(tables), "", *notes, sep="\n")
     if arguments.json is not None:
-        document = {
-            "schema": SCHEMA,
-            "title": f"The price of a token: {title}",
-            **about(("cost", *words), begun),
-            "notes": notes,
-            "figures": [*tables, *trends.curves(title, samples)],
-            "samples": [asdict(sample) for sample in samples],
-        }
-        write(arguments.json, document)
+        write_document(
+            arguments.json,
+            ("cost", *words),
+            begun,
+            title=f"The price of a token: {title}",
+            notes=notes,
+            figures=[*tables, *trends.curves(title, samples)],
+            samples=[asdict(sample) for sample in samples],
+        )
     return 0
 
 

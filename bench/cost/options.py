@@ -32,12 +32,18 @@ def add(parser: argparse.ArgumentParser, *, clients: Sequence[int], apis: Sequen
         metavar="N",
         help=f"default: {REQUESTS_A_CLIENT}, and {REQUESTS_MIN} of all clients at least; 1: all clients ask at once",
     )
+    load.add_argument(
+        "--warm-connections", action="store_true", help="take the warm-up's, so that no price has their opening in it"
+    )
     load.add_argument("--processes", type=_count, default=1, metavar="N", help="of the clients; default: 1")
     load.add_argument("--seed", type=int, default=0)
     output = parser.add_argument_group("servers and output")
     output.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="of peers; default: build/peers")
     output.add_argument(
         "--workers", type=_count, default=1, metavar="N", help="engines of a started server; default: 1"
+    )
+    output.add_argument(
+        "--step-ms", type=float, default=6.0, metavar="MS", help="of a simulated engine or a mocker; default: 6"
     )
     output.add_argument("--json", type=Path, metavar="FILE", help="write every figure as one document")
 
@@ -53,6 +59,7 @@ def loads(arguments: argparse.Namespace) -> list[Load]:
             prompt_tokens=arguments.prompt_tokens,
             requests=clients if once else max(REQUESTS_MIN, arguments.requests_a_client * clients),
             processes=min(arguments.processes, clients),
+            warm=arguments.warm_connections,
         )
         for clients in arguments.clients
         for tokens in arguments.output_tokens
@@ -70,6 +77,7 @@ def setup(arguments: argparse.Namespace, folder: Path) -> Setup:
         slots=max(SLOTS_MIN, clients),
         workers=arguments.workers,
         kv_tokens_max=max(KV_TOKENS_MIN, -(-clients * request_tokens // 1024) * 1024),
+        step_s=arguments.step_ms / 1000,
         environments=arguments.environments,
     )
 
@@ -77,7 +85,8 @@ def setup(arguments: argparse.Namespace, folder: Path) -> Setup:
 def describe(load: Load) -> str:
     """Return a load in a few words."""
     tokens = f"{load.output_tokens} token{'s' if load.output_tokens > 1 else ''}"
-    return f"{load.clients} client{'s' if load.clients > 1 else ''}, {tokens}, {load.api}"
+    warm = ", warm connections" if load.warm else ""
+    return f"{load.clients} client{'s' if load.clients > 1 else ''}, {tokens}, {load.api}{warm}"
 
 
 def _default(values: Sequence[object]) -> str:

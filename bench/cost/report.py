@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from bench.cost.accounts import Spent
 from bench.cost.groups import APART
@@ -34,6 +32,7 @@ SEEN: dict[str, Callable[[Sample], float]] = {
     "first token p99 ms": lambda sample: sample.ttft_p99_ms,
     "gap p50 ms": lambda sample: sample.gap_p50_ms,
     "gap p99 ms": lambda sample: sample.gap_p99_ms,
+    "gap max ms": lambda sample: sample.gap_max_ms,
     "events a token": lambda sample: sample.events_per_token,
 }
 NOTE = (
@@ -87,42 +86,3 @@ def warnings(samples: Sequence[Sample]) -> list[str]:
     if (starts := len({sample.start for sample in samples})) < 3:
         lines.append(f"starts: {starts}; a server differs from start to start, so take three or more for a figure")
     return lines
-
-
-def text(table: Table) -> str:
-    """Return a table as text: of several values the median, and below it the least and the most."""
-    lines: list[list[str]] = [list(table.columns)]
-    for row in table.rows:
-        cells = [_values(cell) for cell in row[1:]]
-        lines.append([str(row[0]), *(number(statistics.median(values)) for values in cells)])
-        if any(len(set(values)) > 1 for values in cells):
-            lines.append(["", *(_span(values) for values in cells)])
-    widths = [max(len(line[place]) for line in lines) for place in range(len(table.columns))]
-    return "\n".join((table.title, *map(partial(_line, widths=widths), lines)))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    return first[0].ljust(first[1]) + "".join(f"  {cell:>{width}}" for cell, width in others)
-
-
-def _values(cell: Cell) -> list[float]:
-    if isinstance(cell, list):
-        return cell
-    assert isinstance(cell, float | int)
-    return [cell]
-
-
-def _span(values: Sequence[float]) -> str:
-    least, most = number(min(values)), number(max(values))
-    return "" if least == most else f"{least}-{most}"
-
-
-def number(value: float) -> str:
-    """Return a number with two or three significant digits, and thousands as they are."""
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.0f}"
-    if value == round(value):
-        return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"

@@ -33,6 +33,7 @@ class Load:
     prompt_tokens: int = 24  # roughly
     requests: int = 192
     processes: int = 1  # of the clients
+    warm: bool = False  # its connections are open and have been used
 
     def job(self, url: str, model: str, seed: int, warmup: int) -> Job:
         """Return the task of the load's workers; another seed has other prompts."""
@@ -43,7 +44,7 @@ class Load:
                 prompt_tokens=Span(self.prompt_tokens, self.prompt_tokens),
                 output_tokens=Span(self.output_tokens, self.output_tokens),
             ),
-            pace=Pace(clients=self.clients, requests=self.requests, warmup=warmup),
+            pace=Pace(clients=self.clients, requests=self.requests, warmup=warmup, warm_connections=self.warm),
         )
 
 
@@ -63,6 +64,7 @@ class Sample:
     ttft_p99_ms: float
     gap_p50_ms: float
     gap_p99_ms: float
+    gap_max_ms: float
     client_share: float  # of a core, of the busiest process of the load
     ended: int  # processes of the server that ended meanwhile
     groups: dict[str, Spent]
@@ -128,6 +130,7 @@ def _sample(load: Load, start: int, run: Run, before: Accounts, after: Accounts)
         ttft_p99_ms=times["ttft"].p99 or 0.0,
         gap_p50_ms=times["itl"].p50 or 0.0,
         gap_p99_ms=times["itl"].p99 or 0.0,
+        gap_max_ms=times["itl"].most or 0.0,
         client_share=max(done.cpu_s / done.wall_s for done in run.done.values()),
         ended=accounts.ended(before, after),
         groups=accounts.spent(before, after),

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import product
 
+from bench.cost.options import describe
 from bench.cost.report import OUTSIDE
 from bench.cost.sample import Sample
 from bench.rig.result import Cell, Curve, Table
@@ -13,6 +14,10 @@ from bench.rig.result import Cell, Curve, Table
 SPLIT_NOTE = (
     "From answers of two lengths, the shortest and the longest, each start by itself: the price of a request is a line "
     "over its tokens. A line is an approximation: longer answers also run beside more others at their ends."
+)
+MEMORY_NOTE = (
+    "The growth of the peak of resident memory beyond that of the load with the fewest clients in the same start, over "
+    "the clients that are more. A peak never falls, so of the loads of a start the smallest comes first."
 )
 
 
@@ -34,6 +39,23 @@ def split_tables(title: str, samples: Sequence[Sample]) -> list[Table]:
     if not rows:
         return []
     return [Table(title=f"{title}: a request and its tokens", columns=columns, rows=rows, note=SPLIT_NOTE)]
+
+
+def memory_tables(title: str, samples: Sequence[Sample]) -> list[Table]:
+    """Return by how much the peak of each group's memory grew with each further client; nothing for one number."""
+    grown: dict[tuple[str, str], list[float]] = {}
+    for several in starts(samples):
+        fewest = min(several, key=lambda sample: sample.load.clients)
+        for sample in several:
+            if (more := sample.load.clients - fewest.load.clients) > 0:
+                for group in sample.groups.keys() & fewest.groups.keys():
+                    growth_mb = sample.groups[group].memory_max_mb - fewest.groups[group].memory_max_mb
+                    grown.setdefault((describe(sample.load), group), []).append(1024 * growth_mb / more)
+    if not grown:
+        return []
+    rows: list[list[Cell]] = [[load, group, values] for (load, group), values in sorted(grown.items())]
+    columns = ("", "processes of", "kB a client")
+    return [Table(title=f"{title}: memory of a client", columns=columns, rows=rows, note=MEMORY_NOTE)]
 
 
 def starts(samples: Sequence[Sample]) -> list[list[Sample]]:

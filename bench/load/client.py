@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from array import array
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import trio
 from attrs import define, field
@@ -53,6 +54,7 @@ class Pool:
     target: Target
     where: Address
     opened: int = 0
+    connecting: trio.Semaphore | None = None  # limits how many pools connect at once
     _idle: list[Connection] = field(factory=list)
 
     async def take(self) -> tuple[Connection, bool]:
@@ -62,6 +64,10 @@ class Pool:
             if connection.fresh():
                 return connection, False
             connection.wire.close()
+        async with self.connecting or nullcontext():
+            return await self._connect(), True
+
+    async def _connect(self) -> Connection:
         wire, dialogue = await connect(self.where), requests.dialogue(self.target, self.where)
         self.opened += 1
         try:
@@ -72,7 +78,7 @@ class Pool:
         except BaseException:
             wire.close()
             raise
-        return Connection(wire, dialogue), True
+        return Connection(wire, dialogue)
 
     def give(self, connection: Connection) -> None:
         """Return a connection for the next request."""

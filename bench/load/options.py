@@ -128,6 +128,9 @@ def _add_pace_and_output(parser: argparse.ArgumentParser) -> None:
     pace.add_argument(
         "--warmup", type=values.whole, default=0, metavar="N", help="requests before the start, not counted"
     )
+    pace.add_argument(
+        "--warm-connections", action="store_true", help="closed loop: keep the connections of the warm-up"
+    )
     leave = parser.add_argument_group("early disconnects")
     leave.add_argument(
         "--cancel-rate",
@@ -249,6 +252,8 @@ def _pace(arguments: argparse.Namespace, lines: int) -> Pace:
         raise Mistake("--burstiness needs --rate")
     if arguments.trace_speed is not None and not traced:
         raise Mistake("--trace-speed needs --trace without --clients and --rate, which replace its times")
+    if arguments.warm_connections and (open_loop or not arguments.warmup):
+        raise Mistake("--warm-connections needs --clients and a --warmup that opens them")
     requests = arguments.requests
     if requests is None and arguments.duration is None:
         requests = lines or REQUESTS_DEFAULT
@@ -263,6 +268,7 @@ def _pace(arguments: argparse.Namespace, lines: int) -> Pace:
         requests=min(requests, lines) if traced and requests is not None else requests,
         duration_s=arguments.duration,
         warmup=arguments.warmup,
+        warm_connections=arguments.warm_connections,
     )
 
 

@@ -94,6 +94,7 @@ class Pace:
     requests: int | None = None
     duration_s: float | None = None
     warmup: int = 0  # requests sent and answered before the clock starts, and not counted
+    warm_connections: bool = False  # in a closed loop, the clients keep the connections of the warm-up
 
     @property
     def open_loop(self) -> bool:

@@ -23,6 +23,7 @@ from bench.load.requests import Address, History, parse_url
 
 Send = Callable[[Message], Awaitable[None]]
 WARM_UP_CLIENTS_MAX = 16
+CONNECTING_MAX = 32  # at once, of connections that are kept for the load
 REPORT_EVERY_S = 0.25
 LAG_EVERY_S = 0.01
 READ_BYTES_MAX = 64 * 1024
@@ -47,6 +48,7 @@ class Worker:
     _sending: trio.CancelScope = field(factory=trio.CancelScope)
     _ended: list[Record] = field(factory=list)  # and not yet sent to the parent
     _lags: array[float] = field(factory=lambda: array("d"))
+    _warm: list[Pool] = field(factory=list)  # of the warm-up, if its connections are kept
 
     def __attrs_post_init__(self) -> None:
         self._where = parse_url(self.job.target.url, self.job.target.api)
@@ -68,6 +70,7 @@ class Worker:
             await self._may_begin.wait()
             await trio.sleep(max(0.0, self._start_at - self.clock()))
         if self._waiting.cancelled_caught:
+            self._close(*self._warm)
             return
         self._tokens = self._opened = 0
         cpu_s = self.cpu()
@@ -94,7 +97,7 @@ class Worker:
             for number in left:
                 await self._exchange(plan.planned_request(job.workload, number), pool)
 
-        await self._clients(client, min(together, len(numbers)))
+        await self._clients(client, min(together, len(numbers)), keep=job.pace.warm_connections)
         faults = tuple(record.fault for record in self._ended if record.fault is not None)
         self._ended, self._counts = [], Progress()
         await self.send(Ready(len(numbers), faults))
@@ -117,15 +120,22 @@ class Worker:
 
         await self._clients(client, plan.clients_per_worker(job.pace.clients or 1, job.worker, job.workers))
 
-    async def _clients(self, client: Callable[[Pool], Awaitable[None]], count: int) -> None:
-        """Run clients, each with a connection of its own."""
-        pools = [Pool(self.job.target, self._where) for _ in range(count)]
+    async def _clients(self, client: Callable[[Pool], Awaitable[None]], count: int, *, keep: bool = False) -> None:
+        """Run clients, each with a connection of its own, which it may have from the warm-up."""
+        # Without a limit, thousands would overflow the queue of the server's listener: connections that are to be kept
+        # are no test of it.
+        limit = trio.Semaphore(CONNECTING_MAX) if keep else None
+        fresh = (Pool(self.job.target, self._where, connecting=limit) for _ in range(count - len(self._warm)))
+        pools, self._warm = [*self._warm, *fresh], []
         try:
             async with trio.open_nursery() as clients:
                 for pool in pools:
                     clients.start_soon(client, pool)
         finally:
-            self._close(*pools)
+            if keep:
+                self._warm = pools
+            else:
+                self._close(*pools)
 
     async def _open_loop(self) -> None:
         """Send each request when it is due, independently of the others."""

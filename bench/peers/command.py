@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.peers.install import environment_names, install
 from bench.peers.peer import ENVIRONMENTS, Setup
-from bench.peers.running import NotInstalled, NotReady, missing_environments, started
+from bench.peers.running import NotStarted, missing_environments, started
 from bench.peers.table import SERVERS
 from bench.rig.node import free_port, short_folder
 
@@ -92,7 +92,7 @@ def start(arguments: argparse.Namespace) -> int:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
                 signal.sigwait({signal.SIGINT, signal.SIGTERM})
                 running.stop()
-        except (NotInstalled, NotReady, ValueError) as error:
+        except NotStarted as error:
             print(error, file=sys.stderr)
             return 1
     return 0

@@ -6,19 +6,26 @@ The engine has the flags of `cpu_sglang`, by the names of `cluster.toml`; a test
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.load.messages import Api
 from bench.peers.mock_model import mock_model
-from bench.peers.peer import MODEL, MODEL_FOLDER, PAGE_SIZE, PREFILL_CHUNK, Command, Peer, Setup
+from bench.peers.peer import MODEL, MODEL_FOLDER, PAGE_SIZE, PREFILL_CHUNK, Command, Engine, Peer, Setup
 from bench.rig.node import free_ports
 
 CLIENTS_MAX = 8192
 FRONT = "front"
 
+STREAMS_MAX = 1024  # on a link, as it is without a line for it
+CLUSTER = """\
+[cluster]
+streams_max = {streams_max}
+"""
 GATEWAY = """\
 [gateway]
-{node}
+node = "{node}"
+processes = {processes}
 port = {port}
 requests_max = {clients_max}
 waiting_max = {clients_max}
@@ -60,13 +67,15 @@ per_running_s = 0.0
 """
 
 
-def cluster_text(setup: Setup, engine: str, path: Path, *, apart: bool) -> str:
-    """Return the cluster's description; `apart`: each engine is on a node of its own."""
+def cluster_text(setup: Setup, engine: str, path: Path, *, apart: bool, gateways: int = 1) -> str:
+    """Return the cluster's description; `apart`: each engine is on a node of its own; `gateways`: its processes."""
     workers = [f"worker-{number}" for number in range(setup.workers)] if apart else []
     ports = free_ports(len(workers)) if workers else []
     listens = {name: f'listen = "127.0.0.1:{port}"' for name, port in zip(workers, ports, strict=True)}
     nodes = [NODE.format(name=name, listen=listens.get(name, "")) for name in (FRONT, *workers)]
-    gateway = GATEWAY.format(node=f'node = "{FRONT}"', port=setup.port, clients_max=CLIENTS_MAX, model=MODEL, path=path)
+    gateway = GATEWAY.format(
+        node=FRONT, processes=gateways, port=setup.port, clients_max=CLIENTS_MAX, model=MODEL, path=path
+    )
     engines = [
         engine.format(
             model=MODEL,
@@ -80,12 +89,13 @@ def cluster_text(setup: Setup, engine: str, path: Path, *, apart: bool) -> str:
         )
         for number in range(setup.workers)
     ]
-    return "".join((*nodes, gateway, *engines))
+    cluster = CLUSTER.format(streams_max=max(STREAMS_MAX, setup.slots))
+    return "".join((cluster, *nodes, gateway, *engines))
 
 
-def _commands(setup: Setup, engine: str, path: Path, *, apart: bool) -> list[Command]:
+def _commands(setup: Setup, engine: str, path: Path, *, apart: bool, gateways: int = 1) -> list[Command]:
     file = setup.folder / "cluster.toml"
-    file.write_text(cluster_text(setup, engine, path, apart=apart))
+    file.write_text(cluster_text(setup, engine, path, apart=apart, gateways=gateways))
     return [Command("launcher" if apart else "node", (sys.executable, "-m", "supervisor", str(file)))]
 
 
@@ -109,42 +119,24 @@ def simulated_one_node(setup: Setup) -> list[Command]:
     return _commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=False)
 
 
+def two_gateways(setup: Setup) -> list[Command]:
+    """Return the command of a launcher: two processes of a gateway that share a port, and nodes with engines."""
+    return _commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=True, gateways=2)
+
+
 APIS: tuple[Api, ...] = ("chat", "responses-ws", "responses", "completions")
+
+
+def _peer(name: str, title: str, engine: Engine, commands: Callable[[Setup], list[Command]]) -> Peer:
+    return Peer(
+        name=name, title=title, engine=engine, commands=commands, apis=APIS, workers_max=16, ready_path="/ready"
+    )
+
+
 PEERS = (
-    Peer(
-        name="espalier",
-        title="Espalier, one node",
-        engine="sglang",
-        commands=one_node,
-        apis=APIS,
-        workers_max=16,
-        ready_path="/ready",
-    ),
-    Peer(
-        name="espalier-nodes",
-        title="Espalier, engines on other nodes",
-        engine="sglang",
-        commands=nodes,
-        apis=APIS,
-        workers_max=16,
-        ready_path="/ready",
-    ),
-    Peer(
-        name="espalier-simulated",
-        title="Espalier, simulated engines on other nodes",
-        engine="simulated",
-        commands=simulated,
-        apis=APIS,
-        workers_max=16,
-        ready_path="/ready",
-    ),
-    Peer(
-        name="espalier-simulated-node",
-        title="Espalier, one node, simulated engines",
-        engine="simulated",
-        commands=simulated_one_node,
-        apis=APIS,
-        workers_max=16,
-        ready_path="/ready",
-    ),
+    _peer("espalier", "Espalier, one node", "sglang", one_node),
+    _peer("espalier-nodes", "Espalier, engines on other nodes", "sglang", nodes),
+    _peer("espalier-simulated", "Espalier, simulated engines on other nodes", "simulated", simulated),
+    _peer("espalier-gateways", "Espalier, two gateway processes, simulated engines", "simulated", two_gateways),
+    _peer("espalier-simulated-node", "Espalier, one node, simulated engines", "simulated", simulated_one_node),
 )

@@ -27,12 +27,20 @@ POLL_S = 0.1
 OUTPUT_SHOWN = 3000  # characters of a log, where a server did not start
 
 
-class NotInstalled(Exception):
+class NotStarted(Exception):
+    """A server cannot be measured, and why."""
+
+
+class NotInstalled(NotStarted):
     """A server's environments are missing, and by which command they are made."""
 
 
-class NotReady(Exception):
+class NotReady(NotStarted):
     """A server did not become ready; the end of what it wrote."""
+
+
+class TooManyEngines(NotStarted):
+    """A server cannot have as many engines."""
 
 
 class PeerModels(msgspec.Struct):
@@ -171,14 +179,14 @@ def missing_environments(peer: Peer, setup: Setup) -> list[str]:
 
 @contextmanager
 def started(peer: Peer, setup: Setup, *, ready: bool = True) -> Iterator[Running]:
-    """Start a server, and end it whatever happens in the body; raises `NotInstalled` or `NotReady`.
+    """Start a server, and end it whatever happens in the body; raises `NotStarted`.
 
     Where it is not waited for until it is `ready`, the body calls `wait_ready`.
     """
     if missing := missing_environments(peer, setup):
         raise NotInstalled(f"{peer.title}: run python -m bench peers install {' '.join(missing)}")
     if setup.workers > peer.workers_max:
-        raise ValueError(f"{peer.title} has at most {peer.workers_max} engines, not {setup.workers}")
+        raise TooManyEngines(f"{peer.title} has at most {peer.workers_max} engines, not {setup.workers}")
     setup.folder.mkdir(parents=True, exist_ok=True)
     commands = peer.commands(setup)
     running = Running(peer, setup, commands)

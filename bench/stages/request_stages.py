@@ -23,6 +23,8 @@ from protocol.messages import Finished, FinishReason, Usage
 from protocol.peer import Peer
 from protocol.text_messages import Answered, ChoiceEnded
 from supervisor.gateway.http.head_checks import check_head
+from supervisor.gateway.http.plain_head import RequestHead
+from supervisor.gateway.http.syntax import HttpSyntax
 from supervisor.telemetry.logs import JsonFormatter
 from supervisor.telemetry.metrics import Metrics
 
@@ -61,8 +63,24 @@ def _read_http() -> tuple[h11.Connection, h11.Request]:
 
 
 def _check_http() -> Once:
-    _, request = _read_http()
+    _, read = _read_http()
+    request = RequestHead(read.method, read.target, read.http_version, tuple(read.headers))
     return lambda: check_head(REQUEST_HEAD, request)
+
+
+def _read_plain() -> HttpSyntax:
+    syntax = HttpSyntax(HEAD_BYTES_MAX)
+    syntax.receive_data(REQUEST_HEAD + CHAT_BODY)
+    syntax.next_event()
+    assert syntax.plain
+    assert syntax.take_body() == CHAT_BODY
+    return syntax
+
+
+def _plain_both() -> bytes:
+    """Read a plain request, and write the head and the end of its answer."""
+    syntax = _read_plain()
+    return syntax.send_head(200, STREAM_HEADERS[:1]) + syntax.send_end()
 
 
 def _http_both() -> bytes:
@@ -168,6 +186,8 @@ def _metrics() -> Once:
 def request_stages(subject: Subject) -> tuple[AnyStage, ...]:
     """Return the stages in the order in which a request passes them."""
     return (
+        Stage("read a plain request with its body", "request", lambda: _read_plain),
+        Stage("read a plain request, and write the head and the end of a stream", "request", lambda: _plain_both),
         Stage("h11 reads a request with its body", "request", lambda: _read_http),
         Stage("h11 reads a request, and writes the head and the end of a stream", "request", lambda: _http_both),
         Stage("the strict checks of a head", "request", _check_http),

@@ -21,7 +21,7 @@ from protocol.dialects.request_body import decode
 from protocol.dialects.responses.events import Events
 from protocol.dialects.responses.requests import Create, read_event
 from protocol.frames import Item, Open, Step, encode
-from protocol.messages import Finished, Tokens
+from protocol.messages import Finished, Started, Tokens
 from protocol.peer import Peer
 from protocol.streams import CREDIT_MAX
 from protocol.text_messages import Text
@@ -76,7 +76,7 @@ def _read_step(subject: Subject) -> Once:
 
 def _queue_item(subject: Subject) -> Once:
     _, server = linked()
-    tokens = Tokens(subject.ids[:1])
+    tokens = Tokens(tuple(subject.ids[:1]))
 
     def once() -> bytes:
         server.send(Item(1, codec.encode(tokens), 1))
@@ -86,8 +86,9 @@ def _queue_item(subject: Subject) -> Once:
 
 
 def _read_item(subject: Subject) -> Once:
-    (asker, _), data = linked(), encode(Item(1, codec.encode(Tokens(subject.ids[:1])), 1))
+    (asker, _), data = linked(), encode(Item(1, codec.encode(Tokens(tuple(subject.ids[:1]))), 1))
     rules = reply_rules(generate(subject.prompt_ids))
+    rules.reply(Started(), 0)
 
     def once() -> None:
         for frame in asker.receive_data(data):
@@ -101,7 +102,7 @@ async def _relay(subject: Subject, nursery: trio.Nursery) -> AsyncOnce:
     """Put a step's tokens of one stream into an answer that another is relayed to, as two actors in a row do."""
     first: Answer[Tokens, Finished] = Answer(CREDIT_MAX)
     second: Answer[Tokens, Finished] = Answer(CREDIT_MAX)
-    replies = [Tokens([token]) for token in subject.ids[:STREAMS]]
+    replies = [Tokens((token,)) for token in subject.ids[:STREAMS]]
     nursery.start_soon(first.relay, second.put)
     received: deque[Tokens] = deque(maxlen=1)
     nursery.start_soon(second.relay, received.append)
@@ -123,9 +124,22 @@ def _detokenise(subject: Subject, stops: Sequence[str] = ()) -> Once:
     return lambda: reading.feed(next(pieces))
 
 
+def _look_up(subject: Subject) -> Once:
+    reading = IncrementalDetokenizer(
+        subject.model.tokenizer, eos_ids=subject.model.eos_token_ids, whole_tokens=subject.model.whole_tokens
+    )
+    ids = cycle(subject.ids)
+
+    def once() -> Text | None:
+        token = next(ids)
+        return reading.feed_whole(token) or reading.feed([token])
+
+    return once
+
+
 def _metrics() -> Once:
-    metrics = Metrics()
-    return lambda: metrics.token_gap("tiny", 0.01, 1)
+    gaps = Metrics().token_gaps("tiny")
+    return lambda: gaps.observe(0.01)
 
 
 def _chat_chunk() -> Once:
@@ -180,6 +194,7 @@ def token_stages(subject: Subject) -> tuple[AnyStage, ...]:
         Stage("read an Item, decode and check it", "token", lambda: _read_item(subject)),
         TaskStage("relay through two answers", "token", lambda nursery: _relay(subject, nursery), STREAMS),
         Stage("detokenise", "token", lambda: _detokenise(subject)),
+        Stage("look up a token that is whole", "token", lambda: _look_up(subject)),
         Stage("detokenise with two stop strings", "token", lambda: _detokenise(subject, ("\n\nUser:", "the end"))),
         Stage("the metrics of a token", "token", _metrics),
         Stage("a chunk of a chat completion", "token", _chat_chunk),

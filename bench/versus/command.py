@@ -13,14 +13,14 @@ from bench.cost import options, trends
 from bench.cost import report as cost_report
 from bench.cost.sample import Failed, Load, Sample, measure_load
 from bench.peers.peer import Peer
-from bench.peers.running import NotInstalled, NotReady, Running, started
+from bench.peers.running import NotStarted, Running, started
 from bench.peers.table import COUNTERPARTS, OURS, SERVERS
 from bench.rig.node import short_folder
-from bench.rig.result import Figure, about, write
+from bench.rig.result import Figure, write_document
+from bench.rig.table_text import tables_text
 from bench.versus import ratios
 from bench.versus.ratios import Pair
 
-SCHEMA = "espalier.bench.versus/1"
 DESCRIPTION = """\
 Start a peer and this server with the same engine and the same flags, send them the same loads in alternation, and print
 the ratios of what they cost and of what their clients see. `python -m bench peers list` names the peers."""
@@ -49,28 +49,25 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     begun = datetime.now(UTC)
     try:
         pairs = list(measure(arguments, ours.name, shares(rounds, starts)))
-    except (Failed, NotInstalled, NotReady, ValueError) as error:
+    except (Failed, NotStarted) as error:
         print(f"bench versus: {error}", file=sys.stderr)
         return 1
     figures = ratios.tables(peer.title, ours.title, pairs)
     titled = ((peer.title, [pair.theirs for pair in pairs]), (ours.title, [pair.ours for pair in pairs]))
     warnings = dict.fromkeys(line for _, samples in titled for line in cost_report.warnings(samples))
     notes = [f"rounds: {rounds}; starts of both servers: {starts}", *warnings]
-    print("\n\n".join(map(ratios.text, figures)))
-    print("\n".join(("", *notes)))
+    print(tables_text(figures), "", *notes, sep="\n")
     if arguments.json is not None:
-        document = {
-            "schema": SCHEMA,
-            "title": f"{ours.title} beside {peer.title}",
-            **about(("versus", *words), begun),
-            "notes": notes,
-            "figures": [*figures, *(figure for title, each in titled for figure in _costs(title, each))],
-            "samples": {
-                side: [asdict(sample) for sample in samples]
-                for side, (_, samples) in zip(("theirs", "ours"), titled, strict=True)
-            },
-        }
-        write(arguments.json, document)
+        sides = zip(("theirs", "ours"), titled, strict=True)
+        write_document(
+            arguments.json,
+            ("versus", *words),
+            begun,
+            title=f"{ours.title} beside {peer.title}",
+            notes=notes,
+            figures=[*figures, *(figure for title, each in titled for figure in _costs(title, each))],
+            samples={side: [asdict(sample) for sample in samples] for side, (_, samples) in sides},
+        )
     return 0
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
 from bench.cost.options import describe
-from bench.cost.report import number
 from bench.cost.sample import Load, Sample
 from bench.rig.result import Cell, Table
-
-NUMBER_WIDTH = 8
 
 Figure = Callable[[Sample], float]
 
@@ -26,6 +22,7 @@ FIGURES: dict[str, Figure] = {
     "first token p99 ms": lambda sample: sample.ttft_p99_ms,
     "gap p50 ms": lambda sample: sample.gap_p50_ms,
     "gap p99 ms": lambda sample: sample.gap_p99_ms,
+    "gap max ms": lambda sample: sample.gap_max_ms,
     "memory MB": lambda sample: sample.outside.memory_mb,
     "peak MB": lambda sample: sample.outside.memory_max_mb,
 }
@@ -77,25 +74,3 @@ def heading(pair: Pair) -> str:
     """Return the loads of a pair in words."""
     theirs, ours = pair.theirs.load.api, pair.ours.load.api
     return describe(pair.ours.load) if theirs == ours else f"{describe(pair.ours.load)} beside {theirs}"
-
-
-def text(table: Table) -> str:
-    """Return a table as text: medians of both, and of the ratios the least, the median and the most."""
-    name_width = max(len(str(row[0])) for row in table.rows)
-    widths = (*(max(len(name), NUMBER_WIDTH) for name in table.columns[1:3]), 9, 6, 6)
-    heads = (*table.columns[1:3], "ratio min", "median", "max")
-    lines = [heads, *map(_cells, table.rows)]
-    names = ["", *(str(row[0]) for row in table.rows)]
-    rows = (
-        f"{name:<{name_width}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        for name, cells in zip(names, lines, strict=True)
-    )
-    return "\n".join((table.title, *rows))
-
-
-def _cells(row: Sequence[Cell]) -> tuple[str, ...]:
-    theirs, ours, ratios = (cell for cell in row if isinstance(cell, list))
-    medians = (number(statistics.median(theirs)), number(statistics.median(ours)))
-    if not ratios:
-        return (*medians, "", "", "")
-    return (*medians, *(f"{value:.2f}" for value in (min(ratios), statistics.median(ratios), max(ratios))))

@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from attrs import asdict, define, field, frozen
+from attrs import define, field, frozen
 
 from bench.peers import comparison
 from bench.peers.peer import Peer
@@ -59,18 +59,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def main(_parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Measure each server, and print one table; return 1 if none could be."""
-    begun = comparison.now()
-    results, notes = comparison.for_each(comparison.peers(arguments), lambda peer: measured(peer, arguments))
-    for title, findings in results.items():
-        notes += [f"{title}: {note}" for note in findings.notes]
-    return comparison.finish(
+    return comparison.compare(
         arguments,
         words,
-        begun,
+        several=comparison.peers(arguments),
+        measured=measured,
         title="The computing of engines for clients that have left",
-        figures=tables(results, arguments.limit_s),
-        notes=notes,
-        samples={title: asdict(findings) for title, findings in results.items()},
+        tables=lambda results: tables(results, arguments.limit_s),
     )
 
 

@@ -37,6 +37,7 @@ def sample(
         ttft_p99_ms=40.0,
         gap_p50_ms=6.0,
         gap_p99_ms=9.0,
+        gap_max_ms=11.0,
         client_share=0.3,
         ended=0,
         groups=dict({"node": spent(0.1)} if groups is None else groups),

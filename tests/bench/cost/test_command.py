@@ -39,6 +39,17 @@ def test_all_clients_ask_at_once_where_each_asks_once() -> None:
     assert (load.requests, load.processes) == (5, 5)
 
 
+def test_the_clients_of_a_burst_may_have_their_connections_before_it() -> None:
+    (load,) = options.loads(parsed("--clients", "5", "--requests-a-client", "1", "--warm-connections"))
+    pace = load.job("http://127.0.0.1:1", "tiny", seed=0, warmup=load.clients).pace
+    assert (pace.warm_connections, pace.warmup, pace.requests) == (True, 5, 5)
+    assert options.describe(load) == "5 clients, 128 tokens, chat, warm connections"
+
+
+def test_the_step_of_a_simulated_engine_is_chosen(tmp_path: Path) -> None:
+    assert options.setup(parsed("--step-ms", "50"), tmp_path).step_s == 0.05
+
+
 def test_a_server_can_take_its_largest_load(tmp_path: Path) -> None:
     chosen = options.setup(parsed("--clients", "16", "256", "--output-tokens", "16", "128"), tmp_path)
     assert chosen.slots == 256

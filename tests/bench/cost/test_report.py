@@ -58,15 +58,6 @@ def test_each_load_has_tables_of_its_own() -> None:
     ]
 
 
-def test_text_has_the_median_and_below_it_the_least_and_the_most() -> None:
-    several = [sample(tokens=100, groups={"node": spent(seconds)}) for seconds in (0.01, 0.03, 0.02)]
-    lines = report.text(report.tables("S", several)[0]).splitlines()
-    node = next(place for place, line in enumerate(lines) if line.startswith("node"))
-    assert lines[node].split()[:3] == ["node", "1", "200"]
-    assert lines[node + 1].split()[0] == "100-300"
-    assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
-
-
 @pytest.mark.parametrize(
     ("doubtful", "words"),
     [
@@ -81,14 +72,6 @@ def test_a_doubtful_figure_has_a_warning(doubtful: Sample, words: str) -> None:
 
 def test_three_starts_of_a_client_that_was_not_busy_have_no_warning() -> None:
     assert report.warnings([evolve(sample(), start=start) for start in range(3)]) == []
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(12345.6, "12,346"), (99.94, "99.9"), (3.14159, "3.14"), (2.0, "2"), (0.00412, "0.0041"), (0.0, "0")],
-)
-def test_a_number_is_short(value: float, text: str) -> None:
-    assert report.number(value) == text
 
 
 def test_the_document_is_one_that_a_report_reads(tmp_path: Path) -> None:

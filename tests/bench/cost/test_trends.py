@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from bench.cost import trends
 from bench.cost.sample import Load, Sample
@@ -35,6 +36,17 @@ def test_each_api_has_a_row() -> None:
     apis: tuple[Api, ...] = ("chat", "responses-ws")
     (table,) = trends.split_tables("S", [costing(tokens, api=api) for api in apis for tokens in (16, 128)])
     assert [row[0] for row in table.rows] == ["chat, 64 clients", "responses-ws, 64 clients"]
+
+
+def test_the_memory_of_a_client_is_the_growth_of_the_peak_over_the_clients_that_are_more() -> None:
+    several = [
+        sample(Load(clients=clients), groups={"node": evolve(spent(0.1), memory_max_mb=peak_mb)}, start=start)
+        for start, peaks in enumerate(((50.0, 60.0), (51.0, 71.0)))
+        for clients, peak_mb in zip((24, 1024), peaks, strict=True)
+    ]
+    (table,) = trends.memory_tables("S", several)
+    assert [list(row) for row in table.rows] == [["1024 clients, 128 tokens, chat", "node", [10.24, 20.48]]]
+    assert trends.memory_tables("S", several[:1]) == []
 
 
 def test_answers_of_one_length_and_one_number_of_clients_have_no_trend() -> None:

@@ -321,3 +321,17 @@ async def test_many_clients_at_once_get_each_their_own_answer() -> None:
             for number in range(20):
                 nursery.start_soon(append_result, records, Client(server).ask, number + 1, None, number)
     assert sorted((each.number, each.output_tokens) for each in records) == [(n, n + 1) for n in range(20)]
+
+
+async def test_pools_that_share_a_limit_connect_one_after_the_other() -> None:
+    async with scripted(whole) as server:
+        limit = trio.Semaphore(1)
+        pool = Pool(Target(url=server.url, api="chat", model="m"), parse_url(server.url, "chat"), connecting=limit)
+        await limit.acquire()
+        with trio.move_on_after(0.05) as waiting:
+            await pool.take()
+        assert (waiting.cancelled_caught, server.connections) == (True, 0)
+        limit.release()
+        connection, new = await pool.take()
+        connection.wire.close()
+        assert (new, limit.value) == (True, 1)

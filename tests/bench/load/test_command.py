@@ -70,6 +70,21 @@ async def test_a_closed_loop_sends_each_request_once_over_as_many_connections_as
     assert [m for m in messages if isinstance(m, Progress)][-1] == Progress(completed=30, tokens=90)
 
 
+async def test_clients_may_keep_the_connections_of_the_warm_up() -> None:
+    async with scripted(whole) as server:
+        messages = await worked(job(server, clients=4, requests=4, warmup=4, warm_connections=True))
+    assert server.connections == 4
+    assert [each.connect_s for each in records(messages)] == [None] * 4
+    assert messages[-1].connections == 4
+
+
+async def test_clients_that_the_warm_up_has_none_of_open_their_own_connections() -> None:
+    async with scripted(whole) as server:
+        messages = await worked(job(server, clients=3, requests=3, warmup=1, warm_connections=True))
+    assert server.connections == 3
+    assert sum(each.connect_s is None for each in records(messages)) == 1
+
+
 async def test_failures_of_the_warm_up_are_reported_and_not_counted() -> None:
     async with scripted(saying(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")) as server:
         messages = await worked(job(server, clients=2, requests=1, warmup=2))
@@ -289,6 +304,8 @@ def test_defaults_are_a_closed_loop_of_a_hundred_requests(monkeypatch: pytest.Mo
         ["--cancel-by", "event"],
         ["--running-usage", "--api", "responses"],
         ["--concurrency-max", "3"],
+        ["--warm-connections"],
+        ["--rate", "3", "--warmup", "3", "--warm-connections"],
         ["--rate", "3", "--think-s", "1"],
         ["--processes", "17"],
         ["--processes", "300", "--rate", "3"],

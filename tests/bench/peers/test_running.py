@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers.peer import ROOT, Command, Peer, Setup
-from bench.peers.running import NotInstalled, NotReady, started
+from bench.peers.running import NotInstalled, NotReady, TooManyEngines, started
 from bench.peers.table import RIVALS
 from bench.rig.node import free_port, wait_until
 from bench.rig.processes import ProcessEntry, family, process_entry, process_table
@@ -46,7 +46,7 @@ def test_a_peer_that_is_not_installed_is_refused_with_the_command_that_installs_
 
 def test_a_server_has_no_more_engines_than_it_can(tmp_path: Path) -> None:
     setup = Setup(folder=tmp_path, port=1, workers=2)
-    with pytest.raises(ValueError, match="at most 1 engines, not 2"), started(peer("true"), setup):
+    with pytest.raises(TooManyEngines, match="at most 1 engines, not 2"), started(peer("true"), setup):
         pass
 
 

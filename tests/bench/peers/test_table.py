@@ -10,6 +10,7 @@ from attrs import evolve
 from tokenizers import Tokenizer
 
 from actors.engines.sglang import boot_message
+from bench.agree.tools import OTHERS
 from bench.peers import cpu_sglang
 from bench.peers.install import LISTS, environment_names
 from bench.peers.mock_model import VOCABULARY_SIZE, mock_model
@@ -53,8 +54,9 @@ def test_each_environment_of_a_peer_has_a_list_of_pinned_packages(peer: Peer) ->
         assert all("==" in pin for pin in pins), name
 
 
-def test_every_list_belongs_to_a_peer() -> None:
-    assert {name for peer in RIVALS.values() for name in peer.environments} == set(environment_names())
+def test_every_list_belongs_to_a_peer_or_a_load_tool() -> None:
+    of_peers = {name for peer in RIVALS.values() for name in peer.environments}
+    assert of_peers | {tool.environment for tool in OTHERS.values()} == set(environment_names())
 
 
 def test_every_server_has_a_counterpart_of_ours_with_an_engine_of_the_same_kind() -> None:
@@ -74,12 +76,25 @@ def test_ours_is_described_by_a_file_without_mistakes(peer: Peer, setup: Setup) 
 
 
 @each_of_ours
+def test_ours_can_have_as_many_slots_as_there_are_streams_to_measure(peer: Peer, setup: Setup) -> None:
+    file = Path(peer.commands(evolve(setup, slots=4096))[0].words[-1])
+    cluster = read_cluster(file)
+    assert cluster.cluster.streams_max >= cluster.engine["tiny-0"].slots == 4096
+
+
+@each_of_ours
 def test_ours_has_a_node_for_each_engine_where_they_are_apart(peer: Peer, setup: Setup) -> None:
     command = peer.commands(evolve(setup, workers=3))[0]
     cluster = read_cluster(Path(command.words[-1]))
     nodes = {engine.node for engine in cluster.engine.values()}
     assert len(cluster.engine) == 3
     assert len(nodes) == (3 if command.name == "launcher" else 1)
+
+
+def test_two_gateway_processes_share_the_port(setup: Setup) -> None:
+    file = Path(OURS["espalier-gateways"].commands(setup)[0].words[-1])
+    cluster = read_cluster(file)
+    assert (cluster.processes, cluster.gateway.port) == ({"front": ("front-0", "front-1")}, setup.port)
 
 
 @pytest.mark.parametrize("name", ["espalier", "espalier-nodes"])

@@ -174,7 +174,7 @@ def test_each_node_reads_the_same_cluster_with_a_gateway_port_of_its_own(tmp_pat
     for name in target.plan.names:
         (tmp_path / name / "cluster.toml").write_text(target.file(name))
         read = read_cluster(tmp_path / name / "cluster.toml")
-        assert (read.gateway.node, read.gateway.port) == (name, target.gateway_ports[name])
+        assert (read.gateway_nodes, read.gateway.port) == ((name,), target.gateway_ports[name])
         assert read.node[FRONT].listen is None
         assert str(read.node["d"].listen) == f"127.0.0.1:{target.link_ports['d']}"
         assert str(read.node["p"].listen) == f"127.0.0.1:{target.link_ports['p'] if name == 'p' else 1234}"

@@ -34,6 +34,13 @@ def test_a_document_is_read_as_it_was_written_whatever_else_stands_in_it(tmp_pat
     assert (read.schema, read.title) == ("s/1", "T")
 
 
+def test_the_commit_and_the_load_of_the_machine_are_those_before_the_bench() -> None:
+    before = result.surroundings()
+    about = result.about((), datetime.now(UTC))
+    assert (about["versions"]["commit"], about["machine"]["load before"]) == before  # type: ignore[index]
+    assert before[0] is None or 7 <= len(before[0].removesuffix("-dirty")) <= 40
+
+
 def test_a_document_of_another_form_is_refused_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"schema": "s/1", "title": 3}')
     with pytest.raises(msgspec.ValidationError, match=r"\$\.title"):

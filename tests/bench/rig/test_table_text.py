@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from bench.rig.result import Cell, Table
-from bench.rig.table_text import table_text
+import pytest
+
+from bench.rig.result import Cell, Curve, Table
+from bench.rig.table_text import number, table_text, tables_text
+
+ROWS: tuple[tuple[Cell, ...], ...] = (
+    ("long name", 1234.5, [0.1, 0.3, 0.2], "yes"),
+    ("b", None, [2.0, 2.0], ""),
+    ("c", 7.0, [], "no"),
+)
+TABLE = Table(title="T", columns=("", "x", "s", "?"), rows=ROWS, note="N")
 
 
-def test_a_table_has_aligned_columns_and_medians_of_repeated_values() -> None:
-    rows: tuple[tuple[Cell, ...], ...] = (
-        ("long name", 1234.5, [0.1, 0.3, 0.2]),
-        ("b", None, [2.0, 2.0]),
-        ("c", "none", []),
-    )
-    text = table_text(Table(title="T", columns=("", "x", "s"), rows=rows, note="N"))
-    assert text.splitlines() == [
+def test_a_table_has_aligned_columns_and_of_repeated_values_the_median_and_the_extremes() -> None:
+    assert table_text(TABLE).splitlines() == [
         "T",
-        "           x      s",
-        "long name  1,234  0.2 (0.1 to 0.3)",
-        "b          -      2",
-        "c          none   -",
-        "N",
+        "               x          s  ?",
+        "long name  1,234       0.20  yes",
+        "                  0.10-0.30",
+        "b              -          2",
+        "c              7          -  no",
     ]
+
+
+def test_tables_are_printed_and_other_figures_are_not() -> None:
+    curve = Curve(title="C", x="x", unit="s", series={})
+    assert tables_text([TABLE, curve, TABLE]) == f"{table_text(TABLE)}\n\n{table_text(TABLE)}"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345.6, "12,346"), (99.94, "99.9"), (3.14159, "3.14"), (2.0, "2"), (0.00412, "0.0041"), (0.0, "0")],
+)
+def test_a_number_is_short(value: float, text: str) -> None:
+    assert number(value) == text

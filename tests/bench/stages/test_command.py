@@ -52,7 +52,7 @@ def test_stages_do_what_their_names_say() -> None:
     [steps] = called(named("reading and checking a Step"), 1)
     assert isinstance(steps, list)
     assert [stream for stream, _ in steps[0]] == list(range(1, 65))
-    assert called(named("relay through"), 2) == [Tokens([subject().ids[63]])] * 2
+    assert called(named("relay through"), 2) == [Tokens((subject().ids[63],))] * 2
     assert called(named("write to a socket"), 2) == [b"x" * 220] * 2
     assert called(named("a call of an actor"), 2) == [Done()] * 2
     assert called(named("admission"), 2) == [1, 1]
@@ -60,10 +60,11 @@ def test_stages_do_what_their_names_say() -> None:
     assert b"response.created" in str(events).encode()
     assert "response.incomplete" in str(events)
     assert all(b'"content":" river"' in bytes(str(chunk), "utf-8") for chunk in called(named("a chunk of"), 3))
-    [answer] = called(named("h11 reads a request, and writes"), 1)
-    assert isinstance(answer, bytes)
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert answer.endswith(b"0\r\n\r\n")
+    for words in ("h11 reads a request, and writes", "read a plain request, and write"):
+        [answer] = called(named(words), 1)
+        assert isinstance(answer, bytes)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"0\r\n\r\n")
     assert "".join(str(text.text) for text in called(named("detokenise with"), 30) if text is not None).startswith("the old oak")  # type: ignore[attr-defined]  # fmt: skip
 
 

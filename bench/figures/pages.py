@@ -1,0 +1,99 @@
+"""The tables of targets and figures as Markdown, between two marks of a page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.figures.kept import Kept, origin
+from bench.figures.targets import TARGETS, Found, Target
+from bench.rig.node import ROOT
+from bench.rig.table_text import number
+
+BEGIN, END = "<!-- figures: written by python -m bench figures -->", "<!-- end of figures -->"
+NOT_MEASURED = "not measured"
+NOTE = (
+    "A ratio is ours over the other's in one round, whose loads follow one another; the median stands before the least "
+    "and the greatest value, and decides whether a target is met."
+)
+
+
+class NoMarks(Exception):
+    """A page lacks the marks between which its figures stand."""
+
+
+def summary(kept: Mapping[str, Kept], results: str) -> str:
+    """Return the table of README.md: each target that has been measured, and where its figure comes from."""
+    measured = [(target, found) for target, found in _found(kept) if found.values]
+    missing = len(TARGETS) - len(measured)
+    rest = f"Not measured: {missing} other targets, which the page on performance names." if missing else ""
+    if not measured:
+        return rest
+    rows = [
+        _row(target.what, spread(found.values, target.unit), target.wanted, verdict(target, found))
+        for target, found in measured
+    ]
+    head = ["| what | figure | target | |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, "", f"{NOTE} {rest}".strip(), "", *_origins(kept, results)])
+
+
+def table(kept: Mapping[str, Kept], results: str) -> str:
+    """Return the table of docs/performance.md: every target, with the figures of both sides."""
+    lines = ["| what | the other | ours | ratio, or figure | target | |", "|---|---|---|---|---|---|"]
+    for target, found in _found(kept):
+        cells = (spread(found.theirs), spread(found.ours), spread(found.values, target.unit))
+        lines.append(_row(target.what, *cells, target.wanted, verdict(target, found)))
+    return "\n".join([*lines, "", NOTE, "", *_origins(kept, results)])
+
+
+def spread(values: Sequence[float], unit: str = "") -> str:
+    """Return the median of values with the least and the greatest."""
+    if not values:
+        return ""
+    middle, least, most = (number(value) for value in (statistics.median(values), min(values), max(values)))
+    # A ratio names its peer in the target.
+    unit = "" if unit.startswith(" x") else unit
+    return f"{middle}{unit}" if least == most else f"{middle}{unit} ({least} to {most})"
+
+
+def verdict(target: Target, found: Found) -> str:
+    """Return whether a target is met, or by how much it is missed."""
+    if not found.values:
+        return NOT_MEASURED
+    if target.met(found.values):
+        return "met"
+    limit = target.least if target.most is None else target.most
+    assert limit is not None
+    return f"**missed**: {number(statistics.median(found.values) / limit)} times the target"
+
+
+def replaced(text: str, figures: str) -> str:
+    """Return a page with other figures between its marks; raises `NoMarks`."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise NoMarks(f"the page needs a line {BEGIN} and behind it a line {END}")
+    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
+
+
+def pages(kept: Mapping[str, Kept], root: Path = ROOT) -> dict[Path, str]:
+    """Return the pages as they should be, by their files."""
+    texts = {
+        root / "README.md": summary(kept, "bench/results"),
+        root / "docs" / "performance.md": table(kept, "../bench/results"),
+    }
+    return {path: replaced(path.read_text(), figures) for path, figures in texts.items()}
+
+
+def _found(kept: Mapping[str, Kept]) -> list[tuple[Target, Found]]:
+    return [(each, each.find(kept[each.result]) if each.result in kept else Found(())) for each in TARGETS]
+
+
+def _origins(kept: Mapping[str, Kept], results: str) -> list[str]:
+    used = dict.fromkeys(target.result for target in TARGETS)
+    return [f"- [{name}]({results}/{name}.json): {origin(kept[name])}" for name in used if name in kept]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,238 @@
+"""The targets of what a token and a request cost, and where their figures are in the kept results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from attrs import field, frozen
+
+from bench.cost.trends import starts
+from bench.figures.kept import OURS, Kept
+from bench.versus.ratios import FIGURES, Pair
+
+SLACK = 1.05  # by which a price may rise from one number of clients to the next and count as flat
+GATEWAY_GROUP = "node front-"
+
+
+@frozen
+class Found:
+    """The values of one target; the peer's and ours where it is a ratio of the two."""
+
+    values: Sequence[float]
+    theirs: Sequence[float] = ()
+    ours: Sequence[float] = ()
+
+
+@frozen(kw_only=True)
+class Target:
+    """One row: a figure that should be at most, or at least, a limit."""
+
+    what: str
+    result: str  # the name of the file that has it
+    find: Callable[[Kept], Found]
+    most: float | None = None
+    least: float | None = None
+    unit: str = ""
+
+    @property
+    def wanted(self) -> str:
+        """The limit in words."""
+        return f"{'<=' if self.least is None else '>='} {self.least if self.most is None else self.most:g}{self.unit}"
+
+    def met(self, values: Sequence[float]) -> bool:
+        """Whether the median of the values keeps the limit."""
+        value = statistics.median(values)
+        return (self.most is None or value <= self.most) and (self.least is None or value >= self.least)
+
+
+@frozen
+class Ratio:
+    """The ratios of ours to a peer's in one load of `versus`."""
+
+    figure: str
+    api: str = field(kw_only=True)
+    clients: int = field(kw_only=True)
+    tokens: int = field(default=128, kw_only=True)
+
+    def __call__(self, kept: Kept) -> Found:
+        """Return the ratio of each round."""
+        value = FIGURES[self.figure]
+        pairs = [
+            Pair(theirs, ours) for theirs, ours in zip(*kept.sides(self.api, self.clients, self.tokens), strict=True)
+        ]
+        ratios = [ratio for pair in pairs if (ratio := pair.ratio(value)) is not None]
+        return Found(ratios, [value(pair.theirs) for pair in pairs], [value(pair.ours) for pair in pairs])
+
+
+@frozen
+class Gap:
+    """The longest gap between the tokens of a stream beyond the engine's step, in milliseconds."""
+
+    clients: int
+
+    def __call__(self, kept: Kept) -> Found:
+        """Return the gap of each start."""
+        samples = [each for each in kept.samples.get(OURS, []) if each.load.clients == self.clients]
+        return Found([each.gap_max_ms - each.gap_p50_ms for each in samples])
+
+
+@frozen
+class ClientMemory:
+    """The memory of a client in the gateway's node, in kB."""
+
+    clients: int
+
+    def __call__(self, kept: Kept) -> Found:
+        """Return the growth of the peak beyond that of the fewest clients, over the clients that are more."""
+        values = []
+        for several in starts(kept.samples.get(OURS, [])):
+            fewest = min(several, key=lambda sample: sample.load.clients)
+            for sample in several:
+                more = sample.load.clients - fewest.load.clients
+                if sample.load.clients == self.clients and more:
+                    grown_mb = sample.groups["node front"].memory_max_mb - fewest.groups["node front"].memory_max_mb
+                    values.append(1024 * grown_mb / more)
+        return Found(values)
+
+
+def steepest(kept: Kept) -> Found:
+    """Return, for each API, the greatest ratio of the price of a token to that at the next lower number of clients."""
+    values = []
+    samples = kept.samples.get(OURS, [])
+    for api in dict.fromkeys(sample.load.api for sample in samples):
+        prices: dict[int, list[float]] = {}
+        for sample in samples:
+            if sample.load.api == api:
+                prices.setdefault(sample.load.clients, []).append(1e6 * sample.outside.cpu_s / sample.tokens)
+        medians = [statistics.median(prices[clients]) for clients in sorted(prices)]
+        values += [max(after / before for before, after in pairwise(medians))]
+    return Found(values)
+
+
+def busiest_share(kept: Kept) -> Found:
+    """Return the share of the busier of two gateway processes in what both spent, over an equal share."""
+    values = []
+    for sample in kept.samples.get(OURS, []):
+        spent = [each.cpu_s for group, each in sample.groups.items() if group.startswith(GATEWAY_GROUP)]
+        if len(spent) > 1:
+            values.append(max(spent) * len(spent) / sum(spent))
+    return Found(values)
+
+
+def of_table(title: str, row: str) -> Callable[[Kept], Found]:
+    """Return a function that takes the values of one row of a document's own table."""
+
+    def find(kept: Kept) -> Found:
+        rows = {str(cells[0]): cells for cells in kept.rows(title)}
+        theirs, ours, values = (cell if isinstance(cell, list) else [] for cell in rows[row][1:4])
+        return Found(values, theirs, ours)
+
+    return find
+
+
+TOKEN, REQUEST, SPEED = "CPU us a token", "CPU us a request", "tokens/s"
+WS, CHAT = "responses-ws", "chat"
+SGLANG, DYNAMO, MOCKER = " x SGLang's server", " x Dynamo", " x Dynamo and its mocker"
+ADDED = "Through a node, and the bare engine"
+
+
+def _pair(what: str, result: str, ratio: Ratio, most: float, unit: str) -> Target:
+    return Target(what=what, result=result, find=ratio, most=most, unit=unit)
+
+
+def _mocked(tokens: int, clients: int) -> Target:
+    figure, most = (TOKEN, 0.8) if tokens > 16 else (REQUEST, 0.7)
+    what = f"{figure}, simulated engine, all processes, chat, {clients} clients, {tokens} tokens"
+    return _pair(what, "versus-dynamo-mocker", Ratio(figure, api=CHAT, clients=clients, tokens=tokens), most, MOCKER)
+
+
+def _real(api: str, clients: int, result: str, most: float, unit: str, where: str = "") -> Target:
+    what = f"{TOKEN} outside the scheduler, {clients} clients, {api}{where}"
+    return _pair(what, result, Ratio(TOKEN, api=api, clients=clients), most, unit)
+
+
+TARGETS = (
+    _real(WS, 64, "versus-sglang", 0.2, SGLANG),
+    _real(WS, 64, "versus-dynamo", 0.15, DYNAMO),
+    _real(CHAT, 64, "versus-sglang", 0.22, SGLANG),
+    _real(WS, 16, "versus-sglang-16", 0.35, SGLANG),
+    _real(CHAT, 16, "versus-sglang-16", 0.35, SGLANG),
+    _real(WS, 64, "versus-sglang-nodes", 0.3, SGLANG, ", two nodes"),
+    _real(CHAT, 64, "versus-sglang-nodes", 0.3, SGLANG, ", two nodes"),
+    *(
+        Target(
+            what=f"{SPEED}, real engine, 64 clients, {api}",
+            result=result,
+            find=Ratio(SPEED, api=api, clients=64),
+            least=least,
+            unit=unit,
+        )
+        for result, least, unit in (("versus-sglang", 1.15, SGLANG), ("versus-dynamo", 1.25, DYNAMO))
+        for api in (WS, CHAT)
+    ),
+    *(_mocked(tokens, clients) for tokens in (128, 16) for clients in (32, 256)),
+    *(
+        _pair(
+            f"{figure}, 128 clients ask at once, chat",
+            "versus-dynamo-mocker-burst",
+            Ratio(figure, api=CHAT, clients=128, tokens=16),
+            1.0,
+            MOCKER,
+        )
+        for figure in ("first token p50 ms", "first token p99 ms")
+    ),
+    Target(
+        what="added to the first token, one client, over the bare engine",
+        result="added-latency",
+        find=of_table(ADDED, "first token p50 ms, 1 client"),
+        most=2.0,
+        unit=" ms",
+    ),
+    Target(
+        what="gap p99, 64 clients, over the bare engine's",
+        result="added-latency",
+        find=of_table(ADDED, "gap p99 ms, 64 clients"),
+        most=1.2,
+        unit=" x",
+    ),
+    Target(
+        what="longest gap beyond the engine's step, 1,000 WebSocket streams at 20 tokens/s",
+        result="streams",
+        find=Gap(1000),
+        most=250.0,
+        unit=" ms",
+    ),
+    *(
+        Target(
+            what=f"memory of a WebSocket stream in the gateway's node, {clients:,} streams",
+            result="streams",
+            find=ClientMemory(clients),
+            most=60.0,
+            unit=" kB",
+        )
+        for clients in (1000, 4096)
+    ),
+    Target(
+        what="steepest rise of the CPU time a token from 1 to 8, 64, 256, 1,000 clients",
+        result="clients",
+        find=steepest,
+        most=SLACK,
+        unit=" x",
+    ),
+    Target(
+        what="two gateway processes on a port: CPU of the busier over an equal share",
+        result="gateways",
+        find=busiest_share,
+        most=1.1,
+        unit=" x",
+    ),
+    Target(
+        what="two gateway processes on a port: CPU us a request",
+        result="gateways",
+        find=Ratio(REQUEST, api=CHAT, clients=256, tokens=16),
+        most=1.05,
+        unit=" x one process",
+    ),
+)

@@ -1,0 +1,79 @@
+"""The figures of README.md and of the page on performance, and the results that they are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from attrs import asdict
+
+from bench.__main__ import main
+from bench.cost.sample import Load, Sample
+from bench.figures import kept, pages
+from bench.figures.pages import BEGIN, END, NoMarks
+from bench.figures.targets import TARGETS
+from bench.rig.result import write_document
+from tests.bench.cost.samples import sample, spent
+
+CHAT_64 = Load(api="chat", clients=64, output_tokens=128)
+
+
+def priced(us_a_token: float, load: Load = CHAT_64) -> Sample:
+    return sample(load, groups={"node": spent(us_a_token * 1000 / 1e6)})
+
+
+def versus(folder: Path, name: str, ratios: Sequence[float], load: Load = CHAT_64) -> None:
+    """Write a result of `versus` with these ratios of the price of a token, the peer's being 100 us."""
+    samples = {
+        "theirs": [asdict(priced(100.0, load))] * len(ratios),
+        "ours": [asdict(priced(100 * r, load)) for r in ratios],
+    }
+    words, begun = ("versus", "sglang", "--rounds", str(len(ratios))), datetime(2026, 11, 23, tzinfo=UTC)
+    write_document(folder / f"{name}.json", words, begun, title="T", notes=(), figures=(), samples=samples)
+
+
+def test_the_pages_have_the_figures_of_the_kept_results() -> None:
+    assert main(["figures", "--check"]) == 0
+
+
+def test_a_page_that_differs_is_named_and_then_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "docs").mkdir()
+    for page in ("README.md", "docs/performance.md"):
+        (tmp_path / page).write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    versus(tmp_path, "versus-sglang", [0.20, 0.21, 0.30])
+    words = ["figures", "--results", str(tmp_path), "--root", str(tmp_path)]
+    assert main([*words, "--check"]) == 1
+    assert f"{tmp_path / 'README.md'} differs" in capsys.readouterr().err
+    assert main(words) == 0
+    assert main([*words, "--check"]) == 0
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith(f"before\n{BEGIN}\n\n| what |")
+    assert text.endswith(f"{END}\nafter\n")
+    row = "| CPU us a token outside the scheduler, 64 clients, chat | 0.21 (0.20 to 0.30) | <= 0.22 x SGLang's server | met |"
+    assert row in text.splitlines()
+    assert f"Not measured: {len(TARGETS) - 2} other targets" in text
+    (origin,) = (line for line in text.splitlines() if line.startswith("- [versus-sglang](bench/results/"))
+    assert "2026-11-23" in origin
+    assert ", load " in origin
+    assert "`python -m bench versus sglang --rounds 3`" in origin
+    full = (tmp_path / "docs" / "performance.md").read_text()
+    assert "| 100 | 21 (20 to 30) | 0.21 (0.20 to 0.30) | <= 0.22 x SGLang's server | met |" in full
+    assert full.count(pages.NOT_MEASURED) == len(TARGETS) - 2
+
+
+def test_a_missed_target_says_by_how_much(tmp_path: Path) -> None:
+    versus(tmp_path, "versus-sglang", [0.40, 0.44, 0.50])
+    text = pages.summary(kept.read_all(tmp_path), "bench/results")
+    assert "| 0.44 (0.40 to 0.50) | <= 0.22 x SGLang's server | **missed**: 2 times the target |" in text
+    assert "| 1 | >= 1.15 x SGLang's server | **missed**: 0.87 times the target |" in text
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NoMarks):
+        pages.replaced("no marks", "figures")
+    (tmp_path / "README.md").touch()
+    with pytest.raises(SystemExit):
+        main(["figures", "--results", str(tmp_path), "--root", str(tmp_path)])
+    assert BEGIN in capsys.readouterr().err
