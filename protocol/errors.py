@@ -29,6 +29,7 @@ class RequestError(EspalierError):
     fault: ClassVar[Fault] = "server"
     http_status: ClassVar[int] = 500
     close_code: ClassVar[int | None] = None  # set where the error ends a WebSocket connection
+    of_gateway: ClassVar[bool] = False  # only a gateway says it, to its own client: it crosses no link
     retry_after_s: int | None = None  # None: not worth retrying; an instance may override it
 
     def __init__(self, detail: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
@@ -69,24 +70,28 @@ class PreviousResponseNotFound(BadRequest):
     """The response to continue is not in this connection's memory; send the whole conversation."""
 
     code = "previous_response_not_found"
+    of_gateway = True
 
 
 class StreamLimitReached(BadRequest):
     """The connection has as many lanes as it may; use one of them, or open another connection."""
 
     code = "websocket_stream_limit_reached"
+    of_gateway = True
 
 
 class InvalidStreamId(BadRequest):
     """The `stream_id` is not a valid name of a lane; send 1 to 256 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
 
     code = "invalid_stream_id"
+    of_gateway = True
 
 
 class ConnectionExpired(BadRequest):
     """The connection has reached its maximum age; open a new one."""
 
     code = "websocket_connection_limit_reached"
+    of_gateway = True
     close_code = 1000
 
 
@@ -100,6 +105,7 @@ class Unauthorized(RequestError):
     """The request has no key that this server accepts; send `Authorization: Bearer KEY`."""
 
     code = "invalid_api_key"
+    of_gateway = True
     fault = "client"
     http_status = 401
     close_code = 1008
@@ -109,6 +115,7 @@ class Forbidden(RequestError):
     """The `Host` is not a name of this server, or the `Origin` or the key may not do this; ask the operator."""
 
     code = "forbidden"
+    of_gateway = True
     fault = "client"
     http_status = 403
     close_code = 1008
@@ -118,6 +125,7 @@ class NotFound(RequestError):
     """There is nothing at this path; `GET /openapi.json` lists all paths."""
 
     code = "not_found"
+    of_gateway = True
     fault = "client"
     http_status = 404
 
@@ -132,6 +140,7 @@ class MethodNotAllowed(RequestError):
     """The path exists, but not for this method; the header `allow` lists its methods."""
 
     code = "method_not_allowed"
+    of_gateway = True
     fault = "client"
     http_status = 405
 
@@ -149,6 +158,7 @@ class UpgradeRequired(RequestError):
     """A `GET` of this path opens a WebSocket; connect as one, or send a `POST`."""
 
     code = "upgrade_required"
+    of_gateway = True
     fault = "client"
     http_status = 426
 
@@ -157,6 +167,7 @@ class SlowClient(RequestError):
     """The client reads too slowly, and its backlog is full; read faster, or request less at once."""
 
     code = "slow_client"
+    of_gateway = True
     fault = "client"
     http_status = 408
     close_code = 1013
@@ -166,6 +177,7 @@ class RateLimited(RequestError):
     """The key has made more requests than its rate allows; try again later."""
 
     code = "rate_limit_exceeded"
+    of_gateway = True
     fault = "client"
     http_status = 429
     retry_after_s = 1
@@ -175,6 +187,7 @@ class ConcurrencyLimited(RequestError):
     """The key has as many open requests or connections as it may; end one, or wait until one has ended."""
 
     code = "concurrency_limit_exceeded"
+    of_gateway = True
     fault = "client"
     http_status = 429
     retry_after_s = 1
@@ -184,6 +197,7 @@ class UnsupportedMediaType(RequestError):
     """The body is not JSON, or it is compressed; send uncompressed `content-type: application/json`."""
 
     code = "unsupported_media_type"
+    of_gateway = True
     fault = "client"
     http_status = 415
 

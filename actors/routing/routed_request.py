@@ -44,7 +44,6 @@ class RoutedRequest:
     _asking: trio.CancelScope = field(factory=trio.CancelScope)
     _asked_before: bool = False  # an earlier worker may still hold something under its id
     _sent: list[int] = field(factory=list)
-    _sent_before: int = 0  # tokens sent before the current attempt
     _first_route: Route | None = None  # of the first attempt that began to answer
     _cached: int | None = None  # tokens of the prompt found in the cache; of a pair, by its prefill
     _failover: Failover = field(init=False)
@@ -99,7 +98,7 @@ class RoutedRequest:
             with trio.CancelScope() as self._asking:
                 finished = await self._ask(self.route)
                 if not self._moving:
-                    return self._total(finished)
+                    return self._finished(finished.reason, finished.matched)
         except RequestError as error:
             lost = error
         finally:
@@ -129,7 +128,6 @@ class RoutedRequest:
 
     async def _ask(self, route: Route) -> Finished:
         """Ask the worker, or both legs at once: the failure of either ends the other in the same turn."""
-        self._sent_before = len(self._sent)
         if self._first_route is None:
             self._cached, self._failover.weights = None, self.routing.pool.weights()
         try:
@@ -168,7 +166,8 @@ class RoutedRequest:
             if self._first_route is None:
                 self._first_route = route
                 self._failover.blame_refusing()
-                self._cached = reply.cached_tokens if self._cached is None else self._cached
+                if self._cached is None:
+                    self._cached = self._cached_tokens(reply)
                 self.answer.put(Started(self._cached), 0)
 
         def record(ids: Sequence[int], _: float) -> None:
@@ -185,7 +184,7 @@ class RoutedRequest:
                 route.begun()
                 prefill.begun(request.id)
                 if self._first_route is None or self._first_route is route:
-                    self._cached = reply.cached_tokens
+                    self._cached = self._cached_tokens(reply)
 
         async with self._leg(route, prefill, request) as replies:
             await replies.relay(note)
@@ -241,12 +240,13 @@ class RoutedRequest:
             return None
         stops = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *self.routing.ends)
         if sent[-1] in stops and len(sent) > sampling.tokens_min:
-            return self._finished(FinishReason.STOP, sent[-1], len(sent))
-        return self._finished(FinishReason.LENGTH, None, len(sent)) if len(sent) >= sampling.tokens_max else None
+            return self._finished(FinishReason.STOP, sent[-1])
+        return self._finished(FinishReason.LENGTH, None) if len(sent) >= sampling.tokens_max else None
 
-    def _total(self, finished: Finished) -> Finished:
-        """Return the result of the last attempt with the tokens of all of them."""
-        return self._finished(finished.reason, finished.matched, self._sent_before + finished.usage.completion_tokens)
+    def _cached_tokens(self, started: Started) -> int:
+        """Return the cached tokens that a worker counts, at most as many as the prompt has."""
+        return min(started.cached_tokens, len(self.request.tokens))
 
-    def _finished(self, reason: FinishReason, matched: str | int | None, completion_tokens: int) -> Finished:
-        return Finished(reason, Usage(len(self.request.tokens), completion_tokens, self._cached or 0), matched)
+    def _finished(self, reason: FinishReason, matched: str | int | None) -> Finished:
+        """Return the result, with the tokens of all attempts as they came through here: no worker's count is used."""
+        return Finished(reason, Usage(len(self.request.tokens), len(self._sent), self._cached or 0), matched)

@@ -14,7 +14,7 @@ from attrs import define
 
 from protocol import codec
 from protocol.cluster import COUNT_MAX
-from protocol.errors import ActorLost, AskerLeft, PeerViolation, RequestError, TooLarge, from_code
+from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, PeerViolation, RequestError, TooLarge, from_code
 from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Step
 from protocol.kind import Message
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -24,6 +24,7 @@ BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
 TOKEN_IDS = 2**31  # ids from 0 to below this
 FREE_REPLIES_MAX = 4096  # to one request: replies that take no credit
 DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 4096, 256  # of an error of another node, which a client gets
+MATCHED_CHARACTERS_MAX = 256  # of what ended an answer, which a client gets
 
 
 @define(eq=False)
@@ -35,6 +36,7 @@ class ReplyRules:
     first: type[object] | None  # it comes once, before all others and before the result
     takes_tokens: bool  # `Tokens` are among them
     likeliest_max: int | None = None  # of each token, that were asked for; None: without log probabilities
+    tokens_max: int = COUNT_MAX  # of the answer
     free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
     begun: bool = False  # `first` has come, or there is none
 
@@ -63,10 +65,7 @@ class ReplyRules:
         if not self.begun:
             raise PeerViolation(f"a {type(result).__name__} ends an answer that has not begun")
         if isinstance(result, Finished):
-            usage = result.usage
-            counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-            if min(counts) < 0 or max(counts) > COUNT_MAX:
-                raise PeerViolation("a usage that cannot be")
+            self._check_end(result)
 
     def check_gathered(self, stream: int) -> None:
         """Raise `PeerViolation` if no tokens without log probabilities may answer the request on `stream` now."""
@@ -75,6 +74,16 @@ class ReplyRules:
         if not self.begun or self.likeliest_max is not None:
             why = "before its answer has begun" if not self.begun else "without their log probabilities"
             raise PeerViolation(f"tokens on stream {stream} {why}")
+
+    def _check_end(self, finished: Finished) -> None:
+        usage, matched = finished.usage, finished.matched
+        counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        if min(counts) < 0 or max(counts) > COUNT_MAX or usage.completion_tokens > self.tokens_max:
+            raise PeerViolation("a usage that cannot be")
+        if isinstance(matched, str) and len(matched) > MATCHED_CHARACTERS_MAX:
+            raise PeerViolation(f"an answer was ended by a text of {len(matched)} characters")
+        if isinstance(matched, int) and not 0 <= matched < TOKEN_IDS:
+            raise PeerViolation("an answer was ended by a token id that cannot be")
 
     def _is_possible(self, tokens: Tokens) -> bool:
         ids = tokens.ids
@@ -103,8 +112,10 @@ def reply_rules(request: Message) -> ReplyRules:
     """Return the rules of the answer to a request; raises `TypeError` for a message that is no request."""
     row = codec.request_row(request)
     assert row.result is not None
-    likeliest_max = request.logprobs if isinstance(request, Generate) else None
-    return ReplyRules(row.replies, row.result, row.first, issubclass(Tokens, row.replies), likeliest_max)
+    rules = ReplyRules(row.replies, row.result, row.first, issubclass(Tokens, row.replies))
+    if isinstance(request, Generate):
+        rules.likeliest_max, rules.tokens_max = request.logprobs, request.sampling.tokens_max
+    return rules
 
 
 def encode_body(message: Message) -> bytes:
@@ -127,8 +138,14 @@ def fail_frame(stream: int, error: RequestError) -> Fail:
 
 
 def request_error(fail: Fail, *, asker_left: bool) -> RequestError:
-    """Return the error that a `Fail` carries; `ActorLost` if it says that the asker has left and that is not so."""
+    """Return the error that a `Fail` carries.
+
+    It is `ActorLost` if the `Fail` says that the asker has left and that is not so, or what only a gateway may say: a
+    client whose key is right must not hear from a worker that it is wrong.
+    """
     if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")
+    if ERRORS_BY_CODE.get(fail.code, RequestError).of_gateway:
+        return ActorLost(f"the answer was ended with {fail.code}, which only a gateway may say")
     param = None if fail.param is None else fail.param[:PARAM_CHARACTERS_MAX]
     return from_code(fail.code, fail.detail[:DETAIL_CHARACTERS_MAX], param)

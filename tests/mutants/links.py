@@ -155,6 +155,9 @@ BUGS: Bugs = {
         Bug("an answer may end before it has begun", "if not self.begun:\n", "if False:\n"),
         Bug("any number of likeliest tokens may come", "len(each.top) > self.likeliest_max", "False"),
         Bug("log probabilities may be left out", "len(tokens.logprobs) != len(ids) or ", ""),
+        Bug("another node may count any number of tokens", " or usage.completion_tokens > self.tokens_max:", ":"),
+        Bug("what ended an answer may be any text", "len(matched) > MATCHED_CHARACTERS_MAX", "False"),
+        Bug("another node may say what only a gateway may", "RequestError).of_gateway:", "RequestError) is None:"),
     ),
     "protocol/peer.py": (
         Bug("a Step overtakes an attachment", "takes_steps and not self.served.owing", "takes_steps"),

@@ -34,14 +34,14 @@ BUGS: Bugs = {
         Bug("a resume does not say what was said", "said=self.request.said + len(sent),", "said=self.request.said,"),
         Bug("a resume goes by the id of the first try", "id=self.routing.new_id())", "id=self.request.id)"),
         Bug(
-            "usage counts what a lost worker said twice",
-            "self._sent_before + finished.usage.completion_tokens)",
-            "2 * self._sent_before + finished.usage.completion_tokens)",
+            "a worker's count of its tokens is believed",
+            "return self._finished(finished.reason, finished.matched)",
+            "return finished",
         ),
         Bug(
-            "usage forgets what a lost worker said",
-            "self._sent_before + finished.usage.completion_tokens)",
-            "finished.usage.completion_tokens)",
+            "a worker's count of cached tokens is believed",
+            "min(started.cached_tokens, ",
+            "max(started.cached_tokens, ",
         ),
         Bug(
             "a resumed answer says what its second prefill had cached",

@@ -55,6 +55,7 @@ class Play:
     cached: int = 0
     length: int = 1000
     at_once: bool = False  # the error comes with the last of the tokens, in the same turn
+    usage: Usage | None = None  # that it claims in the end; None: the truth
 
 
 @define(eq=False)
@@ -125,7 +126,7 @@ class Fake:
                 if play.error is not None and play.tokens == number and play.at_once:
                     answer.fail(play.error)
                 elif stops or number == most:
-                    usage = Usage(len(request.tokens), number, play.cached)
+                    usage = play.usage or Usage(len(request.tokens), number, play.cached)
                     reason = FinishReason.STOP if stops else FinishReason.LENGTH
                     answer.end(Finished(reason, usage, token if stops else None))
                 if answer.over.is_set():

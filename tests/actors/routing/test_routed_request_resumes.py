@@ -15,7 +15,7 @@ from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
-from protocol.messages import Generate, Grammar, GrammarKind, Tokens, Usage
+from protocol.messages import Generate, Grammar, GrammarKind, Started, Tokens, Usage
 from protocol.text_messages import Text
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 
@@ -28,6 +28,23 @@ async def test_the_cached_tokens_are_those_of_the_first_prefill_though_the_secon
         got = await ask(rig, generate())
         assert len(rig.worker("p").asked) == 2
         assert got.finished.usage == Usage(4, 6, 3)
+
+
+@pytest.mark.parametrize("claimed", [Usage(0, 0), Usage(2**50, 2**50, 2**50)], ids=str)
+async def test_tokens_are_counted_here_whatever_a_worker_claims(claimed: Usage, autojump_clock: MockClock) -> None:
+    async with routed(Fake("a", [Play(LinkLost("gone"), 2)], otherwise=Play(usage=claimed))) as rig:
+        assert (await ask(rig, generate())).finished.usage == Usage(4, 6)
+
+
+async def test_a_worker_that_claims_more_cached_tokens_than_the_prompt_has_is_not_believed(
+    autojump_clock: MockClock,
+) -> None:
+    too_many = Play(cached=2**50)
+    async with routed(Fake("a", otherwise=too_many)) as rig:
+        got = await ask(rig, generate())
+        assert (got.replies[0], got.finished.usage) == (Started(4), Usage(4, 6, 4))
+    async with routed(*pair(prefill=[too_many])) as rig:
+        assert (await ask(rig, generate())).finished.usage == Usage(4, 6, 4)
 
 
 async def test_a_pair_without_a_rendezvous_leaves_no_reservation(autojump_clock: MockClock) -> None:

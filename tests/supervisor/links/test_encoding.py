@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 
 from protocol import codec
-from protocol.errors import ActorLost, AskerLeft, BadRequest, PeerViolation
+from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
 from protocol.frames import Fail
 from protocol.kind import Message
-from protocol.messages import Done, Generate
+from protocol.messages import Done, Finished, FinishReason, Generate, Started, Usage
 from supervisor.engines.kinds import read_cluster
-from supervisor.links.encoding import DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX, reply_rules, request_error
+from supervisor.links.encoding import (
+    DETAIL_CHARACTERS_MAX,
+    MATCHED_CHARACTERS_MAX,
+    PARAM_CHARACTERS_MAX,
+    TOKEN_IDS,
+    reply_rules,
+    request_error,
+)
 from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import generate
 from tests.supervisor.config.test_load import GOOD, Written, mistakes
@@ -109,3 +116,46 @@ def test_b18_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable()
 def test_the_error_of_another_node_reaches_a_client_at_a_limited_length() -> None:
     error = request_error(Fail(1, BadRequest.code, "x" * 100_000, "y" * 100_000), asker_left=False)
     assert (len(error.detail), error.param) == (DETAIL_CHARACTERS_MAX, "y" * PARAM_CHARACTERS_MAX)
+
+
+BY_GATEWAY = {  # about a client's own key, connection, path or body, which no worker knows
+    *("invalid_api_key", "forbidden", "rate_limit_exceeded", "concurrency_limit_exceeded", "slow_client"),
+    *("not_found", "model_not_found", "method_not_allowed", "upgrade_required", "unsupported_media_type"),
+    *("previous_response_not_found", "invalid_stream_id"),
+    *("websocket_stream_limit_reached", "websocket_connection_limit_reached"),
+}
+
+
+@pytest.mark.parametrize("code", ERRORS_BY_CODE)
+def test_what_only_a_gateway_may_say_comes_from_no_other_node(code: str) -> None:
+    error: RequestError = request_error(Fail(1, code, "the key is wrong", "key"), asker_left=True)
+    if code in BY_GATEWAY:
+        assert isinstance(error, ActorLost), "a request goes on elsewhere"
+        assert (error.param, "the key is wrong" in error.detail) == (None, False)
+    else:
+        assert (error.code, error.param) == (code, "key")
+
+
+@pytest.mark.parametrize(
+    ("result", "wrong"),
+    [
+        (Finished(FinishReason.LENGTH, Usage(3, 4)), None),
+        (Finished(FinishReason.LENGTH, Usage(3, 5)), "a usage"),
+        (Finished(FinishReason.LENGTH, Usage(3, 2**50)), "a usage"),
+        (Finished(FinishReason.LENGTH, Usage(3, 4, -1)), "a usage"),
+        (Finished(FinishReason.STOP, Usage(3, 4), "x" * MATCHED_CHARACTERS_MAX), None),
+        (Finished(FinishReason.STOP, Usage(3, 4), "x" * (MATCHED_CHARACTERS_MAX + 1)), "a text of 257 characters"),
+        (Finished(FinishReason.STOP, Usage(3, 4), TOKEN_IDS - 1), None),
+        (Finished(FinishReason.STOP, Usage(3, 4), TOKEN_IDS), "a token id"),
+        (Finished(FinishReason.STOP, Usage(3, 4), -1), "a token id"),
+    ],
+    ids=repr,
+)
+def test_a_result_says_nothing_that_cannot_be_of_its_request(result: Finished, wrong: str | None) -> None:
+    rules = reply_rules(generate(tokens_max=4))
+    rules.reply(Started(), 0)
+    if wrong is None:
+        rules.end(result)
+    else:
+        with pytest.raises(PeerViolation, match=wrong):
+            rules.end(result)
