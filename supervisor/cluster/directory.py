@@ -160,8 +160,7 @@ class Directory:
         (self._subscribers.add if state.routes and record.link is not None else self._subscribers.discard)(node)
         record.merge(state)
         self._update_offers()
-        for neighbour in state.neighbours:
-            self.records.merge_neighbour(neighbour, from_itself=neighbour.name == node)
+        self.records.merge_neighbours(node, state.neighbours)
         self.notify()  # first: what was derived before lacks a worker that has come up
         self.reroute_queued()
 

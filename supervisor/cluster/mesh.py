@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 OPERATORS_MAX = 16  # at a time: people are one or two, and a program can try again
 OPERATOR_STREAMS_MAX = 4
+RUMOUR_DIALS_MAX = 16  # at a time, to nodes that only others have named: a name may be a lie, and a dial takes seconds
 FORGETS_S = FORGET_S / 10  # between two searches for nodes to forget
 
 
@@ -57,6 +58,25 @@ class MeshStatistics:
     dialed: frozenset[str]  # the nodes to which this one has dialed the link
     unauthenticated: int  # connections that have not proved a name yet
     operators: int
+
+
+@define(eq=False)
+class _DialTurn:
+    """The turn of one task among those that dial nodes which only others have named, up to the end of the greeting."""
+
+    dials: trio.Semaphore
+    has_begun: bool = False
+
+    async def begin(self) -> None:
+        """Wait until few enough of them dial."""
+        await self.dials.acquire()
+        self.has_begun = True
+
+    def end(self) -> None:
+        """Let the next one dial; without effect on a turn that has not begun."""
+        if self.has_begun:
+            self.has_begun = False
+            self.dials.release()
 
 
 @define(eq=False)
@@ -86,6 +106,7 @@ class Mesh:
     _dialing: set[str] = field(factory=set)  # the nodes for which a task runs that dials them
     _unauthenticated: UnauthenticatedConnections[trio.SocketStream] = field(factory=UnauthenticatedConnections)
     _operators: int = 0
+    _rumour_dials: trio.Semaphore = field(factory=lambda: trio.Semaphore(RUMOUR_DIALS_MAX))
 
     @carried.default
     def _new_carried(self) -> CarriedLinks:
@@ -136,11 +157,12 @@ class Mesh:
 
     async def keep_linked(self, name: str | None, join: Endpoint | None) -> None:
         """Dial a node, or an address to join at, whenever there is no link to it, with a wait that grows."""
-        peer, failures, greeted_at = name, 0, inf
+        peer, failures, greeted_at, turn = name, 0, inf, _DialTurn(self._rumour_dials)
 
         async def handle(transport: websocket.WebSocketTransport) -> None:
             nonlocal peer, greeted_at
             (peer, incarnation), greeted_at = await self.greet("dials", name, transport), trio.current_time()
+            turn.end()
             if peer.startswith(OPERATOR_PREFIX):
                 raise PeerRefused(f"{endpoint} greets as an operator, who is no node")
             if peer not in self.carried.dialed or self.carried.name_conflict(peer, incarnation) is not None:
@@ -153,16 +175,28 @@ class Mesh:
                 return
             section = self.section  # a reload replaces it
             failures, greeted_at = failures + 1, inf
-            try:
-                await self.dial(endpoint, self.tls.dials if self.tls else None, section.handshake_s, handle)
-            except ActorError as error:
-                self.node_log.failed(name or str(endpoint), error)
-            except Exception:
-                log.exception("a bug ended a link")
+            await self._dial_once(name, endpoint, turn, handle)
             if trio.current_time() - greeted_at > section.silent_s:  # the link was a good one
                 failures = 1
             backoff = Backoff(min_s=section.retry_min_s, max_s=section.retry_max_s, jitter=1.0)
             await trio.sleep(backoff.wait_s(failures, self.chance.random()))
+
+    async def _dial_once(
+        self, name: str | None, endpoint: Endpoint, turn: _DialTurn, handle: websocket.ConnectionHandler
+    ) -> None:
+        """Dial, and log why the link has ended. A node that only others have named is dialed when it is its turn."""
+        try:
+            if name is not None and self.directory.records.is_rumour(name):
+                await turn.begin()
+                if self.directory.node(name).link is not None:  # it has dialed meanwhile
+                    return
+            await self.dial(endpoint, self.tls.dials if self.tls else None, self.section.handshake_s, handle)
+        except ActorError as error:
+            self.node_log.failed(name or str(endpoint), error)
+        except Exception:
+            log.exception("a bug ended a link")
+        finally:
+            turn.end()
 
     def _endpoint(self, name: str | None) -> Endpoint | None:
         address = self.directory.node(name or "").address

@@ -1,12 +1,14 @@
 """The other nodes as the directory records them: the latest state of each, its workers, its link and its address.
 
 A node is learned of from cluster.toml, by a link to it, or from what a third node announces. The last of these may be
-wrong: such an address never replaces what cluster.toml or the node itself says, and such nodes have a limit.
+wrong: such an address never replaces what cluster.toml or the node itself says, and the number of such nodes is
+limited, in all and of each node that names them: one that lies must not keep out what the others say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 
 import trio
 from attrs import Factory, define, evolve, frozen
@@ -15,8 +17,13 @@ from protocol.cluster import NEIGHBOURS_MAX, Neighbour, NodeState, Offer
 from supervisor.cluster.workers import RemoteWorker, SiblingDirectory
 from supervisor.links.link import Link
 
+log = logging.getLogger(__name__)
+
 NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
-UNCONFIRMED_MAX = 256  # nodes that others have named and to which there has never been a link
+UNCONFIRMED_MAX = 256  # nodes that others have named and to which there is no link
+# Of these, the nodes that one node alone has named and to which there has never been a link. A node that joins a larger
+# cluster learns of the rest from those that it then has links to, since each of them names all nodes.
+UNCONFIRMED_BY_NODE_MAX = 64
 FORGET_S = 600.0  # after which a node is removed that neither cluster.toml nor any node with a link names
 
 
@@ -43,6 +50,8 @@ class NodeRecord:
     address: str | None = None
     is_configured: bool = False  # it stands in cluster.toml
     address_is_configured: bool = False
+    named_by: str | None = None  # the node that has named it first, None once there was a link to it
+    left_out: bool = False  # some of the nodes that it names are not recorded, which has been logged
     unnamed_since: float | None = None  # as `NodeRecords.forget` has found, on Trio's clock
     expected: dict[str, Offer] = Factory(dict)  # the workers that cluster.toml gives it
     routes: bool = False
@@ -62,12 +71,13 @@ class NodeRecord:
     def connect(self, link: Link) -> None:
         """Let its workers be asked over this link, and over no other."""
         self.link = link
+        self.named_by = None
         for worker in self.workers.values():
             worker.link = link
 
     def disconnect(self) -> None:
         """Keep the workers of cluster.toml as workers that cannot be asked, and remove all others."""
-        self.link = None
+        self.link, self.left_out = None, False
         offers = []
         for name, offer in self.expected.items():
             engine = self.workers[name].offer.engine if name in self.workers else None
@@ -124,20 +134,43 @@ class NodeRecords:
         """Whether one more node can be recorded: others would not accept a longer list of neighbours."""
         return node in self._records or len(self._records) < NODES_MAX
 
-    def merge_neighbour(self, neighbour: Neighbour, *, from_itself: bool) -> None:
+    def is_rumour(self, node: str) -> bool:
+        """Whether only another node has named a node: there has never been a link to it, and it is not configured."""
+        record = self._records.get(node)
+        return record is not None and record.named_by is not None and not record.is_configured
+
+    def merge_neighbours(self, node: str, neighbours: Sequence[Neighbour]) -> None:
+        """Record the nodes that a node names, and log once if there are more than it may add."""
+        unconfirmed = [record for record in self if record.link is None and not record.is_configured]
+        room = min(
+            NODES_MAX - len(self._records),
+            UNCONFIRMED_MAX - len(unconfirmed),
+            UNCONFIRMED_BY_NODE_MAX - sum(record.named_by == node for record in unconfirmed),
+        )
+        left_out = 0
+        for neighbour in neighbours:
+            if neighbour.name == self.own_name or neighbour.address is None:
+                continue
+            if neighbour.name not in self._records:
+                if room <= 0:
+                    left_out += 1
+                    continue
+                room -= 1
+                self.add(neighbour.name).named_by = node
+            self._merge_address(self._records[neighbour.name], neighbour, from_itself=neighbour.name == node)
+        named = self.add(node)
+        if left_out and not named.left_out:
+            reason = f"{left_out} of {len(neighbours)} have no link to here and are too many"
+            log.info("nodes that a node names are not dialed", extra={"peer": node, "reason": reason})
+        named.left_out = left_out > 0
+
+    def _merge_address(self, record: NodeRecord, neighbour: Neighbour, *, from_itself: bool) -> None:
         """Record where a node listens: cluster.toml decides, then the node itself; no other node replaces an address.
 
         Otherwise two nodes that disagree could keep each other announcing for ever.
         """
-        name, address = neighbour.name, neighbour.address
-        if name == self.own_name or address is None or not self.has_room_for(name):
-            return
-        unconfirmed = (record for record in self if record.link is None and not record.is_configured)
-        if name not in self._records and sum(1 for _ in unconfirmed) >= UNCONFIRMED_MAX:
-            return
-        record = self.add(name)
         if not record.address_is_configured and (from_itself or record.address is None):
-            record.address = address
+            record.address = neighbour.address
         if record.link is None:
             record.routes = neighbour.routes
 

@@ -216,7 +216,10 @@ class Link:
                 if self._ended is not None:
                     return
                 handlers[type(frame)](frame)
-                handled += len(frame.tokens) if type(frame) is Step else 1
+                if type(frame) is Step:
+                    handled += len(frame.tokens)
+                else:
+                    handled += FRAMES_A_TURN if type(frame) is Announce else 1  # one may take 20 ms to merge
                 if handled >= FRAMES_A_TURN:
                     handled = 0
                     await trio.lowlevel.checkpoint()

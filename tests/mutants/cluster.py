@@ -21,6 +21,12 @@ BUGS: Bugs = {
     ),
     "supervisor/cluster/mesh.py": (
         Bug("two nodes dial each other", "(dials_all or self.name < name)", "True"),
+        Bug("nodes that only others name are dialed all at once", "await turn.begin()", "await trio.sleep(0)"),
+        Bug(
+            "a node that has greeted keeps its turn to be dialed",
+            "            turn.end()\n            if peer",
+            "            if peer",
+        ),
         Bug(
             "an operator may ask engines",
             "for key, service in self.services.items() if not key[0]",
@@ -85,6 +91,12 @@ BUGS: Bugs = {
         ),
         Bug("a node that drains is still chosen", "link.stalled or self.state.draining)", "link.stalled)"),
         Bug("a node keeps workers that it announces no more", "del self.workers[name]", "pass"),
+        Bug(
+            "one node may name all nodes that are dialed",
+            "            UNCONFIRMED_BY_NODE_MAX - sum(",
+            "            10**6 - sum(",
+        ),
+        Bug("a node that has a link still counts as a rumour", "        self.named_by = None\n", ""),
     ),
     "supervisor/cluster/workers.py": (
         Bug(

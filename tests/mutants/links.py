@@ -99,6 +99,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/links/link.py": (
+        Bug("many announcements are merged in one turn", "FRAMES_A_TURN if type(frame) is Announce else 1", "1"),
         Bug("Hello does not wake requests that came before it", "        self._asking.wake()\n", ""),
         Bug(
             "a link ends when the calls that it serves have been released",

@@ -15,8 +15,9 @@ from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
 from protocol.greeting import Incarnation
 from supervisor.cluster.carried_links import CarriedLinks
-from supervisor.cluster.mesh import FORGETS_S, Mesh
-from supervisor.cluster.node_records import FORGET_S
+from supervisor.cluster.mesh import FORGETS_S, RUMOUR_DIALS_MAX, Mesh
+from supervisor.cluster.node_records import FORGET_S, UNCONFIRMED_BY_NODE_MAX
+from supervisor.links.endpoint import Endpoint
 from tests.rig.nodes import QUICK, Node
 
 
@@ -90,3 +91,62 @@ async def test_a_node_that_is_a_rumour_is_dialed_for_a_while_and_again_when_it_i
     a.directory.merge_state("gone", rumour)
     await trio.sleep(1)
     assert tries[-1] > 3 * FORGET_S
+
+
+async def test_a_node_that_names_thousands_makes_others_dial_a_few_at_a_time_and_none_that_is_configured_waits(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    dialing, most, dialed = 0, 0, []
+
+    async def hang(endpoint: Endpoint, _: object, within_s: float, __: object) -> NoReturn:
+        nonlocal dialing, most
+        dialed.append((endpoint.host, trio.current_time()))
+        rumoured = endpoint.host != "configured"
+        dialing += rumoured
+        most = max(most, dialing)
+        try:
+            await trio.sleep(within_s)
+        finally:
+            dialing -= rumoured
+        raise PeerLost("nobody there")
+
+    a = Node("a", port=None, section=evolve(QUICK, retry_min_s=1e6, retry_max_s=1e6))
+    a.links.dial = hang
+    await nursery.start(a.run)
+    names = tuple(Neighbour(f"n{number}", f"h{number}:1") for number in range(4000))
+    a.directory.merge_state("far", NodeState(neighbours=names))
+    await trio.sleep(1e-3)
+    assert len(dialed) == RUMOUR_DIALS_MAX
+    a.directory.configure("b", "configured:1")
+    a.directory.notify()
+    await trio.sleep(1e-3)
+    assert [host for host, _ in dialed[RUMOUR_DIALS_MAX:]] == ["configured"]
+    rounds = -(-UNCONFIRMED_BY_NODE_MAX // RUMOUR_DIALS_MAX)
+    await trio.sleep(rounds * QUICK.handshake_s)
+    assert (most, len(dialed)) == (RUMOUR_DIALS_MAX, 1 + UNCONFIRMED_BY_NODE_MAX), "each once, the last ones too"
+
+
+async def test_a_node_that_only_others_have_named_lets_the_next_be_dialed_once_it_has_greeted(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    carried: list[str] = []
+
+    async def greeted(_: Mesh, __: str, name: str, ___: None) -> tuple[str, Incarnation]:
+        return name, Incarnation()
+
+    async def carry(_: CarriedLinks, peer: str, *__: object) -> None:
+        carried.append(peer)
+        await trio.sleep_forever()
+
+    async def dial(_: object, __: object, ___: float, talk: Callable[[Any], Awaitable[None]]) -> None:
+        await talk(None)
+
+    monkeypatch.setattr(Mesh, "greet", greeted)
+    monkeypatch.setattr(CarriedLinks, "carry", carry)
+    a = Node("a", port=None)
+    a.links.dial = dial
+    await nursery.start(a.run)
+    names = tuple(Neighbour(f"n{number}", f"h{number}:1") for number in range(2 * RUMOUR_DIALS_MAX))
+    a.directory.merge_state("far", NodeState(neighbours=names))
+    await trio.sleep(1)
+    assert sorted(carried) == sorted(neighbour.name for neighbour in names)

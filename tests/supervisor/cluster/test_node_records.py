@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.cluster import Neighbour, NodeState, check_state
+from protocol.cluster import NEIGHBOURS_MAX, Neighbour, NodeState, check_state
+from supervisor.cluster import node_records
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.node_records import FORGET_S, NODES_MAX, UNCONFIRMED_MAX
+from supervisor.cluster.node_records import (
+    FORGET_S,
+    NODES_MAX,
+    UNCONFIRMED_BY_NODE_MAX,
+    UNCONFIRMED_MAX,
+    NodeRecord,
+    NodeRecords,
+)
 from tests.rig.links import idle_link
 from tests.rig.nodes import linked_directory
 
@@ -51,11 +63,67 @@ async def test_two_nodes_with_different_addresses_of_a_third_stop_announcing() -
 async def test_rumours_are_limited_in_number_and_keep_no_linked_node_out() -> None:
     directory, _ = linked_directory()
     directory.address = "h:1"
-    for more in range(3):
-        directory.merge_state("far", NodeState(neighbours=tuple(Neighbour(f"n{more}-{n}", "h:2") for n in range(4000))))
-    assert len(directory.nodes) == 1 + UNCONFIRMED_MAX < NODES_MAX
+    tellers = UNCONFIRMED_MAX // UNCONFIRMED_BY_NODE_MAX
+    for teller in range(tellers + 2):
+        directory.linked(f"teller-{teller}", idle_link())
+        for more in range(3):
+            names = tuple(Neighbour(f"n{teller}-{more}-{n}", "h:2") for n in range(4000))
+            directory.merge_state(f"teller-{teller}", NodeState(neighbours=names))
+            of_tellers = UNCONFIRMED_BY_NODE_MAX * min(teller + 1, tellers)
+            assert len(directory.nodes) == 1 + teller + 1 + of_tellers < NODES_MAX
     assert directory.records.has_room_for("one more")
     assert Neighbour("here", "h:1", routes=True) in check_state(directory.state()).neighbours
+
+
+async def test_one_node_that_lies_keeps_out_nothing_that_others_say() -> None:
+    directory, _ = linked_directory()
+    directory.merge_state("far", NodeState(neighbours=tuple(Neighbour(f"n{n}", "h:2") for n in range(4000))))
+    directory.linked("other", idle_link())
+    directory.merge_state("other", NodeState(neighbours=(Neighbour("n3999", "h:3"), Neighbour("n0", "h:3"))))
+    assert (address(directory, "n3999"), address(directory, "n0")) == ("h:3", "h:2")
+
+
+async def test_nodes_of_a_large_cluster_are_learned_of_as_links_to_them_come() -> None:
+    directory, _ = linked_directory()
+    names = [f"n{number}" for number in range(300)]
+    state = NodeState(neighbours=tuple(Neighbour(name, f"{name}:1") for name in names))
+    directory.merge_state("far", state)
+    for _ in range(len(names)):
+        if (unlinked := next((name for name, node in directory.nodes.items() if node.link is None), None)) is not None:
+            directory.linked(unlinked, idle_link())
+            directory.merge_state(unlinked, state)
+    assert {name for name, node in directory.nodes.items() if node.link is not None} == {"far", *names}
+
+
+async def test_names_that_are_too_many_are_logged_once_for_each_link(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=node_records.__name__)
+    directory, link = linked_directory()
+    state = NodeState(neighbours=tuple(Neighbour(f"n{n}", "h:2") for n in range(100)))
+    for _ in range(3):
+        directory.merge_state("far", state)
+    assert [(record.peer, record.reason) for record in caplog.records] == [  # type: ignore[attr-defined]
+        ("far", f"{100 - UNCONFIRMED_BY_NODE_MAX} of 100 have no link to here and are too many")
+    ]
+    directory.unlinked("far", link)
+    directory.linked("far", idle_link())
+    directory.merge_state("far", state)
+    assert len(caplog.records) == 2
+
+
+async def test_records_are_read_once_for_all_names_of_an_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, _ = linked_directory()
+    reads = 0
+
+    def count(records: NodeRecords) -> Iterator[NodeRecord]:
+        nonlocal reads
+        reads += 1
+        return iter([records["far"]])
+
+    state = NodeState(neighbours=tuple(Neighbour(f"n{n}", "h:2") for n in range(NEIGHBOURS_MAX)))
+    with monkeypatch.context() as patches:
+        patches.setattr(NodeRecords, "__iter__", count)
+        directory.records.merge_neighbours("far", state.neighbours)
+    assert reads == 1, "not once for each name, which would take 0.2 s"
 
 
 async def test_a_node_announces_only_neighbours_that_it_has_a_link_to() -> None:

@@ -11,7 +11,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol import codec
+from protocol import codec, frames
 from protocol.cluster import NodeState
 from protocol.errors import (
     Draining,
@@ -230,6 +230,25 @@ async def test_c1_a_message_of_many_frames_is_handled_in_many_turns(autojump_clo
     assert received == [Tokens((number,)) for number in range(1000)]
     # The counter may come first in one pass of the loop, and last in the next.
     assert max(after - before for before, after in pairwise(counts)) <= 2 * FRAMES_A_TURN
+
+
+async def test_other_tasks_run_between_two_announcements(autojump_clock: MockClock) -> None:
+    counts: list[int] = []
+    received: list[Message] = []
+
+    async def count() -> None:
+        while True:
+            counts.append(len(received))
+            await trio.lowlevel.checkpoint()
+
+    async with hand_written(on_announcement=received.append) as other, trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        await other.far.send_all(frames.encode(Announce(codec.encode(NodeState()))) * 100)
+        while len(received) < 100:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert received == [NodeState()] * 100
+    assert max(after - before for before, after in pairwise(counts)) <= 2
 
 
 @pytest.mark.parametrize("seed", range(4))
