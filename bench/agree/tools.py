@@ -72,6 +72,16 @@ def _options(**values: object) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
+def _module(python: str, name: str, *words: str) -> list[str]:
+    """Return the command that runs a module by an interpreter."""
+    return [python, "-m", name, *words]
+
+
+def _program(python: str, name: str, *words: str) -> list[str]:
+    """Return the command that runs a program of an interpreter's environment."""
+    return [str(Path(python).with_name(name)), *words]
+
+
 def _document(path: Path) -> Any:  # a tool's own form
     return json.loads(path.read_bytes())  # one of them writes Infinity, which is no JSON
 
@@ -90,7 +100,7 @@ def _ours_words(load: Load, folder: Path, python: str) -> list[str]:
         output_tokens=load.output_tokens,
         json=folder / "load.json",
     )
-    return [python, "-m", "bench", "load", *values, "--ignore-eos", "--quiet"]
+    return _module(python, "bench", "load", *values, "--ignore-eos", "--quiet")
 
 
 def _ours_read(folder: Path) -> Figures:
@@ -126,7 +136,7 @@ def _aiperf_words(load: Load, folder: Path, python: str) -> list[str]:
         ui="none",
     )
     switches = ("--streaming", "--use-server-token-count", "--no-server-metrics", "--no-gpu-telemetry")
-    return [str(Path(python).with_name("aiperf")), "profile", *values, *switches]
+    return _program(python, "aiperf", "profile", *values, *switches)
 
 
 def _aiperf_read(folder: Path) -> Figures:
@@ -154,7 +164,7 @@ def _guidellm_words(load: Load, folder: Path, python: str) -> list[str]:
         data=f"kind=synthetic_text,prompt_tokens={load.prompt_tokens},output_tokens={load.output_tokens}",
         output=f"kind=json,path={folder / 'guidellm.json'}",
     )
-    return [str(Path(python).with_name("guidellm")), "run", *values, "--disable-console-interactive"]
+    return _program(python, "guidellm", "run", *values, "--disable-console-interactive")
 
 
 def _guidellm_read(folder: Path) -> Figures:
@@ -188,7 +198,7 @@ def _serving_words(load: Load, folder: Path, python: str) -> list[str]:
         max_concurrency=load.clients,
         output_file=folder / "serving.jsonl",
     )
-    return [python, "-m", "sglang.bench_serving", *values, "--disable-tqdm"]
+    return _module(python, "sglang.bench_serving", *values, "--disable-tqdm")
 
 
 def _serving_read(folder: Path) -> Figures:

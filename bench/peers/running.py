@@ -102,6 +102,8 @@ class Running:
 
     def start(self, command: Command) -> None:
         """Start one of its processes, or start it again."""
+        if command.name in self.roots:
+            self.processes()  # what the last one has left behind is found by its session now, and later as observed
         temporary = self.setup.folder / "t"
         temporary.mkdir(exist_ok=True)
         with (self.setup.folder / f"{command.name}.log").open("ab") as output:

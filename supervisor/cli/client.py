@@ -37,6 +37,7 @@ Route: TypeAlias = Endpoint | Path
 """How a node is asked: at an address, or by the socket in its run folder."""
 
 NAME_BYTES = 4
+FAST_POLL_S = 0.25  # between two polls of a node that drains or starts
 
 
 @define(eq=False)

@@ -25,7 +25,8 @@ from actors.kit.groups import consists_of, first_leaf, first_of
 from protocol.cluster import Reload, Reloaded, Status
 from protocol.errors import EspalierError, StartFailed
 from supervisor.cli import drain, status_view
-from supervisor.cli.client import ClusterClient
+from supervisor.cli.client import FAST_POLL_S, ClusterClient
+from supervisor.cli.output import CommandConsole, print_sentence
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
 from supervisor.config import load
@@ -40,14 +41,6 @@ NEW_NODE_WAIT_S = 20.0  # for a node that its launcher starts to answer
 
 
 # Commands ------------------------------------------------------------------------------
-
-
-class _Console(Console):
-    """A console that reports a closed output as `BrokenPipeError`."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise the error, where the library would exit with 1."""
-        raise BrokenPipeError
 
 
 def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callable[[], bytes]) -> int:
@@ -79,7 +72,7 @@ def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce: Callable[[], bytes]) -> int:
     """Run one command, and return its exit code."""
-    console = _Console(highlight=False, soft_wrap=False)
+    console = CommandConsole(highlight=False, soft_wrap=False)
     folders = _folders(options.file, options.pid)
     needs_file = options.command in NEEDS_FILE
 
@@ -92,14 +85,14 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
     client, wrong = make_client(options.file, folders, new_client, use_broken_file=use_broken_file)
     if wrong and needs_file:
         for line in wrong.split("\n"):  # a mistake each
-            drain.print_sentence(console, line)
+            print_sentence(console, line)
         if not use_broken_file:
-            drain.print_sentence(console, f"Node {options.node} is not drained: it could not start with this file.")
+            print_sentence(console, f"Node {options.node} is not drained: it could not start with this file.")
             return 1
     elif wrong:  # to the standard error stream, since a program reads the other
         first, *_ = wrong.splitlines()
         notice = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
-        drain.print_sentence(_Console(stderr=True, highlight=False), notice)
+        print_sentence(CommandConsole(stderr=True, highlight=False), notice)
     if not folders and all(node.listen is None for node in client.cluster.node.values()):
         raise StartFailed(
             "no node of this cluster listens, and none runs here below the temporary folder of this command"
@@ -236,7 +229,7 @@ async def reload_nodes(client: ClusterClient, console: Console) -> int:
         try:
             reloaded = await client.ask(name, Reload(name))
         except EspalierError as error:
-            drain.print_sentence(console, f"{name}: {error}")
+            print_sentence(console, f"{name}: {error}")
             code = 1
             continue
         if isinstance(reloaded, Reloaded):
@@ -248,9 +241,9 @@ async def reload_nodes(client: ClusterClient, console: Console) -> int:
     for name in missing:
         status = statuses.get(name, "it has left the cluster")
         if isinstance(status, Status):
-            drain.print_sentence(console, f"{name}: it runs now")
+            print_sentence(console, f"{name}: it runs now")
         else:
-            drain.print_sentence(console, f"{name}: not asked: {status}")
+            print_sentence(console, f"{name}: not asked: {status}")
             code = 1
     return code
 
@@ -261,6 +254,6 @@ async def _wait_for(
     """Return the statuses once all nodes that start have answered, after `NEW_NODE_WAIT_S` at the latest."""
     with trio.move_on_after(NEW_NODE_WAIT_S):
         while any(isinstance(statuses.get(name), str) for name in starts):
-            await trio.sleep(drain.FAST_POLL_S)
+            await trio.sleep(FAST_POLL_S)
             statuses = await client.poll()
     return statuses

@@ -14,12 +14,11 @@ from rich.console import Console
 from protocol.cluster import Drain, GetStatus, Status
 from protocol.errors import EspalierError, PeerLost
 from supervisor.cli import status_view
-from supervisor.cli.client import ClusterClient, Route, has_link_to, nothing_listens
+from supervisor.cli.client import FAST_POLL_S, ClusterClient, Route, has_link_to, nothing_listens
+from supervisor.cli.output import print_sentence
 from supervisor.cli.status_view import StatusOrError
-from supervisor.printable import printable
 from supervisor.supervision.status import READY
 
-FAST_POLL_S = 0.25  # between two polls of a node that drains or starts
 RESTART_WAIT_S = 600.0  # for a node that is started again to be up: it may have engines
 
 
@@ -162,8 +161,3 @@ async def _poll_node(client: ClusterClient, name: str, route: Route) -> Status |
 
 
 COMMANDS = {"drain": drain_nodes, "restart": restart_nodes}
-
-
-def print_sentence(console: Console, text: str) -> None:
-    """Print a sentence that may contain text from nodes."""
-    console.print(printable(text), markup=False, emoji=False, soft_wrap=True)

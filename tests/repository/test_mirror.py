@@ -121,6 +121,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "supervisor/command_line.py",
         "supervisor/cli/client.py",
         "supervisor/cli/drain.py",
+        "supervisor/cli/output.py",
     ),
     "supervisor/cluster/test_announcements.py": (
         "protocol/cluster.py",

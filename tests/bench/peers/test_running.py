@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -88,13 +89,15 @@ def test_a_process_of_a_server_can_be_killed_and_started_again(tmp_path: Path) -
     setup = Setup(folder=tmp_path, port=free_port())
     fake = peer(sys.executable, "-c", SERVER)
     with started(fake, setup) as running:
-        before = running.root_pids
+        before, orphan = running.root_pids, int(running.output("server").split()[1])
         os.kill(before[0], signal.SIGKILL)
         running.roots["server"].wait(5)
         assert running.ended() == ["server"]
         running.start(fake.commands(setup)[0])
         running.wait_ready(10)
         assert running.root_pids != before
+        assert orphan in {entry.pid for entry in running.processes()}
+    assert (entry := process_entry(orphan)) is None or not entry.lives
 
 
 @pytest.mark.realtime
@@ -125,4 +128,7 @@ def test_a_bench_that_is_ended_ends_the_server_that_it_has_started(tmp_path: Pat
         assert bench.wait(30) == 128 + signal.SIGTERM
         assert wait_until(lambda: not any(entry.lives for entry in started_processes), 5.0) is not None
     finally:
-        bench.kill()
+        for entry in family(process_table(), [bench.pid]):  # nothing, unless an assertion failed
+            with suppress(ProcessLookupError):
+                os.kill(entry.pid, signal.SIGKILL)
+        bench.wait(30)

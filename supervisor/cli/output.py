@@ -1,0 +1,20 @@
+"""The output of all commands: sentences for an operator's terminal, in which text from nodes controls nothing."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from supervisor.printable import printable
+
+
+class CommandConsole(Console):
+    """A console that reports a closed output as `BrokenPipeError`."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error, where the library would exit with 1."""
+        raise BrokenPipeError
+
+
+def print_sentence(console: Console, text: str) -> None:
+    """Print a sentence that may contain text from nodes."""
+    console.print(printable(text), markup=False, emoji=False, soft_wrap=True)
