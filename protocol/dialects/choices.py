@@ -62,6 +62,14 @@ class ChoiceChunks(ABC):
             ids,
         )
 
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """Return what `text` puts around the JSON of the text alone, for the first choice; None if there is more.
+
+        None as well before the first piece, whose chunk differs.
+        """
+        head = self._heads.get(0)
+        return None if head is None or self._logprobs or self._ids else (head, self._plain_end)
+
     def choice_ended(self, ended: ChoiceEnded) -> bytes:
         """Return the chunk that ends a choice."""
         self._running -= 1

@@ -27,7 +27,7 @@ from protocol.dialects.request_body import reading_work
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, StartFailed
 from protocol.grammars import grammar_kinds
 from protocol.messages import Grammar, GrammarKind
-from protocol.text_messages import Answered, Respond
+from protocol.text_messages import Answered, Respond, Text
 from supervisor.config.certificate import Certificate
 from supervisor.config.limits import GatewayLimits
 from supervisor.files.reading import FileReader
@@ -217,9 +217,11 @@ class Gateway:
         record: RequestRecord,
         on_reply: Callable[[TextReply], None],
         finish: Callable[[Answered], T],
+        on_token: Callable[[Text], None] | None = None,
     ) -> T:
         """Admit one request, call `on_reply` with each reply, and return what `finish` makes of the complete answer.
 
+        `on_token` may be called in place of `on_reply`, as `RequestRunner.answer` says.
         Raises the `RequestError` that ended it; a bug in `on_reply` or `finish` ends it with `InternalError`.
         """
         key = record.key or self.keys.anonymous
@@ -237,7 +239,7 @@ class Gateway:
                 if record.memory is not None:  # reserved until the client has the response
                     record.memory.grow(gathered_bytes)
                 request = evolve(request, priority=priority, trace=record.trace, owner=key.name)
-                answered = await self.runner.answer(request, served, record, on_reply)
+                answered = await self.runner.answer(request, served, record, on_reply, on_token)
             return finish(answered)  # while it is recorded: a response that cannot be built must not count as complete
 
     async def _check_grammar(self, request: Respond, grammar: Grammar, key: Key) -> None:

@@ -156,10 +156,16 @@ class RequestRunner:
             self._ended(record, outcome, error)
 
     async def answer(
-        self, request: Respond, served: ServedModel, record: RequestRecord, on_reply: Callable[[TextReply], None]
+        self,
+        request: Respond,
+        served: ServedModel,
+        record: RequestRecord,
+        on_reply: Callable[[TextReply], None],
+        on_token: Callable[[Text], None] | None = None,
     ) -> Answered:
         """Return the result of one request; `on_reply` is called with each reply, in the turn in which it comes.
 
+        Where `on_token` is given, it may be called in its place with a plain token, and has to do the same for it.
         A response has at most the `total_max` tokens of its request, whichever engines come and go meanwhile. Raises
         the `RequestError` that ended it, or what `on_reply` raised. Its deadlines are those of the record's scope.
         """
@@ -172,13 +178,18 @@ class RequestRunner:
                 self._count(record, reply)
             on_reply(reply)
 
-        def receive_text(text: Text, now: float) -> None:
-            _count_text(record, text, gaps, now)
-            on_reply(text)
+        pass_on = on_reply if on_token is None else on_token
+
+        def receive_token(text: Text, now: float) -> None:  # as `_count_text`, for one token behind others
+            if (last_at := record.last_at) is not None and record.completion_tokens:
+                gaps.observe(now - last_at)
+            record.last_at = now
+            record.completion_tokens += 1
+            pass_on(text)
 
         record.scope.deadline = record.received_at + min(self.first_token_s, self.total_s)
         async with served.ask.ask(request, (request.total_max or 0) * request.choices) as answer:
-            answered = await answer.relay(count_and_pass_on, fast_path=FastPath(receive_text))
+            answered = await answer.relay(count_and_pass_on, fast_path=FastPath(receive_token))
         assert isinstance(answered, Answered)  # nothing else answers a Respond
         record.completion_tokens = answered.usage.completion_tokens
         record.cached_tokens = answered.usage.cached_tokens  # `Started` counts those of the first choice's prompt alone

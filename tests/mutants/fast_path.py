@@ -60,4 +60,22 @@ BUGS: Bugs = {
         ),
         Bug("the tokens of several choices are mixed", "self.answer if alone else None", "self.answer"),
     ),
+    "supervisor/gateway/requests.py": (
+        Bug("tokens on the fast path are not counted", "            record.completion_tokens += 1\n", ""),
+        Bug(
+            "gaps between tokens on the fast path are not measured",
+            "                gaps.observe(now - last_at)\n",
+            "                pass\n",
+        ),
+    ),
+    "supervisor/gateway/http/routes/answering.py": (
+        Bug("the chunk of a token on the fast path is too short", "(size + len(encoded), head", "(len(encoded), head"),
+    ),
+    "protocol/dialects/choices.py": (
+        Bug(
+            "log probabilities are left out of plain chunks",
+            "None if head is None or self._logprobs or self._ids else",
+            "None if head is None else",
+        ),
+    ),
 }

@@ -192,6 +192,11 @@ class Exchange:
         """Whether the head of the response has been written."""
         return self.syntax.begun
 
+    @property
+    def chunked(self) -> bool:
+        """Whether the body of a stream has begun, in chunks that need nothing but their size around them."""
+        return self._chunked
+
     def reply(self, status: int, headers: list[Header], body: bytes) -> None:
         """Write a complete response, without a body if the method is HEAD or the status 204."""
         if status != 204:

@@ -60,6 +60,21 @@ def test_a_complete_stream_has_its_chunks_in_order() -> None:
     assert [each.choices[0].finish_reason for each in chunks_sent] == [None, None, "stop"]
 
 
+def test_a_plain_chunk_is_the_text_between_two_constant_parts_once_its_choice_has_begun() -> None:
+    chunks = chunks_of(stream=True)
+    assert chunks.around_text() is None
+    chunks.text(Text("He", 1))
+    assert (around := chunks.around_text()) is not None
+    assert b'"llo"'.join(around) == chunks.text(Text("llo", 1))
+
+
+@pytest.mark.parametrize("more", [{"logprobs": True}, {"return_token_ids": True}])
+def test_a_chunk_with_more_than_text_has_no_constant_parts(more: dict[Any, Any]) -> None:
+    chunks = chunks_of(stream=True, **more)
+    chunks.text(Text("He", 1))
+    assert chunks.around_text() is None
+
+
 @pytest.mark.parametrize("pieces", [[], ["Hi", " there"]])
 def test_usage_comes_last_and_only_when_asked(pieces: list[str]) -> None:
     chunks = chunks_of(stream=True, stream_options={"include_usage": True})

@@ -6,8 +6,10 @@ are long from the start, and are written at the pace at which the client reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
+import msgspec
 import trio
 
 from actors.processor import TextReply
@@ -18,6 +20,8 @@ from protocol.messages import Started
 from protocol.text_messages import Accepted, ChoiceEnded, Respond, Text
 from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.requests import RequestRecord, ServedModel
+
+encode = msgspec.json.Encoder().encode
 
 
 async def reply_whole(exchange: Exchange, record: RequestRecord, respond: Respond, builder: AnswerBuilder) -> None:
@@ -48,8 +52,30 @@ async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Re
         if events := _events(reply, chunks):
             exchange.stream(events)
 
-    last = await exchange.gateway.answer(respond, _served(exchange, record), record, on_reply, chunks.finish)
+    on_token = _token_writer(exchange, chunks, on_reply)
+    last = await exchange.gateway.answer(respond, _served(exchange, record), record, on_reply, chunks.finish, on_token)
     exchange.finish(last)
+
+
+def _token_writer(exchange: Exchange, chunks: ChoiceChunks, on_reply: Callable[[Text], None]) -> Callable[[Text], None]:
+    """Return a function that writes the event of a plain token as `on_reply` does.
+
+    It runs for each token, in a turn in which all that it reads is cold: so it reads little, and calls little.
+    """
+    put, head, tail, size = exchange.outbox.put, b"", b"", 0
+
+    def write_token(text: Text) -> None:
+        nonlocal head, tail, size
+        if size:
+            encoded = encode(text.text)
+            put(b"%x\r\n%b%b%b\r\n" % (size + len(encoded), head, encoded, tail))
+            return
+        on_reply(text)
+        if exchange.chunked and (around := chunks.around_text()) is not None:
+            head, tail = around
+            size = len(head) + len(tail)
+
+    return write_token
 
 
 async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
