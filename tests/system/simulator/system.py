@@ -12,7 +12,7 @@ from typing import cast
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.kit.calls import Answer, Call, mailbox
+from actors.kit.calls import Address, Answer, Call, mailbox
 from actors.kit.direct import DirectAddress, DirectCalls
 from actors.kit.fair_queue import Entry
 from actors.kit.offload import run_inline
@@ -70,7 +70,7 @@ NOON = 1_700_000_000.5
 class _Decode:
     """The decoding worker of the processor: the router, or a planted bug in front of it."""
 
-    router: DirectAddress[Generate, Started | Tokens, Finished]
+    router: Address[Generate, Started | Tokens, Finished] | DirectAddress[Generate, Started | Tokens, Finished]
     bugs: int = 0  # that are still to come
 
     @asynccontextmanager
@@ -106,6 +106,7 @@ class System(SmallSystem):
     node_name: str = "main"
     far: bool = False  # the workers are on another node, behind a link
     tls: bool = False  # between clients and the gateway
+    direct: bool = True  # the processor and the router have direct addresses; without, all calls go by their inboxes
     limits: GatewayLimits = LIMITS
     requests_max: int = 8
     waiting_max: int = 8
@@ -117,7 +118,8 @@ class System(SmallSystem):
     gateway: Gateway = field(init=False)
     decode: _Decode = field(init=False)
     gate: _Gate = field(init=False)
-    asked: DirectAddress[TextRequest, TextReply, TextResult] = field(init=False)
+    asked_direct: DirectCalls[TextRequest, TextReply, TextResult] = field(factory=DirectCalls)
+    routed_direct: DirectCalls[Generate, Started | Tokens, Finished] = field(init=False)
     asked_inbox: trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]] = field(init=False)
     directory: Directory = field(init=False)  # of the node with the gateway
     offered: Directory = field(init=False)  # of the node with the workers
@@ -146,10 +148,10 @@ class System(SmallSystem):
             0,
             NEVER_ENDS,
         )
-        self.decode = _Decode(DirectAddress(address.inbox, DirectCalls(self.routed.pass_by)))
+        self.routed_direct = DirectCalls(self.routed.pass_by)
+        self.decode = _Decode(DirectAddress(address.inbox, self.routed_direct) if self.direct else address)
         self.costs.refused = self._refuses
         asked, self.asked_inbox = mailbox(self.requests_max)
-        self.asked = DirectAddress(asked.inbox, DirectCalls())
         model, longest = (
             partial(models.model_object, "tiny", self.directory, 7),
             partial(models.request_tokens_max, self.directory, "tiny"),
@@ -160,7 +162,14 @@ class System(SmallSystem):
         self.gate = _Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready)
         self.gateway = Gateway(
             runner=RequestRunner(
-                {"tiny": ServedModel(model, self.asked, longest)}, metrics, self.first_token_s, self.total_s
+                {
+                    "tiny": ServedModel(
+                        model, DirectAddress(asked.inbox, self.asked_direct) if self.direct else asked, longest
+                    )
+                },
+                metrics,
+                self.first_token_s,
+                self.total_s,
             ),
             gate=self.gate,
             limits=self.limits,
@@ -188,7 +197,7 @@ class System(SmallSystem):
         others = (
             *workers,
             *front,
-            Child(name="router", run=router, args=(self.routed, self.routing, self.decode.router.direct), needs=()),
+            Child(name="router", run=router, args=(self.routed, self.routing, self.routed_direct), needs=()),
             Child(name="processor", run=self._processor, needs=()),
         )
         gateway = Child(name="gateway", run=self._gateway, stop_within_s=self.limits.close_s + 1)
@@ -214,7 +223,7 @@ class System(SmallSystem):
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
         limits = partial(models.request_limits, self.directory, "tiny", 2048)
         serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, run_inline, self.requests_max)
-        await serve(direct=self.asked.direct, task_status=task_status)
+        await serve(direct=self.asked_direct, task_status=task_status)
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         await work(self, self.offered, self.inboxes, number, task_status=task_status)
@@ -354,14 +363,14 @@ class System(SmallSystem):
         """Check that nothing is left of any client, in the gateway, the router or the workers."""
         self._check_gateway()
         self.check_routes()
-        inbox = self.asked.inbox.statistics()  # type: ignore[attr-defined]
+        inbox = self.asked_inbox.statistics()
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
-        assert not self.asked.direct.running
+        assert not self.asked_direct.running
         await SmallSystem.check_at_rest(self)
 
     def check_routes(self) -> None:
         """Check that the router has no request, and that no worker counts one."""
-        assert not self.decode.router.direct.running, "the router still answers a call"
+        assert not self.routed_direct.running, "the router still answers a call"
         assert not self.routing.statistics().requests, "a reservation has no request"
         for inbox in (self.routed, *self.inboxes):
             assert inbox.waiting == (0, 0), "a call waits"
