@@ -122,6 +122,8 @@ def check_state(state: NodeState) -> NodeState:
             raise PeerViolation(f"the reason of offer {offer.name} has more than {WHY_LENGTH_MAX} characters")
         if min(numbers) < 0 or max(numbers) > COUNT_MAX or not 0 <= offer.kv_used <= 1:
             raise PeerViolation(f"offer {offer.name} has impossible numbers")
+    if not all(map(_NAME.fullmatch, state.elsewhere)):
+        raise PeerViolation("the name of a worker that others can stand in for is invalid")
     _check_neighbours(state.neighbours)
     return state
 

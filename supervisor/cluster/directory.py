@@ -23,7 +23,7 @@ from attrs import define, field
 from actors.routing.ports import Worker
 from protocol.cluster import COUNT_MAX, Leg, LoadUpdate, Neighbour, NodeState, Offer
 from protocol.errors import PeerViolation
-from protocol.messages import EngineInfo
+from protocol.messages import EngineInfo, GrammarKind
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
 from supervisor.cluster.ranked_workers import RankedWorkers
@@ -34,6 +34,8 @@ from supervisor.links.serving import Services
 T = TypeVar("T")
 
 PORT_MAX = 65535
+HOST_LENGTH_MAX = 253  # of a name in the DNS
+ENGINE_NAME_LENGTH_MAX = 128  # of the kind and the version of an engine, which clients are shown
 
 
 @define(eq=False)
@@ -338,5 +340,9 @@ def _check_engine(name: str, engine: EngineInfo) -> None:
     counts = (*sizes, engine.running_max, engine.page_size, engine.ranks)
     if min(counts) < 1 or max(counts) > COUNT_MAX:
         raise PeerViolation(f"offer {name} has an engine that cannot be")
+    if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
+        raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
     if engine.bootstrap is not None and not 0 < engine.bootstrap[1] <= PORT_MAX:
         raise PeerViolation(f"offer {name} has a rendezvous that cannot be")
+    if engine.bootstrap is not None and len(engine.bootstrap[0]) > HOST_LENGTH_MAX:
+        raise PeerViolation(f"offer {name} has a rendezvous at a host of {len(engine.bootstrap[0])} characters")

@@ -17,7 +17,7 @@ from protocol.cluster import COUNT_MAX
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, PeerViolation, RequestError, TooLarge, from_code
 from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Step
 from protocol.kind import Message
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages import Finished, Generate, GrammarChecked, Started, Tokens
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
@@ -66,6 +66,8 @@ class ReplyRules:
             raise PeerViolation(f"a {type(result).__name__} ends an answer that has not begun")
         if isinstance(result, Finished):
             self._check_end(result)
+        if isinstance(result, GrammarChecked) and len(result.refusal) > DETAIL_CHARACTERS_MAX:
+            raise PeerViolation(f"a grammar is refused in {len(result.refusal)} characters")
 
     def check_gathered(self, stream: int) -> None:
         """Raise `PeerViolation` if no tokens without log probabilities may answer the request on `stream` now."""

@@ -32,6 +32,7 @@ from protocol.frames import Announce, Bye, Cancel, Credit, End, Fail, Frame, Hel
 from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.links.asking import AskingHalf, LinkAnswer
+from supervisor.links.encoding import DETAIL_CHARACTERS_MAX
 from supervisor.links.frame_writer import FrameWriter
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask, Liveness
 from supervisor.links.serving import Services, ServingHalf
@@ -240,7 +241,7 @@ class Link:
     def _on_bye(self, bye: Bye) -> None:
         self.received_bye = bye
         if bye.code == Draining.code:  # its node will stop what still runs, so askers go on elsewhere now
-            self._asking.fail_all(partial(Draining, bye.detail))
+            self._asking.fail_all(partial(Draining, bye.detail[:DETAIL_CHARACTERS_MAX]))
 
     def _on_announce(self, frame: Announce) -> None:
         message = codec.decode(frame.body)

@@ -99,6 +99,7 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/links/link.py": (
+        Bug("why a node drains may be any text", "bye.detail[:DETAIL_CHARACTERS_MAX]", "bye.detail"),
         Bug("many announcements are merged in one turn", "FRAMES_A_TURN if type(frame) is Announce else 1", "1"),
         Bug("Hello does not wake requests that came before it", "        self._asking.wake()\n", ""),
         Bug(
@@ -157,6 +158,7 @@ BUGS: Bugs = {
         Bug("any number of likeliest tokens may come", "len(each.top) > self.likeliest_max", "False"),
         Bug("log probabilities may be left out", "len(tokens.logprobs) != len(ids) or ", ""),
         Bug("another node may count any number of tokens", " or usage.completion_tokens > self.tokens_max:", ":"),
+        Bug("a grammar may be refused by any text", "len(result.refusal) > DETAIL_CHARACTERS_MAX", "False"),
         Bug("what ended an answer may be any text", "len(matched) > MATCHED_CHARACTERS_MAX", "False"),
         Bug("another node may say what only a gateway may", "RequestError).of_gateway:", "RequestError) is None:"),
     ),

@@ -10,7 +10,18 @@ from protocol import codec
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
 from protocol.frames import Fail
 from protocol.kind import Message
-from protocol.messages import Done, Finished, FinishReason, Generate, Started, Usage
+from protocol.messages import (
+    CheckGrammar,
+    Done,
+    Finished,
+    FinishReason,
+    Generate,
+    Grammar,
+    GrammarChecked,
+    GrammarKind,
+    Started,
+    Usage,
+)
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import (
     DETAIL_CHARACTERS_MAX,
@@ -159,3 +170,10 @@ def test_a_result_says_nothing_that_cannot_be_of_its_request(result: Finished, w
     else:
         with pytest.raises(PeerViolation, match=wrong):
             rules.end(result)
+
+
+def test_a_refusal_of_a_grammar_has_a_limited_length() -> None:
+    rules = reply_rules(CheckGrammar(Grammar(GrammarKind.REGEX, "a")))
+    rules.end(GrammarChecked("x" * DETAIL_CHARACTERS_MAX))
+    with pytest.raises(PeerViolation, match="refused in 4097 characters"):
+        rules.end(GrammarChecked("x" * (DETAIL_CHARACTERS_MAX + 1)))

@@ -56,7 +56,7 @@ from protocol.messages import (
 from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
 from protocol.text_messages import Text
-from supervisor.links.encoding import FREE_REPLIES_MAX
+from supervisor.links.encoding import DETAIL_CHARACTERS_MAX, FREE_REPLIES_MAX
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import FRAMES_A_TURN, Link
 from tests.rig.calls import AnyAnswer, AnyCall, mailbox
@@ -176,6 +176,15 @@ async def test_an_announcement_reaches_an_end_that_takes_them_and_is_a_violation
         await other.send(announce)
         assert isinstance(other.ended, PeerViolation)
         assert "NodeState was announced" in str(other.ended)
+
+
+async def test_why_a_node_drains_reaches_askers_at_a_limited_length(autojump_clock: MockClock) -> None:
+    async with hand_written() as other:
+        _, answer = other.link.open(FlushCache(), 1)
+        await other.send(Bye(Draining.code, "x" * 100_000))
+        with pytest.raises(Draining) as failed:
+            await answer.result()
+        assert len(failed.value.detail) == DETAIL_CHARACTERS_MAX
 
 
 # Nobody waits for anybody -----------------------------------------------------------------
