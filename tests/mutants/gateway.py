@@ -156,8 +156,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "the first text opens no item",
-            "        opening = () if self._opened else self.open()\n        return (*opening, *map",
-            "        self._opened, opening = True, ()\n        return (*opening, *map",
+            "        opening = () if self.opened else self.open()\n        return (*opening, *map",
+            "        self.opened, opening = True, ()\n        return (*opening, *map",
         ),
     ),
     "protocol/dialects/responses/objects.py": (

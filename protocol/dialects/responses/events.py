@@ -58,7 +58,7 @@ class Events:
         self._sequence = 0
         self._pieces: list[str] = []
         self._encoded = bytearray()  # the inside of the JSON string of the whole text, which the last events repeat
-        self._opened = False
+        self.opened = False  # whether the events before the first text have been made
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._logprobs: list[bytes] | None = None if create.logprobs is None else []  # None if they are not repeated
         self._logprobs_bytes = 0
@@ -82,10 +82,10 @@ class Events:
 
     def open(self) -> tuple[bytes, ...]:
         """Return the events before the first text; a warm-up has neither."""
-        assert not self._opened
+        assert not self.opened
         if self._create.warm_up:
             return ()
-        self._opened = True
+        self.opened = True
         return (
             self._event("response.output_item.added", output_index=0, item=self._item("in_progress", whole=False)),
             self._event("response.content_part.added", **self._place, part=part_object("")),
@@ -97,9 +97,9 @@ class Events:
         The events of `open` come before the first piece, unless they have been sent.
         """
         short = len(reply.logprobs) <= LOGPROBS_A_DELTA_MAX or self._create.logprobs is None
-        if self._opened and short:
+        if self.opened and short:
             return (self.delta(reply),)
-        opening = () if self._opened else self.open()
+        opening = () if self.opened else self.open()
         return (*opening, *map(self.delta, (reply,) if short else split_text(reply, LOGPROBS_A_DELTA_MAX)))
 
     def delta(self, reply: Text) -> bytes:
@@ -120,7 +120,7 @@ class Events:
         """Return the events of a response that ended by itself, or at the most tokens that were requested."""
         if self._create.warm_up:
             return (self._event("response.completed", response=self._response("completed", usage=usage)),)
-        opening = () if self._opened else self.open()
+        opening = () if self.opened else self.open()
         if ended.reason is FinishReason.LENGTH:
             return (*opening, *self._incomplete("max_output_tokens", usage))
         response = self._response("completed", usage=usage, item="completed")
@@ -141,12 +141,12 @@ class Events:
             "type": error_type(error),
             "cause": error.code,
         }
-        response = self._response("failed", usage=usage, item="incomplete" if self._opened else None)
+        response = self._response("failed", usage=usage, item="incomplete" if self.opened else None)
         return self._event("response.failed", response=response | {"error": details})
 
     def _incomplete(self, reason: str, usage: Usage | None) -> tuple[bytes, ...]:
-        closing = self._close("incomplete") if self._opened else ()
-        response = self._response("incomplete", usage=usage, item="incomplete" if self._opened else None)
+        closing = self._close("incomplete") if self.opened else ()
+        response = self._response("incomplete", usage=usage, item="incomplete" if self.opened else None)
         response["incomplete_details"] = {"reason": reason}
         return (*closing, self._event("response.incomplete", response=response))
 

@@ -262,7 +262,9 @@ class Lanes:
             history = () if previous is None else previous.turns
             served = self.gateway.runner.find(request.model)
             respond = responses.to_respond(request, request_id=running.id, history=history)
-            last = await self.gateway.answer(respond, served, record, self._sender(running), finish)
+            on_reply = self._sender(running)
+            on_token = self._token_sender(running, on_reply)
+            last = await self.gateway.answer(respond, served, record, on_reply, finish, on_token)
         except (SlowClient, trio.BrokenResourceError):
             raise
         except AskerLeft:
@@ -301,6 +303,18 @@ class Lanes:
                     running.choice = reply
 
         return on_reply
+
+    def _token_sender(self, running: _Running, on_reply: Callable[[Text], None]) -> Callable[[Text], None]:
+        """Return a function that sends the event of a plain token as `on_reply` does, in fewer steps."""
+        send, events, delta, record = self.send, running.events, running.events.delta, running.record
+
+        def on_token(text: Text) -> None:
+            if events.opened:
+                record.sent_bytes += send(delta(text))
+            else:
+                on_reply(text)
+
+        return on_token
 
     def _previous(self, running: _Running) -> Conversation | None:
         """Return the conversation that a request continues; raises `PreviousResponseNotFound`."""
