@@ -26,6 +26,10 @@ class Connection(Protocol):
     def busy(self) -> bool:
         """Whether a request is being answered."""
 
+    @property
+    def asked(self) -> bool:
+        """Whether a request has come."""
+
     def drain(self) -> None:
         """End as soon as nothing is being answered."""
 
@@ -112,6 +116,17 @@ class Connections:
         """Refuse every request of which a part has been received."""
         for connection in tuple(self._open.values()):
             connection.refuse_partial()
+
+    def request_read(self) -> None:
+        """Take note that a connection may have its first request."""
+        if self._changed:
+            self._changed.unpark_all()
+
+    async def wait_first_requests(self) -> None:
+        """Wait until each connection has had a request, or has ended."""
+        await trio.lowlevel.checkpoint()
+        while not all(connection.asked for connection in self._open.values()):
+            await self._changed.park()
 
     async def wait_idle(self) -> None:
         """Wait until nothing is being answered and no backlog is left; only in a drain, which ends idle connections."""

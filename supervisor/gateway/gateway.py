@@ -95,6 +95,8 @@ class Gateway:
     port: int | None = None  # once the gateway listens
     shares_port: bool = False  # with other gateways of this machine
     leaving: bool = False  # it has left that port, and each connection closes after its next answer
+    draining: bool = False  # connections get no further request
+    left: trio.Event = field(factory=trio.Event)  # its listeners are closed, and who waited there has been accepted
     reserve: Reserve = field(factory=Reserve)  # file descriptors that no connection may take
     connections: Connections = field(init=False)
     bodies: MemoryBudget = field(init=False)
@@ -191,22 +193,33 @@ class Gateway:
     @property
     def closes_connections(self) -> bool:
         """Whether no connection gets a second answer from now on."""
-        return self.leaving or self.gate.draining
+        return self.leaving or self.draining
+
+    async def wait_last_requests(self) -> None:
+        """Wait, after `leave_port`, until each client that had connected there has sent its first request."""
+        await self.left.wait()
+        await self.connections.wait_first_requests()
 
     def drain(self) -> None:
-        """Admit nothing new, close idle connections, and close the others after their last response."""
-        self.gate.drain()
+        """Close idle connections, and the others after their last response; admit nothing new.
+
+        Where others share the port, the requests that have come are admitted, even those that wait: the next go there.
+        """
+        self.draining = True
+        if not self.shares_port:
+            self.gate.drain()
         self.connections.drain()
 
     def cut_reason(self, outbox: Outbox) -> str:
         """Return why a client got only part of a response: `backlog`, `stalled`, `left` or `drain`."""
-        return outbox.drop_reason or ("drain" if self.gate.draining and outbox.closed_here else "left")
+        return outbox.drop_reason or ("drain" if self.draining and outbox.closed_here else "left")
 
     def abort(self) -> int:
         """End every response that still runs with a retryable error, and return how many there were.
 
         Requests of which a part has been received are refused at once: they would be refused as a whole, too.
         """
+        self.gate.drain()
         self.connections.refuse_partial()
         return self.runner.abort_all(Draining("the server is shutting down"))
 

@@ -108,6 +108,7 @@ async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
         if not listeners:  # else each has closed its socket
             for each in sockets:
                 each.close()
+        gateway.left.set()
 
 
 def _guarded(

@@ -56,7 +56,7 @@ from supervisor.threads.text_threads import TextThreads
 log = logging.getLogger(__name__)
 
 ROOM_BITS = 63  # of a rendezvous room, as SGLang has them
-LAST_REQUESTS_S = 0.5  # for clients that had connected when the gateway left a port that others share
+LAST_REQUESTS_S = 10.0  # for the first requests of clients that had connected to a port that others share
 BYE_S = 0.05  # for the goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
@@ -307,7 +307,8 @@ class Node:
         with grace.wait_at_most(self.drain_s):
             if assembly.gateway is not None and assembly.gateway.shares_port:
                 assembly.gateway.leave_port()
-                await trio.sleep(min(LAST_REQUESTS_S, self.drain_s / 2))
+                with grace.wait_at_most(min(LAST_REQUESTS_S, self.drain_s / 2)):
+                    await assembly.gateway.wait_last_requests()
             if assembly.gateway is not None:
                 assembly.gateway.drain()
             if assembly.links is not None:  # until a node learns of the drain, it may choose a worker here
@@ -317,7 +318,7 @@ class Node:
                 await assembly.gateway.connections.wait_idle()  # an answer is complete once its client has received it
             await assembly.directory.wait_idle()
         if assembly.gateway is not None:
-            if not assembly.gateway.gate.draining:  # a second signal came while it left its port
+            if not assembly.gateway.draining:  # a second signal came while it left its port
                 assembly.gateway.drain()
             if cut := assembly.gateway.abort():
                 log.warning("answers were cut", extra={"count": cut})

@@ -222,9 +222,19 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/connections.py": (
         Bug("a connection is never forgotten", "        self._open.pop(outbox, None)\n", ""),
+        Bug(
+            "a gateway that has left its port does not wait for first requests",
+            "while not all(connection.asked",
+            "while not any(connection.asked",
+        ),
     ),
     "supervisor/gateway/gateway.py": (
-        Bug("a drain lets new requests in", "        self.gate.drain()\n", "        pass\n"),
+        Bug("a drain lets new requests in", "            self.gate.drain()\n", "            pass\n"),
+        Bug(
+            "the drain of a shared port refuses requests that wait",
+            "        if not self.shares_port:\n",
+            "        if True:\n",
+        ),
         Bug(
             "a gateway that leaves its port keeps idle connections",
             "        self.connections.leave()\n",

@@ -45,6 +45,11 @@ class HttpConnection:
         self._reader = RequestReader(self.outbox, self.gateway)
 
     @property
+    def asked(self) -> bool:
+        """Whether a request has been read."""
+        return self.busy or self._reader.answered > 0
+
+    @property
     def unread(self) -> bool:
         """Whether the client may have sent more than was read."""
         return self._reader.unread
@@ -114,7 +119,7 @@ class HttpConnection:
             return False
         try:
             key = exchange.key = self.gateway.authorize(self.outbox, exchange.headers)
-            if self.gateway.gate.draining:
+            if self.gateway.draining:
                 raise Draining(SHUTS_DOWN)
             if not is_handshake(exchange):
                 raise BadRequest("this is no WebSocket handshake of version 13")
@@ -149,6 +154,7 @@ class HttpConnection:
             self._fail_without_memory(error, exchange)
         else:
             self.busy = True
+            self.gateway.connections.request_read()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._reader.watch, exchange, nursery.cancel_scope)
                 await self._handle(handler, exchange, body)

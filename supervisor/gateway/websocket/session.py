@@ -69,9 +69,7 @@ async def _serve(
         )
         socket = ClientSocket(outbox, stream, gateway.limits.body_bytes_max)
         model = parse_qs(urlsplit(handshake.target).query).get("model", [None])[0]
-        session = Session(
-            socket, outbox, stream, gateway, request_id, key, caller, model, draining=gateway.gate.draining
-        )
+        session = Session(socket, outbox, stream, gateway, request_id, key, caller, model, draining=gateway.draining)
         gateway.connections.upgrade(outbox, session)
         await session.run()
     except trio.BrokenResourceError:
@@ -95,6 +93,7 @@ class Session:
     caller: Trace | None  # where the client stood in a trace when it connected
     default_model: str | None  # of requests that name none
     _draining: bool
+    asked: bool = False  # a message has been parsed
     _expires_at: float = 0.0
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _scope: trio.CancelScope | None = None
@@ -212,7 +211,8 @@ class Session:
 
     def _on_event(self, event: Event | RequestError, fields: Fields, size_bytes: int) -> None:
         """Act on a message, unless this server is closing."""
-        lanes = self._lanes
+        lanes, self.asked = self._lanes, True
+        self.gateway.connections.request_read()
         if self._closing or lanes is None:
             return
         try:

@@ -355,14 +355,16 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
     live: bool, gone: bool, autojump_clock: MockClock
 ) -> None:
     done: list[str] = []
-    gate = SimpleNamespace(draining=False, wait_empty=trio.lowlevel.checkpoint)
+    gate = SimpleNamespace(wait_empty=trio.lowlevel.checkpoint)
 
     def drain() -> None:
-        gate.draining = True
+        gateway.draining = True
         done.append("drain")
 
     waits = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint, wait_closed=trio.lowlevel.checkpoint)
-    gateway = SimpleNamespace(gate=gate, shares_port=False, drain=drain, abort=lambda: 0, connections=waits)
+    gateway = SimpleNamespace(
+        gate=gate, shares_port=False, draining=False, drain=drain, abort=lambda: 0, connections=waits
+    )
     runtime: Any = SimpleNamespace(grace=GracePeriods())
 
     async def reload() -> None:

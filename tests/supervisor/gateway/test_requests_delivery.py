@@ -111,7 +111,7 @@ def drain(rig: Rig, drain_s: float, nursery: trio.Nursery) -> None:
     unused: Any = None
     assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=rig.gateway, links=None)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
-    rig.gateway.gate.draining = False
+    rig.gateway.draining = rig.gateway.gate.draining = False
     node.Node(unused, assembly, runtime, unused, drain_s, nursery=nursery).drain("a test")
 
 

@@ -336,6 +336,55 @@ async def test_a_gateway_that_leaves_its_port_answers_one_request_of_each_client
         await leave_all(rig)
 
 
+async def test_a_drain_of_a_shared_port_waits_for_the_first_request_of_each_client_that_had_come(
+    rather_slow: MockClock,
+) -> None:
+    async with gateway_rig(shares_port=True) as rig, trio.open_nursery() as nursery:
+        slow, lane, leaver, old = [await rig.client() for _ in range(4)]
+        assert (await old.upgrade()).status == 101
+        await old.say(create("n=1"))
+        assert (await old.events())[-1]["type"] == "response.completed"
+        connected = socket.create_connection(("127.0.0.1", rig.port))
+        late = Client(trio.SocketStream(trio.socket.from_stdlib_socket(connected)))
+        rig.gateway.leave_port()
+        done = trio.Event()
+
+        async def wait() -> None:
+            await rig.gateway.wait_last_requests()
+            done.set()
+
+        async def is_over() -> bool:
+            await trio.sleep(5)
+            return done.is_set()
+
+        nursery.start_soon(wait)
+        assert not await is_over()
+        assert (await slow.ask(post(chat("n=3")))).whole
+        assert (await late.ask(post("no JSON"))).status == 400, "a request that is refused is one, too"
+        assert (await lane.upgrade()).status == 101
+        assert not await is_over()
+        await leaver.stream.aclose()
+        assert not await is_over(), "a handshake is no request"
+        await lane.say(create("n=3"))
+        assert (await lane.events())[-1]["type"] == "response.completed"
+        assert await is_over()
+        await late.stream.aclose()
+
+
+async def test_a_drain_of_a_shared_port_admits_the_requests_that_wait(rather_slow: MockClock) -> None:
+    for shares_port, status in ((True, 200), (False, 503)):
+        async with gateway_rig(shares_port=shares_port, requests_max=1) as rig:
+            running, waiting = [await rig.client() for _ in range(2)]
+            await running.send(post(chat("n=20 s=0.1")))
+            await trio.sleep(0.5)
+            await waiting.send(post(chat("n=3")))
+            await trio.sleep(0.5)
+            assert rig.gateway.statistics().waiting == 1
+            rig.gateway.drain()
+            assert (await waiting.reply()).status == status
+            assert (await running.reply()).whole
+
+
 async def test_a_gateway_that_has_left_its_port_is_not_ready(rather_slow: MockClock) -> None:
     async with gateway_client(shares_port=True) as (rig, client):
         rig.gateway.leave_port()

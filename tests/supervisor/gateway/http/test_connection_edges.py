@@ -329,7 +329,7 @@ async def test_a_get_without_an_upgrade_gets_426_with_the_upgrade_header(rather_
     async with gateway_client() as (rig, client):
         reply = await client.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["upgrade"], reply.headers["connection"]) == (426, "websocket", "upgrade")
-        rig.gateway.gate.drain()
+        rig.gateway.drain()
         other = await rig.client()
         reply = await other.ask(head(path="/v1/responses"))
         assert (reply.status, reply.headers["connection"]) == (426, "upgrade, close")
