@@ -34,6 +34,7 @@ TRANSIENT_EVENTS = {"starting", "stopping"}  # of children; the live line shows 
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
 TRACE_CHARACTERS_MAX = 16 * 1024
+PAUSE_S = 0.02  # between writes, so that many requests a second do not wake the writer's thread for each of their lines
 FLUSH_S = 1.0  # for the last lines to be written before a process exits
 
 
@@ -130,7 +131,7 @@ class Terminal:
     _shown: str = ""  # the live line
 
     def __attrs_post_init__(self) -> None:
-        self.log = QueuedWriter(file_sink(self.out), self.lines_max, self.bytes_max, self._lost)
+        self.log = QueuedWriter(file_sink(self.out), self.lines_max, self.bytes_max, self._lost, pause_s=PAUSE_S)
         self._announcements = QueuedWriter(file_sink(self.stdout))
 
     def on_event(self, event: ChildEvent) -> None:

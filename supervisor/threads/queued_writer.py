@@ -6,6 +6,9 @@ notice is written in their place, so that a reader knows that something is missi
 
 Several processes may write to one pipe, so the thread writes whole lines, at most as many bytes at a time as the
 kernel writes atomically. The queue is safe to use from any thread and from a finalizer.
+
+A thread that wakes for each line takes the interpreter from the event loop each time. So a writer may have a pause: a
+line that comes alone is written at once, and those that follow within the pause are written together at its end.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ def ignore(error: OSError | ValueError | None) -> None:
 class QueuedWriter:
     """A bounded queue of bytes, and a thread that writes them to `sink` in order.
 
+    Once everything is written, the thread sleeps for `pause_s` unless `flush` wakes it; what is queued meanwhile waits.
     `notice` returns what is written in place of dropped items, from their number and their bytes. `on_failure` is
     called in the thread with the error when writes begin to fail, and with None once they succeed again.
     """
@@ -60,6 +64,7 @@ class QueuedWriter:
     on_failure: Callable[[OSError | ValueError | None], None] = ignore
     start: Callable[[Callable[[], None]], None] = start_daemon_thread
     chunk_bytes: int = CHUNK_BYTES
+    pause_s: float = 0.0
     lost_items: int = 0  # since the process started
     lost_bytes: int = 0
     queued_bytes: int = 0  # those being written included
@@ -69,6 +74,7 @@ class QueuedWriter:
     _writing: bool = False
     _running: bool = False  # the thread
     _changed: threading.Condition = field(factory=threading.Condition)  # reentrant: a finalizer may log at any moment
+    _hurried: threading.Event = field(factory=threading.Event)  # ends the pause
 
     def put(self, data: bytes) -> bool:
         """Queue an item; return whether there was room for it."""
@@ -94,6 +100,7 @@ class QueuedWriter:
 
     def flush(self, within_s: float) -> bool:
         """Block until everything has been written or dropped, for at most `within_s`; return whether it has."""
+        self._hurried.set()
         with self._changed:
             return self._changed.wait_for(lambda: self.idle, within_s)
 
@@ -120,6 +127,10 @@ class QueuedWriter:
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
+                idle = self.idle
+            if idle and self.pause_s:
+                self._hurried.wait(self.pause_s)
+                self._hurried.clear()
 
     def _take(self) -> tuple[bytes, _Gap, _Gap]:
         """Remove a chunk from the queue; return it with its notices, its size, and what the notices account for."""

@@ -11,6 +11,8 @@ BUGS: Bugs = {
             "            self._changed.notify_all()\n            return True\n",
             "            self._changed.notify_all()\n        self.flush(60.0)\n        return True\n",
         ),
+        Bug("the last lines of a process wait for the writer's pause", "        self._hurried.set()\n", ""),
+        Bug("a writer wakes for each line", "            if idle and self.pause_s:\n", "            if False:\n"),
         Bug(
             "a writer for which there was no thread never has one",
             "                with suppress(RuntimeError):  # the system has no thread left: the next item tries again\n",

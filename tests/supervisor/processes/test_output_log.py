@@ -97,6 +97,34 @@ def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_ne
     assert b"".join(written) == b"123"
 
 
+def after_its_first_line(pause_s: float) -> tuple[QueuedWriter, list[bytes]]:
+    """Return a writer that sleeps between writes, and what it has written."""
+    written: list[bytes] = []
+    log = QueuedWriter(written.append, pause_s=pause_s)
+    log.put(b"1")
+    while not (written and log.idle):
+        threading.Event().wait(0.001)
+    return log, written
+
+
+def test_lines_that_come_in_the_pause_of_a_writer_are_written_together_and_a_flush_ends_it() -> None:
+    log, written = after_its_first_line(pause_s=60.0)
+    log.put(b"2")
+    threading.Event().wait(0.05)  # a writer that wakes for each line has written it by then
+    log.put(b"3")
+    assert log.flush(5.0)
+    assert written == [b"1", b"23"]
+
+
+def test_the_pause_of_a_writer_ends_by_itself() -> None:
+    log, written = after_its_first_line(pause_s=0.01)
+    log.put(b"2")
+    deadline = time.perf_counter() + 5.0
+    while not log.idle and time.perf_counter() < deadline:
+        threading.Event().wait(0.001)
+    assert written == [b"1", b"2"]
+
+
 async def test_o16_a_failing_folder_is_logged_once_and_again_when_it_works(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
