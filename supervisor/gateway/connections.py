@@ -18,6 +18,8 @@ from supervisor.gateway.outbox import Outbox
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections
 from supervisor.telemetry.metrics import Metrics
 
+AWAITED_POLL_S = 0.05
+
 
 class Connection(Protocol):
     """The HTTP or WebSocket side of one client's connection."""
@@ -27,14 +29,11 @@ class Connection(Protocol):
         """Whether a request is being answered."""
 
     @property
-    def asked(self) -> bool:
-        """Whether a request has come."""
+    def awaited(self) -> bool:
+        """Whether its first request, or the rest of one that has begun to come, is still to be served in a drain."""
 
     def drain(self) -> None:
         """End as soon as nothing is being answered."""
-
-    def leave(self) -> None:
-        """End if this waits for a request and has answered one before."""
 
     def refuse_partial(self) -> None:
         """Refuse a request of which a part has been received."""
@@ -102,11 +101,6 @@ class Connections:
             key.connections -= 1
         self._changed.unpark_all()
 
-    def leave(self) -> None:
-        """End each connection that is idle since its last answer."""
-        for connection in tuple(self._open.values()):
-            connection.leave()
-
     def drain(self) -> None:
         """Have every connection end as soon as nothing is being answered over it."""
         for connection in tuple(self._open.values()):
@@ -117,16 +111,11 @@ class Connections:
         for connection in tuple(self._open.values()):
             connection.refuse_partial()
 
-    def request_read(self) -> None:
-        """Take note that a connection may have its first request."""
-        if self._changed:
-            self._changed.unpark_all()
-
-    async def wait_first_requests(self) -> None:
-        """Wait until each connection has had a request, or has ended."""
+    async def wait_received(self) -> None:
+        """Wait until no connection's first request, nor the rest of any other, is awaited; each has limits for that."""
         await trio.lowlevel.checkpoint()
-        while not all(connection.asked for connection in self._open.values()):
-            await self._changed.park()
+        while any(connection.awaited for connection in self._open.values()):  # noqa: ASYNC110  # some end by their time
+            await trio.sleep(AWAITED_POLL_S)
 
     async def wait_idle(self) -> None:
         """Wait until nothing is being answered and no backlog is left; only in a drain, which ends idle connections."""

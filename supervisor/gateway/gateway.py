@@ -22,6 +22,7 @@ from attrs import define, evolve, field, frozen
 
 from actors.kit.offload import Offload, RunInThread, run_inline
 from actors.processor import TextReply
+from protocol.cluster import GateState
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.request_body import reading_work
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, StartFailed
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+IDLE_S = 0.5  # in which clients of idle connections may send one more request to a gateway that leaves its port
 ENDING_A_TURN = 4  # connections that may end in one turn: hundreds that end together must not delay other tokens
 
 
@@ -96,7 +98,7 @@ class Gateway:
     shares_port: bool = False  # with other gateways of this machine
     leaving: bool = False  # it has left that port, and each connection closes after its next answer
     draining: bool = False  # connections get no further request
-    left: trio.Event = field(factory=trio.Event)  # its listeners are closed, and who waited there has been accepted
+    listens: bool = False  # clients can connect
     reserve: Reserve = field(factory=Reserve)  # file descriptors that no connection may take
     connections: Connections = field(init=False)
     bodies: MemoryBudget = field(init=False)
@@ -106,6 +108,7 @@ class Gateway:
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # held while many small pieces are read
     _listening: trio.CancelScope | None = None
+    _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)  # whether it listens
 
     def __attrs_post_init__(self) -> None:
         answers, share = "answers in one piece (answers_bytes_max)", lambda: self.limits.key_share_max
@@ -140,6 +143,14 @@ class Gateway:
     def access_log(self) -> AccessLog:
         """The log of all requests; those that `answer` has recorded are logged by the runner."""
         return self.runner.access
+
+    def why_unready(self) -> str | None:
+        """Return why clients cannot be served now, None if they can: also, that none can connect."""
+        return self.unready() or ("it does not listen yet" if self.shares_port and not self.listens else None)
+
+    def gate_state(self) -> GateState:
+        """Return the state of the admission gate, for operators; `unready` also until this can replace another."""
+        return evolve(self.gate.state(), unready=self.why_unready() or "")
 
     def statistics(self) -> GatewayStatistics:
         """Return what the gateway has open, and uses of its limits."""
@@ -183,12 +194,28 @@ class Gateway:
             self._listening.cancel(reason="other gateways have the port")
         return self._listening
 
+    def listening_begun(self) -> None:
+        """Note that clients can connect."""
+        self.listens = True
+        self._changed.unpark_all()
+
+    def listening_ended(self) -> None:
+        """Note that no more connections will come: all that waited at the port have been taken."""
+        self.listens, self._listening = False, None
+        self._changed.unpark_all()
+
+    async def wait_listening(self) -> None:
+        """Wait until clients can connect, or never will again."""
+        await trio.lowlevel.checkpoint()
+        while not (self.listens or self.leaving):
+            await self._changed.park()
+
     def leave_port(self) -> None:
         """Leave a port that others share: new clients reach those, and here each may still make one request."""
         self.leaving = True
         if self._listening is not None:
             self._listening.cancel(reason="other gateways have the port")
-        self.connections.leave()
+        self._changed.unpark_all()
 
     @property
     def closes_connections(self) -> bool:
@@ -196,9 +223,15 @@ class Gateway:
         return self.leaving or self.draining
 
     async def wait_last_requests(self) -> None:
-        """Wait, after `leave_port`, until each client that had connected there has sent its first request."""
-        await self.left.wait()
-        await self.connections.wait_first_requests()
+        """Wait, after `leave_port`, until each client that had connected there has sent its first request.
+
+        A further request over an idle connection is answered for `IDLE_S`: its client learns that it was the last.
+        """
+        idle_until = trio.current_time() + IDLE_S
+        while self._listening is not None:
+            await self._changed.park()
+        await trio.sleep_until(idle_until)  # meanwhile the tasks of the connections that were taken last have begun
+        await self.connections.wait_received()
 
     def drain(self) -> None:
         """Close idle connections, and the others after their last response; admit nothing new.

@@ -103,12 +103,13 @@ async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
                 for each in sockets:
                     each.listen(BACKLOG)
             listeners += (_guarded(gateway, each, take) for each in sockets)
+            gateway.listening_begun()
             await trio.serve_listeners(serve, listeners, handler_nursery=connections, task_status=task_status)
     finally:
         if not listeners:  # else each has closed its socket
             for each in sockets:
                 each.close()
-        gateway.left.set()
+        gateway.listening_ended()
 
 
 def _guarded(

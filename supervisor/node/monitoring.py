@@ -81,7 +81,7 @@ def monitoring_child(address: Endpoint | None, endpoint: Gateway) -> Child:
 
 def gateway_unready(directory: Directory, gateway: Gateway) -> str | None:
     """Return why a gateway is not ready, None if it is."""
-    return "the node drains" if directory.draining else gateway.unready()
+    return "the node drains" if directory.draining else gateway.why_unready()
 
 
 def unready(cluster: Cluster, directory: Directory) -> str | None:

@@ -56,7 +56,6 @@ from supervisor.threads.text_threads import TextThreads
 log = logging.getLogger(__name__)
 
 ROOM_BITS = 63  # of a rendezvous room, as SGLang has them
-LAST_REQUESTS_S = 10.0  # for the first requests of clients that had connected to a port that others share
 BYE_S = 0.05  # for the goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
@@ -156,7 +155,7 @@ class Node:
         self.assembly.controls.drain = self.drain_for_operator
         self.assembly.controls.reload = reloader.reload
         if self.assembly.gateway is not None:
-            self.assembly.controls.gate_state = self.assembly.gateway.gate.state
+            self.assembly.controls.gate_state = self.assembly.gateway.gate_state
 
     def set_drain_s(self, drain_s: float) -> None:
         """Set the time in seconds in which streams may finish in a drain."""
@@ -269,6 +268,8 @@ class Node:
                 log.info("waiting", extra={"reason": reason})
                 logged_reason = reason
             await self.assembly.directory.wait_changed()
+        if self.assembly.gateway is not None and self.assembly.gateway.shares_port:
+            await self.assembly.gateway.wait_listening()
         if not self.assembly.directory.draining:
             announce()
 
@@ -307,8 +308,7 @@ class Node:
         with grace.wait_at_most(self.drain_s):
             if assembly.gateway is not None and assembly.gateway.shares_port:
                 assembly.gateway.leave_port()
-                with grace.wait_at_most(min(LAST_REQUESTS_S, self.drain_s / 2)):
-                    await assembly.gateway.wait_last_requests()
+                await assembly.gateway.wait_last_requests()
             if assembly.gateway is not None:
                 assembly.gateway.drain()
             if assembly.links is not None:  # until a node learns of the drain, it may choose a worker here

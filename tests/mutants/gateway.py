@@ -224,8 +224,8 @@ BUGS: Bugs = {
         Bug("a connection is never forgotten", "        self._open.pop(outbox, None)\n", ""),
         Bug(
             "a gateway that has left its port does not wait for first requests",
-            "while not all(connection.asked",
-            "while not any(connection.asked",
+            "while any(connection.awaited",
+            "while all(connection.awaited",
         ),
     ),
     "supervisor/gateway/gateway.py": (
@@ -236,9 +236,9 @@ BUGS: Bugs = {
             "        if True:\n",
         ),
         Bug(
-            "a gateway that leaves its port keeps idle connections",
-            "        self.connections.leave()\n",
-            "        pass\n",
+            "a gateway counts as ready before it listens at a shared port",
+            "if self.shares_port and not self.listens else None",
+            "if False else None",
         ),
     ),
     "supervisor/gateway/server.py": (

@@ -45,9 +45,9 @@ class HttpConnection:
         self._reader = RequestReader(self.outbox, self.gateway)
 
     @property
-    def asked(self) -> bool:
-        """Whether a request has been read."""
-        return self.busy or self._reader.answered > 0
+    def awaited(self) -> bool:
+        """Whether its first request, or the rest of one of which a part has come, is still to come."""
+        return not self.busy and (not self._reader.answered or self._reader.begun)
 
     @property
     def unread(self) -> bool:
@@ -57,11 +57,6 @@ class HttpConnection:
     def drain(self) -> None:
         """End the connection if it waits for its next request."""
         self._reader.drain()
-
-    def leave(self) -> None:
-        """End the connection if it waits for a request after its first."""
-        if self._reader.answered:
-            self._reader.drain()
 
     def refuse_partial(self) -> None:
         """Refuse a request of which a part has been received: it would be refused as a whole, too."""
@@ -154,7 +149,6 @@ class HttpConnection:
             self._fail_without_memory(error, exchange)
         else:
             self.busy = True
-            self.gateway.connections.request_read()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._reader.watch, exchange, nursery.cancel_scope)
                 await self._handle(handler, exchange, body)

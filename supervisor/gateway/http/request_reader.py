@@ -70,6 +70,11 @@ class RequestReader:
         """The bytes that were received behind the request that was read last."""
         return self.syntax.trailing_bytes
 
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a request has been received, or all of it, that has not been answered."""
+        return self._head is None or bool(self._head)
+
     def drain(self) -> None:
         """Stop waiting for a request of which nothing has been received."""
         if self._idle is not None:

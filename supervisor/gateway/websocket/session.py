@@ -69,7 +69,18 @@ async def _serve(
         )
         socket = ClientSocket(outbox, stream, gateway.limits.body_bytes_max)
         model = parse_qs(urlsplit(handshake.target).query).get("model", [None])[0]
-        session = Session(socket, outbox, stream, gateway, request_id, key, caller, model, draining=gateway.draining)
+        session = Session(
+            socket,
+            outbox,
+            stream,
+            gateway,
+            request_id,
+            key,
+            caller,
+            model,
+            draining=gateway.draining,
+            first_until=trio.current_time() + gateway.limits.head_s,
+        )
         gateway.connections.upgrade(outbox, session)
         await session.run()
     except trio.BrokenResourceError:
@@ -93,7 +104,8 @@ class Session:
     caller: Trace | None  # where the client stood in a trace when it connected
     default_model: str | None  # of requests that name none
     _draining: bool
-    asked: bool = False  # a message has been parsed
+    _first_until: float  # until when its first message is waited for in a drain
+    _asked: bool = False  # any message has come as a whole
     _expires_at: float = 0.0
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _scope: trio.CancelScope | None = None
@@ -107,8 +119,10 @@ class Session:
         """Whether a response runs or waits, or a message waits to be parsed."""
         return any(part is not None and part.busy for part in (self._lanes, self._messages))
 
-    def leave(self) -> None:
-        """Do nothing: a session goes on until the drain, since its client would lose what it can continue."""
+    @property
+    def awaited(self) -> bool:
+        """Whether its first message is still to come, for which it has as long as for the head of a request."""
+        return not self._asked and trio.current_time() < self._first_until
 
     def drain(self) -> None:
         """End once the last response has ended."""
@@ -201,6 +215,7 @@ class Session:
         try:
             while True:
                 message = await self.socket.receive()
+                self._asked = True
                 if isinstance(message, bytes) and not self._closing:
                     self._send(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
@@ -211,8 +226,7 @@ class Session:
 
     def _on_event(self, event: Event | RequestError, fields: Fields, size_bytes: int) -> None:
         """Act on a message, unless this server is closing."""
-        lanes, self.asked = self._lanes, True
-        self.gateway.connections.request_read()
+        lanes = self._lanes
         if self._closing or lanes is None:
             return
         try:

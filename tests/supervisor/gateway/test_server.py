@@ -311,17 +311,18 @@ async def test_a_gateway_that_leaves_its_port_answers_one_request_of_each_client
     rather_slow: MockClock,
 ) -> None:
     async with gateway_rig(shares_port=True) as rig:
-        idle, new, streaming, lane = [await rig.client() for _ in range(4)]
+        idle, used, new, streaming, lane = [await rig.client() for _ in range(5)]
         assert (await idle.ask(post(chat()))).whole
+        assert (await used.ask(post(chat()))).whole
         assert (await lane.upgrade()).status == 101
         await streaming.send(post(chat("n=20 s=0.1", stream=True)))
         waiting = [socket.create_connection(("127.0.0.1", rig.port)) for _ in range(5)]
         rig.gateway.leave_port()  # in the turn in which they came: none has been accepted
         queued = [Client(trio.SocketStream(trio.socket.from_stdlib_socket(each))) for each in waiting]
-        assert await idle.closed()  # its next request reaches another gateway
+        await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(OSError, match="refused"):
             await rig.client()
-        for client in (new, *queued):
+        for client in (used, new, *queued):
             reply = await client.ask(post(chat("n=3")))
             assert (reply.status, reply.whole, reply.headers["connection"]) == (200, True, "close")
             assert await client.closed()
@@ -331,6 +332,7 @@ async def test_a_gateway_that_leaves_its_port_answers_one_request_of_each_client
         assert await streaming.closed()
         rig.gateway.drain()
         assert await lane.close_code() == 1012
+        assert await idle.closed()
         for client in queued:
             await client.stream.aclose()
         await leave_all(rig)
@@ -339,7 +341,7 @@ async def test_a_gateway_that_leaves_its_port_answers_one_request_of_each_client
 async def test_a_drain_of_a_shared_port_waits_for_the_first_request_of_each_client_that_had_come(
     rather_slow: MockClock,
 ) -> None:
-    async with gateway_rig(shares_port=True) as rig, trio.open_nursery() as nursery:
+    async with gateway_rig(shares_port=True, head_s=60.0) as rig, trio.open_nursery() as nursery:
         slow, lane, leaver, old = [await rig.client() for _ in range(4)]
         assert (await old.upgrade()).status == 101
         await old.say(create("n=1"))
@@ -407,12 +409,16 @@ async def test_a_gateway_that_shares_its_port_listens_once_it_can_serve(rather_s
         rig.ready.append("engine a is starting")
         ready = trio.Event()
         rig.gateway.wait_ready = ready.wait
+        rig.gateway.listens = False  # the rig's own listener has no part in this
         port = await nursery.start(serve, rig.gateway, ROUTES, "127.0.0.1", 0)
         with pytest.raises(OSError, match="failed"):
             await trio.open_tcp_stream("127.0.0.1", port)
         rig.ready.clear()
+        assert rig.gateway.gate_state().unready == "it does not listen yet"
         ready.set()
-        await trio.testing.wait_all_tasks_blocked()
+        assert not rig.gateway.listens
+        await rig.gateway.wait_listening()
+        assert rig.gateway.why_unready() is None
         client = Client(await trio.open_tcp_stream("127.0.0.1", port))
         assert (await client.ask(post(chat()))).status == 200
         await client.stream.aclose()
