@@ -63,14 +63,14 @@ class Failover:
         """Count a successful hand-off, once the decode has begun: a prefill knows only what it has sent."""
         if route.prefill is not None and self._handed_route is not route:
             self._handed_route = route
-            self.routing.answered(route.prefill.load.name)
+            self.routing.answered(route.prefill.full_name)
             self.routing.answered(route.name)
 
     def ended(self, route: Route, worker: Worker) -> None:
         """Count the success of a worker whose answer has ended; that of a prefill counts at the hand-off."""
         if worker is route.decode:
             self.handed_over(route)
-            self.routing.answered(worker.load.name)
+            self.routing.answered(worker.full_name)
 
     def failed(self, route: Route, worker: Worker, error: RequestError) -> None:
         """Count an error against the worker that it came from, or against the pair."""
@@ -80,12 +80,12 @@ class Failover:
         if isinstance(error, HandOffFailed) or unmet:
             self.routing.failed(route.name, error)
         elif late or isinstance(error, InternalError):
-            self.routing.failed(worker.load.name, error)
+            self.routing.failed(worker.full_name, error)
         elif isinstance(error, EngineRefused) and self._refusal is None:
-            self._refusal = worker.load.name, error
+            self._refusal = worker.full_name, error
         if isinstance(error, EngineLost):
-            self.crashed_names.add(worker.load.name)
-        self.lost_names.add(worker.load.name)
+            self.crashed_names.add(worker.full_name)
+        self.lost_names.add(worker.full_name)
         if isinstance(error, HandOffFailed):  # it is not known which of the two is at fault
             self.lost_names.update(route.names)
 

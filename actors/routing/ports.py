@@ -21,8 +21,12 @@ class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
     """One worker of a model, of any node; its load counts a request from the turn in which it is asked."""
 
     @property
+    def full_name(self) -> str:
+        """Its name, which is unique in its pool: that of its load, which takes much longer to make."""
+
+    @property
     def load(self) -> Load:
-        """Its load, with its name, which is unique in its pool."""
+        """Its load at this moment."""
 
     @property
     def leg(self) -> Leg:

@@ -52,7 +52,7 @@ class Route:
         for name in self._reserved:
             self._reservations.reserve(name, self._prompt)
         if self.prefill is not None:
-            self._pending = self.prefill.load.name, self.decode.load.name
+            self._pending = self.prefill.full_name, self.decode.full_name
             self._reservations.add(*self._pending, self._prompt)
         self.probed = [name for name in {*self.names, self.name} if self._outliers.begin_probe(name, self)]
 
@@ -60,12 +60,12 @@ class Route:
     def names(self) -> tuple[str, ...]:
         """The names of its workers."""
         both = (self.decode,) if self.prefill is None else (self.decode, self.prefill)
-        return tuple(worker.load.name for worker in both)
+        return tuple(worker.full_name for worker in both)
 
     @property
     def name(self) -> str:
         """The name of its worker, or of the pair."""
-        return self.decode.load.name if self.prefill is None else pair_name(self.prefill, self.decode)
+        return self.decode.full_name if self.prefill is None else pair_name(self.prefill, self.decode)
 
     @property
     def overcommitted(self) -> bool:
@@ -79,7 +79,7 @@ class Route:
     @asynccontextmanager
     async def ask(self, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
         """Ask one of its workers, which counts the request itself from then on."""
-        self._release(worker.load.name)
+        self._release(worker.full_name)
         try:
             async with worker.ask(request, request.sampling.tokens_max) as replies:
                 yield replies
@@ -111,4 +111,4 @@ class Route:
 
 def pair_name(prefill: Worker, decode: Worker) -> str:
     """Return the name of a prefill and a decode as a pair."""
-    return f"{prefill.load.name}+{decode.load.name}"
+    return f"{prefill.full_name}+{decode.full_name}"

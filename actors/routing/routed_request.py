@@ -191,7 +191,7 @@ class RoutedRequest:
 
     @asynccontextmanager
     async def _leg(self, route: Route, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
-        name = worker.load.name
+        name = worker.full_name
         with self._watched(route, worker):
             async with route.ask(worker, self._with_span(request)) as replies:
                 try:
@@ -208,14 +208,14 @@ class RoutedRequest:
 
     def _rendezvous(self, prefill: Worker) -> Rendezvous:
         if prefill.bootstrap is None:  # it was there when the prefill was chosen
-            self._failover.lost_names.add(prefill.load.name)
-            raise HandOffFailed(f"prefill {prefill.load.name} no longer announces where its rendezvous is")
+            self._failover.lost_names.add(prefill.full_name)
+            raise HandOffFailed(f"prefill {prefill.full_name} no longer announces where its rendezvous is")
         return Rendezvous(self.routing.new_room(), *prefill.bootstrap)
 
     @contextmanager
     def _watched(self, route: Route, worker: Worker) -> Iterator[None]:
         """Observe how the call in the body ends, and count a failure against the worker."""
-        name, outcome = worker.load.name, AskerLeft.code
+        name, outcome = worker.full_name, AskerLeft.code
         try:
             yield
             outcome = "ended"

@@ -198,12 +198,12 @@ class Routing:
         They keep their order, and each is examined only when the caller asks for it.
         """
         if not self.outliers:
-            yield from (worker for worker in workers if worker.load.name not in excluded)
+            yield from (worker for worker in workers if worker.full_name not in excluded)
             return
         now, ejected = trio.current_time(), list[Worker]()
         any_eligible = False
         for worker in workers:
-            name = worker.load.name
+            name = worker.full_name
             if name in excluded:
                 continue
             if not self.outliers.avoided(name, now):
@@ -273,8 +273,8 @@ class Routing:
 
     def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
         """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
-        workers = [worker for worker in self.pool.workers() if worker.load.name not in excluded]
-        eligible = [worker for worker in workers if not self.outliers.avoided(worker.load.name, now)]
+        workers = [worker for worker in self.pool.workers() if worker.full_name not in excluded]
+        eligible = [worker for worker in workers if not self.outliers.avoided(worker.full_name, now)]
         prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and worker.bootstrap is not None]
         decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
         return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))

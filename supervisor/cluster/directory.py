@@ -264,7 +264,7 @@ class Directory:
     def offers_by_name(self, model: str | None = None) -> dict[str, Offer]:
         """Return the same offers by the workers' names in the cluster: two nodes may have workers of one name."""
         workers = self.all_workers()
-        return {worker.load.name: offer for worker in workers if model in {None, (offer := worker.offer).model}}
+        return {worker.full_name: offer for worker in workers if model in {None, (offer := worker.offer).model}}
 
     @property
     def running(self) -> int:
@@ -276,13 +276,13 @@ class Directory:
         """The names in the cluster of workers on nodes that drain."""
         local = self.local.values() if self.draining else ()
         remote = (record.workers.values() for record in self.records if record.state.draining)
-        return {worker.load.name for workers in (local, *remote) for worker in workers}
+        return {worker.full_name for workers in (local, *remote) for worker in workers}
 
     @property
     def stalled_workers(self) -> set[str]:
         """The names in the cluster of workers on nodes that stand still."""
         stalled = (record for record in self.records if record.link is not None and record.link.stalled)
-        return {worker.load.name for record in stalled for worker in record.workers.values()}
+        return {worker.full_name for record in stalled for worker in record.workers.values()}
 
     # Nodes -------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ async def _ask_all(
     answers: dict[str, Message | RequestError | None] = {}
 
     async def ask(worker: LocalWorker | RemoteWorker) -> None:
-        name = worker.load.name
+        name = worker.full_name
         try:
             with trio.fail_after(within_s):
                 answers[name] = await worker.call(request)

@@ -84,6 +84,11 @@ class LocalWorker:
         return self.idle_offer.name
 
     @property
+    def full_name(self) -> str:
+        """Its name in the cluster."""
+        return f"{self.node}/{self.idle_offer.name}"
+
+    @property
     def model(self) -> str:
         """The model that it serves."""
         return self.idle_offer.model
@@ -118,7 +123,7 @@ class LocalWorker:
         last = self.engine.last
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
         slots, tokens = self.idle_offer.slots, self.tokens
-        name, bounds = f"{self.node}/{self.name}", _prefill_bounds(self.idle_offer)
+        name, bounds = self.full_name, _prefill_bounds(self.idle_offer)
         own = self.busy - sum(requests for requests, _ in self.asked_by.values())
         ours = own, self.pending.prompts, *self.directory.routers
         return Load(
@@ -230,6 +235,11 @@ class RemoteWorker:
         return self.offer.name
 
     @property
+    def full_name(self) -> str:
+        """Its name in the cluster."""
+        return f"{self.node}/{self.offer.name}"
+
+    @property
     def model(self) -> str:
         """The model that it serves."""
         return self.offer.model
@@ -251,7 +261,7 @@ class RemoteWorker:
         tokens = self.tokens + offer.tokens
         kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
         busy = self.busy + offer.running + offer.waiting
-        name, bounds = f"{self.node}/{offer.name}", _prefill_bounds(offer)
+        name, bounds = self.full_name, _prefill_bounds(offer)
         ours = self.busy, self.pending.prompts, *self.directory.routers
         return Load(
             name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours

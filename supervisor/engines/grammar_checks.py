@@ -68,5 +68,5 @@ def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[L
 
 def _by_name(directory: Directory, model: str) -> list[LocalWorker | RemoteWorker]:
     return sorted(
-        (worker for worker in directory.all_workers() if worker.model == model), key=lambda worker: worker.load.name
+        (worker for worker in directory.all_workers() if worker.model == model), key=lambda worker: worker.full_name
     )

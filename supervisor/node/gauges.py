@@ -21,12 +21,12 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
     registry.add_value("espalier_node_draining", "Whether the node drains", lambda: float(directory.draining))
     registry.add_gauge(
         *("espalier_engine_slots", "Requests that the engine computes at once", "engine"),
-        lambda: [((worker.load.name,), float(worker.idle_offer.slots)) for worker in directory.local.values()],
+        lambda: [((worker.full_name,), float(worker.idle_offer.slots)) for worker in directory.local.values()],
     )
     registry.add_gauge(
         *("espalier_engine_requests_assigned", "Requests given to the engine, whether or not they have a slot"),
         "engine",
-        lambda: [((worker.load.name,), float(worker.busy)) for worker in directory.local.values()],
+        lambda: [((worker.full_name,), float(worker.busy)) for worker in directory.local.values()],
     )
     registry.add_gauge(
         *("espalier_engine_model_mismatch", "Whether the engine is not used because its model differs", "engine"),
@@ -49,7 +49,7 @@ def add_engine_up(registry: Registry, read: Callable[[], Mapping[str, float]]) -
 
 def local_engines_up(directory: Directory) -> dict[str, float]:
     """Return 1 for each engine of this node that accepts requests, 0 for the others."""
-    return {worker.load.name: float(worker.offer.up) for worker in directory.local.values()}
+    return {worker.full_name: float(worker.offer.up) for worker in directory.local.values()}
 
 
 def add_gateway_gauges(registry: Registry, gateway: Gateway) -> None:

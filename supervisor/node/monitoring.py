@@ -45,7 +45,7 @@ def make_monitoring(
     host = listen.host
     is_unready: Callable[[], str | None]
     if gateway is None:
-        engines = {worker.load.name: worker.engine for worker in directory.local.values()}
+        engines = {worker.full_name: worker.engine for worker in directory.local.values()}
         is_unready = partial(unready, cluster, directory)
         text: Callable[[], Awaitable[bytes]] = partial(local_metrics_text, engines, runtime.metrics)
     else:

@@ -22,8 +22,8 @@ BUGS: Bugs = {
     "actors/routing/failover.py": (
         Bug(
             "a prefill that has sent is well, whatever its decode got",
-            "        if worker is route.decode:\n            self.handed_over(route)\n            self.routing.answered(worker.load.name)\n",
-            "        self.routing.answered(worker.load.name)\n        if worker is route.decode:\n            self.handed_over(route)\n",
+            "        if worker is route.decode:\n            self.handed_over(route)\n            self.routing.answered(worker.full_name)\n",
+            "        self.routing.answered(worker.full_name)\n        if worker is route.decode:\n            self.handed_over(route)\n",
         ),
         Bug("a leg is blamed for how long the other lets it wait", " or unmet:", ":"),
         Bug("a drain uses up a resume", "self._losses += not (unready or planned)", "self._losses += not unready"),

@@ -68,7 +68,7 @@ BUGS: Bugs = {
         Bug("a request is never lost too often", "if self._losses > limits.resumes_max or", "if False or"),
         Bug("a request kills one engine after the other", "self._crashes += 1", "pass"),
         Bug(
-            "the worker that was lost is asked again at once", "self.lost_names.add(worker.load.name)\n        if", "if"
+            "the worker that was lost is asked again at once", "self.lost_names.add(worker.full_name)\n        if", "if"
         ),
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
     ),

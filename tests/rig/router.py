@@ -78,6 +78,10 @@ class Fake:
     pool: FakePool = field(init=False)
 
     @property
+    def full_name(self) -> str:
+        return self.name
+
+    @property
     def load(self) -> Load:
         return Load(self.name, self.busy + self.more, self.slots)
 
@@ -151,6 +155,10 @@ class ActorWorker:
     busy: int = 0
     asked: list[str] = Factory(list)
     address: AnyAddress = field(init=False)
+
+    @property
+    def full_name(self) -> str:
+        return self.name
 
     @property
     def load(self) -> Load:

@@ -86,6 +86,10 @@ class View:
         return ("host", 1) if self.leg is Leg.PREFILL else None
 
     @property
+    def full_name(self) -> str:
+        return self.name
+
+    @property
     def load(self) -> Load:
         busy, ours = (
             self.own + self.others,

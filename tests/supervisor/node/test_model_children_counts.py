@@ -6,13 +6,16 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from attrs import define, evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from actors.routing.load import Load
 from protocol.text_messages import Respond, Role, Turn
+from supervisor.cluster import workers
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.requests import RequestRecord
 from supervisor.node.assembly import Assembly
@@ -35,15 +38,17 @@ context_max = 8192
 TASKS_MAX = 1  # decode's: the processor and the router answer in the asker's
 SCOPES_MAX = 10
 STEPS_MAX = 20  # of tasks, those of the simulated engine among them
+LOADS_MAX = 5  # of a worker, which are dear to make: its name alone needs none
 
 
 @define(eq=False)
 class Counts(trio.abc.Instrument):
-    """Counts tasks that begin, steps of tasks, and cancel scopes that are entered."""
+    """Counts tasks that begin, steps of tasks, cancel scopes that are entered, and loads of workers that are made."""
 
     tasks: int = 0
     steps: int = 0
     scopes: int = 0
+    loads: int = 0
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks += 1
@@ -56,12 +61,17 @@ class Counts(trio.abc.Instrument):
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     counts, enter = Counts(), trio.CancelScope.__enter__
 
+    def count_and_make(*values: Any) -> Load:
+        counts.loads += 1
+        return Load(*values)
+
     def count_and_enter(scope: trio.CancelScope) -> trio.CancelScope:
         counts.scopes += 1
         return enter(scope)
 
     with monkeypatch.context() as patches:
         patches.setattr(trio.CancelScope, "__enter__", count_and_enter)
+        patches.setattr(workers, "Load", count_and_make)
         trio.lowlevel.add_instrument(counts)
         yield counts
         trio.lowlevel.remove_instrument(counts)
@@ -94,4 +104,5 @@ async def test_a_plain_request_costs_one_task_and_few_scopes_and_steps(
         assert counts.tasks <= 20 * TASKS_MAX
         assert counts.scopes <= 20 * SCOPES_MAX
         assert counts.steps <= 20 * STEPS_MAX
+        assert 0 < counts.loads <= 20 * LOADS_MAX
         nursery.cancel_scope.cancel()
