@@ -78,4 +78,11 @@ BUGS: Bugs = {
             "None if head is None else",
         ),
     ),
+    "supervisor/gateway/websocket/lanes.py": (
+        Bug(
+            "events of tokens on the fast path are not counted",
+            "                record.sent_bytes += send(delta(text))\n",
+            "                send(delta(text))\n",
+        ),
+    ),
 }

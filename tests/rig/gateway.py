@@ -20,6 +20,7 @@ from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Address, Answer, mailbox
 from actors.kit.direct import DirectAddress, DirectCalls
+from actors.kit.fast_path import put_token
 from actors.kit.offload import run_inline
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.text.model import TextModel, load
@@ -105,8 +106,10 @@ class Worker:
                 answer.put(Started(self.cached), 0)
                 self.began.set()
             token = line[place % len(line)]
-            scored = () if request.logprobs is None else (logprob_at(token, place, request.logprobs, 512),)
-            answer.put(Tokens((token,), scored), 1)
+            if request.logprobs is None:
+                put_token(answer, token, trio.current_time())
+            else:
+                answer.put(Tokens((token,), (logprob_at(token, place, request.logprobs, 512),)), 1)
         reason = FinishReason.LENGTH if wanted == request.sampling.tokens_max else FinishReason.STOP
         answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached)))
 

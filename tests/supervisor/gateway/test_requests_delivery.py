@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from protocol.dialects.responses import FINAL_EVENTS
 from supervisor.cluster.directory import Directory
+from supervisor.gateway.websocket.frames import text_frame
 from supervisor.node import node
 from supervisor.processes.process import GracePeriods
 from tests.rig.gateway import Client, Rig, at_rest, chat, create, gateway_client, gateway_rig, head, leave_all, post
@@ -104,6 +107,20 @@ async def test_a_request_is_logged_when_its_last_byte_has_been_sent(lines: Lines
         (line,) = lines()
         assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
         assert line.duration_s < 5, "that is the time of the answer, not of its reader"
+
+
+async def test_a_response_on_a_websocket_counts_the_bytes_of_all_its_events(lines: Lines) -> None:
+    async with gateway_client() as (rig, client):
+        await client.upgrade()
+        await client.say(create("n=9"))
+        read_bytes = 0
+        while True:
+            _, payload = await client.frame()
+            read_bytes += len(text_frame(payload))
+            if json.loads(payload)["type"] in FINAL_EVENTS:
+                break
+        await leave_all(rig)
+        assert [line.response_bytes for line in lines()] == [read_bytes]
 
 
 def drain(rig: Rig, drain_s: float, nursery: trio.Nursery) -> None:
