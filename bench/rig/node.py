@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from random import SystemRandom
 from typing import IO
 
 from bench.rig.processes import MARK, SHARED_MEMORY, ProcessEntry, process_table, shared_memory_names, was_marked
@@ -29,6 +30,8 @@ MODEL = "tiny"
 EXIT_MAX_S = 2.0
 READY_WITHIN_S = 120.0
 POLL_S = 0.005
+LISTENING_PORT_MIN = 12_000
+PORTS_MIN = 5_000  # from which free ones are drawn
 PR_SET_PDEATHSIG = 1
 CHECKER = "espalier::grammars"
 CHILD_OF = {"node": "zygote", "zygote": "host", "host": "scheduler"}
@@ -70,12 +73,17 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different ports that no process listens on now."""
+    """Return so many different ports that no process uses now, and that the kernel gives to no outgoing connection."""
+    ports, chance = list[int](), SystemRandom()  # the seeds of tests must not choose the same for each of them
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        while len(ports) < count:
+            port = chance.randrange(LISTENING_PORT_MIN, first) if first > LISTENING_PORT_MIN + PORTS_MIN else 0
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):  # it is in use
+                probe.bind(("127.0.0.1", port))
+                ports.append(int(probe.getsockname()[1]))
+    return ports
 
 
 def wait_until(holds: Callable[[], object], within_s: float, every_s: float = POLL_S) -> float | None:

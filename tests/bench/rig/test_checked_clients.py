@@ -186,6 +186,11 @@ def test_free_ports_differ() -> None:
     assert len(set(free_ports(20))) == 20
 
 
+def test_free_ports_are_none_that_outgoing_connections_get() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        assert max(free_ports(20)) < min(server.getsockname()[1], client.getsockname()[1])
+
+
 # The proxy -------------------------------------------------------------------------------
 
 
