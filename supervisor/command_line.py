@@ -32,7 +32,7 @@ from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
 from supervisor.node import descriptor_needs, file_checks, node, preview
 from supervisor.printable import printable
-from supervisor.processes import reaper
+from supervisor.processes import reaper, signals
 from supervisor.supervision.status import EarlierFailures
 from supervisor.telemetry import logs
 from supervisor.version import version
@@ -44,10 +44,15 @@ OPERATOR_COMMANDS = ("status", "drain", "restart", "reload")
 
 
 def main() -> int:
-    """Parse the command line; check a cluster, run nodes of it, or hash a key. Return the exit code."""
+    """Parse the command line; check a cluster, run nodes of it, or hash a key. Return the exit code.
+
+    To be called with SIGHUP blocked if it shall wait for the handlers of a node or of a launcher.
+    """
     if sys.argv[1:2] == ["hash-key"]:
+        signals.accept_hang_up()
         return hash_key(sys.argv[2] if sys.argv[2:] else "NAME")
     if sys.argv[2:3] and sys.argv[2] in OPERATOR_COMMANDS:
+        signals.accept_hang_up()
         return run_operator_command(sys.argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m supervisor",
@@ -76,6 +81,7 @@ def main() -> int:
     descriptor_needs.raise_limit()
     try:
         if arguments.check:
+            signals.accept_hang_up()
             return _print(check_report(arguments.file, arguments.join, arguments.node))
         loaded = load_cluster(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
         names = placement.select_nodes(loaded.cluster, arguments.node)

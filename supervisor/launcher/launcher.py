@@ -147,7 +147,12 @@ class Launcher:
     # The file ----------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read the file again, a moment later: start nodes that are new in it, and log which have been removed."""
+        """Read the file again, a moment later: start nodes that are new in it, and log which have been removed.
+
+        Nodes that are still starting read it again once they are up.
+        """
+        for node in self.nodes.values():
+            node.outdated = node.outdated or not node.serving
         self._reload_wanted.set()
 
     async def follow_file(self) -> None:
@@ -252,7 +257,7 @@ class Launcher:
         return self.terminal.hung_up
 
     def on_reload(self) -> None:
-        """Read the file again, here and in every node that is up: one that still loads would die of the signal."""
+        """Read the file again, here and in every node: in one that is starting, once it is up."""
         self._signal(signal.SIGHUP, serving=True)
         self.reload()
 

@@ -63,6 +63,7 @@ class KeptNode:
     ended: trio.Event = field(factory=trio.Event)  # for good
     process: Process | None = None  # of this life
     serving: bool = False  # its tree is up, in this life
+    outdated: bool = False  # the file may have changed after it has been read in this life
     removed: bool = False  # from the file: it is not started again
     failures: int = 0  # lives that ended unasked
     last_failure: str = ""
@@ -71,6 +72,12 @@ class KeptNode:
         """Count a life that ended unasked."""
         self.failures += 1
         self.last_failure = reason
+
+    def reload_if_outdated(self) -> None:
+        """Ask a node that is up to read the file again, if that was asked for while it came up."""
+        if self.outdated and self.process is not None:
+            self.outdated = False
+            self.process.send_signal(signal.SIGHUP)
 
     def arguments(self) -> tuple[str, ...]:
         """Return the command-line arguments that tell its next life of those before it, for `status` to show."""
@@ -184,7 +191,7 @@ async def _run_once(node: KeptNode, keeper: NodeKeeper, life: Life, on_up: Calla
             process = _start(node, write_end, keeper, nursery, output_scope)
         finally:
             os.close(write_end)
-        node.process = process
+        node.process, node.outdated = process, False
         watchdog = trio.CancelScope()
         nursery.start_soon(watch, node, process, life, watchdog)
         try:
@@ -210,6 +217,7 @@ async def receive_all(
                 life.has_beaten = True
             case "up", _ if not life.up:
                 life.up = node.serving = True
+                node.reload_if_outdated()
                 on_up()
             case "announce", text:
                 keeper.announce(node.name, text)
@@ -256,7 +264,13 @@ def _start(
     command = [*keeper.command, "--node", node.name, "--launched", str(write_end), *node.arguments()]
     with _output(node.name, keeper.terminal, nursery, output_scope) as output:
         name, environment = f"node {node.name}", dict(keeper.environment)
-        return start(name, command, environment, [write_end], output, reaper.die_with_parent)
+        return start(name, command, environment, [write_end], output, _prepare)
+
+
+def _prepare() -> None:
+    """Prepare a new process: it dies with this one, and SIGHUP waits until it has a handler for that."""
+    reaper.die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def start(
         stdout=log,
         stderr=log,
         start_new_session=True,
-        preexec_fn=preexec,  # noqa: PLW1509  # one system call, and no lock is taken
+        preexec_fn=preexec,  # noqa: PLW1509  # a few system calls, and no lock is taken
     )
     try:
         return Process(name, popen.pid, os.pidfd_open(popen.pid), popen)

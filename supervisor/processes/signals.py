@@ -39,6 +39,7 @@ async def handle_signals(
 ) -> None:
     """Pass each signal to the handler until cancelled."""
     with trio.open_signal_receiver(*SIGNALS) as signals:
+        accept_hang_up()
         task_status.started()
         async for number in signals:
             name = signal.Signals(number).name
@@ -47,6 +48,11 @@ async def handle_signals(
             elif not handler.on_stop(name):
                 log.warning("stopping sooner", extra={"signal": name})
                 handler.on_second_signal(number)
+
+
+def accept_hang_up() -> None:
+    """Let SIGHUP reach this process from now on, also one that has come since the process began with it blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
 
 
 def ignore_signals() -> None:

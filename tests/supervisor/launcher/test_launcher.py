@@ -12,7 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 import trio
@@ -284,6 +285,22 @@ def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks() -> None
     assert second_s == node_process.START_S + cluster.engine["tiny-0"].imports_s
     assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s
     assert first.term_s == second.term_s > cluster.node["second"].drain_s + cluster.engine["tiny-0"].ladder.total_s
+
+
+async def test_a_node_that_was_starting_when_the_file_changed_reads_it_again_once_it_is_up(
+    following: Callable[[Any], Any], one: Launcher, autojump_clock: MockClock
+) -> None:
+    sent = list[tuple[str, int]]()
+    for name, node in one.nodes.items():
+        node.process = cast("Any", SimpleNamespace(send_signal=lambda number, name=name: sent.append((name, number))))
+    one.nodes["front"].serving = True
+    await following(FILE)
+    assert not sent
+    for _ in range(2):
+        for node in one.nodes.values():
+            node.serving = True
+            node.reload_if_outdated()
+    assert sent == [("one", signal.SIGHUP), ("two", signal.SIGHUP)]
 
 
 async def test_a_node_that_could_not_be_started_is_tried_again_at_the_next_reload(

@@ -185,6 +185,28 @@ def test_sighup_is_passed_on_to_the_nodes_and_ends_none(folder: Path) -> None:
         assert not events_logged(target, "draining")
 
 
+def blocks_sighup(pid: int) -> bool:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk:"))
+    return bool(int(line.split()[1], 16) >> (signal.SIGHUP - 1) & 1)
+
+
+def test_sighup_while_a_launcher_and_its_nodes_start_ends_none_and_is_no_less_a_reload(folder: Path) -> None:
+    keys = folder / "keys.toml"
+    keys.write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
+    with simulated_launcher(folder, change=("[gateway]", f'[gateway]\nkeys = "{keys}"')) as target:
+        assert wait_until(lambda: blocks_sighup(target.process.pid), WITHIN_S) is not None
+        target.signal(signal.SIGHUP)  # before it has read anything
+        assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
+        before = {seen.pid for seen in nodes(target).values()}
+        for pid in before:
+            os.kill(pid, signal.SIGHUP)
+        target.signal(signal.SIGHUP)
+        wait_ready(target)
+        assert wait_until(lambda: events_logged(target, "read the keys", node="front"), WITHIN_S) is not None
+        assert {seen.pid for seen in nodes(target).values()} == before
+        assert not any(blocks_sighup(pid) for pid in (target.process.pid, *before))
+
+
 # A file that changes ----------------------------------------------------------------------
 
 
