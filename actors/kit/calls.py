@@ -18,7 +18,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from math import inf
 from typing import Generic, Protocol, TypeVar
 
 import trio
@@ -127,11 +126,13 @@ class Answer(Generic[Rep, Res]):
         while not (self.over.is_set() or self._abandoned):
             if self.fast_path is not None:
                 self.fast_path.settle()  # the deadline depends on the last token
-            deadline = inf if until is None else until()
-            if deadline <= trio.current_time():
-                break
-            with trio.move_on_at(deadline):
+            if until is None:
                 await self._changed.park()
+            elif (deadline := until()) <= trio.current_time():
+                break
+            else:
+                with trio.move_on_at(deadline):
+                    await self._changed.park()
         return self._outcome()
 
     async def result(self) -> Res | None:
