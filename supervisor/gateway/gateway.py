@@ -277,14 +277,14 @@ class Gateway:
             if request.grammar is not None:
                 await self._check_grammar(request, request.grammar, key)
             # Engines come and go while a request waits, so its limit is read once, for everything that depends on it.
-            request = evolve(request, total_max=served.total_max())
+            total_max = served.total_max()
+            request = evolve(request, total_max=total_max, priority=priority, trace=record.trace, owner=key.name)
             gathered_bytes = self._gathered_bytes(request, record)
             owner_max = self.concurrency_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, owner_max=owner_max, param=param):
                 record.admitted_at = trio.current_time()
                 if record.memory is not None:  # reserved until the client has the response
                     record.memory.grow(gathered_bytes)
-                request = evolve(request, priority=priority, trace=record.trace, owner=key.name)
                 answered = await self.runner.answer(request, served, record, on_reply, on_token)
             return finish(answered)  # while it is recorded: a response that cannot be built must not count as complete
 
