@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 import trio
@@ -31,5 +32,19 @@ class SocketTransport:
         await self.stream.send_all(data)
 
     async def receive_some(self) -> bytes | bytearray:
-        """Return some bytes, none at the end."""
-        return await self.stream.receive_some(READ_BYTES)
+        """Return some bytes, none at the end; raises `trio.BrokenResourceError` if the other end has reset the socket.
+
+        An engine sends one message a step, and nothing else has come when the next is awaited. So the socket is read
+        only once it is readable: `receive_some` of the stream would first try in vain each time.
+        """
+        client = self.stream.socket
+        while True:
+            if client.fileno() < 0:
+                raise trio.ClosedResourceError("the socket was closed here")
+            await trio.lowlevel.wait_readable(client)
+            try:
+                return os.read(client.fileno(), READ_BYTES)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise trio.BrokenResourceError(f"the socket broke: {error}") from error

@@ -170,7 +170,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     ),
     "supervisor/launcher/test_launcher.py": ("supervisor/processes/signals.py",),
     "supervisor/links/test_encoding.py": ("supervisor/links/endpoint.py",),
-    "supervisor/links/test_link.py": ("supervisor/links/transport.py", "supervisor/printable.py"),
+    "supervisor/links/test_link.py": ("supervisor/printable.py",),
     "supervisor/links/test_tls.py": ("supervisor/cluster/link_credentials.py",),
     "supervisor/node/test_file_checks.py": (
         "supervisor/files/permissions.py",
