@@ -100,7 +100,7 @@ def run_supervisor(*arguments: object, stdin: str = "", **environment: str) -> s
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,  # a restart of several nodes on a busy machine takes more than a minute
         check=False,
     )
 
