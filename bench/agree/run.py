@@ -68,7 +68,7 @@ class Watch:
         self._size = self.file.stat().st_size
 
     def look(self) -> None:
-        """Take note of the present."""
+        """Add up the CPU time so far, and keep it if the file has grown."""
         for entry in family(process_table(), [self.pid]):
             with suppress(OSError):  # it has ended
                 self._used[entry.pid] = cpu_s(entry.pid)
@@ -97,13 +97,13 @@ def run(tool: Tool, load: Load, server: Running, folder: Path, environments: Pat
         while process.poll() is None and time.perf_counter() < deadline:
             watch.look()
             time.sleep(POLL_S)
-    said = output.read_text(errors="replace")[-OUTPUT_SHOWN:]
+    output_end = output.read_text(errors="replace")[-OUTPUT_SHOWN:]
     if process.returncode != 0:
-        raise Failed(f"{tool.title} exited with {process.returncode}\n{said}")
+        raise Failed(f"{tool.title} exited with {process.returncode}\n{output_end}")
     try:
         figures = tool.read(folder)
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise Failed(f"{tool.title} left no results: {error!r}\n{said}") from error
+        raise Failed(f"{tool.title} left no results: {error!r}\n{output_end}") from error
     requests = answered(log.read_bytes()[offset:], load)
     return Run(
         tool=tool.name,

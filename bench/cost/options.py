@@ -14,6 +14,7 @@ from bench.rig.node import free_port
 REQUESTS_A_CLIENT = 3
 REQUESTS_MIN = 32  # of a load: fewer would be measured in too few ticks of the kernel's clock
 SLOTS_MIN = 64
+STEP_MS = 6.0
 KV_TOKENS_MIN = 16384
 TOKENS_A_WORD_MAX = 3  # of a prompt, by the tiny model's tokenizer
 
@@ -43,7 +44,7 @@ def add(parser: argparse.ArgumentParser, *, clients: Sequence[int], apis: Sequen
         "--workers", type=_count, default=1, metavar="N", help="engines of a started server; default: 1"
     )
     output.add_argument(
-        "--step-ms", type=float, default=6.0, metavar="MS", help="of a simulated engine or a mocker; default: 6"
+        "--step-ms", type=float, default=STEP_MS, metavar="MS", help="of a simulated engine or a mocker; default: 6"
     )
     output.add_argument("--json", type=Path, metavar="FILE", help="write every figure as one document")
 

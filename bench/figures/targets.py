@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from attrs import field, frozen
 
+from bench.cost.options import STEP_MS
 from bench.cost.trends import starts
 from bench.figures.kept import OURS, Kept
 from bench.versus.ratios import FIGURES, Pair
@@ -73,9 +74,15 @@ class Gap:
     clients: int
 
     def __call__(self, kept: Kept) -> Found:
-        """Return the gap of each start."""
+        """Return the gap of each start less the step as asked for: a median gap has the delays of the server in it."""
         samples = [each for each in kept.samples.get(OURS, []) if each.load.clients == self.clients]
-        return Found([each.gap_max_ms - each.gap_p50_ms for each in samples])
+        return Found([each.gap_max_ms - _step_ms(kept) for each in samples])
+
+
+def _step_ms(kept: Kept) -> float:
+    """Return the step of the simulated engine, by the command of a result."""
+    words = list(kept.result.command)
+    return float(words[words.index("--step-ms") + 1]) if "--step-ms" in words else STEP_MS
 
 
 @frozen

@@ -18,10 +18,10 @@ from bench.rig.result import Table, write_document
 from tests.bench.cost.samples import sample, spent
 
 
-def cost(folder: Path, name: str, samples: Sequence[Sample]) -> kept.Kept:
+def cost(folder: Path, name: str, samples: Sequence[Sample], *words: str) -> kept.Kept:
     begun = datetime(2026, 11, 23, tzinfo=UTC)
     plain = [asdict(each) for each in samples]
-    write_document(folder / f"{name}.json", ("cost",), begun, title="T", notes=(), figures=(), samples=plain)
+    write_document(folder / f"{name}.json", ("cost", *words), begun, title="T", notes=(), figures=(), samples=plain)
     return kept.read(folder / f"{name}.json")
 
 
@@ -59,9 +59,12 @@ def test_the_busier_of_two_gateways_is_compared_with_an_equal_share(tmp_path: Pa
     assert targets.busiest_share(found).values == [1.5]
 
 
-def test_the_longest_gap_counts_from_the_step(tmp_path: Path) -> None:
-    found = cost(tmp_path, "streams", [evolve(sample(Load(clients=1000)), gap_max_ms=300.0, gap_p50_ms=50.0)])
-    assert targets.Gap(1000)(found).values == [250.0]
+@pytest.mark.parametrize(("words", "beyond_ms"), [(("--step-ms", "50"), 250.0), ((), 294.0)])
+def test_the_longest_gap_counts_from_the_engines_step_also_if_most_gaps_are_longer(
+    words: tuple[str, ...], beyond_ms: float, tmp_path: Path
+) -> None:
+    slow = evolve(sample(Load(clients=1000)), gap_max_ms=300.0, gap_p50_ms=200.0)
+    assert targets.Gap(1000)(cost(tmp_path, "streams", [slow], *words)).values == [beyond_ms]
 
 
 def test_the_memory_of_a_stream_is_of_the_gateways_node(tmp_path: Path) -> None:
