@@ -95,6 +95,17 @@ async def test_nodes_of_a_large_cluster_are_learned_of_as_links_to_them_come() -
     assert {name for name, node in directory.nodes.items() if node.link is not None} == {"far", *names}
 
 
+async def test_a_node_is_a_rumour_until_there_was_a_link_to_it() -> None:
+    directory, _ = linked_directory()
+    directory.configure("filed", None)
+    directory.merge_state("far", NodeState(neighbours=(Neighbour("heard", "h:1"), Neighbour("filed", "h:2"))))
+    names = ("heard", "filed", "far", "nobody")
+    assert [directory.records.is_rumour(name) for name in names] == [True, False, False, False]
+    directory.linked("heard", link := idle_link())
+    directory.unlinked("heard", link)
+    assert not directory.records.is_rumour("heard"), "it is dialed again at once"
+
+
 async def test_names_that_are_too_many_are_logged_once_for_each_link(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger=node_records.__name__)
     directory, link = linked_directory()
