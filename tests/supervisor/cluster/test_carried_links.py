@@ -231,7 +231,7 @@ async def test_b9_a_refusal_expires_and_wakes_whoever_waits_for_readiness(
     """Nothing comes or goes when it expires, so the time itself must wake them."""
     node, announced = Node("a"), list[str]()
     await refuse(node, nursery)
-    gateway = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
+    gateway = SimpleNamespace(shares_port=False, unready=partial(readiness.unready, node.directory, ()))
     assembly: Any = SimpleNamespace(gateway=gateway, directory=node.directory)
     unused: Any = None
     process = node_module.Node(unused, assembly, unused, unused, 0.0)
