@@ -18,7 +18,7 @@ from supervisor.gateway.outbox import Outbox
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections
 from supervisor.telemetry.metrics import Metrics
 
-AWAITED_POLL_S = 0.05
+AWAITED_POLL_S = 0.05  # in a drain: a connection is also no longer awaited once its time for a first message is over
 
 
 class Connection(Protocol):
