@@ -54,6 +54,7 @@ class AskingHalf:
     def open(self, request: Message, credit: int, to: str) -> tuple[int, LinkAnswer]:
         """Ask without waiting; return the new stream's number and its answer. The asker's deadline goes with it.
 
+        Not if the answer has a first reply: an asker may have one deadline for that, and a later one for the rest.
         Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that fits no
         frame, and the link's `lost_error` if it has ended or the other end stands still.
         """
@@ -64,10 +65,11 @@ class AskingHalf:
             raise Overloaded(f"{len(streams)} streams are open on this link")
         stream = streams.last + 1
         body, attached, rules = encode_body(request), codec.attached(request), reply_rules(request)
+        within_ms = remaining_ms() if rules.first is None else None
         answer = self._answers[stream] = Answer(credit)
         self._rules[stream] = rules
         try:
-            self.send(Open(stream, body, credit, to, remaining_ms(), sum(map(len, attached))), attached)
+            self.send(Open(stream, body, credit, to, within_ms, sum(map(len, attached))), attached)
         except RequestError:  # too much is attached
             self._close(stream)
             raise

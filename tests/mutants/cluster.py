@@ -14,7 +14,12 @@ BUGS: Bugs = {
         Bug("an idle link sends no heartbeat", "self._writer.send(KeepAlive())", "pass"),
     ),
     "supervisor/links/asking.py": (
-        Bug("a deadline is not carried", "credit, to, remaining_ms(), sum(", "credit, to, None, sum("),
+        Bug("a deadline is not carried", "remaining_ms() if rules.first is None else None", "None"),
+        Bug(
+            "the deadline of the first token crosses",
+            "remaining_ms() if rules.first is None else None",
+            "remaining_ms()",
+        ),
     ),
     "supervisor/links/serving.py": (
         Bug("a deadline is read in seconds", "max(0, frame.within_ms) / 1000", "max(0, frame.within_ms)"),

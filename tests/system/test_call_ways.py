@@ -119,3 +119,18 @@ def test_each_client_gets_the_same_bytes_with_direct_addresses_and_without(
     calls = 0
     assert answers(seed, direct=False) == usual
     assert calls == 0
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_an_answer_of_another_node_may_outlast_the_deadline_of_its_first_token(*, direct: bool) -> None:
+    async def scenario(rng: random.Random) -> None:
+        costs = Costs(step_s=0.1, vocabulary_size=VOCABULARY)
+        system = System(rng=rng, workers=1, costs=costs, far=True, first_token_s=3.0, total_s=60.0, direct=direct)
+        async with living(system):
+            wanted = PlannedRequest(turns=(("user", "a"),), tokens_max=60, stream=False)
+            client = Client(system.connect())
+            reply = await client.ask(post(response(wanted), "/v1/responses"))
+            assert (reply.status, round(trio.current_time())) == (200, 6)
+            client.stream.socket.close()
+
+    simulate(scenario, 1)

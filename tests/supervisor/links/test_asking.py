@@ -135,6 +135,16 @@ async def test_a_request_of_a_task_that_is_cancelled_has_no_time_left(autojump_c
         assert request.within_ms == 0
 
 
+async def test_a_deadline_that_the_first_reply_may_move_stays_here(autojump_clock: MockClock) -> None:
+    async with hand_written() as other:
+        with trio.move_on_after(5) as scope:
+            other.link.open(FlushCache(), 1)
+            other.link.open(generate(), 1)
+            scope.deadline += 100  # as a gateway does with the first token
+            opened = [frame for frame in await other.receive() if isinstance(frame, Open)]
+        assert [request.within_ms for request in opened] == [5000, None]
+
+
 # Errors -----------------------------------------------------------------------------------
 
 
