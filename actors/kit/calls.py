@@ -69,6 +69,8 @@ class Answer(Generic[Rep, Res]):
         if units > self.credit:
             raise CreditExceeded(f"{units} units put, {self.credit} promised")
         self.credit -= units
+        if self.fast_path is not None:
+            self.fast_path.measure()
         if self._receiver is not None:
             self._deliver(reply)
         elif not self._abandoned:

@@ -80,16 +80,21 @@ class FastPath:
                 record(tokens, self._last_at)
             except Exception as error:  # noqa: BLE001  # as if the stage had not been skipped
                 answer.fail_relay(error)
-        self._measure()
+        self.measure()
 
     def open(self, texts: Mapping[int, Text | None]) -> None:
         """Let tokens take the path from now on, if `texts` has a text for them."""
         self._texts, self._opened = texts, True
-        self._measure()
+        self.measure()
 
     def close(self) -> None:
         """Let every token go the general way from now on."""
         self._opened, self._room = False, 0
+
+    def measure(self) -> None:
+        """Evaluate anew how many tokens may take the path; needed whenever the credit of an answer has changed."""
+        credit = min((answer.credit for answer in self._answers), default=0) if self._opened else 0
+        self._room = min(TOKENS_MAX, credit)
 
     # The chain --------------------------------------------------------------------------
 
@@ -101,7 +106,7 @@ class FastPath:
             answer.fast_path = self
             self._answers.append(answer)
             self._records.append(record)
-            self._measure()
+            self.measure()
 
     def detach(self, answer: RelayedAnswer) -> None:
         """Cut an answer off the chain, and with it those that it came from."""
@@ -111,11 +116,7 @@ class FastPath:
             for gone in self._answers[place:]:
                 gone.fast_path = None
             del self._answers[place:], self._records[place:]
-            self._measure()
-
-    def _measure(self) -> None:
-        credit = min((answer.credit for answer in self._answers), default=0)
-        self._room = min(TOKENS_MAX, credit) if self._opened else 0
+            self.measure()
 
 
 class TokenAnswer(RelayedAnswer, Protocol):

@@ -7,8 +7,8 @@ from tests.mutants.bug import Bug, Bugs
 BUGS: Bugs = {
     "actors/kit/fast_path.py": (
         Bug("tokens that skip stages cost no credit", "            answer.credit -= len(tokens)\n", ""),
-        Bug("a path takes tokens beyond the credit", "min(TOKENS_MAX, credit) if", "TOKENS_MAX if"),
-        Bug("the recording of tokens has no limit", "min(TOKENS_MAX, credit) if", "credit if"),
+        Bug("a path takes tokens beyond the credit", "min(TOKENS_MAX, credit)", "TOKENS_MAX if credit else 0"),
+        Bug("the recording of tokens has no limit", "min(TOKENS_MAX, credit)", "credit"),
         Bug(
             "an error of a client's socket ends the link",
             "            self._answers[0].fail_relay(error)\n",
@@ -27,6 +27,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/kit/calls.py": (
+        Bug("a path does not know what other replies have cost", "self.fast_path.measure()", "pass"),
         Bug(
             "a reply overtakes the tokens that skipped its stage",
             "            self.fast_path.settle()\n        if units",

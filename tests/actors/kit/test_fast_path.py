@@ -122,6 +122,17 @@ async def test_every_answer_on_the_way_counts_credit(autojump_clock: MockClock) 
         chain.end()
 
 
+async def test_tokens_that_skip_stages_count_the_credit_of_those_that_do_not(autojump_clock: MockClock) -> None:
+    chain = Chain(AnyAnswer(6), AnyAnswer(1000))
+    async with trio.open_nursery() as nursery:
+        await chain.start(nursery)
+        chain.put(2, 13, 13, 3, 4)
+        with pytest.raises(CreditExceeded):
+            chain.put(5)
+        assert chain.source.credit == 0
+        chain.end()
+
+
 async def test_a_limited_number_of_tokens_is_recorded_at_once(autojump_clock: MockClock) -> None:
     chain = Chain()
     async with trio.open_nursery() as nursery:
