@@ -34,10 +34,10 @@ class RequestHead:
 
     @values.default
     def _joined_values(self) -> dict[bytes, bytes]:
-        values: dict[bytes, bytes] = {}
-        for name, value in self.headers:
-            values[name] = b"%b, %b" % (values[name], value) if name in values else value
-        return values
+        values: dict[bytes, list[bytes]] = {}
+        for name, value in self.headers:  # of which thousands may have one name, before they are counted
+            values.setdefault(name, []).append(value)
+        return {name: b", ".join(joined) for name, joined in values.items()}
 
 
 @frozen(eq=False)
