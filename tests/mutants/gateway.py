@@ -202,7 +202,7 @@ BUGS: Bugs = {
             "case Ping():",
         ),
         Bug("a close frame is answered twice", "        if self.stream.close_sent:\n            return\n", ""),
-        Bug("a fragment is lost", "            self._text.append(event.data)", "            self._text = [event.data]"),
+        Bug("a fragment is lost", "self._parts += data.encode()", "self._parts[:] = data.encode()"),
         Bug("fragments are of any length together", "self._size += len(event.data)", "self._size = len(event.data)"),
         Bug(
             "a long message is parsed on when its client has left",

@@ -29,8 +29,7 @@ class ClientSocket:
     message_max: int
     _parser: Connection = field(factory=lambda: Connection(ConnectionType.SERVER))
     _events: Iterator[Event] = field(factory=lambda: iter(()))
-    _text: list[str] = field(factory=list)  # of a message that is not whole
-    _binary: list[bytes] = field(factory=list)  # the same, of one that is no text
+    _parts: bytearray = field(factory=bytearray)  # of a message that is not whole; an empty one takes nothing
     _size: int = 0  # of that message
 
     async def receive(self) -> str | bytes:
@@ -73,17 +72,19 @@ class ClientSocket:
     def _add(self, event: TextMessage | BytesMessage) -> str | bytes | None:
         """Add the next part of a message, and return the message if it is whole."""
         self._size += len(event.data)
-        if isinstance(event, TextMessage):
-            self._text.append(event.data)
-        else:
-            self._binary.append(bytes(event.data))
         if self._size > self.message_max:
             self.close(TOO_BIG, f"a message is longer than {self.message_max}")
             self._end("a message is too long")
-        if not event.message_finished:
-            return None
-        message = "".join(self._text) if isinstance(event, TextMessage) else b"".join(self._binary)
-        self._text, self._binary, self._size = [], [], 0
+        data = event.data
+        if event.message_finished and not self._parts:  # nearly always
+            message = data if isinstance(data, str) else bytes(data)
+        else:
+            self._parts += data.encode() if isinstance(data, str) else data
+            if not event.message_finished:
+                return None
+            message = self._parts.decode() if isinstance(data, str) else bytes(self._parts)
+            self._parts = bytearray()
+        self._size = 0
         return message
 
     def _answer_close(self, event: CloseConnection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import cast
 
 import pytest
@@ -111,6 +112,22 @@ def test_the_parts_of_a_message_are_limited_together(parts: list[int]) -> None:
     assert isinstance(close, CloseConnection)
     assert (close.code, close.reason) == (1009, "a message is longer than 10")
     assert cut.ended
+
+
+@pytest.mark.parametrize("part", [b"", b"ab", "ä".encode()])
+@pytest.mark.parametrize("first", [0x01, 0x02])
+def test_the_parts_of_a_message_take_little_more_memory_than_their_bytes(first: int, part: bytes) -> None:
+    count = 20_000
+    data = frame(b"", first) + frame(part, CONTINUED) * count
+    cut = Cut([data[at : at + 10_000] for at in range(0, len(data), 10_000)])
+    socket = cut.socket(1_000_000)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        assert received(cut, socket) == []
+        assert tracemalloc.get_traced_memory()[0] - before < 2 * count * len(part) + 20_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x03\xe8", b"\x0f\xa0bye"])
