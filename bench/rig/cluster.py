@@ -255,7 +255,7 @@ class Cluster:
 
     def counts(self, name: str) -> dict[str, float] | None:
         """Return the counts of a worker's engine, None if its node has none from it."""
-        return engine_load(self.nodes[name].get("/metrics", timeout_s=2.0)[1].decode(), name)
+        return engine_load(self.nodes[name].get("/metrics")[1].decode(), name)
 
     def held(self) -> list[str]:
         """Return a sentence for each engine that holds requests, and for the front; nothing when all are idle."""

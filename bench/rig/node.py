@@ -178,7 +178,7 @@ class Node:
         self.process.poll()
         return wait_until(lambda: self.process.poll() is not None and not self.living(), within_s)
 
-    def get(self, path: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
+    def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
         """Return status and body of one GET; status 0 without an answer."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
