@@ -82,11 +82,11 @@ def steady(target: Cluster, clients: int, seed: int) -> Iterator[Load]:
         yield load
 
 
-def restart(target: Cluster, name: str) -> dict[str, float]:
+def restart(target: Cluster, name: str, ends_within_s: float = ENDS_WITHIN_S) -> dict[str, float]:
     """Drain one node, wait for its exit, and start it again.
 
     Returns the seconds until it had drained and until it was back, and how many answers moved. Raises `RuntimeError` if
-    it did not exit with 0, left something or did not come back.
+    it did not exit with 0 within `ends_within_s` of its drain's end, left something or did not come back.
     """
     node = target.nodes[name]
     node.observe()
@@ -94,7 +94,7 @@ def restart(target: Cluster, name: str) -> dict[str, float]:
     since = time.perf_counter()
     node.signal(SIGTERM)
     drain_s = FRONT_DRAIN_S if name in target.plan.fronts else target.plan.drain_s
-    drained_s = node.wait_exit(drain_s + ENDS_WITHIN_S)
+    drained_s = node.wait_exit(drain_s + ends_within_s)
     if drained_s is None or node.process.returncode != 0:
         raise RuntimeError(f"{name} ended by {node.process.returncode}:\n{node.output()[-2000:]}")
     if left := node.leftovers():

@@ -278,7 +278,7 @@ def simulated(text: str) -> tuple[str, dict[str, int]]:
 def get(port: int, host: str, path: str, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(f"http://{host}:{port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=5) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -328,7 +328,7 @@ def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path: 
             except URLError:
                 return False
 
-        until(ready, 30.0)
+        until(ready, 180.0)
         key = {"Authorization": "Bearer quetzalcoatl-quetzalcoatl"}
         assert get(ports["7500"], HOSTS[1], "/metrics")[0] == 401
         assert 'espalier_link_up{peer="front"} 1.0' in get(ports["7500"], HOSTS[1], "/metrics", **key)[1]
@@ -338,11 +338,11 @@ def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path: 
         code, models = get(ports["8000"], HOSTS[0], "/v1/models", **key)
         assert (code, json.loads(models)["data"][0]["id"]) == (200, "qwen3-32b")
         job.send_signal(signal.SIGTERM)
-        assert job.wait(30) == 0, (tmp_path / "log").read_text()
+        assert job.wait(90) == 0, (tmp_path / "log").read_text()
     finally:
         if job.poll() is None:
             job.terminate()
-            job.wait(30)
+            job.wait(90)
     assert not (tmp_path / "job-7").exists()
     with pytest.raises(URLError):
         get(ports["7500"], HOSTS[2], "/health")

@@ -300,7 +300,7 @@ def run_shell(written: Written, folder: Path, pipeline: str) -> subprocess.Compl
     file = written(f'{GOOD}[node.main]\nlisten = "127.0.0.1:1"\n')  # where nothing listens
     pipeline = pipeline.replace("SUPERVISOR", f"{sys.executable} -m supervisor {file}")
     command, environment = ["bash", "-c", f"set -o pipefail; {pipeline}"], os.environ | {"TMPDIR": str(folder)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.realtime

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from signal import SIGKILL, SIGTERM
@@ -14,8 +14,9 @@ from signal import SIGKILL, SIGTERM
 import pytest
 
 from bench import chaos, rolling
+from bench.rig import faults
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.cluster import FRONT, Cluster, cluster
+from bench.rig.cluster import FRONT, Cluster, Plan, cluster
 from bench.rig.faults import NODES
 from bench.rig.node import ROOT, Node, wait_until
 from bench.rig.proxy import FaultProxy
@@ -24,19 +25,23 @@ from tests.rig.launched import simulated_launcher, wait_ready
 pytestmark = pytest.mark.realtime
 
 CLIENTS = 8
-WITHIN_S = 20.0
-AT_ONCE_S = 2.0
+WITHIN_S = 90.0
+DRAIN_S = 300.0  # far more than any test takes
+
+
+def patient_plan(drain_s: float, tokens_max: int = 160) -> Plan:
+    """Two workers that are not lost because a busy machine lets them stand still for a few seconds."""
+    return replace(rolling.plan(drain_s, tokens_max=tokens_max), cluster="silent_s = 8.0\n")
 
 
 def test_a_worker_is_restarted_under_load_and_every_answer_is_whole(folder: Path) -> None:
-    with cluster(folder, rolling.plan(drain_s=0.5, tokens_max=80)) as target:
+    with cluster(folder, patient_plan(drain_s=0.5, tokens_max=80)) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
-            took = rolling.restart(target, "w1")
-        assert took["drained"] < 5.0
+            rolling.restart(target, "w1", WITHIN_S)
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
-        assert not target.wait_idle(10.0)
-        assert not target.stop(10.0)
+        assert not target.wait_idle(WITHIN_S)
+        assert not target.stop(WITHIN_S)
 
 
 def test_answers_continue_on_another_worker_when_one_is_killed_and_a_link_is_cut(folder: Path) -> None:
@@ -46,22 +51,27 @@ def test_answers_continue_on_another_worker_when_one_is_killed_and_a_link_is_cut
         cutters.append(FaultProxy(target.link_ports["w2"]))
         target.dialed_ports["w2"] = cutters[0].port
 
-    with cluster(folder, rolling.plan(drain_s=0.5, tokens_max=80), before=behind_cutter) as target:
+    with cluster(folder, patient_plan(drain_s=0.5, tokens_max=80), before=behind_cutter) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
             assert cutters[0].cut(Random(1), reset=True)
-            target.wait_ready(30.0)
+            target.wait_ready()
             target.nodes["w1"].signal(SIGKILL)
-            target.nodes["w1"].process.wait(5)
+            target.nodes["w1"].process.wait(WITHIN_S)
             target.start("w1")
-            target.wait_ready(30.0)
+            target.wait_ready()
         assert not tally.bad
         assert tally.counts["whole"] == tally.requests >= CLIENTS
-        assert not target.wait_idle(10.0)
-        assert not target.stop(10.0)
+        assert not target.wait_idle(WITHIN_S)
+        assert not target.stop(WITHIN_S)
         cutters[0].close()
 
 
-def test_random_faults_for_a_while_leave_no_answer_wrong_and_nothing_behind(folder: Path) -> None:
+def test_random_faults_for_a_while_leave_no_answer_wrong_and_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, limit in [(chaos, "IDLE_WITHIN_S"), (chaos, "SHUTDOWN_MAX_S"), (faults, "SHUTDOWN_MAX_S")]:
+        monkeypatch.setattr(module, limit, WITHIN_S)
+    monkeypatch.setattr(faults, "GONE_WITHIN_S", WITHIN_S)
     cutters = {}
 
     def behind_cutters(target: Cluster) -> None:
@@ -69,7 +79,7 @@ def test_random_faults_for_a_while_leave_no_answer_wrong_and_nothing_behind(fold
             cutters[name] = FaultProxy(target.link_ports[name])
             target.dialed_ports[name] = cutters[name].port
 
-    kind = chaos.Kind(("w1", "w2"), CLIENTS, 0.5, NODES, 60.0)
+    kind = chaos.Kind(("w1", "w2"), CLIENTS, 0.5, NODES, 2 * WITHIN_S)
     with cluster(folder, chaos.plan("simulated", pair=False), before=behind_cutters) as target:
         assert not chaos.storm(target, cutters, kind, seconds=6.0, seed=7)
         for cutter in cutters.values():
@@ -92,38 +102,37 @@ def drained(target: Cluster, name: str) -> Iterator[None]:
             operator.kill()
 
 
-def signalled_once_it_says(node: Node, text: str) -> tuple[float, int | None]:
-    """Send SIGTERM as soon as a node has logged this; return how long it then took to end, in seconds, and its code."""
+def signalled_once_it_says(node: Node, text: str) -> int | None:
+    """Send SIGTERM as soon as a node has logged this; return its exit code, once it has ended."""
     node.observe()
     assert wait_until(lambda: text in node.output(), WITHIN_S, every_s=0.001) is not None
-    since = time.perf_counter()
     node.signal(SIGTERM)
     assert node.wait_exit(WITHIN_S) is not None
-    return time.perf_counter() - since, node.process.returncode
+    return node.process.returncode
 
 
 @pytest.mark.parametrize("event", ["draining", "stopped"])
-def test_a_signal_to_a_drained_node_ends_it_with_0_and_at_once(folder: Path, event: str) -> None:
-    with cluster(folder, rolling.plan(drain_s=10.0)) as target, drained(target, "w1"):
-        took_s, code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
-        assert (code, took_s < AT_ONCE_S, target.nodes["w1"].leftovers()) == (0, True, [])
+def test_a_signal_to_a_drained_node_ends_it_with_0_long_before_its_drain_would(folder: Path, event: str) -> None:
+    with cluster(folder, patient_plan(drain_s=DRAIN_S)) as target, drained(target, "w1"):
+        code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
+        assert (code, target.nodes["w1"].leftovers()) == (0, [])
 
 
 def test_a_signal_to_a_draining_node_truncates_no_answer(folder: Path) -> None:
-    with cluster(folder, rolling.plan(drain_s=10.0)) as target:
+    with cluster(folder, patient_plan(drain_s=DRAIN_S)) as target:
         chat = Chat(target.front.port, chat_body("Tell me a long story", 60, stream_options={"include_usage": True}))
         answer = BackgroundReader(chat.read)
         assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None
         with drained(target, FRONT):
-            _, code = signalled_once_it_says(target.front, '"event": "draining"')
+            code = signalled_once_it_says(target.front, '"event": "draining"')
         outcome = answer.wait(WITHIN_S)
         assert outcome.usage is not None
         assert (code, outcome.whole, outcome.usage["completion_tokens"]) == (0, True, 60)
 
 
-def test_a_signal_to_a_launcher_that_has_ended_its_nodes_ends_it_with_0_and_at_once(folder: Path) -> None:
+def test_a_signal_to_a_launcher_that_has_ended_its_nodes_ends_it_with_0(folder: Path) -> None:
     with simulated_launcher(folder) as target:
         wait_ready(target)
         target.signal(SIGTERM)
-        took_s, code = signalled_once_it_says(target, '"level": "info", "event": "stopped"')  # its own: no node's
-        assert (code, took_s < AT_ONCE_S, target.leftovers()) == (0, True, [])
+        code = signalled_once_it_says(target, '"level": "info", "event": "stopped"')  # its own: no node's
+        assert (code, target.leftovers()) == (0, [])

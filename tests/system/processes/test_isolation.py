@@ -1,4 +1,4 @@
-"""Failures beside a stream: it is never cut, and its gaps are those of its engine."""
+"""Failures beside a stream: it is never cut, and does not wait for what has failed to be back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from tests.rig.launched import check_exit, running_launcher, wait_ready
 
 pytestmark = pytest.mark.realtime
 
-WITHIN_S = 30.0
-PACE_S = 0.05  # of the simulated engines, a token
-GAP_S = 0.25  # beyond it
+WITHIN_S = 90.0
+GAP_S = 10.0  # between two tokens: longer than a busy machine lets a process stand still
 CLUSTER = """\
 [node.main]
-drain_s = 5.0
+drain_s = 60.0
 [gateway]
 port = {port}
 {gateway}
@@ -73,12 +72,12 @@ class Honest:
         self.outcome = self.chat.read()
 
     def check(self) -> None:
-        """Wait for the end: the answer is whole, and came at the engine's own pace."""
+        """Wait for the end: the answer is whole, and nothing has held it."""
         self.thread.join(WITHIN_S)
         assert self.outcome is not None
         assert self.outcome.whole, self.outcome
         gaps = [after - before for before, after in zip(self.chat.times, self.chat.times[1:], strict=False)]
-        assert max(gaps) < PACE_S + GAP_S, max(gaps)
+        assert max(gaps) < GAP_S, max(gaps)
 
 
 def served(folder: Path, bad: str = "", gateway: str = "") -> AbstractContextManager[Node]:
