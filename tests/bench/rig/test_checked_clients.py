@@ -32,6 +32,7 @@ from supervisor.engines.kinds import read_cluster
 RIGHT = CompleteAnswer("An oak stands by the river.", "stop", 9, (("An", -0.5),))
 STREAM = CheckedRequest("stream", "Tell me about the oak", None)
 UP = GatewayInterruptions()
+WITHIN_S = 30.0
 
 
 def judged(
@@ -205,9 +206,9 @@ def joined(stack: ExitStack[bool | None]) -> tuple[FaultProxy, socket.socket, so
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     cutter = FaultProxy(listener.getsockname()[1])
     stack.callback(cutter.close)
-    near = stack.enter_context(socket.create_connection(("127.0.0.1", cutter.port), 5))
+    near = stack.enter_context(socket.create_connection(("127.0.0.1", cutter.port), WITHIN_S))
     far = stack.enter_context(listener.accept()[0])
-    far.settimeout(5)
+    far.settimeout(WITHIN_S)
     near.sendall(b"hello")
     assert far.recv(10) == b"hello"
     return cutter, near, far
@@ -215,7 +216,7 @@ def joined(stack: ExitStack[bool | None]) -> tuple[FaultProxy, socket.socket, so
 
 def has_ended(end: socket.socket) -> bool:
     """Wait for the end of a connection, by a close or a reset."""
-    end.settimeout(5)
+    end.settimeout(WITHIN_S)
     try:
         return end.recv(10) == b""
     except ConnectionResetError:
@@ -240,7 +241,7 @@ def test_a_cut_connection_ends_at_both_ends(reset: bool, stack: ExitStack[bool |
         assert has_ended(end)
 
 
-def hears(end: socket.socket, sent: bytes, within_s: float = 5) -> bool:
+def hears(end: socket.socket, sent: bytes, within_s: float = WITHIN_S) -> bool:
     """Whether these very bytes come at this end in time."""
     end.settimeout(within_s)
     try:
@@ -269,10 +270,13 @@ def test_a_half_open_connection_passes_bytes_one_way_only(stack: ExitStack[bool 
     held = cutter.hold(Random(1), one_way=True)
     near.sendall(b"there")
     far.sendall(b"back")
-    assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]
     assert held is not None
+    there = (far, b"there"), (near, b"back")
+    open_end, held_end = there if held.directions[0].is_set() else there[::-1]
+    assert hears(*open_end)
+    assert not hears(*held_end, 0.2)
     held.flow()
-    assert sorted([hears(far, b"there", 0.2), hears(near, b"back", 0.2)]) == [False, True]  # the other one
+    assert hears(*held_end)
 
 
 @pytest.mark.realtime
@@ -303,9 +307,9 @@ def test_a_healed_connection_flows_again(stack: ExitStack[bool | None]) -> None:
 @pytest.mark.realtime
 def test_refused_connections_are_closed(stack: ExitStack[bool | None]) -> None:
     cutter, near, _ = joined(stack)
-    cutter.refuse(30.0)
+    cutter.refuse(300.0)
     assert has_ended(near)
-    fresh = stack.enter_context(socket.create_connection(("127.0.0.1", cutter.port), 5))
+    fresh = stack.enter_context(socket.create_connection(("127.0.0.1", cutter.port), WITHIN_S))
     assert has_ended(fresh)
     cutter.heal()
 
@@ -315,7 +319,7 @@ def test_without_a_connection_nothing_is_cut_or_held(stack: ExitStack[bool | Non
     cutter, near, far = joined(stack)
     near.close()
     far.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + WITHIN_S
     while cutter.cut(Random(1), reset=False) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not cutter.cut(Random(1), reset=False)

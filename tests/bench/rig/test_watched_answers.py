@@ -12,6 +12,7 @@ import pytest
 from bench.rig.watched_answers import WatchedAnswer, ending_words, endings, wait_begun, wait_ended, whole_texts
 
 WHOLE = "one two"
+WITHIN_S = 60.0
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
@@ -55,7 +56,7 @@ class Server:
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(5)
+        self._thread.join(WITHIN_S)
 
 
 @pytest.fixture
@@ -78,26 +79,26 @@ def streaming(answer: bytes) -> bytes:
 )
 def test_the_ending_of_an_answer(server: Server, ending: str) -> None:
     answer = WatchedAnswer(server.port, "x", 2)
-    wait_ended([answer], 10)
+    wait_ended([answer], WITHIN_S)
     assert answer.ending(WHOLE) == ending
     assert endings([answer], {"x": WHOLE}) == {ending: 1}
     assert answer.next_after(answer.times[-1]) is None
     assert answer.next_after(answer.times[0] - 1) == pytest.approx(1)
-    assert not wait_begun([answer], 1, 10), "it does not go on"
+    assert not wait_begun([answer], 1, WITHIN_S), "it does not go on"
     answer.leave()
 
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("server", [HEAD + STREAMS["exact"]], indirect=True)
 def test_whole_texts_are_those_of_a_server_that_answers(server: Server) -> None:
-    assert whole_texts(server.port, ["a", "b"], 2, 10) == {"a": WHOLE, "b": WHOLE}
+    assert whole_texts(server.port, ["a", "b"], 2, WITHIN_S) == {"a": WHOLE, "b": WHOLE}
 
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("server", [HEAD + STREAMS["cut"]], indirect=True)
 def test_a_server_that_cuts_its_answers_has_no_whole_texts(server: Server) -> None:
     with pytest.raises(RuntimeError, match="does not answer"):
-        whole_texts(server.port, ["a"], 2, 10)
+        whole_texts(server.port, ["a"], 2, WITHIN_S)
 
 
 @pytest.mark.realtime
@@ -108,7 +109,7 @@ def test_a_server_that_cuts_its_answers_has_no_whole_texts(server: Server) -> No
 )
 def test_an_answer_in_one_piece_has_an_ending_too(server: Server) -> None:
     answer = WatchedAnswer(server.port, "x", 2, stream=False)
-    wait_ended([answer], 10)
+    wait_ended([answer], WITHIN_S)
     assert answer.ending(WHOLE) == "exact"
 
 

@@ -80,6 +80,7 @@ async def test_a_node_is_dialed_until_it_is_there(reasons: Reasons) -> None:
     async with linked_nodes(early) as nursery:
         early.directory.configure("b", str(endpoint))
         early.directory.notify()
+        await until(reasons)
         await trio.sleep(0.5)
         (reason,) = reasons()
         assert f"{endpoint} cannot be reached" in reason

@@ -15,7 +15,7 @@ from protocol.greeting import Incarnation
 from supervisor.links import websocket
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate
-from tests.rig.nodes import QUICK, SECRET, Node, Reasons, all_linked, dial, linked_nodes, until
+from tests.rig.nodes import QUICK, SECRET, WITHIN_S, Node, Reasons, all_linked, dial, linked_nodes, until
 
 pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
 
@@ -34,16 +34,19 @@ async def test_a_node_that_does_not_belong_to_the_cluster_is_refused(
 ) -> None:
     a, b = Node("a", **fields), Node("b")
     async with linked_nodes(a, b):
-        await trio.sleep(1.0)
+        await until(lambda: len(reasons()) >= 2)
+        await trio.sleep(0.5)
         assert a.linked == b.linked == set()
     assert [sentence in reason for reason in reasons()] == [True, True]
 
 
 async def test_two_nodes_of_one_name_refuse_each_other(reasons: Reasons) -> None:
     a = Node("a")
-    async with linked_nodes(a):
-        with trio.move_on_after(1):
-            await Node("a", port=None, join=(a.address,)).run()
+    async with linked_nodes(a), trio.open_nursery() as nursery:
+        await nursery.start(Node("a", port=None, join=(a.address,)).run)
+        await until(lambda: len(reasons()) >= 2)
+        await trio.sleep(0.5)
+        nursery.cancel_scope.cancel()
     assert ["has the same name" in reason for reason in reasons()] == [True, True]
 
 
@@ -52,7 +55,8 @@ async def test_a_node_at_the_address_of_another_is_refused(reasons: Reasons) -> 
     async with linked_nodes(a, b, know=False):
         a.directory.configure("c", b.address)
         a.directory.notify()
-        await trio.sleep(0.7)
+        await until(lambda: len(reasons()) >= 2)
+        await trio.sleep(0.5)
     assert ["node c was expected in its place" in reason for reason in reasons()] == [True, True]
 
 
@@ -103,7 +107,7 @@ async def test_an_overheard_proof_proves_nothing(reasons: Reasons) -> None:
 
     async def greet(transport: websocket.WebSocketTransport) -> None:
         greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
-        await websocket.greet(Recording(transport.socket, transport.stream), greeter, 1.0)
+        await websocket.greet(Recording(transport.socket, transport.stream), greeter, WITHIN_S)
 
     async def replay(transport: websocket.WebSocketTransport) -> None:
         for message in overheard:
@@ -147,7 +151,8 @@ async def test_nodes_with_certificates_need_no_secret() -> None:
 async def test_a_node_without_a_certificate_is_refused(reasons: Reasons) -> None:
     a, b = Node("a", tls=mutual_tls(sends=False)), Node("b", tls=mutual_tls())
     async with linked_nodes(a, b):
-        await trio.sleep(1.0)
+        await until(lambda: len(reasons()) >= 2)
+        await trio.sleep(0.5)
         assert a.linked == b.linked == set()
     sentences = ("peer did not return a certificate", "it may not take this node's certificate")
     assert [sum(sentence in reason for reason in reasons()) for sentence in sentences] == [1, 1]
@@ -157,6 +162,7 @@ async def test_a_node_without_a_certificate_is_refused(reasons: Reasons) -> None
 async def test_a_node_without_tls_and_one_with_it_do_not_link(reasons: Reasons) -> None:
     a, b = Node("a"), Node("b", tls=mutual_tls())
     async with linked_nodes(a, b):
-        await trio.sleep(1.0)
+        await until(reasons)
+        await trio.sleep(0.5)
         assert a.linked == b.linked == set()
     assert 1 <= len(reasons()) <= 4

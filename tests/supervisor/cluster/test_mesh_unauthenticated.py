@@ -20,6 +20,7 @@ from tests.rig.nodes import (
     LOOPBACK,
     QUICK,
     UPGRADE,
+    WITHIN_S,
     Node,
     Reasons,
     all_linked,
@@ -92,7 +93,7 @@ async def test_no_page_in_a_browser_opens_a_link(origin: bytes, reasons: Reasons
 async def test_a_handshake_has_a_time_limit_as_a_whole() -> None:
     a = Node("a", section=evolve(QUICK, handshake_s=0.2))
     async with linked_nodes(a), raw_connection(a) as stream:
-        with trio.fail_after(2), pytest.raises(trio.BrokenResourceError):
+        with trio.fail_after(WITHIN_S), pytest.raises(trio.BrokenResourceError):
             for byte in UPGRADE:
                 await stream.send_all(bytes((byte,)))
                 await trio.sleep(0.05)
@@ -181,7 +182,7 @@ async def test_d9_a_slow_node_keeps_its_place_however_many_connect_from_another_
         for _ in range(4 * QUICK.handshakes_max):
             await crowd.connect(patient, far=True)
         await until(lambda: patient.links.statistics().unauthenticated == QUICK.handshakes_max)
-        with trio.fail_after(5):
+        with trio.fail_after(WITHIN_S):
             await slow.send_all(UPGRADE)
             assert b" 101 " in await slow.receive_some()
             assert not await crowd.streams[1].receive_some(), "the oldest of the others is gone"

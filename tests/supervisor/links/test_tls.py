@@ -24,7 +24,7 @@ from supervisor.links.tls import load_link_tls
 from supervisor.node import preview
 from tests.rig import certificate
 from tests.rig.gateway import FOLDER
-from tests.rig.nodes import QUICK, Node, Reasons, all_linked, linked_nodes, until
+from tests.rig.nodes import QUICK, WITHIN_S, Node, Reasons, all_linked, linked_nodes, until
 
 HOST = "IP:127.0.0.1"
 STRICT = evolve(QUICK, tls_names="nodes")
@@ -54,7 +54,7 @@ def shows(tmp_path_factory: pytest.TempPathFactory) -> Shows:
 
 
 def _sign(stem: Path, authority: Path, key: Path, names: str) -> None:
-    run = partial(subprocess.run, check=True, capture_output=True, timeout=30)
+    run = partial(subprocess.run, check=True, capture_output=True, timeout=120)
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", stem.with_suffix(".key"))
     run(["openssl", "req", *new, "-subj", "/CN=x", "-out", stem.with_suffix(".csr")])
     stem.with_suffix(".ext").write_text(f"subjectAltName={names}\n")
@@ -127,9 +127,9 @@ async def greeted(node: Node, files: Files) -> str:
         greeter = Greeter(
             "dials", "grove", "operator-1", node.secret, bytes(31) + b"1", certified=wire.certificate_names()
         )
-        peers.append(await websocket.greet(wire, greeter, 1.0))
+        peers.append(await websocket.greet(wire, greeter, WITHIN_S))
 
-    await websocket.dial(node.endpoint, load_link_tls(*files).dials, 1.0, talk)
+    await websocket.dial(node.endpoint, load_link_tls(*files).dials, WITHIN_S, talk)
     return peers[0]
 
 

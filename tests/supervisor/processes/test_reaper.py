@@ -69,7 +69,7 @@ async def test_b6_children_are_reaped_though_no_descriptor_is_left(nursery: trio
     nursery.start_soon(reaper.run)
     await trio.testing.wait_all_tasks_blocked()
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})  # noqa: ASYNC221
-    with no_descriptors(), trio.fail_after(10), pytest.raises(ChildProcessError):
+    with no_descriptors(), trio.fail_after(60), pytest.raises(ChildProcessError):
         while True:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # noqa: ASYNC222
             await trio.sleep(0.01)
@@ -81,7 +81,7 @@ def ended(tmp_path: Path) -> Process:
 
 
 async def test_b18_a_process_is_reaped_by_its_owner_alone_until_it_is_closed(tmp_path: Path) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reaper.run)
             process = ended(tmp_path)
@@ -100,7 +100,7 @@ async def zygote(tmp_path: Path, forks_refused: int = 0) -> AsyncIterator[Callab
     command = (sys.executable, "-c", FORKS.format(full=forks_refused))
     output_log, environment = OutputLog(tmp_path / "zygote.log"), dict(os.environ)
     run = partial(spawn.zygote, registration, output_log, GracePeriods(), LADDER, environment, command)
-    with trio.fail_after(20), (tmp_path / "log").open("wb") as log:
+    with trio.fail_after(90), (tmp_path / "log").open("wb") as log:
         async with trio.open_nursery() as nursery:
             await nursery.start(run)
             assert registration.current is not None

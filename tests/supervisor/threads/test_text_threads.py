@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from protocol.errors import Overloaded
 from supervisor.config.limits import TextLimits
 from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, TextThreads
+from tests.rig.nodes import until
 
 LIGHT = HEAVY_CHARACTERS_MIN - 1
 
@@ -160,16 +161,23 @@ async def test_a_result_or_an_error_is_passed_to_the_caller() -> None:
 
 @pytest.mark.realtime
 async def test_an_abandoned_thread_counts_until_it_ends() -> None:
-    pool, go = TextThreads(TextLimits(threads=1)), threading.Event()
-    with trio.move_on_after(0.05):
-        await pool(go.wait, owner="a", size=1)
+    pool, begun, go = TextThreads(TextLimits(threads=1)), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        go.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(pool, hang, owner="a", size=1))
+        await until(begun.is_set)
+        nursery.cancel_scope.cancel()
     assert pool.running == 1
     with trio.move_on_after(0.05) as waiting:
         await pool(int, owner="b", size=1)
     assert waiting.cancelled_caught
     assert pool.waiting == 0
     go.set()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         assert await pool(int, owner="b", size=1) == 0
     assert pool.running == 0
 

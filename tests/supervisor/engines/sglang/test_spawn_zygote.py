@@ -45,7 +45,7 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(
             )
         ends.append(registration.current)
 
-    with trio.fail_after(20):
+    with trio.fail_after(90):
         async with trio.open_nursery() as nursery:
             await nursery.start(keep)
             zygote = await registration.wait()
