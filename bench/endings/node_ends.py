@@ -11,11 +11,12 @@ from pathlib import Path
 
 from bench.endings.streams import Times, check, end_complete, end_incomplete, references, streams
 from bench.rig.clients import Chat, ResponsesSocket, chat_body, response_body
-from bench.rig.node import EXIT_MAX_S, Node, node, wait_until
+from bench.rig.node import Node, node, wait_until
 from bench.rig.prompts import OAK_PROMPT
 
-EXIT_AFTER_SECOND_SIGNAL_S = 2.0
-ZYGOTE_WITHIN_S = 60.0
+SOON_S = 20.0  # a drain takes up to 30 s
+WITHIN_S = 60.0  # for what else would never be
+ZYGOTE_WITHIN_S = 120.0
 
 
 # The node dies ---------------------------------------------------------------------------
@@ -25,14 +26,14 @@ def _kill(target: Node, folder: Path) -> Times:
     """Kill the node; check that its processes end with it, and that the next node removes what they left."""
     target.observe()
     target.signal(signal.SIGKILL)
-    gone_s = target.wait_gone()
+    gone_s = target.wait_gone(SOON_S)
     living = [process.command for process in target.living()]
-    check(gone_s is not None, f"{EXIT_MAX_S} s after the node there were {living}")
+    check(gone_s is not None, f"{SOON_S:g} s after the node there were {living}")
     files = list(target.tmp.iterdir())
     with node(folder, ready=False) as successor:
-        swept = wait_until(lambda: not any(path.exists() for path in files), 20.0)
+        swept = wait_until(lambda: not any(path.exists() for path in files), WITHIN_S)
         check(swept is not None, f"the next node left {[str(path) for path in files if path.exists()]}")
-        wait_until(lambda: not successor.tmp.exists() or '"starting"' in successor.output(), 20.0)
+        wait_until(lambda: not successor.tmp.exists() or '"starting"' in successor.output(), WITHIN_S)
         left = [line for line in target.leftovers() if "shm" in line or "process" in line]
         check(not left, f"the next node left {left}")
     for path in target.tmp.iterdir():  # the successor was killed by this scene
@@ -64,7 +65,7 @@ def node_killed_while_engine_loads(folder: Path) -> Times:
 
 def wait_importing(target: Node) -> None:
     """Wait until the zygote imports SGLang."""
-    check(wait_until(lambda: "zygote" in target.observe(), 20.0) is not None, "there was no zygote")
+    check(wait_until(lambda: "zygote" in target.observe(), WITHIN_S) is not None, "there was no zygote")
     time.sleep(1.0)
 
 
@@ -80,7 +81,7 @@ def host_killed_while_loading(folder: Path) -> Times:
         wait_loading(target)
         since = time.perf_counter()
         target.kill("host")
-        exit_s = exited(target, 1, since, within_s=10.0)
+        exit_s = exited(target, 1, since, within_s=WITHIN_S)
         check("espalier: engine" in target.output(), f"no reason was logged:\n{target.output()}")
         return {"ended": exit_s}
 
@@ -119,7 +120,7 @@ def terminated_with_streams(target: Node, texts: dict[str, str]) -> Times:
         check(readers[2].wait().refusals, "the open WebSocket's new request was not refused")
         check(socket.close_code() == 1012, "a WebSocket was not closed by 1012")
     target.observe()
-    exit_s = exited(target, 0, finished_at, within_s=10.0)
+    exit_s = exited(target, 0, finished_at, within_s=WITHIN_S)
     return {"idle closed": idle_s, "exit after the last stream": exit_s}
 
 
@@ -128,7 +129,7 @@ def terminated_idle(folder: Path) -> Times:
     with node(folder) as target:
         since = time.perf_counter()
         target.signal(signal.SIGTERM)
-        return {"exit": exited(target, 0, since, within_s=10.0)}
+        return {"exit": exited(target, 0, since, within_s=WITHIN_S)}
 
 
 def signalled_twice(number: signal.Signals, folder: Path, *, stopped: bool = False) -> Times:
@@ -142,9 +143,9 @@ def signalled_twice(number: signal.Signals, folder: Path, *, stopped: bool = Fal
         check(target.process.poll() is None, "it did not wait for its streams")
         since = time.perf_counter()
         target.signal(number)
-        took_s = exited(target, 128 + number, since, within_s=10.0)
+        took_s = exited(target, 128 + number, since, within_s=SOON_S)
         end_incomplete(readers)
-    return _exit_in_time(took_s)
+    return {"exit at once": took_s}
 
 
 def interrupted_while_starting(wait: Callable[[Node], None], times: int, folder: Path) -> Times:
@@ -156,13 +157,10 @@ def interrupted_while_starting(wait: Callable[[Node], None], times: int, folder:
             time.sleep(0.05)
         since = time.perf_counter()
         target.signal(signal.SIGINT)
-        took_s = exited(target, None, since, within_s=20.0)
-    return _exit_in_time(took_s)
-
-
-def _exit_in_time(took_s: float) -> Times:
-    check(took_s < EXIT_AFTER_SECOND_SIGNAL_S, f"exit after {took_s:.2f} s")
-    return {"exit": took_s}
+        took_s = exited(target, None, since, within_s=SOON_S)
+        imported = '"child": "main/zygote/process", "child_event": "started"' in target.output()
+        check(wait is not wait_importing or not imported, "it waited for the imports of the zygote")
+    return {"exit at once": took_s}
 
 
 SCENES: dict[str, Callable[[Path], Times]] = {

@@ -183,7 +183,7 @@ class ResponsesSocket:
             pass
         return outcome
 
-    def close_code(self, within_s: float = 10.0) -> int | None:
+    def close_code(self, within_s: float = TIMEOUT_S) -> int | None:
         """Wait for the server's close frame; return its code, None after `within_s`."""
         try:
             while True:

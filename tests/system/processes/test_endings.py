@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 def test_a_node_survives_the_death_of_each_of_its_processes(folder: Path) -> None:
     """Scheduler, host, a loading host and zygote die one after the other under running streams; then SIGTERM, too."""
-    with node(folder) as target:
+    with node(folder, drain_s=120.0) as target:
         texts = references(target)
         for scene in process_deaths.SCENES.values():
             scene(target, texts)

@@ -28,7 +28,7 @@ from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder
 from supervisor.supervision.registration import Registration
 
-STARTED_WITHIN_S = 120.0
+STARTED_WITHIN_S = 300.0
 
 MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with changes to its spec
 

@@ -157,7 +157,18 @@ def test_usual_grammars_are_accepted(accepted: tuple[float, list[tuple[int, Json
     ] == []
 
 
+def honest_took_s(port: int, word: str) -> float:
+    """Return how long a small grammar took that no cache has."""
+    began_at = time.perf_counter()
+    status, answer = post(
+        port, "/v1/chat/completions", body(Sample("honest", "regex", f"({word}|maybe), [a-z]{{3,9}}"))
+    )
+    assert status == 200, answer
+    return time.perf_counter() - began_at
+
+
 def test_o2_schemas_of_clients_that_have_left_delay_no_other(served: Node) -> None:
+    alone_s = honest_took_s(served.port, "yes")  # on this machine now
     patterns = [f"^[a-z]{{1,{number % 40 + 1}}}(-[a-z0-9]{{1,20}}){{0,{number % 7}}}x" for number in range(1500)]
     for attacker in range(8):
         fields = {f"p{i}": {"type": "string", "pattern": f"{text}{attacker}$"} for i, text in enumerate(patterns)}
@@ -169,12 +180,9 @@ def test_o2_schemas_of_clients_that_have_left_delay_no_other(served: Node) -> No
         connection.sock.settimeout(0.05)
         time.sleep(0.05)
         connection.close()
-    began_at = time.perf_counter()
-    status, answer = post(served.port, "/v1/chat/completions", body(Sample("honest", "regex", "(yes|no), [a-z]{3,9}")))
-    took_s = time.perf_counter() - began_at
-    log.info("took %.2f s", took_s)
-    assert status == 200, answer
-    assert took_s < 5.0
+    took_s = honest_took_s(served.port, "no")
+    log.info("took %.2f s, %.2f s before the attack", took_s, alone_s)
+    assert took_s < 5.0 + 4 * alone_s
 
 
 def test_a_grammar_that_becomes_expensive_in_mid_answer_ends_that_answer_alone(served: Node) -> None:

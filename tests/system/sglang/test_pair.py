@@ -9,7 +9,7 @@ from ctypes.util import find_library
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, Node, short_folder, wait_until
+from bench.rig.node import MODEL, ROOT, Node, short_folder, wait_until
 from tests.rig.launched import at_free_ports, check_exit, nodes, running_launcher, wait_ready
 from tests.system.sglang.greedy import all_completed, prompts
 
@@ -18,8 +18,9 @@ pytestmark = [
     pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library needs Debian's libibverbs1"),
 ]
 
-READY_WITHIN_S = 120.0
-WITHIN_S = 60.0
+READY_WITHIN_S = 240.0
+WITHIN_S = 90.0
+SOON_S = 20.0  # and a node that nobody ends would drain for half a minute
 AT_ONCE = 16
 PROMPTS = prompts(64, longest=300, seed=5)
 
@@ -31,6 +32,7 @@ def pair() -> Iterator[Node]:
     """The example of a pair, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
+    text += "[cluster]\nsilent_s = 10.0\nstalled_s = 60.0\n"  # what a busy machine does is no loss
     with short_folder() as folder, running_launcher(folder, text, ports[0]) as target:
         wait_ready(target, READY_WITHIN_S)
         target.observe()
@@ -57,5 +59,5 @@ def test_kill_9_of_the_launcher_leaves_no_engine(pair: Node) -> None:
     assert wait_until(lambda: chat.outcome.first_at, WITHIN_S) is not None, pair.output()
     assert len(pair.living()) >= 10  # the launcher, three nodes, and of each engine a zygote, a host and a scheduler
     pair.signal(signal.SIGKILL)
-    assert pair.wait_gone(EXIT_MAX_S) is not None, pair.leftovers()
+    assert pair.wait_gone(SOON_S) is not None, pair.leftovers()
     assert not answer.wait(WITHIN_S).whole

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from bench.rig.node import EXIT_MAX_S, MODEL, ROOT, Node, short_folder, wait_until
+from bench.rig.node import MODEL, ROOT, Node, short_folder, wait_until
 from bench.rig.processes import ProcessEntry
 from protocol.messages import Generate, Sampling
 from tests.contracts.engine import complete, new_id
@@ -21,9 +21,10 @@ from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
 pytestmark = pytest.mark.engine
 
-READY_WITHIN_S = 120.0
-WITHIN_S = 60.0
-NOTICED_WITHIN_S = 4.0  # on a busy machine
+READY_WITHIN_S = 240.0
+WITHIN_S = 90.0
+SILENT_S = 90.0  # until ranks that wait for another would be ended for that
+NOTICED_WITHIN_S = 30.0
 AT_ONCE = 8
 PROMPTS = prompts(32, longest=200, seed=11)
 EXACT = {"dtype": "float32"}  # with fewer bits, adding up in another order changes some likeliest token
@@ -36,7 +37,9 @@ def spanning() -> Iterator[Node]:
     """The example of an engine over two nodes, at ports of its own."""
     text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 7403)
-    with short_folder() as folder, running_launcher(folder, text + 'settings.dtype = "float32"\n', ports[0]) as target:
+    text += f'silent_s = {SILENT_S}\nsettings.dtype = "float32"\n'
+    text += "[cluster]\nsilent_s = 10.0\nstalled_s = 60.0\n"  # what a busy machine does is no loss
+    with short_folder() as folder, running_launcher(folder, text, ports[0]) as target:
         wait_ready(target, READY_WITHIN_S)
         target.observe()
         yield target
@@ -97,5 +100,5 @@ def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what
 def test_an_engine_over_two_nodes_leaves_nothing(spanning: Node) -> None:
     spanning.signal(signal.SIGINT)
     assert spanning.wait_exit(WITHIN_S) is not None, spanning.output()
-    assert spanning.wait_gone(EXIT_MAX_S) is not None
+    assert spanning.wait_gone(WITHIN_S) is not None
     assert (spanning.process.returncode, spanning.leftovers()) == (0, [])

@@ -40,7 +40,7 @@ async def main():
         probe = LivenessProbe(manager, [each.pid for each in processes])
         asyncio.get_running_loop().call_later(0.2, meanwhile, probe)
         try:
-            await asyncio.wait_for(probe.probe(running=running), 2.0)
+            await asyncio.wait_for(probe.probe(running=running), 10.0)
         except TimeoutError:
             return False
         return True
@@ -195,6 +195,12 @@ def sends_what_the_host_reads():
     assert found.logprobs == {1: Likeliest([-0.5], [[2, 4]], [[-0.5, -1.0]])}
     StepSender(SimpleNamespace(socket=None)).push_generation(None, {})  # not the first rank
 
+async def until(holds):
+    for _ in range(6000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+
 async def receives_in_order():
     listener, (seen, ends) = outputs.listen(Path(tempfile.gettempdir())), ([], [])
     def handle(step):
@@ -209,12 +215,12 @@ async def receives_in_order():
         await asyncio.to_thread(first.push_generation, batch(["a"], [long] * 9, [None]), {})
     second.push_generation(batch(["b"], [[7]], [LENGTH]), {})
     second._socket.close()
-    await asyncio.sleep(0.2)
+    await until(lambda: len(seen) == 301)
     assert [step.tokens[0] for step in seen if step.ids == ["a"]] == list(range(300)), seen
     assert {len(step.tokens) for step in seen} == {1, 9, 9 * 9999}
     assert [step.finished for step in seen if step.ids == ["b"]] == [{0: Finish(LENGTH, 10)}] and not ends
     first.push_generation(batch(["bad"], [[7]], [None]), {})
-    await asyncio.sleep(0.1)
+    await until(lambda: ends)
     assert ends == ["an output of the scheduler could not be handled: KeyError('a bad one')"], ends
 
 async def turns_a_step_into_a_frame():
