@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -30,7 +29,7 @@ from supervisor.engines.kinds import load_cluster
 from supervisor.gateway import keys
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
-from supervisor.node import descriptor_needs, file_checks, node, preview
+from supervisor.node import descriptor_needs, file_checks, garbage, node, preview
 from supervisor.printable import printable
 from supervisor.processes import reaper, signals
 from supervisor.supervision.status import EarlierFailures
@@ -105,8 +104,7 @@ def _run(loaded: load.Loaded, names: tuple[str, ...], parent: ParentPipe | None,
     lines_max, bytes_max = section.log_queue_lines_max, section.log_queue_bytes_max
     terminal = logs.configure_logging(node=node_name, lines_max=lines_max, bytes_max=bytes_max)
     logs.log_interpreter_warnings()
-    gc.collect()
-    gc.freeze()  # modules stay anyway, and every collection that traverses them takes longer than a turn may
+    garbage.prepare()
     try:
         run = _run_function(loaded, names, terminal, parent, earlier)
         with loaded.locating_mistakes():

@@ -101,15 +101,16 @@ class _DirectAnswer(Answer[Rep, Res], Generic[Req, Rep, Res]):
     """An answer that is computed by its relay, if the actor begins it at once; and the context in which it is asked."""
 
     address: DirectAddress[Req, Rep, Res] = field(kw_only=True)
-    call: Call[Req, Rep, Res] = field(init=False)
+    call: Call[Req, Rep, Res] | None = None  # until its asker has left it
     sent: bool = False  # into the inbox
 
     async def __aenter__(self) -> Answer[Rep, Res]:
         return self  # noqa: ASYNC910  # relaying and iterating have checkpoints
 
     async def __aexit__(self, *_: object) -> None:
-        if self.sent or not self.over.is_set():  # what was answered in this task has ended
-            self.call.leave()
+        call, self.call, self._receiver = self.call, None, None  # which refer to this answer, as the call does
+        if call is not None and (self.sent or not self.over.is_set()):  # what was answered in this task has ended
+            call.leave()
 
     async def __anext__(self) -> Rep:
         await self._send()
@@ -122,12 +123,13 @@ class _DirectAnswer(Answer[Rep, Res], Generic[Req, Rep, Res]):
         fast_path: FastPath | None = None,
     ) -> Res | None:
         """Relay as any answer; without `until` it is computed in this task, if the actor begins it at once."""
-        direct = self.address.direct
-        if until is None and not self.sent and (answer_one := direct.begin(self.call.request)) is not None:
+        direct, call = self.address.direct, self.call
+        assert call is not None  # the asker has not left
+        if until is None and not self.sent and (answer_one := direct.begin(call.request)) is not None:
             self._receiver = receiver
             if fast_path is not None:
                 fast_path.attach(self, None, ignore_tokens)
-            await direct.run(self.call, answer_one)
+            await direct.run(call, answer_one)
             return self._outcome()
         await self._send()
         return await super().relay(receiver, until, fast_path)
@@ -135,11 +137,12 @@ class _DirectAnswer(Answer[Rep, Res], Generic[Req, Rep, Res]):
     def abandon(self) -> None:
         """Take no more replies; a call that is answered in this task is left at once."""
         super().abandon()
-        if not self.sent:
+        if not self.sent and self.call is not None:
             self.call.scope.cancel(reason="the asker takes no more replies")
 
     async def _send(self) -> None:  # noqa: ASYNC910  # so have its callers, once it is sent
         if not self.sent:
+            assert self.call is not None  # the asker has not left
             self.sent = True
             await self.address.inbox.send(self.call)
 

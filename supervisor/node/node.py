@@ -40,6 +40,7 @@ from supervisor.links.heartbeat import Heartbeat
 from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.credentials import Credentials, read_credentials
+from supervisor.node.garbage import collect_when_idle
 from supervisor.node.reload import Reloader
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
@@ -207,6 +208,7 @@ class Node:
             nursery.start_soon(reaper.run)
             nursery.start_soon(self.terminal.run_live_line)
             nursery.start_soon(self._watch_turns)
+            nursery.start_soon(collect_when_idle, lambda: self.running)
             if self.heartbeat is not None:
                 nursery.start_soon(send_heartbeats, self.heartbeat, self._section.watchdog_s)
             nursery.start_soon(self._serve_operators)
@@ -244,6 +246,12 @@ class Node:
         heartbeat = Heartbeat(cluster.cluster.heartbeat_s, cluster.cluster.silent_s)
         name = self.assembly.directory.name
         await unix_socket.serve(self.runtime.folder, self.loaded.file, name, controls.services, heartbeat)
+
+    @property
+    def running(self) -> int:
+        """The number of requests that are being answered here: by the gateway, by workers."""
+        gateway = self.assembly.gateway
+        return self.assembly.directory.running + (0 if gateway is None else gateway.runner.running)
 
     async def _watch_turns(self) -> None:
         monitor = LoopMonitor(self._section.turn_max_s)
