@@ -108,7 +108,8 @@ class _DirectAnswer(Answer[Rep, Res], Generic[Req, Rep, Res]):
         return self  # noqa: ASYNC910  # relaying and iterating have checkpoints
 
     async def __aexit__(self, *_: object) -> None:
-        call, self.call, self._receiver = self.call, None, None  # which refer to this answer, as the call does
+        call, self.call = self.call, None  # which refers to this answer, so that both would wait for the collector
+        self._receiver = None  # so does this
         if call is not None and (self.sent or not self.over.is_set()):  # what was answered in this task has ended
             call.leave()
 

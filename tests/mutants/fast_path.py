@@ -5,6 +5,18 @@ from __future__ import annotations
 from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
+    "actors/kit/direct.py": (
+        Bug(
+            "an answer and its call wait for the garbage collector",
+            "call, self.call = self.call, None",
+            "call = self.call",
+        ),
+        Bug("an answer and its receiver wait for it", "        self._receiver = None  # so does this\n", ""),
+    ),
+    "supervisor/node/garbage.py": (
+        Bug("full collections do not wait for requests", "not running() and since_full()", "since_full()"),
+        Bug("a full collection each second", "since_full() >= WORTH", "True"),
+    ),
     "actors/kit/fast_path.py": (
         Bug("tokens that skip stages cost no credit", "            answer.credit -= len(tokens)\n", ""),
         Bug("a path takes tokens beyond the credit", "min(TOKENS_MAX, credit)", "TOKENS_MAX if credit else 0"),

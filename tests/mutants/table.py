@@ -42,7 +42,11 @@ SUITES = {  # the quickest first
         "tests/actors/test_decode_stuck_slots.py",
         "tests/actors/routing/test_routed_request_resumes.py",
     ],
-    "ways": ["tests/system/test_token_ways.py"],
+    "ways": [
+        "tests/system/test_token_ways.py",
+        "tests/system/test_reference_cycles.py",
+        "tests/supervisor/node/test_garbage.py",
+    ],
     "streams": ["tests/protocol/test_streams.py", "tests/protocol/test_frames.py"],
     "contract": ["tests/contracts/test_fake_engine.py"],
     "directory": [
