@@ -24,7 +24,7 @@ BUGS: Bugs = {
         Bug("a pipe is waited for", "os.O_RDONLY | os.O_NONBLOCK", "os.O_RDONLY"),
         Bug("what is no file is read", "if not stat.S_ISREG(status.st_mode):", "if False:"),
     ),
-    "supervisor/command_line.py": (
+    "supervisor/node/garbage.py": (
         Bug("every collection looks through what was imported", "    gc.freeze()", "    gc.isenabled()"),
     ),
     "supervisor/telemetry/registry.py": (
