@@ -59,7 +59,13 @@ class FastPath:
     def take(self, token: int, now: float) -> bool:
         """Take the next token of the source; False: it has to go the general way."""
         tokens = self._tokens
-        if len(tokens) >= self._room or (text := self._texts[token]) is None:
+        if len(tokens) >= self._room:
+            return False
+        try:
+            text = self._texts[token]
+        except Exception:  # noqa: BLE001  # it rises again on the general way, in the stage that knows the texts
+            return False
+        if text is None:
             return False
         tokens.append(token)
         self._last_at = now

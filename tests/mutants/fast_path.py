@@ -26,6 +26,11 @@ BUGS: Bugs = {
             "            self._answers[0].fail_relay(error)\n",
             "            raise\n",
         ),
+        Bug(
+            "a text that cannot be made ends the link",
+            "# it rises again on the general way, in the stage that knows the texts\n            return False",
+            "\n            raise",
+        ),
         Bug("a bug of a stage ends the link", "                answer.fail_relay(error)\n", "                raise\n"),
         Bug(
             "an answer that is cut off has lost its last tokens",

@@ -156,6 +156,16 @@ async def test_a_deadline_depends_on_the_last_token_that_came(autojump_clock: Mo
     assert [entry for entry in chain.evaluated if entry[0] == 5] == [(5, [1, 2, "at 3"])]
 
 
+async def test_a_token_whose_text_cannot_be_found_goes_the_general_way(autojump_clock: MockClock) -> None:
+    chain = Chain()
+    async with trio.open_nursery() as nursery:
+        await chain.start(nursery)
+        chain.put(2, 10_000, 3)  # no text has that id
+        assert chain.stage == [1, 2, "at 0", 10_000]
+        assert chain.texts == ["1,", "2,", "10000,", "3,"]
+        chain.end()
+
+
 async def test_an_error_of_the_receiver_is_one_of_the_last_relay_alone(autojump_clock: MockClock) -> None:
     chain = Chain()
     async with trio.open_nursery() as nursery:
