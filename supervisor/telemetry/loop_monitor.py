@@ -38,7 +38,6 @@ NAMES_MAX = 64
 OTHERS = "others"
 COLLECTION = "garbage collection"
 DEPTH_MAX = 16  # of the calls of a task or thread that are logged
-OLDEST = 2  # the generation whose collection takes as long as the heap is large
 
 
 @define(eq=False)
@@ -120,10 +119,8 @@ class LoopMonitor(trio.abc.Instrument):
             extra = {"task": name, "duration_s": round(duration_s, 3), "count": slow.count}
             log.warning("a turn took too long", extra=extra | ({} if task is None else {"awaiting": await_chain(task)}))
 
-    def collected(self, phase: str, info: Mapping[str, int]) -> None:
-        """Subtract a collection of the oldest generation from the turn in which it happened, and measure it alone."""
-        if info["generation"] != OLDEST:
-            return
+    def collected(self, phase: str, _: Mapping[str, int]) -> None:
+        """Subtract a collection of garbage from the turn in which it happened, and measure it alone."""
         if phase == "start":
             self._collecting_since = self.clock()
             return

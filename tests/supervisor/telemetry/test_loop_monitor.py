@@ -93,12 +93,15 @@ async def test_the_number_of_names_is_bounded(turns: LoopMonitor) -> None:
     assert turns.statistics()[OTHERS] == 2 * NAMES_MAX
 
 
-async def test_a_garbage_collection_is_not_counted_in_the_turn_of_a_task(turns: LoopMonitor, clock: Clock) -> None:
+@pytest.mark.parametrize("generation", [0, 1, 2])
+async def test_a_garbage_collection_is_not_counted_in_the_turn_of_a_task(
+    generation: int, turns: LoopMonitor, clock: Clock
+) -> None:
     async def collects() -> None:
         await trio.lowlevel.checkpoint()
-        turns.collected("start", {"generation": 2})
+        turns.collected("start", {"generation": generation})
         clock.now += 0.3
-        turns.collected("stop", {"generation": 2})
+        turns.collected("stop", {"generation": generation})
         clock.now += 0.01
 
     await beside(turns, (collects,))
