@@ -53,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def main(_parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Measure, print tables, and return 1 if a tool or the server did not run."""
     others = [OTHERS[name] for name in arguments.tools]
-    if missing := [tool.name for tool in others if not Path(tool.python(arguments.environments)).exists()]:
+    if missing := [tool.name for tool in others if not tool.is_installed(arguments.environments)]:
         print(f"bench agree: run python -m bench peers install {' '.join(missing)}", file=sys.stderr)
         return 1
     begun = datetime.now(UTC)

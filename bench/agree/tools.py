@@ -15,7 +15,7 @@ from typing import Any
 from attrs import field, frozen
 
 from bench.peers import cpu_sglang
-from bench.peers.peer import ENVIRONMENTS
+from bench.peers.peer import ENVIRONMENTS, MARK
 
 Figures = dict[str, float]
 
@@ -65,6 +65,10 @@ class Tool:
     def python(self, environments: Path = ENVIRONMENTS) -> str:
         """Return the interpreter of its environment."""
         return sys.executable if self.environment is None else str(environments / self.environment / "bin" / "python")
+
+    def is_installed(self, environments: Path) -> bool:
+        """Return whether its environment was installed to the end."""
+        return self.environment is None or (environments / self.environment / MARK).exists()
 
 
 def _options(**values: object) -> list[str]:

@@ -35,6 +35,11 @@ class Load:
     processes: int = 1  # of the clients
     warm: bool = False  # its connections are open and have been used
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether its answers have a token behind the first."""
+        return self.output_tokens > 1
+
     def job(self, url: str, model: str, seed: int, warmup: int) -> Job:
         """Return the task of the load's workers; another seed has other prompts."""
         return Job(

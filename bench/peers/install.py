@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.peers.peer import MARK
+
 LISTS = Path(__file__).parent
 
 
@@ -21,7 +23,7 @@ def install(name: str, environments: Path) -> None:
     What is missing in it counts as not installed: its mark is written last.
     """
     folder, packages = environments / name, LISTS / f"{name}.txt"
-    mark = folder / "installed"
+    mark = folder / MARK
     mark.unlink(missing_ok=True)
     if not (folder / "bin" / "python").exists():
         shutil.rmtree(folder, ignore_errors=True)

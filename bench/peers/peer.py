@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = "tiny"
 MODEL_FOLDER = ROOT / "examples" / MODEL
 ENVIRONMENTS = ROOT / "build" / "peers"
+MARK = "installed"  # the file that says that an environment was installed to the end
 PAGE_SIZE = 16
 PREFILL_CHUNK = 256
 

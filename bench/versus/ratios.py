@@ -57,6 +57,8 @@ def rows(pairs: Sequence[Pair]) -> list[list[Cell]]:
     """Return a row for each figure: all values of the peer's and of ours, and all ratios."""
     result: list[list[Cell]] = []
     for name, figure in FIGURES.items():
+        if name.startswith("gap") and not pairs[0].ours.load.has_gaps:
+            continue
         ratios = [ratio for pair in pairs if (ratio := pair.ratio(figure)) is not None]
         result.append([name, [figure(each.theirs) for each in pairs], [figure(each.ours) for each in pairs], ratios])
     return result

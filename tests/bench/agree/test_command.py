@@ -13,7 +13,7 @@ from bench.__main__ import main
 from bench.agree import command
 from bench.agree.run import Failed, Run
 from bench.agree.tools import FIGURES, OTHERS, Load, Tool
-from bench.peers.peer import Peer, Setup
+from bench.peers.peer import MARK, Peer, Setup
 from bench.peers.running import Running
 
 
@@ -56,9 +56,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def environments(tmp_path: Path) -> str:
     """Return a folder in which every tool seems to be installed."""
     for tool in OTHERS.values():
-        python = Path(tool.python(tmp_path))
-        python.parent.mkdir(parents=True)
-        python.touch()
+        assert tool.environment is not None
+        (tmp_path / tool.environment).mkdir()
+        (tmp_path / tool.environment / MARK).touch()
     return str(tmp_path)
 
 
@@ -110,6 +110,9 @@ def test_what_a_tool_adds_to_the_servers_first_token_is_told(
 def test_tools_that_are_not_installed_are_named(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    python = Path(OTHERS["aiperf"].python(tmp_path))
+    python.parent.mkdir(parents=True)
+    python.touch()  # an installation that did not end
     assert main(["agree", "--tools", "aiperf", "guidellm", "--environments", str(tmp_path)]) == 1
     assert "python -m bench peers install aiperf guidellm" in capsys.readouterr().err
     assert machine.runs == []

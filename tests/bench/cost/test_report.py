@@ -50,6 +50,11 @@ def test_a_cell_has_the_value_of_every_sample() -> None:
     assert rows(several)["node"]["us a token"] == pytest.approx([100, 300, 200])
 
 
+def test_answers_of_one_token_have_no_gaps() -> None:
+    names = [row[0] for row in report.tables("S", [sample(load=Load(output_tokens=1))])[1].rows]
+    assert names == [name for name in report.SEEN if "gap" not in name]
+
+
 def test_each_load_has_tables_of_its_own() -> None:
     tables = report.tables("S", [sample(), sample(load=Load(clients=1)), sample()])
     assert [table.title for table in tables if "the clients" not in table.title] == [

@@ -56,3 +56,9 @@ def test_nothing_has_no_ratio() -> None:
     one = Pair(sample(groups={"node": quiet}), sample(groups={"node": quiet}))
     (table,) = ratios.tables("Theirs", "Ours", [one])
     assert next(row for row in table.rows if row[0] == "preemptions a token")[1:] == [[0.0], [0.0], []]
+
+
+def test_answers_of_one_token_have_no_gaps() -> None:
+    single = Load(output_tokens=1)
+    (table,) = ratios.tables("Theirs", "Ours", [Pair(costing(0.1, single), costing(0.1, single))])
+    assert [row[0] for row in table.rows] == [name for name in FIGURES if "gap" not in name]
