@@ -78,7 +78,11 @@ BUGS: Bugs = {
         Bug("collected garbage is somebody's turn", "self._since += duration_s", "pass"),
         Bug("where a loop stands still is said at every look", "                logged = since\n", ""),
     ),
+    "supervisor/launcher/launcher.py": (
+        Bug("a node that starts misses a reload", "node.outdated = node.outdated or not node.serving", "node.serving"),
+    ),
     "supervisor/launcher/node_process.py": (
+        Bug("a node that was outdated is asked to reload again and again", "self.outdated = False", "pass"),
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
         Bug(
             "a restart of a node that still starts takes it down",

@@ -236,6 +236,11 @@ BUGS: Bugs = {
             "        if True:\n",
         ),
         Bug(
+            "idle clients of a gateway that leaves its port may ask no more",
+            "        await trio.sleep_until(idle_until)",
+            "        await trio.lowlevel.checkpoint()",
+        ),
+        Bug(
             "a gateway counts as ready before it listens at a shared port",
             "if self.shares_port and not self.listens else None",
             "if False else None",
