@@ -171,6 +171,7 @@ SUITES = {  # the quickest first
     ],
     "pieces": ["tests/supervisor/gateway/websocket/test_frame_counter.py"],
     "gateway": [
+        "tests/supervisor/node/test_node_shared_port.py",
         "tests/supervisor/gateway/test_admission.py",
         "tests/supervisor/gateway/test_outbox.py",
         "tests/supervisor/gateway/test_server.py",
