@@ -52,11 +52,12 @@ class AskingHalf:
     # What askers do ----------------------------------------------------------------------
 
     def open(self, request: Message, credit: int, to: str) -> tuple[int, LinkAnswer]:
-        """Ask without waiting; return the new stream's number and its answer. The asker's deadline goes with it.
+        """Ask without waiting; return the new stream's number and its answer.
 
-        Not if the answer has a first reply: an asker may have one deadline for that, and a later one for the rest.
-        Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that fits no
-        frame, and the link's `lost_error` if it has ended or the other end stands still.
+        The asker's deadline goes with the request, unless its answer has a first reply: an asker may have one deadline
+        for that, and a later one for the rest. Raises `Overloaded` if the other end serves as many streams as it may,
+        `TooLarge` for a request that fits no frame, and the link's `lost_error` if it has ended or the other end stands
+        still.
         """
         if self._unavailable is not None:
             raise self.lost_error(self._unavailable)
