@@ -150,10 +150,18 @@ class StepReceiver:
         self._loop.add_reader(connection, self._receive, connection, bytearray())
 
     def _receive(self, connection: socket.socket, buffer: bytearray) -> None:
-        data = connection.recv(READ_BYTES)
+        failure: OSError | None = None
+        try:
+            data = connection.recv(READ_BYTES)
+        except BlockingIOError:  # nothing is there after all
+            return
+        except OSError as error:
+            data, failure = b"", error
         if not data:
             self._loop.remove_reader(connection)  # the scheduler has ended, which the watchdog notices as well
             connection.close()
+            if failure is not None:  # it may run on, and requests would wait for ever
+                self._end(f"outputs of the scheduler could not be read: {failure!r}")
             return
         buffer += data
         try:

@@ -223,6 +223,20 @@ async def receives_in_order():
     await until(lambda: ends)
     assert ends == ["an output of the scheduler could not be handled: KeyError('a bad one')"], ends
 
+async def ends_when_outputs_cannot_be_read():
+    ours, theirs, ends = *socket.socketpair(), []
+    receiver = StepReceiver(SimpleNamespace(accept=lambda: (ours, None)), None, ends.append)
+    receiver._loop = asyncio.get_running_loop()
+    receiver._accept()
+    receiver._receive(ours, bytearray())  # there is nothing
+    assert not ends and ours.fileno() >= 0
+    ours.send(b"never read")
+    theirs.close()  # so the kernel resets the connection
+    await until(lambda: ends)
+    await asyncio.sleep(0.05)  # it would be called again in each turn
+    assert len(ends) == 1 and "could not be read: ConnectionResetError" in ends[0], ends
+    assert ours.fileno() < 0
+
 async def turns_a_step_into_a_frame():
     async def never(asked, _):
         await asyncio.Event().wait()
@@ -272,6 +286,7 @@ async def main():
     sends_what_the_host_reads()
     with tempfile.TemporaryDirectory(dir="/tmp") as tempfile.tempdir:  # a Unix socket has a short path
         await receives_in_order()
+    await ends_when_outputs_cannot_be_read()
     await turns_a_step_into_a_frame()
 
 asyncio.run(main())
