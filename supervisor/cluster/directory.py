@@ -156,7 +156,7 @@ class Directory:
         for offer in state.offers:
             if offer.engine is not None:
                 _check_engine(offer.name, offer.engine)
-        state = self.models.apply(node, state)
+        state = self.models.apply(node, self.records.without_excess(node, state))
         record = self.records.add(node)
         record.routes = state.routes
         (self._subscribers.add if state.routes and record.link is not None else self._subscribers.discard)(node)

@@ -20,6 +20,7 @@ from supervisor.links.link import Link
 log = logging.getLogger(__name__)
 
 NODES_MAX = NEIGHBOURS_MAX - 1  # beside this one
+WORKERS_MAX = 16_384  # of all other nodes together: each change of one orders all of its model again, in one turn
 UNCONFIRMED_MAX = 256  # nodes that others have named and to which there is no link
 # Of these, the nodes that one node alone has named and to which there has never been a link. A node that joins a larger
 # cluster learns of the rest from those that it then has links to, since each of them names all nodes.
@@ -52,6 +53,7 @@ class NodeRecord:
     address_is_configured: bool = False
     named_by: str | None = None  # the node that has named it first, None once there was a link to it
     left_out: bool = False  # some of the nodes that it names are not recorded, which has been logged
+    workers_left_out: bool = False  # some of its workers are not recorded, which has been logged
     unnamed_since: float | None = None  # as `NodeRecords.forget` has found, on Trio's clock
     expected: dict[str, Offer] = Factory(dict)  # the workers that cluster.toml gives it
     routes: bool = False
@@ -77,7 +79,7 @@ class NodeRecord:
 
     def disconnect(self) -> None:
         """Keep the workers of cluster.toml as workers that cannot be asked, and remove all others."""
-        self.link, self.left_out = None, False
+        self.link, self.left_out, self.workers_left_out = None, False, False
         offers = []
         for name, offer in self.expected.items():
             engine = self.workers[name].offer.engine if name in self.workers else None
@@ -138,6 +140,20 @@ class NodeRecords:
         """Whether only another node has named a node: there has never been a link to it, and it is not configured."""
         record = self._records.get(node)
         return record is not None and record.named_by is not None and not record.is_configured
+
+    def without_excess(self, node: str, state: NodeState) -> NodeState:
+        """Return the state of a node without the workers that are too many beside those of others; log that once.
+
+        They count again when the node announces its next state.
+        """
+        named = self.add(node)
+        room = max(0, WORKERS_MAX - sum(len(record.workers) for record in self if record is not named))
+        left_out = max(0, len(state.offers) - room)
+        if left_out and not named.workers_left_out:
+            reason = f"{left_out} of {len(state.offers)} are beyond {WORKERS_MAX} of all nodes"
+            log.warning("workers of a node are not asked", extra={"peer": node, "reason": reason})
+        named.workers_left_out = left_out > 0
+        return evolve(state, offers=state.offers[:room]) if left_out else state
 
     def merge_neighbours(self, node: str, neighbours: Sequence[Neighbour]) -> None:
         """Record the nodes that a node names, and log once if there are more than it may add."""

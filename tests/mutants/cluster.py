@@ -102,6 +102,12 @@ BUGS: Bugs = {
             "            10**6 - sum(",
         ),
         Bug("a node that has a link still counts as a rumour", "        self.named_by = None\n", ""),
+        Bug("the workers of all nodes together have no limit", "offers=state.offers[:room])", "offers=state.offers)"),
+        Bug(
+            "a node's own workers leave it no room for them",
+            "for record in self if record is not named",
+            "for record in self",
+        ),
     ),
     "supervisor/cluster/workers.py": (
         Bug(

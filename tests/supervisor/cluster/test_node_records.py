@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.cluster import NEIGHBOURS_MAX, Neighbour, NodeState, check_state
+from protocol.cluster import NEIGHBOURS_MAX, Leg, Neighbour, NodeState, Offer, check_state
 from supervisor.cluster import node_records
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import (
@@ -119,6 +119,29 @@ async def test_names_that_are_too_many_are_logged_once_for_each_link(caplog: pyt
     directory.linked("far", idle_link())
     directory.merge_state("far", state)
     assert len(caplog.records) == 2
+
+
+async def test_workers_of_all_nodes_together_are_limited(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_records, "WORKERS_MAX", 5)
+    caplog.set_level(logging.WARNING, logger=node_records.__name__)
+    directory, _ = linked_directory()
+    state = NodeState(tuple(Offer(f"e{number}", "tiny", Leg.BOTH, 1, up=True) for number in range(4)))
+    directory.merge_state("far", state)
+    directory.linked("other", link := idle_link())
+    for _ in range(3):
+        directory.merge_state("other", state)
+    directory.merge_state("far", state)
+    assert sorted(directory.offers_by_name()) == ["far/e0", "far/e1", "far/e2", "far/e3", "other/e0"]
+    reason = "3 of 4 are beyond 5 of all nodes"
+    assert [(record.peer, record.reason) for record in caplog.records] == [("other", reason)]  # type: ignore[attr-defined]
+    directory.merge_state("far", NodeState())
+    directory.merge_state("other", state)
+    assert sorted(directory.offers_by_name()) == ["other/e0", "other/e1", "other/e2", "other/e3"]
+    directory.unlinked("other", link)
+    directory.merge_state("far", state)
+    assert len(directory.offers_by_name()) == 4, "those of a lost node take no room"
 
 
 async def test_records_are_read_once_for_all_names_of_an_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
