@@ -27,6 +27,7 @@ from attrs import define, field
 from protocol.errors import ActorError, StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.launcher.parent_pipe import LineReader, receive
+from supervisor.printable import printable
 from supervisor.processes import reaper
 from supervisor.processes.process import GracePeriods, Ladder, Process, start
 from supervisor.supervision.tree import Backoff, Child, Restart, Tree
@@ -81,7 +82,9 @@ class KeptNode:
 
     def arguments(self) -> tuple[str, ...]:
         """Return the command-line arguments that tell its next life of those before it, for `status` to show."""
-        return ("--restarts", str(self.failures), "--ended-by", self.last_failure) if self.failures else ()
+        # The reason comes from the node: no argument may have a zero byte or half a character, or look like an option.
+        last = f"--ended-by={printable(self.last_failure)}"
+        return ("--restarts", str(self.failures), last) if self.failures else ()
 
 
 class NodeKeeper(Protocol):

@@ -81,8 +81,20 @@ BUGS: Bugs = {
     "supervisor/launcher/launcher.py": (
         Bug("a node that starts misses a reload", "node.outdated = node.outdated or not node.serving", "node.serving"),
     ),
+    "supervisor/node/node.py": (
+        Bug(
+            "a node that a second signal ends is started again by its launcher",
+            "        self.tell_launcher_of_end()  # else",
+            "        # else",
+        ),
+    ),
     "supervisor/launcher/node_process.py": (
         Bug("a node that was outdated is asked to reload again and again", "self.outdated = False", "pass"),
+        Bug(
+            "a node whose end had a zero byte in it cannot start",
+            "{printable(self.last_failure)}",
+            "{self.last_failure}",
+        ),
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
         Bug(
             "a restart of a node that still starts takes it down",

@@ -155,7 +155,7 @@ async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(
         await _run_alone(node, one)
     (record,) = [each for each in log_records(caplog) if each.message == "where node two hung"]
     assert any("in stuck_in_here" in line for line in record.stack)
-    assert node.arguments() == ("--restarts", "1", "--ended-by", "its event loop did not turn for 0.5 s")
+    assert node.arguments() == ("--restarts", "1", "--ended-by=its event loop did not turn for 0.5 s")
     assert node.process is None
 
 
@@ -178,6 +178,15 @@ pipe.send("done")
     with trio.fail_after(90):
         await _run_alone(node, one)
     assert (node.failures, node.last_failure) == (1, "its event loop did not turn for 4 s")
+
+
+@pytest.mark.parametrize("reason", ["--check", "a zero \0 byte", "half a character \ud800"])
+def test_whatever_the_reason_of_an_end_a_process_can_get_it_as_an_argument(reason: str) -> None:
+    node = _node(1.0)
+    node.record_failure(reason)
+    *_, argument = node.arguments()
+    assert argument.isprintable(), "which no zero byte is, and no half of a character"
+    assert argument.startswith("--ended-by="), "so that it is no option by itself"
 
 
 async def test_a_node_that_is_restarted_before_it_is_up_has_as_long_to_start_again(
