@@ -175,7 +175,8 @@ def _run_function(
     def restart(wanted: bool) -> None:
         send("restart" if wanted else "stay")
 
-    launched = node.LauncherHooks(partial(send, "up"), partial(send, "reload"), restart, parent.heartbeat, earlier)
+    up, reload, done = partial(send, "up"), partial(send, "reload"), partial(send, "done")
+    launched = node.LauncherHooks(up, reload, restart, parent.heartbeat, earlier, done)
     return partial(node.run, loaded, name, terminal, environment, launched)
 
 

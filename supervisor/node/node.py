@@ -75,6 +75,7 @@ class LauncherHooks:
     restart: Callable[[bool], None] | None = None  # whether another process shall follow this one, which drains
     heartbeat: Callable[[], None] | None = None  # the event loop runs
     earlier: EarlierFailures = EarlierFailures()
+    done: Callable[[], None] = lambda: None  # the process ends as it was asked to
 
 
 NOT_LAUNCHED = LauncherHooks()
@@ -121,7 +122,9 @@ async def run(
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials)
         assembly.status.earlier_failures = launched.earlier
-        node = Node(loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat, launched.restart)
+        node = Node(
+            loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat, launched.restart, launched.done
+        )
         node.attach_controls(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
         for warning in file_checks.warnings(cluster, runtime.now()):
             log.warning(warning)
@@ -142,6 +145,7 @@ class Node:
     drain_s: float
     heartbeat: Callable[[], None] | None = None
     ask_launcher_to_restart: Callable[[bool], None] | None = None  # or not to, although it was asked before
+    tell_launcher_of_end: Callable[[], None] = lambda: None
     exit_code: int = 0
     nursery: trio.Nursery | None = None  # while it runs
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
@@ -344,6 +348,7 @@ class Node:
         await trio.sleep(HARD_EXIT_S)  # cancelled if the tree ends first
         reaper.kill_all()
         run_folder.remove(self.runtime.folder.path, shared_memory.remove)
+        self.tell_launcher_of_end()  # else it would start the node again
         self.terminal.flush(LAST_LINES_S)
         os._exit(self.exit_code)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocol.errors import NotReady, StartFailed
-from supervisor.node.node import Node
+from supervisor.node.node import HARD_EXIT_S, Node
+from supervisor.processes import reaper, run_folder
 
 
 class Launched:
@@ -36,6 +39,26 @@ async def test_the_launcher_hears_of_the_last_drain() -> None:
     await front.node.drain_for_operator(True)
     front.node.on_stop("SIGTERM")
     assert front.decisions == [True, False, True, False], "SIGTERM leaves it down, too"
+
+
+async def test_a_second_signal_leaves_it_down_even_if_its_tree_does_not_end(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, order = Launched(), list[object]()
+    front.node.tell_launcher_of_end = lambda: order.append("done")
+    front.node.terminal = cast("Any", SimpleNamespace(flush=lambda _: order.append("log")))
+    grace = SimpleNamespace(shorten=lambda: order.append("shortened"))
+    folder = SimpleNamespace(path="none")
+    front.node.runtime = cast("Any", SimpleNamespace(grace=grace, folder=folder))
+    monkeypatch.setattr(reaper, "kill_all", lambda: 0)
+    monkeypatch.setattr(run_folder, "remove", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", order.append)
+    front.node.on_stop("SIGTERM")
+    async with trio.open_nursery() as front.node.nursery:
+        assert not front.node.on_stop("SIGTERM")
+        front.node.on_second_signal(15)
+    assert trio.current_time() == HARD_EXIT_S
+    assert (front.decisions, order) == ([False], ["shortened", "done", "log", 143])
 
 
 async def test_a_restart_that_cannot_succeed_drains_nothing() -> None:
