@@ -26,7 +26,7 @@ from tests.mutants.table import MUTANTS, PARTS, SUITES
 from tests.repository.test_mirror import own_tests
 
 ROOT = Path(__file__).parents[2]
-TEST_MAX_S = 20
+TEST_MAX_S = 40  # three or four times what the longest takes where other suites run beside it
 OWN = "own"  # the suite of a file's own tests
 FOLDERS = ("protocol", "actors", "supervisor", "bench", "tests", "examples")
 
@@ -36,7 +36,7 @@ def copied() -> Iterator[Path]:
     """Copy what the suites need into a folder of its own."""
     with tempfile.TemporaryDirectory() as place:
         for name in FOLDERS:
-            ignored = shutil.ignore_patterns("__pycache__", "cpu", "*.safetensors")
+            ignored = shutil.ignore_patterns("cpu", "*.safetensors")  # compiled files save most of a short suite's time
             shutil.copytree(ROOT / name, Path(place, name), ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", place)
         yield Path(place)
@@ -71,10 +71,11 @@ def first_failure(folder: Path, arguments: Sequence[str], patience_s: float) -> 
 @cache
 def sound(arguments: tuple[str, ...], patience_s: float) -> bool:
     """Return true if a suite passes where no bug is planted; one that does not would notice them all."""
-    with copied() as folder:
-        if failed := first_failure(folder, arguments, patience_s):
-            sys.exit(f"a suite fails without any bug: {failed}")
-    return True
+    for _ in range(2):  # other work beside it may make one run too slow
+        with copied() as folder:
+            if not (failed := first_failure(folder, arguments, patience_s)):
+                return True
+    sys.exit(f"a suite fails without any bug: {failed}")
 
 
 def arguments_of(suite: str, path: str) -> tuple[str, ...]:
