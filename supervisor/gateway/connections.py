@@ -82,16 +82,16 @@ class Connections:
     def authenticated(self, outbox: Outbox, key: Key | None) -> None:
         """Count a connection as authenticated, and by its key unless no key is wanted.
 
-        Raises `ConcurrencyLimited` if the key has as many connections as it may.
+        Raises `ConcurrencyLimited` if the key has as many connections as it may; the connection is then counted as
+        before, so that one beyond that limit can still be closed to make room.
         """
-        self._unauthenticated.remove(outbox)
         owner = self._keys.get(outbox)
-        if key is None or key is owner:
-            return
-        key.add_connection(self.limits().key_connections_max)
-        if owner is not None:
-            owner.connections -= 1
-        self._keys[outbox] = key
+        if key is not None and key is not owner:
+            key.add_connection(self.limits().key_connections_max)
+            if owner is not None:
+                owner.connections -= 1
+            self._keys[outbox] = key
+        self._unauthenticated.remove(outbox)
 
     def remove(self, outbox: Outbox) -> None:
         """Stop counting a connection: it has ended, or will as soon as its task runs."""

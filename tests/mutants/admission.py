@@ -38,8 +38,13 @@ BUGS: Bugs = {
     "supervisor/gateway/connections.py": (
         Bug(
             "an authenticated connection is closed to make room for others",
-            "        self._unauthenticated.remove(outbox)\n        owner",
-            "        owner",
+            "            self._keys[outbox] = key\n        self._unauthenticated.remove(outbox)\n",
+            "            self._keys[outbox] = key\n",
+        ),
+        Bug(
+            "a connection beyond those of its key keeps its place",
+            "        owner = self._keys.get(outbox)\n",
+            "        owner = self._keys.get(outbox)\n        self._unauthenticated.remove(outbox)\n",
         ),
     ),
     "supervisor/gateway/gateway.py": (

@@ -77,6 +77,19 @@ async def test_authenticated_connections_make_no_room(rather_slow: MockClock) ->
         await leave_all(rig)
 
 
+async def test_connections_beyond_those_of_their_key_make_room(rather_slow: MockClock) -> None:
+    async with gateway_rig(connections_max=3, key_connections_max=1) as rig:
+        require_keys(rig)
+        first, *beyond = [await rig.client() for _ in range(3)]
+        assert (await first.ask(post(chat("n=1"), **KEY))).status == 200
+        for client in beyond:
+            assert (await client.ask(post(chat("n=1"), **KEY))).status == 429
+        assert (await (await rig.client()).ask(post(chat("n=1"), **as_("bob")))).status == 200
+        assert (await (await rig.client()).ask(head())).status == 200
+        assert [await client.closed() for client in beyond] == [True, True]
+        assert (await first.ask(post(chat("n=1"), **KEY))).status == 200
+
+
 async def test_a_probe_does_not_authenticate_its_connection_where_keys_are_wanted(rather_slow: MockClock) -> None:
     async with gateway_rig(connections_max=1) as rig:
         require_keys(rig)
