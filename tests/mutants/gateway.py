@@ -29,6 +29,16 @@ BUGS: Bugs = {
             "handshake_of(exchange, self._reader.trailing_bytes)",
             'handshake_of(exchange, b"")',
         ),
+        Bug(
+            "a drain forgets the clients between two requests",
+            "if self.gateway.draining and not self._reader.begun:",
+            "if False:",
+        ),
+        Bug(
+            "a drain forgets the requests that have been pipelined",
+            "if self.gateway.draining and not self._reader.begun:",
+            "if self.gateway.draining:",
+        ),
     ),
     "supervisor/gateway/http/request_reader.py": (
         Bug("any number of headers is read", "        if count > HEADERS_MAX:", "        if False:"),

@@ -85,6 +85,8 @@ class HttpConnection:
                     return
                 self.busy = False
                 await self._reader.next_request()
+                if self.gateway.draining and not self._reader.begun:  # a drain ends only waits that have begun
+                    return
         except Unreadable as unreadable:
             with suppress(SlowClient, trio.BrokenResourceError):
                 self._fail_last(self._exchange(unreadable.request), unreadable.error, unreadable.status)

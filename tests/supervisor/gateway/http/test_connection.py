@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from supervisor.gateway.http.request_reader import RequestReader
 from tests.rig.gateway import Worker, chat, gateway_client, gateway_rig, head, leave_all, post
 
 
@@ -177,3 +179,34 @@ async def test_http_1_0_is_served_with_a_host_header_only(rather_slow: MockClock
         assert (await other.until(b"\r\n")).split()[1] == b"200"
         await other.until(b"alive\n")
         assert await other.closed()
+
+
+@pytest.fixture
+def drained_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a drain in the turn before each connection waits for its next request."""
+    next_request = RequestReader.next_request
+
+    async def drain_first(reader: RequestReader) -> None:
+        reader.gateway.drain()
+        await next_request(reader)
+
+    monkeypatch.setattr(RequestReader, "next_request", drain_first)
+
+
+@pytest.mark.usefixtures("drained_between_requests")
+async def test_a_drain_between_two_requests_closes_the_connection_at_once(rather_slow: MockClock) -> None:
+    async with gateway_client() as (_, client):
+        assert "connection" not in (await client.ask(head())).headers
+        before = trio.current_time()
+        assert await client.closed()
+        assert trio.current_time() < before + 1
+
+
+@pytest.mark.usefixtures("drained_between_requests")
+async def test_a_request_that_was_pipelined_before_a_drain_is_answered(rather_slow: MockClock) -> None:
+    async with gateway_client() as (_, client):
+        await client.send(head() * 2)
+        assert (await client.reply()).status == 200
+        last = await client.reply()
+        assert (last.status, last.headers["connection"]) == (200, "close")
+        assert await client.closed()
