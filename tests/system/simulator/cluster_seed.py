@@ -283,7 +283,7 @@ class ClusterRun(OfCluster, Run):
             requests_max=rng.choice((3, 8, 16)),
             waiting_max=16,
             admit_s=100.0,
-            first_token_s=200.0,
+            first_token_s=rng.choice((200.0, 200.0, 3.0)),
             total_s=300.0,
             drain_s=rng.choice((1.0, 10.0, 60.0)),
             route=FailoverLimits(

@@ -18,6 +18,8 @@ May = Callable[[str], bool]
 `unanswered` stands for a connection that closes before the answer, `cut` for an answer that ends without an error.
 """
 
+OF_LINK = "the asker's time is up"  # the detail of an error whose deadline has crossed a link
+NO_TOKEN = "there was no token within"
 
 Json: TypeAlias = dict[str, Any]  # of an answer
 
@@ -83,6 +85,7 @@ def error(answer: Json, may: May, received: Received | None = None) -> str:
     """Judge an error: an allowed code of the table, with its status."""
     code: str = answer["code"]
     assert may(code), f"{code} is not allowed: {answer['message']}"
+    assert OF_LINK not in answer["message"], "a generation's deadlines are the gateway's, and cross no link"
     row = ERRORS_BY_CODE[code]
     if received is not None:
         assert received.status == row.http_status
@@ -146,6 +149,8 @@ class _Stream:
     def _event(self, answer: Json) -> None:
         if "error" in answer:
             self.failed = error(answer["error"], self.may)
+            began = any(self.texts.values()) and not self.request.echo  # an echo comes before the first token
+            assert not (began and answer["error"]["message"].startswith(NO_TOKEN)), "there was one"
             return
         if answer.get("usage") is not None:
             usage(self.request, answer["usage"])
