@@ -179,6 +179,11 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/websocket/session.py": (
         Bug(
+            "a bug is not logged whose client is gone",
+            "with suppress(trio.BrokenResourceError):  # it is gone already, and",
+            "with suppress():  #",
+        ),
+        Bug(
             "a WebSocket client that leaves is answered to the end",
             'self._scope.cancel(reason="the client left")',
             "pass",

@@ -87,7 +87,8 @@ async def _serve(
         pass  # the client left during the handshake
     except Exception as error:
         if not consists_of(error, MemoryError):
-            outbox.put_last(close_frame(BUG, "the server made a mistake"))
+            with suppress(trio.BrokenResourceError):  # it is gone already, and the bug is what must be logged
+                outbox.put_last(close_frame(BUG, "the server made a mistake"))
         raise
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -346,3 +348,24 @@ async def test_pings_take_no_more_memory_than_a_message(rather_slow: MockClock) 
         assert output_text(await client.events()) == "The oak is"
         assert rig.gateway.bodies.reserved_bytes == 0
         await leave_all(rig)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_bug_is_logged_whether_the_client_is_still_there_or_not(
+    gone: bool, rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_websocket() as (rig, client):
+
+        def fail(*_: object) -> None:
+            if gone:
+                client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.stream.socket.close()  # with a reset, of which the gateway learns when it writes
+            raise ValueError("a bug")
+
+        monkeypatch.setattr(message_reader.MessageReader, "receive", fail)
+        await client.say(create("n=3"))
+        if not gone:
+            assert await client.close_code() == 1011
+            await client.stream.aclose()
+        await at_rest(rig)
+    assert "a bug ended a connection" in caplog.messages
