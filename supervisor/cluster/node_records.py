@@ -147,6 +147,8 @@ class NodeRecords:
         They count again when the node announces its next state.
         """
         named = self.add(node)
+        if len(state.offers) <= len(named.workers) and not named.workers_left_out:
+            return state  # nearly always; counting all others takes longer the more there are
         room = max(0, WORKERS_MAX - sum(len(record.workers) for record in self if record is not named))
         left_out = max(0, len(state.offers) - room)
         if left_out and not named.workers_left_out:

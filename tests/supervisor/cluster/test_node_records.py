@@ -128,7 +128,8 @@ async def test_workers_of_all_nodes_together_are_limited(
     caplog.set_level(logging.WARNING, logger=node_records.__name__)
     directory, _ = linked_directory()
     state = NodeState(tuple(Offer(f"e{number}", "tiny", Leg.BOTH, 1, up=True) for number in range(4)))
-    directory.merge_state("far", state)
+    directory.merge_state("far", NodeState(state.offers[:3]))
+    directory.merge_state("far", state)  # it has one more now
     directory.linked("other", link := idle_link())
     for _ in range(3):
         directory.merge_state("other", state)
