@@ -30,6 +30,8 @@ def check_request(request: Generate, info: EngineInfo) -> None:
         raise BadRequest("an answer has at least one token", param="tokens_max")
     if not 0 <= wanted.tokens_min <= wanted.tokens_max:
         raise BadRequest(f"tokens_min must be from 0 to {wanted.tokens_max}", param="tokens_min")
+    if wanted.tokens_min and wanted.grammar is not None:  # where a grammar allows only the end, no token would be left
+        raise BadRequest("an answer that keeps to a grammar has no least length", param="tokens_min")
     total = len(request.tokens) + wanted.tokens_max
     if total > info.request_tokens_max:
         raise ContextTooLong(

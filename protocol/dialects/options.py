@@ -70,7 +70,8 @@ class Options:
     min_p: Annotated[float, Within(at_least=0, at_most=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Within(above=0, at_most=2)] | None = None
+    # Far below the least, a likely token's score divided by it is infinite, and the engine draws from no numbers.
+    repetition_penalty: Annotated[float, Within(at_least=0.001, at_most=2)] | None = None
     logit_bias: Annotated[dict[Annotated[str, SpellsTokenId()], Bias], Holds(0, LOGIT_BIAS_MAX)] | None = None
     stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[tuple[TokenId, ...], Holds(0, STOP_TOKENS_MAX)] | None = None
@@ -108,6 +109,8 @@ class Options:
         names = [name for name, _ in self.grammars()]
         if names[1:]:
             yield Mistake(names[1], f"cannot stand beside {names[0]}: an answer keeps to one grammar at most")
+        if names and self.min_tokens:
+            yield Mistake("min_tokens", f"cannot stand beside {names[0]}: an answer ends where its grammar does")
 
 
 @frozen

@@ -204,6 +204,11 @@ BUGS: Bugs = {
     "actors/engines/request_check.py": (
         Bug("an empty prompt reaches the engine", "if not request.tokens:", "if False:"),
         Bug(
+            "a least length beside a grammar reaches the engine",
+            "if wanted.tokens_min and wanted.grammar is not None:",
+            "if False:",
+        ),
+        Bug(
             "one token too many reaches the engine",
             "if total > info.request_tokens_max:",
             "if total > info.request_tokens_max + 1:",

@@ -48,6 +48,10 @@ BUGS: Bugs = {
     "protocol/dialects/answer_builder.py": (
         Bug("a body is written in one piece", "PIECE_BYTES = 64 * 1024", "PIECE_BYTES = 64 * 1024 * 1024"),
     ),
+    "protocol/dialects/options.py": (
+        Bug("a least length may stand beside a grammar", "if names and self.min_tokens:", "if False:"),
+        Bug("a penalty may be next to nothing", "Within(at_least=0.001, at_most=2)", "Within(above=0, at_most=2)"),
+    ),
     "protocol/dialects/tokens.py": (
         Bug(
             "a text of millions of characters is encoded in one step",

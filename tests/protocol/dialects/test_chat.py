@@ -80,7 +80,7 @@ def test_messages_of_every_role() -> None:
 
 def test_to_respond_maps_every_field() -> None:
     body = {
-        "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1,
+        "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1,
         "frequency_penalty": 0.2, "presence_penalty": 0.3, "repetition_penalty": 1.1, "stop": ["a", "b"],
         "stop_token_ids": [3], "ignore_eos": True, "seed": 7, "n": 3, "logprobs": True, "top_logprobs": 4,
         "logit_bias": {"0": -100, "17": 1.5}, "include_stop_str_in_output": True, "return_token_ids": True,
@@ -88,13 +88,14 @@ def test_to_respond_maps_every_field() -> None:
     }  # fmt: skip
     respond = to_respond(request(**body), request_id=ID)
     assert respond == Respond(
-        ID, (Turn(Role.USER, "Hi"),), n=3, tokens_max=9, tokens_min=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1,
+        ID, (Turn(Role.USER, "Hi"),), n=3, tokens_max=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1,
         frequency_penalty=0.2, presence_penalty=0.3, repetition_penalty=1.1, stop=("a", "b"), stop_included=True,
         stop_token_ids=(3,), ignore_eos=True, seed=7, logit_bias={0: -100.0, 17: 1.5}, logprobs=4, token_ids=True,
         grammar=Grammar(GrammarKind.EBNF, "root ::= x"), priority=-3, cache_salt="s",
         params=PARAMS | {"tokens_max": "max_tokens", "grammar": "ebnf"},
     )  # fmt: skip
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+    assert to_respond(request(min_tokens=2), request_id=ID).tokens_min == 2  # which no grammar may stand beside
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ INT32 = 2**31
         ("min_p", [0, 1], [-0.001, 1.001]),
         ("frequency_penalty", [-2, 2], [-2.001, 2.001]),
         ("presence_penalty", [-2, 2], [-2.001, 2.001]),
-        ("repetition_penalty", [0.001, 2], [0, 2.001]),
+        ("repetition_penalty", [0.001, 2], [0, 1e-38, 0.0009, 2.001]),
         ("logit_bias", [{}, {"0": -100, str(INT32 - 1): 100}, {str(n): 0 for n in range(LOGIT_BIAS_MAX)}],
          [[], {str(n): 0 for n in range(LOGIT_BIAS_MAX + 1)}]),
         ("stop", ["x" * STOP_CHARACTERS_MAX, [], ["x"] * STOPS_MAX], ["", ["x"] * (STOPS_MAX + 1), 5]),
@@ -198,6 +198,18 @@ def test_two_grammars_in_one_request_are_a_mistake_that_names_both(
 ) -> None:
     sentence = refused(dialect, second, **fields)
     assert sentence == f"{second}: cannot stand beside {first}: an answer keeps to one grammar at most"
+
+
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.parametrize("field", ["regex", "ebnf", "structural_tag", "format"])
+def test_a_least_length_beside_a_grammar_is_a_mistake(dialect: str, field: str) -> None:
+    grammar: dict[str, Any] = {field: {} if field == "structural_tag" else "a"}
+    if field == "format":
+        field = "response_format" if dialect in ("chat", "completions") else "text.format"
+        grammar = {"response_format": SCHEMA} if field == "response_format" else {"text": FORMAT}
+    sentence = refused(dialect, "min_tokens", min_tokens=1, **grammar)
+    assert sentence == f"min_tokens: cannot stand beside {field}: an answer ends where its grammar does"
+    assert respond(dialect, min_tokens=0, **grammar).grammar is not None
 
 
 # Hostile requests -------------------------------------------------------------------------

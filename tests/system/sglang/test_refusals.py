@@ -51,6 +51,8 @@ FOR_ALL: list[tuple[dict[str, object], str | None]] = [
     ({"regex": "(", "max_tokens_": 1}, "max_tokens_"),
     ({"foo": 1}, "foo"),
     ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
+    ({"regex": "a", "min_tokens": 2}, "min_tokens"),
+    ({"repetition_penalty": 1e-38}, "repetition_penalty"),
     ({"lora_path": "x"}, "lora_path"),
     ({"bootstrap_room": 1}, "bootstrap_room"),
     ({"image_data": "x"}, "image_data"),

@@ -16,6 +16,7 @@ from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalErr
 from protocol.messages import EngineInfo, Generate, GrammarKind, HandOff, Logprob, Rendezvous, Sampling
 from protocol.trace import as_headers
 
+GRAMMAR_FAILED = "Grammar accept_token failed"  # how the error begins that ends a request whose grammar refuses a token
 HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLang's errors, where a hand-off failed
 RESERVED_TOKENS = 6  # below either limit of a request; see SGLang's `max_req_input_len`
 
@@ -85,6 +86,8 @@ def abort_error(reason: Mapping[str, object]) -> RequestError:
         return Overloaded(detail)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR or GRAMMAR_TOO_SLOW in detail:
         return EngineRefused(detail)
+    if detail.startswith(GRAMMAR_FAILED):  # of this request alone: the engine is not at fault, however many there are
+        return EngineRefused("no token that the grammar allows is left by the request's other options")
     return HandOffFailed(detail) if any(word in detail for word in HAND_OFF_ERRORS) else InternalError(detail)
 
 

@@ -81,7 +81,7 @@ async def test_a_grammar_is_refused_by_name(autojump_clock: MockClock) -> None:
         assert engine.info.grammars == ()
 
 
-INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True)
+INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True, grammars=(GrammarKind.REGEX,))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,7 @@ INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True)
         ({"logprobs": 101}, "logprobs"),
         ({"tokens_min": 4}, "tokens_min"),
         ({"tokens_min": -1}, "tokens_min"),
+        ({"tokens_min": 1, "grammar": Grammar(GrammarKind.REGEX, "a")}, "tokens_min"),
         ({"tokens_max": 0}, "tokens_max"),
         ({"stop_token_ids": (100,)}, "stop_token_ids"),
         ({"prompt": 58}, None),

@@ -295,7 +295,7 @@ def test_the_lane_of_an_invalid_request_is_read_if_it_is_valid() -> None:
 def test_to_respond_maps_every_field() -> None:
     request = create(
         instructions="be brief", input=[{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}],
-        max_output_tokens=9, min_tokens=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
+        max_output_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
         presence_penalty=0.3, repetition_penalty=1.1, stop="END", stop_token_ids=[3], ignore_eos=True, seed=7,
         logit_bias={"4": -1}, include_stop_str_in_output=True, return_token_ids=True, priority=5, cache_salt="salt",
         include=[LOGPROBS], top_logprobs=3, truncation="auto", generate=False,
@@ -305,7 +305,7 @@ def test_to_respond_maps_every_field() -> None:
     assert to_respond(request, request_id=ID, history=history) == Respond(
         id=ID,
         turns=(Turn(Role.SYSTEM, "be brief"), *history, Turn(Role.DEVELOPER, "d"), Turn(Role.USER, "u")),
-        tokens_max=9, tokens_min=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
+        tokens_max=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.2,
         presence_penalty=0.3, repetition_penalty=1.1, stop=("END",), stop_token_ids=(3,), ignore_eos=True, seed=7,
         logit_bias={4: -1.0}, stop_included=True, token_ids=True, priority=5, cache_salt="salt", logprobs=3,
         truncate=True, warm_up=True, grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"b":[1],"a":null}'),
@@ -314,5 +314,6 @@ def test_to_respond_maps_every_field() -> None:
     )  # fmt: skip
     respond = to_respond(request, request_id=ID)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
+    assert to_respond(create(min_tokens=2), request_id=ID).tokens_min == 2  # which no grammar may stand beside
     plain = to_respond(create(), request_id=ID)
     assert plain == Respond(ID, (Turn(Role.USER, "Hi"),), params=plain.params)

@@ -86,8 +86,11 @@ class Manager:
     async def generate_request(self, asked, _):
         if asked.rid == "good":
             raise ValueError("SGLang's own check")
+        if asked.rid == "stuck":
+            reason = {"type": "abort", "status_code": 500, "message": "Grammar accept_token failed: not accepted: 0"}
+            yield {"meta_info": {"finish_reason": reason}}
+            return
         raise KeyError("of SGLang's: " + asked.rid)
-        yield
 
 async def main():
     ours, theirs = socket.socketpair()
@@ -101,11 +104,13 @@ async def main():
         while not any(isinstance(each, kind) for each in seen[before:]):
             seen.extend(node.receive_data(await reader.read(65536)))
     await until(Hello)
-    for stream, name in enumerate(["good"] * 9 + [f"bad{at}" for at in range(6)], 1):
+    for stream, name in enumerate(["good"] * 9 + ["stuck"] * 9 + [f"bad{at}" for at in range(6)], 1):
         node.send(Open(stream, codec.encode(Generate(name, [1], Sampling(4))), 4))
         writer.write(node.data_to_send())
         await until(Fail)
-        assert stream > 9 or not serving.done(), "a request that is refused is no failure of the engine"
+        assert stream > 18 or not serving.done(), "a request that is refused is no failure of the engine"
+    refused = {each.detail for each in seen if isinstance(each, Fail) and each.code == "engine_refused"}
+    assert refused == {"SGLang's own check", "no token that the grammar allows is left by the request's other options"}
     if not isinstance(seen[-1], Bye):
         await until(Bye)
     details = {each.detail for each in seen if isinstance(each, Fail) and each.code == "internal"}
