@@ -255,6 +255,14 @@ def test_an_answer_keeps_to_a_grammar(client: OpenAI, extra: dict[str, str], pat
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_no_token_follows_the_end_of_a_grammar(client: OpenAI) -> None:
+    for temperature in (0, 1, 1, 1):
+        extra = {"regex": "a", "ignore_eos": True, "return_token_ids": True}
+        choice = chat(client, extra_body=extra, temperature=temperature).choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("a", "stop")
+        assert len(choice.model_extra["token_ids"]) == 2  # the other one is the end
+
+
 # Caches, memory, length ------------------------------------------------------------------
 
 

@@ -49,7 +49,8 @@ def _sampling(wanted: Sampling, resumed: int, *, honours_seed: bool) -> dict[str
         "presence_penalty": wanted.presence_penalty,
         "repetition_penalty": wanted.repetition_penalty,
         "stop_token_ids": list(wanted.stop_token_ids) or None,
-        "ignore_eos": wanted.ignore_eos,
+        # The end of a grammar ends the answer; where it is ignored, SGLang ends it one token later, which may be any.
+        "ignore_eos": wanted.ignore_eos and wanted.grammar is None,
         "sampling_seed": wanted.seed if honours_seed else None,
         "logit_bias": {str(token): bias for token, bias in wanted.logit_bias.items()} or None,
         "custom_params": {RESUMED_TOKENS: resumed} if resumed and wanted.penalised else None,
