@@ -24,6 +24,7 @@ from actors.text.choices import Choices, Emit
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits, echo_texts, encode_prompts, make_generations, param_name
+from actors.text.stop_strings import StopStrings
 from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages import Finished, Generate, Grammar, Started, Tokens
 from protocol.text_messages import (
@@ -43,6 +44,7 @@ TextReply: TypeAlias = Accepted | Started | Text | ChoiceEnded
 TextResult: TypeAlias = Answered | Tokenized | Detokenized
 
 TOKENIZE_TOKENS_MAX = 262_144
+STOP_CHARACTER_WORK = 4  # characters that are tokenised in the time in which one of a stop string is read
 
 
 GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
@@ -142,8 +144,10 @@ async def _respond(
     prompts = await encode_prompts(request, model, limits, work)
     generations = make_generations(request, model, prompts, limits)
     echoes = await echo_texts(request, model, prompts, work) if request.echo else []
+    stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))
+    stops = await work.run(stop_work, partial(StopStrings, request.stop)) if request.stop else None
     emit(Accepted(sum(map(len, prompts))))
-    return Answered(await Choices(request, model, decode, emit, echoes, answer).read(generations))
+    return Answered(await Choices(request, model, decode, emit, stops, echoes, answer).read(generations))
 
 
 async def _tokenize(

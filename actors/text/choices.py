@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import trio
-from attrs import define, field
+from attrs import define
 
 from actors.kit.calls import Askable
 from actors.kit.fast_path import RelayedAnswer
@@ -37,15 +37,12 @@ class Choices:
     model: TextModel
     decode: Decode
     emit: Emit
+    stops: StopStrings | None = None  # those of the request
     echoes: Sequence[str] = ()  # the text of each prompt, if the choices begin with it
     answer: RelayedAnswer | None = None  # that `emit` puts into, if it does nothing else
     _cached: int = 0
     _completion: int = 0
     _started: bool = False
-    _stops: StopStrings | None = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._stops = StopStrings(self.request.stop) if self.request.stop else None
 
     async def read(self, generations: Sequence[Sequence[Generate]]) -> Usage:
         """Read every choice of every prompt and return their usage together.
@@ -159,7 +156,7 @@ class Choices:
         request, model = self.request, self.model
         return IncrementalDetokenizer(
             model.tokenizer,
-            self._stops,
+            self.stops,
             frozenset(request.stop_token_ids),
             frozenset() if request.ignore_eos else model.eos_token_ids,
             request.tokens_min,

@@ -13,9 +13,10 @@ import trio.testing
 from trio.testing import MockClock
 
 from actors.kit.offload import OFFLOAD_SIZE_MIN, RunInThread, T, run_inline
-from actors.processor import processor
+from actors.processor import STOP_CHARACTER_WORK, processor
 from actors.text.model import Defaults, TextModel
 from actors.text.prompts import PromptLimits
+from actors.text.stop_strings import StopStrings
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
 from protocol.messages import FinishReason, Started, Usage
 from protocol.model_folder import FILES
@@ -333,6 +334,22 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockC
         assert types == [str, list]  # the template, and then the tokens
         await ask(address, respond(turns=[Turn(Role.USER, "")] * 200, owner="alice"))  # many turns are long too
         assert types == [str, list] * 2
+
+
+async def test_long_stop_strings_are_read_aside(autojump_clock: MockClock) -> None:
+    read: list[Any] = []
+
+    async def aside(function: Callable[[], T], *, owner: str, size: int) -> T:
+        await trio.sleep(1)
+        assert (owner, size >= OFFLOAD_SIZE_MIN) == ("alice", True)
+        read.append(result := function())
+        return result
+
+    async with running(aside=aside) as address:
+        for stop in (("oak",), ("oak", "x" * (OFFLOAD_SIZE_MIN // STOP_CHARACTER_WORK))):
+            replies, _ = await ask(address, respond("n=3", stop=stop, owner="alice"))
+            assert text(replies) == "The "
+    assert [type(each) for each in read] == [StopStrings]
 
 
 async def test_leaving_while_a_long_prompt_is_aside_frees_the_place(autojump_clock: MockClock) -> None:

@@ -90,7 +90,10 @@ BUGS: Bugs = {
         ),
         Bug("log probabilities that are left are lost", "        if last:\n", "        if False:\n"),
     ),
-    "actors/processor.py": (Bug("a processor's permit leaks", "            free.release()\n", "            pass\n"),),
+    "actors/processor.py": (
+        Bug("a processor's permit leaks", "            free.release()\n", "            pass\n"),
+        Bug("long stop strings stop the loop", "work.run(stop_work, partial", "work.run(1, partial"),
+    ),
     "protocol/dialects/choices.py": (
         Bug("log probabilities are left out of chunks", "_encode(self._logprobs_of(reply))", 'b"null"'),
     ),
