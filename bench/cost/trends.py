@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from bench.cost.options import describe
@@ -16,8 +16,8 @@ SPLIT_NOTE = (
     "over its tokens. A line is an approximation: longer answers also run beside more others at their ends."
 )
 MEMORY_NOTE = (
-    "The growth of the peak of resident memory beyond that of the load with the fewest clients in the same start, over "
-    "the clients that are more. A peak never falls, so of the loads of a start the smallest comes first."
+    "The growth of the peak of resident memory beyond that of the first load in the same start, over the clients that "
+    "are more. A peak never falls, so that only loads with more clients than all before them show theirs."
 )
 
 
@@ -44,18 +44,33 @@ def split_tables(title: str, samples: Sequence[Sample]) -> list[Table]:
 def memory_tables(title: str, samples: Sequence[Sample]) -> list[Table]:
     """Return by how much the peak of each group's memory grew with each further client; nothing for one number."""
     grown: dict[tuple[str, str], list[float]] = {}
-    for several in starts(samples):
-        fewest = min(several, key=lambda sample: sample.load.clients)
-        for sample in several:
-            if (more := sample.load.clients - fewest.load.clients) > 0:
-                for group in sample.groups.keys() & fewest.groups.keys():
-                    growth_mb = sample.groups[group].memory_max_mb - fewest.groups[group].memory_max_mb
-                    grown.setdefault((describe(sample.load), group), []).append(1024 * growth_mb / more)
+    for sample, growths_kb in memory_growths(samples):
+        for group, growth_kb in growths_kb.items():
+            grown.setdefault((describe(sample.load), group), []).append(growth_kb)
     if not grown:
         return []
     rows: list[list[Cell]] = [[load, group, values] for (load, group), values in sorted(grown.items())]
     columns = ("", "processes of", "kB a client")
     return [Table(title=f"{title}: memory of a client", columns=columns, rows=rows, note=MEMORY_NOTE)]
+
+
+def memory_growths(samples: Sequence[Sample]) -> Iterator[tuple[Sample, dict[str, float]]]:
+    """Yield by how many kB a client the peak of each group's memory grew, for each load whose peak is its own."""
+    for several in starts(samples):
+        first, clients_max = several[0], several[0].load.clients
+        for sample in several:
+            if sample.load.clients <= clients_max:
+                continue  # its peak may be that of a load before it
+            clients_max = sample.load.clients
+            more = clients_max - first.load.clients
+            yield (
+                sample,
+                {
+                    group: 1024 * (spent.memory_max_mb - first.groups[group].memory_max_mb) / more
+                    for group, spent in sample.groups.items()
+                    if group in first.groups
+                },
+            )
 
 
 def starts(samples: Sequence[Sample]) -> list[list[Sample]]:

@@ -13,6 +13,7 @@ from attrs import frozen
 from bench.cost.sample import Sample
 from bench.rig.result import Cell, Result, Table
 from bench.rig.result import read as read_result
+from bench.versus.ratios import ROUNDS_NOTE
 
 RESULTS = Path(__file__).parents[1] / "results"
 OURS, THEIRS = "ours", "theirs"
@@ -69,7 +70,7 @@ def read_all(folder: Path = RESULTS) -> dict[str, Kept]:
 
 
 def origin(kept: Kept) -> str:
-    """Return when, on which machine, of which versions and by which command a result was taken."""
+    """Return when, on which machine, of which versions and by which command a result was taken, and what to doubt."""
     machine, versions = kept.result.machine, kept.result.versions
     parts = [
         kept.result.begun_at[:10],
@@ -82,4 +83,5 @@ def origin(kept: Kept) -> str:
             if version and name in {"python", "sglang", "commit"}
         ),
     ]
-    return f"{', '.join(parts)}: `{shlex.join(kept.result.command)}`"
+    doubts = [note for note in kept.result.notes if not note.startswith(ROUNDS_NOTE)]
+    return "; ".join((f"{', '.join(parts)}: `{shlex.join(kept.result.command)}`", *doubts))

@@ -15,7 +15,7 @@ BEGIN, END = "<!-- figures: written by python -m bench figures -->", "<!-- end o
 NOT_MEASURED = "not measured"
 NOTE = (
     "A ratio is ours over the other's in one round, whose loads follow one another; the median stands before the least "
-    "and the greatest value, and decides whether a target is met."
+    "and the greatest value, and decides whether a target is met; of a longest gap and a steepest rise, the worst does."
 )
 
 
@@ -65,7 +65,7 @@ def verdict(target: Target, found: Found) -> str:
         return "met"
     limit = target.least if target.most is None else target.most
     assert limit is not None
-    return f"**missed**: {number(statistics.median(found.values) / limit)} times the target"
+    return f"**missed**: {number(target.decisive(found.values) / limit)} times the target"
 
 
 def replaced(text: str, figures: str) -> str:

@@ -19,7 +19,7 @@ from bench.rig.node import short_folder
 from bench.rig.result import Figure, write_document
 from bench.rig.table_text import tables_text
 from bench.versus import ratios
-from bench.versus.ratios import Pair
+from bench.versus.ratios import ROUNDS_NOTE, Pair
 
 DESCRIPTION = """\
 Start a peer and this server with the same engine and the same flags, send them the same loads in alternation, and print
@@ -55,7 +55,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     figures = ratios.tables(peer.title, ours.title, pairs)
     titled = ((peer.title, [pair.theirs for pair in pairs]), (ours.title, [pair.ours for pair in pairs]))
     warnings = dict.fromkeys(line for _, samples in titled for line in cost_report.warnings(samples))
-    notes = [f"rounds: {rounds}; starts of both servers: {starts}", *warnings]
+    notes = [f"{ROUNDS_NOTE}{rounds}; starts of both servers: {starts}", *warnings]
     print(tables_text(figures), "", *notes, sep="\n")
     if arguments.json is not None:
         sides = zip(("theirs", "ours"), titled, strict=True)

@@ -31,6 +31,9 @@ NOTE = (
     "loads follow one another: only ratios can be compared between runs, since the machine differs from hour to hour."
 )
 
+ROUNDS_NOTE = "rounds: "
+"""The beginning of the note that has the numbers of rounds and starts; all others are doubts."""
+
 
 @frozen
 class Pair:

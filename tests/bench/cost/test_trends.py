@@ -49,6 +49,15 @@ def test_the_memory_of_a_client_is_the_growth_of_the_peak_over_the_clients_that_
     assert trends.memory_tables("S", several[:1]) == []
 
 
+def test_a_load_with_no_more_clients_than_one_before_it_has_no_peak_of_its_own() -> None:
+    several = [
+        sample(Load(clients=clients), groups={"node": evolve(spent(0.1), memory_max_mb=peak_mb)})
+        for clients, peak_mb in ((100, 60.0), (24, 60.0), (64, 60.0), (1124, 61.0))
+    ]
+    (table,) = trends.memory_tables("S", several)
+    assert [list(row) for row in table.rows] == [["1124 clients, 128 tokens, chat", "node", [1.0]]]
+
+
 def test_answers_of_one_length_and_one_number_of_clients_have_no_trend() -> None:
     assert trends.split_tables("S", [costing(128)]) == []
     assert trends.curves("S", [costing(128)]) == []

@@ -15,6 +15,7 @@ from bench.figures import kept, pages
 from bench.figures.pages import BEGIN, END, NoMarks
 from bench.figures.targets import TARGETS
 from bench.rig.result import write_document
+from bench.versus.ratios import ROUNDS_NOTE
 from tests.bench.cost.samples import sample, spent
 
 CHAT_64 = Load(api="chat", clients=64, output_tokens=128)
@@ -68,6 +69,15 @@ def test_a_missed_target_says_by_how_much(tmp_path: Path) -> None:
     text = pages.summary(kept.read_all(tmp_path), "bench/results")
     assert "| 0.44 (0.40 to 0.50) | <= 0.22 x SGLang's server | **missed**: 2 times the target |" in text
     assert "| 1 | >= 1.15 x SGLang's server | **missed**: 0.87 times the target |" in text
+
+
+def test_the_origin_of_a_figure_has_the_doubts_about_it(tmp_path: Path) -> None:
+    begun = datetime(2026, 11, 23, tzinfo=UTC)
+    sides = {"theirs": [asdict(priced(100.0))], "ours": [asdict(priced(20.0))]}
+    notes = (f"{ROUNDS_NOTE}1; starts of both servers: 1", "SATURATED: a process of the load used 99% of a core")
+    path = tmp_path / "versus-sglang.json"
+    write_document(path, ("versus", "sglang"), begun, title="T", notes=notes, figures=(), samples=sides)
+    assert kept.origin(kept.read(path)).endswith(f"`python -m bench versus sglang`; {notes[1]}")
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
