@@ -387,13 +387,6 @@ VIOLATIONS: Iterable[tuple[Message, object]] = (
     (FlushCache(), Hello(VERSION, "again", 1)),
     (FlushCache(), b"\xff" * 5),
     (FlushCache(), Step([1], [1], [-7], [], [])),
-    (generate(), Step([1], [1], [2**31], [], [])),
-    (generate(), Step([1], [1], [], [], [])),
-    (generate(), Step([], [], [], [], [])),
-    (generate(), Step([1, 1], [2, 0], [7, 8], [], [])),
-    (generate(), Step([1], [1], [7], [Begun(1, 0)], [])),  # this and the next two only an engine host may send
-    (generate(), Step([1], [1], [7], [], [Ended(1, FinishReason.STOP, 1, 1, 0)])),
-    (generate(), Step([1], [1], [7], [], [], {1: (Logprob(-1.0),)})),
     (GetLoad(), Step([1], [1], [7], [], [])),
     (generate(), Item(1, codec.encode(Text("x", 1)), 1)),
     (generate(), Item(1, codec.encode(Tokens((1, 2, 3))), 1)),
@@ -429,6 +422,32 @@ async def test_replies_out_of_their_order_or_without_what_was_asked_for_end_the_
         with trio.fail_after(1), pytest.raises(LinkLost):
             await answer.result()
         assert isinstance(other.ended, PeerViolation)
+
+
+ONLY_TOKENS = "more than tokens"  # what else a Step may hold only an engine's host sends
+IMPOSSIBLE_STEPS = (
+    (Step([1], [1], [-7], [], []), "token ids"),
+    (Step([1], [1], [2**31], [], []), "token ids"),
+    (Step([1], [1], [], [], []), "arrays"),
+    (Step([], [], [], [], []), "0 tokens for 0 streams"),
+    (Step([1, 1], [2, 0], [7, 8], [], []), "2 tokens for 2 streams"),
+    (Step([1], [1], [7], [Begun(1, 0)], []), ONLY_TOKENS),
+    (Step([1], [1], [7], [], [Ended(1, FinishReason.STOP, 1, 1, 0)]), ONLY_TOKENS),
+    (Step([1], [1], [7], [], [], {1: (Logprob(-1.0),)}), ONLY_TOKENS),
+)
+
+
+@pytest.mark.parametrize(("step", "reason"), IMPOSSIBLE_STEPS)
+async def test_an_impossible_step_for_an_answer_that_has_begun_ends_the_link(
+    step: Step, reason: str, autojump_clock: MockClock
+) -> None:
+    async with hand_written(heartbeat=Heartbeat()) as other:
+        _, answer = other.link.open(generate(), 5)
+        await other.send(STARTED, step)
+        with trio.fail_after(1), pytest.raises(LinkLost):
+            await answer.result()
+        assert isinstance(other.ended, PeerViolation)
+        assert reason in str(other.ended)
 
 
 @pytest.mark.parametrize(("request_", "violation"), VIOLATIONS, ids=lambda value: repr(value)[:40])
