@@ -137,12 +137,19 @@ def verdict(path: str, bug: Bug, suites: list[str], *, first: bool, patience_s: 
 
 
 def known_tests() -> dict[str, str]:
-    """Return the test that noticed each bug last, by the name of the bug."""
+    """Return the test that noticed each bug last, by the name of the bug, without bugs and tests that are no more."""
     tests: dict[str, str] = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
     names = {bug.name for _, bug, _ in MUTANTS}
-    return {
-        name: test for name, test in tests.items() if name in names and Path(ROOT, test.partition("::")[0]).exists()
-    }
+    there = collected(sorted({test.partition("::")[0] for test in tests.values()}))
+    return {name: test for name, test in tests.items() if name in names and test in there}
+
+
+def collected(files: Sequence[str]) -> set[str]:
+    """Return the tests in those of `files` that exist."""
+    there = [file for file in files if Path(ROOT, file).exists()]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *there]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True) if there else None
+    return set() if done is None else set(re.findall(r"^tests/\S+::.*$", done.stdout, re.MULTILINE))
 
 
 def options() -> argparse.Namespace:
