@@ -6,8 +6,11 @@ import argparse
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from bench.rig import result
+
+STANDARD_OUTPUT = Path("-")
 
 # A module with `DESCRIPTION`, `add(parser)` and `main(parser, arguments, words)`, imported when its command is chosen.
 COMMANDS = {
@@ -36,10 +39,22 @@ def main(words: list[str]) -> int:
             command.description = chosen.DESCRIPTION
             chosen.add(command)
             arguments = parser.parse_args(words)
+            _check_writable(command, arguments)
             result.surroundings()
             return int(chosen.main(command, arguments, words[1:]))
     parser.parse_args(words)
     return 0
+
+
+def _check_writable(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse a command line whose results could not be written."""
+    for name in ("json", "html", "raw"):
+        path: Path | None = getattr(arguments, name, None)
+        if path is not None and path != STANDARD_OUTPUT:
+            try:
+                result.check_writable(path)
+            except OSError as error:
+                parser.error(f"--{name}: {path}: {error.strerror}")
 
 
 if __name__ == "__main__":

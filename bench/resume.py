@@ -12,6 +12,7 @@ from threading import Thread
 from attrs import evolve, field, frozen
 
 from bench.cost.groups import APART, groups
+from bench.load.values import count
 from bench.peers import comparison
 from bench.peers.peer import Peer
 from bench.peers.running import NotReady, Running
@@ -93,7 +94,7 @@ class Findings:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to a parser."""
     comparison.add(parser, DEFAULT)
-    parser.add_argument("--tries", type=int, default=1, help="of each death, each on a new server; default: 1")
+    parser.add_argument("--tries", type=count, default=1, help="of each death, each on a new server; default: 1")
     parser.add_argument("--victims", default="", help="part of their names: scheduler, parent, node")
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from attrs import field, frozen
 
+from bench.load.values import count, positive
 from bench.peers import comparison
 from bench.peers.peer import Peer
 from bench.peers.running import NotReady, Running
@@ -69,8 +70,8 @@ class Findings:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to a parser."""
     comparison.add(parser, DEFAULT)
-    parser.add_argument("--tries", type=int, default=1, help="of each scene, each on a new server; default: 1")
-    parser.add_argument("--limit-s", type=float, default=30.0, help="of a shutdown; default: 30")
+    parser.add_argument("--tries", type=count, default=1, help="of each scene, each on a new server; default: 1")
+    parser.add_argument("--limit-s", type=positive, default=30.0, help="of a shutdown; default: 30")
     parser.add_argument("--scenes", default="", help="part of their names")
 
 
@@ -226,12 +227,12 @@ def _limit(ended: Ended, limit_s: float) -> float:
 
 
 def _left(ended: Ended) -> Iterator[str]:
-    for count, what in (
+    for number, what in (
         (len(ended.processes), "processes"),
         (len(ended.shared_memory), "names of shared memory"),
         (ended.files, "temporary files"),
     ):
-        if count:
-            yield f"{count} {what}"
+        if number:
+            yield f"{number} {what}"
     if ended.port_open:
         yield "its port"

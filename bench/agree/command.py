@@ -13,6 +13,7 @@ from attrs import asdict
 
 from bench.agree.run import Failed, Run, run
 from bench.agree.tools import FIGURES, OTHERS, OURS, Load, Tool
+from bench.load.values import count, positive
 from bench.peers.peer import ENVIRONMENTS, Setup
 from bench.peers.running import NotReady, Running, started
 from bench.peers.table import SERVERS
@@ -40,12 +41,12 @@ LOG_NOTE = (
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to a parser."""
     parser.add_argument("--tools", nargs="+", choices=OTHERS, default=list(OTHERS), metavar="NAME", help="default: all")
-    parser.add_argument("--clients", nargs="+", type=int, default=[8, 32], metavar="N", help="default: 8 and 32")
-    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--clients", nargs="+", type=count, default=[8, 32], metavar="N", help="default: 8 and 32")
+    parser.add_argument("--rounds", type=count, default=3, help="default: 3")
     parser.add_argument(
-        "--requests-a-client", type=int, default=REQUESTS_A_CLIENT, metavar="N", help=f"default: {REQUESTS_A_CLIENT}"
+        "--requests-a-client", type=count, default=REQUESTS_A_CLIENT, metavar="N", help=f"default: {REQUESTS_A_CLIENT}"
     )
-    parser.add_argument("--step-ms", type=float, default=6.0, help="of the simulated engine; default: 6")
+    parser.add_argument("--step-ms", type=positive, default=6.0, help="of the simulated engine; default: 6")
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="default: build/peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure as one document")
 

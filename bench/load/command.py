@@ -31,7 +31,6 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     """Run a load; return 0, or 1 if no request completed or a worker died; a wrong command line exits with 2."""
     try:
         chosen = options.read(arguments)
-        _check_writable(chosen)
     except Mistake as mistake:
         parser.error(str(mistake))
     begun = datetime.now(UTC)
@@ -83,16 +82,6 @@ async def _stop_on_signal(run: Run) -> None:
             if run.stopped:
                 raise KeyboardInterrupt
             run.stop()
-
-
-def _check_writable(chosen: Options) -> None:
-    """Raise `Mistake` before the run if an output file cannot be written."""
-    for path in (chosen.json, chosen.raw, chosen.html):
-        if path is not None and path != Path("-"):
-            try:
-                path.open("a").close()
-            except OSError as error:
-                raise Mistake(f"{path}: {error.strerror}") from error
 
 
 def _write(findings: report.Findings, chosen: Options) -> None:

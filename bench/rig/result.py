@@ -140,9 +140,28 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
+def check_writable(path: Path) -> None:
+    """Raise `OSError` if a document cannot be written there: known before a bench of an hour, not after it."""
+    place = path.resolve()
+    existed = place.exists()
+    place.open("ab").close()
+    if not existed:
+        place.unlink()  # an empty file would look like the document of a bench that has not failed
+
+
 def write(path: Path, document: object) -> None:
-    """Write a document as indented JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    """Write a document as indented JSON: all of it, or nothing if this process ends meanwhile."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    place = path.resolve()  # what a link names is replaced, and not the link
+    if place.exists() and not place.is_file():
+        place.write_bytes(text)  # a pipe, or a terminal
+        return
+    part = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        part.write_bytes(text)
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_document(

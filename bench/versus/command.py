@@ -12,6 +12,7 @@ from attrs import asdict, evolve
 from bench.cost import options, trends
 from bench.cost import report as cost_report
 from bench.cost.sample import Failed, Load, Sample, measure_load
+from bench.load.values import count
 from bench.peers.peer import Peer
 from bench.peers.running import NotStarted, Running, started
 from bench.peers.table import COUNTERPARTS, OURS, SERVERS
@@ -32,8 +33,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("peer", choices=SERVERS)
     parser.add_argument("--ours", choices=OURS, help="default: the one with the same kind of engine")
     often = parser.add_argument_group("how often")
-    often.add_argument("--rounds", type=int, help=f"alternations in all; default: {ROUNDS}")
-    often.add_argument("--starts", type=int, help=f"of both servers, among which rounds are shared; default: {STARTS}")
+    often.add_argument("--rounds", type=count, help=f"alternations in all; default: {ROUNDS}")
+    often.add_argument("--starts", type=count, help=f"of both servers, which share the rounds; default: {STARTS}")
     often.add_argument("--quick", action="store_true", help="two rounds of one start, unless they are given")
     options.add(parser, clients=(64, 16), apis=("chat", "responses-ws"))
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
+from bench.load.values import count, positive
 from bench.peers import comparison
 from bench.peers.peer import Peer
 from bench.peers.running import NotReady, Running
@@ -52,8 +53,8 @@ class Findings:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to a parser."""
     comparison.add(parser, DEFAULT)
-    parser.add_argument("--tries", type=int, default=3, help="of each scene; default: 3")
-    parser.add_argument("--limit-s", type=float, default=30.0, help="of the computing of one try; default: 30")
+    parser.add_argument("--tries", type=count, default=3, help="of each scene; default: 3")
+    parser.add_argument("--limit-s", type=positive, default=30.0, help="of the computing of one try; default: 30")
     parser.add_argument("--scenes", default="", help="part of their names")
 
 

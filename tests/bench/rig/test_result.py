@@ -47,6 +47,47 @@ def test_a_document_of_another_form_is_refused_with_its_place(tmp_path: Path) ->
         result.read(tmp_path / "a.json")
 
 
+def test_a_document_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    result.write(path, {"first": 1})
+
+    def fails(part: Path, _: bytes) -> int:
+        part.touch()
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "write_bytes", fails)
+    with pytest.raises(OSError, match="no space"):
+        result.write(path, {"second": 2})
+    assert msgspec.json.decode(path.read_bytes()) == {"first": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_to_a_document_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "a.json")
+    result.check_writable(link)
+    assert link.is_symlink()
+    assert not link.exists()
+    result.write(link, {})
+    assert link.is_symlink()
+    assert link.read_bytes() == (tmp_path / "a.json").read_bytes() == b"{}\n"
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    result.write(null, {})
+    assert Path("/dev/null").is_char_device()
+
+
+def test_whether_a_document_can_be_written_is_known_before_and_leaves_no_file(tmp_path: Path) -> None:
+    result.check_writable(tmp_path / "a.json")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a.json").write_text("kept")
+    result.check_writable(tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == "kept"
+    for path in (tmp_path, tmp_path / "none" / "a.json"):
+        with pytest.raises(OSError, match="directory"):
+            result.check_writable(path)
+
+
 def test_a_result_is_itself_a_document(tmp_path: Path) -> None:
     document = Result(schema="s/1", title="T", command=["x"], begun_at="now", versions={}, machine={}, figures=FIGURES)
     result.write(tmp_path / "a.json", document)
