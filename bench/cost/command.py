@@ -13,6 +13,7 @@ from attrs import asdict, frozen
 
 from bench.cost import options, report, trends
 from bench.cost.sample import Failed, Sample, measure_load
+from bench.load.values import count
 from bench.peers.running import NotStarted, started
 from bench.peers.table import SERVERS
 from bench.rig.node import short_folder
@@ -44,8 +45,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--url", default="http://127.0.0.1:8000", help="with --pid: where it listens")
     server.add_argument("--model", default="tiny", help="with --pid: what it serves")
     often = parser.add_argument_group("how often")
-    often.add_argument("--starts", type=int, default=3, help="of the server; default: 3")
-    often.add_argument("--runs", type=int, default=1, help="of each load in each start; default: 1")
+    often.add_argument("--starts", type=count, default=3, help="of the server; default: 3")
+    often.add_argument("--runs", type=count, default=1, help="of each load in each start; default: 1")
     options.add(parser, clients=(64,), apis=("chat",))
 
 

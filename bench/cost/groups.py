@@ -15,6 +15,7 @@ RULES = tuple(
     for pattern, group in (
         (r"^sglang::scheduler", APART),
         (r"^sglang::detokenizer", "detokenizer"),
+        (r"-c from multiprocessing\.", "helpers"),  # before all that a folder's name could match
         (r"^smg::router|-m smg\b", "gateway"),
         (r"-m dynamo\.frontend\b", "frontend"),
         (r"-m dynamo\.mocker\b", "mocker"),
@@ -25,7 +26,6 @@ RULES = tuple(
         (r"-m actors\.engines\.sglang\.host\b", "engine host"),
         (r"(?:-m supervisor|espalier)\b.* --node (\S+)", r"node \1"),
         (r"-m supervisor\b|/espalier\b", "node"),
-        (r"from multiprocessing\.", "helpers"),
     )
 )
 MODULE = re.compile(r" -m (\S+)")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from bench.cost.sample import Load
 from bench.load.messages import PATHS, Api
+from bench.load.values import count, positive
 from bench.peers.peer import ENVIRONMENTS, Setup
 from bench.rig.node import free_port
 
 REQUESTS_A_CLIENT = 3
-REQUESTS_MIN = 32  # of a load: fewer would be measured in too few ticks of the kernel's clock
+REQUESTS_MIN = 32  # of a load: fewer would be over in a moment, which may be a bad one of the machine
 SLOTS_MIN = 64
 STEP_MS = 6.0
 KV_TOKENS_MIN = 16384
@@ -23,12 +24,12 @@ def add(parser: argparse.ArgumentParser, *, clients: Sequence[int], apis: Sequen
     """Add the arguments to a parser."""
     load = parser.add_argument_group("load")
     load.add_argument("--apis", nargs="+", choices=sorted(PATHS), default=list(apis), help=_default(apis))
-    load.add_argument("--clients", nargs="+", type=_count, default=list(clients), metavar="N", help=_default(clients))
-    load.add_argument("--output-tokens", nargs="+", type=_count, default=[128], metavar="N", help="default: 128")
-    load.add_argument("--prompt-tokens", type=_count, default=24, metavar="N", help="roughly; default: 24")
+    load.add_argument("--clients", nargs="+", type=count, default=list(clients), metavar="N", help=_default(clients))
+    load.add_argument("--output-tokens", nargs="+", type=count, default=[128], metavar="N", help="default: 128")
+    load.add_argument("--prompt-tokens", type=count, default=24, metavar="N", help="roughly; default: 24")
     load.add_argument(
         "--requests-a-client",
-        type=_count,
+        type=count,
         default=REQUESTS_A_CLIENT,
         metavar="N",
         help=f"default: {REQUESTS_A_CLIENT}, and {REQUESTS_MIN} of all clients at least; 1: all clients ask at once",
@@ -36,15 +37,13 @@ def add(parser: argparse.ArgumentParser, *, clients: Sequence[int], apis: Sequen
     load.add_argument(
         "--warm-connections", action="store_true", help="take the warm-up's, so that no price has their opening in it"
     )
-    load.add_argument("--processes", type=_count, default=1, metavar="N", help="of the clients; default: 1")
+    load.add_argument("--processes", type=count, default=1, metavar="N", help="of the clients; default: 1")
     load.add_argument("--seed", type=int, default=0)
     output = parser.add_argument_group("servers and output")
     output.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="of peers; default: build/peers")
+    output.add_argument("--workers", type=count, default=1, metavar="N", help="engines of a started server; default: 1")
     output.add_argument(
-        "--workers", type=_count, default=1, metavar="N", help="engines of a started server; default: 1"
-    )
-    output.add_argument(
-        "--step-ms", type=float, default=STEP_MS, metavar="MS", help="of a simulated engine or a mocker; default: 6"
+        "--step-ms", type=positive, default=STEP_MS, metavar="MS", help="of a simulated engine or a mocker; default: 6"
     )
     output.add_argument("--json", type=Path, metavar="FILE", help="write every figure as one document")
 
@@ -92,9 +91,3 @@ def describe(load: Load) -> str:
 
 def _default(values: Sequence[object]) -> str:
     return f"default: {' '.join(map(str, values))}"
-
-
-def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

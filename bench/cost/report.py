@@ -87,6 +87,8 @@ def warnings(samples: Sequence[Sample]) -> list[str]:
         lines.append(f"SATURATED: a process of the load used {share:.0%} of a core; take more --processes")
     if ended := sum(sample.ended for sample in samples):
         lines.append(f"{ended} processes of the server ended during a load: what they spent is not counted")
+    if other := sum(sample.tokens != sample.requests * sample.load.output_tokens for sample in samples):
+        lines.append(f"OTHER LENGTHS: in {other} of {len(samples)} loads answers were shorter or longer than asked for")
     if (starts := len({sample.start for sample in samples})) < 3:
         lines.append(f"starts: {starts}; a server differs from start to start, so take three or more for a figure")
     return lines

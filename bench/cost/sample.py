@@ -13,9 +13,8 @@ from bench.cost.groups import APART
 from bench.load import measure
 from bench.load.messages import Api, Job, Record, Target
 from bench.load.plan import Pace, Span, Workload
-from bench.load.process import Run, split_job
+from bench.load.process import Run, WorkerDied, split_job
 
-POLL_S = 0.002
 CLIENT_SHARE_MAX = 0.8  # of a core, of one process of the load; beyond it the figures are the client's
 
 
@@ -88,33 +87,30 @@ class Sample:
 def measure_load(load: Load, *, url: str, model: str, roots: Sequence[int], seed: int, start: int = 0) -> Sample:
     """Run a load and account for it, after a warm-up of one request for each client; raises `Failed`.
 
-    The accounts are taken between the warm-up and the first request, and after the last answer.
+    The first accounts are taken between the warm-up, of which the server has some time to close the connections, and
+    the start; the second after the last answer.
     """
-    run = Run(split_job(load.job(url, model, seed, load.clients), load.processes))
-    before = trio.run(_run, run, roots, strict_exception_groups=True)
+    before: Accounts = {}
+    run = Run(
+        split_job(load.job(url, model, seed, load.clients), load.processes),
+        observe=lambda: before.update(accounts.take(roots)),
+    )
+    died: BaseExceptionGroup[WorkerDied] | None = None
+    try:
+        trio.run(run.run, strict_exception_groups=True)
+    except* WorkerDied as group:
+        died = group
+    if died is not None:
+        raise Failed(str(died.exceptions[0])) from died
     after = accounts.take(roots, memory=True)
     records = run.records
     failures = [f"{each.count} x {each.kind} {each.code} {each.example}" for each in measure.errors(records)]
     failures += [f"warm-up: {fault.kind} {fault.code} {fault.detail}" for fault in run.warmup_faults[:1]]
     if failures or not records:
         raise Failed("; ".join(failures) or "no request was sent")
+    if not any(record.stamps for record in records) or not any(map(measure.tokens, records)):
+        raise Failed("no answer had any text, so that nothing can be said about its tokens")
     return _sample(load, start, run, before, after)
-
-
-async def _run(run: Run, roots: Sequence[int]) -> Accounts:
-    """Run a load; return the accounts of the moment when its workers are told to begin."""
-    before: Accounts = {}
-
-    async def watch() -> None:
-        while run.start_at is None:  # noqa: ASYNC110  # there is no event for it, and 50 ms to spare
-            await trio.sleep(POLL_S)
-        before.update(accounts.take(roots))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        await run.run()
-        nursery.cancel_scope.cancel(reason="the load is over")
-    return before
 
 
 def _sample(load: Load, start: int, run: Run, before: Accounts, after: Accounts) -> Sample:

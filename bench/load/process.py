@@ -17,6 +17,7 @@ from bench.load.messages import Done, Fault, Frames, Go, Job, Message, Progress,
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = (sys.executable, "-m", "bench.load.worker")
 GO_IN_S = 0.05  # from `Go` to the start, so that all workers start together
+SETTLE_S = 0.2  # for what the warm-up leaves to a server, such as connections to close, before it is observed
 END_WITHIN_S = 5.0
 READ_BYTES_MAX = 1 << 20
 
@@ -31,6 +32,7 @@ class Run:
 
     jobs: Sequence[Job]
     clock: Callable[[], float] = time.perf_counter
+    observe: Callable[[], None] | None = None  # called between the warm-up and the start, which waits for it
     records: list[Record] = field(factory=list)
     done: dict[int, Done] = field(factory=dict)  # by worker
     warmed: dict[int, Ready] = field(factory=dict)
@@ -40,6 +42,7 @@ class Run:
     stopped: bool = False
     _stop: trio.Event = field(factory=trio.Event)
     _all_ready: trio.Event = field(factory=trio.Event)
+    _may_start: trio.Event = field(factory=trio.Event)
 
     def stop(self) -> None:
         """End the workers now; running requests are not counted."""
@@ -71,9 +74,19 @@ class Run:
     async def run(self) -> None:
         """Run all workers to their end; raises `WorkerDied`."""
         async with trio.open_nursery() as workers:
+            workers.start_soon(self._start)
             for job in self.jobs:
                 workers.start_soon(self._worker, job)
         self.ended_at = self.clock()
+
+    async def _start(self) -> None:
+        """Let all workers start together once the warm-up is over."""
+        await self._all_ready.wait()
+        if self.observe is not None and not self.stopped:
+            await trio.sleep(SETTLE_S)
+            self.observe()
+        self.start_at = self.clock() + GO_IN_S
+        self._may_start.set()
 
     async def _worker(self, job: Job) -> None:
         process = await trio.lowlevel.open_process(
@@ -96,10 +109,9 @@ class Run:
         assert process.stdin is not None
         try:
             await process.stdin.send_all(encode(job))
-            await self._all_ready.wait()
-            if self.start_at is None:
-                self.start_at = self.clock() + GO_IN_S
+            await self._may_start.wait()
             if not self.stopped:
+                assert self.start_at is not None
                 await process.stdin.send_all(encode(Go(self.start_at)))
             await self._stop.wait()
             await process.stdin.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
+CPUCLOCK_SCHED = 2  # of the kernel's clocks of a process, the one that its scheduler keeps
 MARK = "ESPALIER_BENCH"  # in the environment of everything that a node starts
 
 
@@ -47,8 +49,8 @@ def process_entry(pid: int, proc: Path = PROC) -> ProcessEntry | None:
 class Usage:
     """The resources that a process has used since its start; of its threads, those that still run."""
 
-    user_s: float  # sampled by the kernel's ticks: of the two, only the sum is exact
-    system_s: float
+    user_s: float  # of the two, only the sum is exact
+    system_s: float  # in the kernel's ticks
     voluntary: int  # context switches: it waited for something
     involuntary: int  # another process was given the processor
     memory_max_mb: float  # the peak of its resident memory
@@ -72,7 +74,18 @@ def usage(pid: int, proc: Path = PROC) -> Usage:
             involuntary += counts["nonvoluntary_ctxt_switches"]
     memory_max_kb = _numbers((folder / "status").read_text()).get("VmHWM", 0)
     user_s, system_s = (int(ticks) / ticks_a_s for ticks in fields[11:13])
+    if proc == PROC:  # a tick of 10 ms is a tenth of what some loads take
+        with suppress(OSError):
+            user_s = max(0.0, exact_cpu_s(pid) - system_s)
     return Usage(user_s, system_s, voluntary, involuntary, memory_max_kb / 1024)
+
+
+def exact_cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and all its threads, also of those that have ended, in nanoseconds' steps.
+
+    Raises `OSError` if there is no such process. The number of its clock is that of `clock_getcpuclockid`.
+    """
+    return time.clock_gettime_ns((~pid << 3) | CPUCLOCK_SCHED) / 1e9
 
 
 def cpu_s(pid: int) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.cost import accounts
-from bench.rig.processes import family, process_table, usage
+from bench.rig.processes import exact_cpu_s, family, process_table, usage
 
 TICKS_A_S = os.sysconf("SC_CLK_TCK")
 MB = 1024  # of the kB that the files count in
@@ -50,6 +51,16 @@ def test_the_usage_of_a_process_is_of_all_its_threads(tmp_path: Path) -> None:
     found = usage(7, tmp_path)
     assert (found.user_s, found.system_s, found.cpu_s) == (3.0, 1.0, 4.0)
     assert (found.voluntary, found.involuntary, found.memory_max_mb) == (25, 3, 300)
+
+
+def test_the_cpu_time_of_a_living_process_is_finer_than_a_tick() -> None:
+    before, begun = usage(os.getpid()).cpu_s, time.process_time()
+    while time.process_time() - begun < 0.0012:
+        pass
+    took = usage(os.getpid()).cpu_s - before
+    assert 0.0012 <= took <= time.process_time() - begun + 0.001, "other threads of the tests may add to it"
+    with pytest.raises(OSError):
+        exact_cpu_s(2**22 + 1)
 
 
 def test_a_process_that_does_not_exist_has_no_usage(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from bench.peers.peer import Setup
 from bench.peers.running import started
 from bench.peers.table import SERVERS
 from bench.rig.node import free_port
+from tests.rig.scripted_server import HEAD, Asked, chunk, delta, event, scripted, usage
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -64,6 +67,9 @@ def test_a_server_can_take_its_largest_load(tmp_path: Path) -> None:
         (["--server", "sglang", "--apis", "responses-ws"], "sglang has no responses-ws"),
         (["--pid", "4194999"], "there is no process 4194999"),
         (["--clients", "0"], "must be at least 1"),
+        (["--starts", "0"], "must be at least 1"),
+        (["--runs", "0"], "must be at least 1"),
+        (["--json", "/nowhere/a.json"], "--json: /nowhere/a.json: No such file or directory"),
     ],
 )
 def test_a_wrong_command_line_is_refused(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +94,26 @@ def test_a_load_that_fails_has_no_price() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(Failed, match="connection"):
         sample.measure_load(Load(clients=2, requests=2), url=url, model="tiny", roots=[], seed=0)
+
+
+@pytest.mark.realtime
+def test_a_load_whose_process_dies_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.load.process.COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    with pytest.raises(Failed, match="worker 0 ended with 3"):
+        sample.measure_load(Load(clients=1, requests=1), url="http://127.0.0.1:1", model="m", roots=[], seed=0)
+
+
+@pytest.mark.realtime
+async def test_answers_without_text_have_no_price_and_no_first_token_after_0_ms() -> None:
+    async def silent(asked: Asked) -> None:
+        parts = (event(delta(finish="length")), event(usage(7, 128)), event("[DONE]"))
+        await asked.send(HEAD, *map(chunk, parts), b"0\r\n\r\n")
+
+    async with scripted(silent) as server:
+        load = Load(clients=1, requests=1)
+        measured = partial(sample.measure_load, load, url=server.url, model="m", roots=[], seed=0)
+        with pytest.raises(Failed, match="no answer had any text"):
+            await trio.to_thread.run_sync(measured)
 
 
 @pytest.mark.realtime

@@ -35,6 +35,7 @@ def entry(pid: int, command: str, parent: int = 1) -> ProcessEntry:
         (f"{PYTHON} -m smg launch --port 1", "gateway"),
         ("smg::router", "gateway"),
         (f"{PYTHON} -c from multiprocessing.resource_tracker import main;main(6)", "helpers"),
+        ("/src/espalier/.venv/bin/python -c from multiprocessing.spawn import main", "helpers"),
         (f"{PYTHON} -m vllm.entrypoints.openai.api_server --port 1", "vllm.entrypoints.openai.api_server"),
         ("/usr/bin/nginx -g daemon", "nginx"),
         ("", "unknown"),

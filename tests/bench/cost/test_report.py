@@ -69,6 +69,7 @@ def test_each_load_has_tables_of_its_own() -> None:
         (evolve(sample(), client_share=0.9), "SATURATED: a process of the load used 90% of a core"),
         (evolve(sample(), ended=2), "2 processes of the server ended"),
         (sample(), "starts: 1;"),
+        (sample(), "OTHER LENGTHS: in 1 of 1 loads"),
     ],
 )
 def test_a_doubtful_figure_has_a_warning(doubtful: Sample, words: str) -> None:
@@ -76,7 +77,7 @@ def test_a_doubtful_figure_has_a_warning(doubtful: Sample, words: str) -> None:
 
 
 def test_three_starts_of_a_client_that_was_not_busy_have_no_warning() -> None:
-    assert report.warnings([evolve(sample(), start=start) for start in range(3)]) == []
+    assert report.warnings([evolve(sample(tokens=1280), start=start) for start in range(3)]) == []
 
 
 def test_the_document_is_one_that_a_report_reads(tmp_path: Path) -> None:

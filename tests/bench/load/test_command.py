@@ -135,8 +135,10 @@ async def test_a_duration_ends_a_closed_loop_after_its_running_requests() -> Non
 
 @pytest.mark.realtime
 async def test_processes_share_a_load_and_their_samples_are_put_together() -> None:
+    observed: list[int] = []
     async with scripted(whole) as server:
-        run = Run(split_job(job(server, clients=4, requests=20, warmup=2), 2))
+        several = split_job(job(server, clients=4, requests=20, warmup=2), 2)
+        run = Run(several, observe=lambda: observed.append(len(server.bodies)))
         with trio.fail_after(120):
             await run.run()
     assert sorted(each.number for each in run.records) == list(range(20))
@@ -144,6 +146,7 @@ async def test_processes_share_a_load_and_their_samples_are_put_together() -> No
     assert sum(done.tokens for done in run.done.values()) == 60
     assert run.total_progress.completed == 20
     assert all(each.sent_s >= 0 for each in run.records)
+    assert observed == [2], "behind the warm-up and before the load"
 
 
 @pytest.mark.realtime
