@@ -84,6 +84,8 @@ def _leave(leave: Callable[[], None], outcome: Outcome, events: Iterator[object]
     """Disconnect a pause after so many pieces of text have come; return when."""
     while outcome.pieces < pieces and next(events, None) is not None:
         pass
+    if outcome.pieces < pieces:
+        raise RuntimeError(f"the answer ended before its client left: {outcome.status} {outcome.error}")
     time.sleep(pause_s)
     left_at = time.perf_counter()
     leave()

@@ -40,6 +40,10 @@ class WatchedAnswer:
         place = bisect_right(self.times, at)
         return self.times[place] - at if place < len(self.times) else None
 
+    def pieces_after(self, at: float) -> int:
+        """Return how many pieces have come after a time."""
+        return len(self.times) - bisect_right(self.times, at)
+
     def ending(self, whole: str) -> Ending:
         """Return how it ended, by the text that it should have."""
         outcome = self.outcome

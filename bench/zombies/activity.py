@@ -41,6 +41,10 @@ class Unobservable(Exception):
     """An engine that computes cannot be told from an idle one."""
 
 
+class EngineEnded(Exception):
+    """A process with the engine is gone: it uses no CPU time, and has not become idle."""
+
+
 def engine_processes(entries: Sequence[ProcessEntry]) -> list[int]:
     """Return the processes of a server that have its engines."""
     named = groups(entries)
@@ -113,7 +117,7 @@ class Activity:
     """The engine of a running server: its processes, and when it counts as busy."""
 
     running: Running
-    processes: list[int]
+    processes: list[ProcessEntry]
     idle: float  # of a core
     busy: float
 
@@ -123,8 +127,11 @@ class Activity:
         return math.sqrt(self.idle * self.busy)
 
     def computing(self, limit_s: float) -> Afterwards:
-        """Return for how long the engine computes from now on."""
-        return computing(windows(self.processes), self.threshold, limit_s)
+        """Return for how long the engine computes from now on; raises `EngineEnded`."""
+        after = computing(windows([entry.pid for entry in self.processes]), self.threshold, limit_s)
+        if ended := [entry.command for entry in self.processes if not entry.lives]:
+            raise EngineEnded(f"{len(ended)} of {len(self.processes)} processes of the engine ended: {ended[0][:80]}")
+        return after
 
     def counts(self) -> dict[str, float]:
         """Return the requests that the server still counts, by the names of its metrics; empty without any."""
@@ -144,7 +151,8 @@ def _shares(processes: Sequence[int], for_s: float, goes_on: Callable[[], bool] 
 
 def calibrate(running: Running) -> Activity:
     """Measure an idle engine, and one that answers one client; raises `Unobservable`."""
-    processes = engine_processes(running.processes())
+    entries = running.processes()
+    processes = engine_processes(entries)
     idle = statistics.quantiles(_shares(processes, IDLE_S), n=10)[-1]
     chat = Chat(running.setup.port, chat_body("Tell me about the oak", TOKENS))
     next(chat.events(), None)
@@ -153,4 +161,4 @@ def calibrate(running: Running) -> Activity:
     chat.close()
     if not processes or busy < RATIO_MIN * max(idle, 1e-6):
         raise Unobservable(f"idle it used {idle:.4f} of a core, answering a request {busy:.4f}")
-    return Activity(running, processes, max(idle, 1e-4), busy)
+    return Activity(running, [entry for entry in entries if entry.pid in processes], max(idle, 1e-4), busy)

@@ -13,7 +13,7 @@ from bench.peers import comparison
 from bench.peers.peer import Peer
 from bench.peers.running import NotReady, Running
 from bench.rig.result import Cell, Table
-from bench.zombies.activity import Activity, Afterwards, Unobservable, calibrate
+from bench.zombies.activity import Activity, Afterwards, EngineEnded, Unobservable, calibrate
 from bench.zombies.scenes import SCENES, SLOTS, Refused, Stage
 
 DESCRIPTION = """\
@@ -23,7 +23,8 @@ DEFAULT = ("espalier", "sglang", "dynamo", "smg")
 STARTS_MAX = 4  # of one server, which is started again when it did not become idle or died
 NOTE = (
     "Seconds from the client's leaving (queued: from the end of the requests before it) to the last 0.1 s in which the "
-    "engine's processes used more CPU time than the threshold between idle and busy. 0: it was idle at once."
+    "engine's processes used more CPU time than the threshold between idle and busy. 0: it was idle at once. A try "
+    "whose client left in another stage, for instance when its answer had ended, has no time."
 )
 
 
@@ -82,7 +83,7 @@ def measured(peer: Peer, arguments: argparse.Namespace) -> Findings:
             except (Refused, Unobservable) as error:
                 findings.notes.append(str(error))
                 break
-            except (OSError, AssertionError) as error:
+            except (OSError, AssertionError, EngineEnded) as error:
                 findings.notes.append(f"it could not be asked any more ({error}); {running.ended()} had ended")
     if left:
         findings.notes.append(f"{len(left)} tries were not made after {findings.starts} starts")
@@ -111,7 +112,10 @@ def _try_on(running: Running, left: list[str], findings: Findings, limit_s: floa
 
 
 def tried(name: str, stage: Stage, activity: Activity, limit_s: float) -> Try:
-    """Try one scene, and observe the engine from the moment that the request should have been over."""
+    """Try one scene, and observe the engine from the moment that the request should have been over.
+
+    Raises `EngineEnded`, with the scene in which it did.
+    """
     try:
         left = SCENES[name](stage)
     except Refused as error:
@@ -120,7 +124,10 @@ def tried(name: str, stage: Stage, activity: Activity, limit_s: float) -> Try:
         if "half" not in name:
             stage.close()
     late_s = time.perf_counter() - left.since
-    after = activity.computing(limit_s)
+    try:
+        after = activity.computing(limit_s)
+    except EngineEnded as ended:
+        raise EngineEnded(f"{name}: {ended}") from ended
     counted = activity.counts()
     stage.close()
     if after.computed_s:
@@ -173,9 +180,12 @@ def _conditions(title: str, findings: Findings) -> list[Cell]:
 
 def _cell(findings: Findings, name: str, limit_s: float) -> Cell:
     tries = [each for each in findings.tries if each.scene == name]
-    times = [each.after for each in tries if each.after is not None]
-    if not times:
+    made = [each for each in tries if each.after is not None]
+    if not made:
         return f"refused: {tries[0].refused}" if tries else None
+    times = [each.after for each in made if each.after is not None and each.reached]
+    if not times:
+        return f"left in another stage, {len(made)} of {len(made)}"
     if limited := sum(each.limited for each in times):
         return f">= {limit_s:g} in {limited} of {len(times)}"
     return [each.computed_s for each in times]

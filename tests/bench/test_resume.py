@@ -9,7 +9,7 @@ import pytest
 from bench import resume
 from bench.__main__ import main
 from bench.peers.table import SERVERS
-from bench.resume import VICTIMS, Death, Findings, at_its_best, table
+from bench.resume import VICTIMS, Death, Findings, at_its_best, table, told_apart
 from bench.rig.processes import ProcessEntry
 from bench.rig.result import Table, read
 
@@ -34,6 +34,14 @@ def test_a_victim_is_one_process_of_one_worker() -> None:
 def test_a_server_is_measured_with_the_migrations_that_it_has() -> None:
     assert at_its_best(SERVERS["espalier"]) == SERVERS["espalier"]
     assert at_its_best(SERVERS["dynamo"]).title.endswith("3 migrations")
+
+
+@pytest.mark.parametrize(
+    ("moved", "apart"),
+    [([0, 0, 10, 14], True), ([0, 0, 9, 14], False), ([0, 0, 0, 0], False), ([], False), ([10, 11], True)],
+)
+def test_streams_are_told_apart_once_those_that_go_on_have_moved_far(moved: list[int], apart: bool) -> None:
+    assert told_apart(moved) == apart
 
 
 def test_a_row_tells_when_streams_went_on_and_how_they_ended() -> None:
@@ -66,7 +74,7 @@ def test_a_row_tells_when_streams_went_on_and_how_they_ended() -> None:
 
 @pytest.mark.realtime
 def test_the_streams_of_a_killed_node_go_on_with_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "STOPPED_S", 2.2)  # a busy machine lets streams of the others pause
+    monkeypatch.setattr(resume, "STOPPED_MAX_S", 10.0)  # a busy machine lets streams of the others pause
     json = tmp_path / "resume.json"
     assert main(["resume", "--servers", "espalier-simulated", "--json", str(json)]) == 0
     document = read(json)
