@@ -15,7 +15,8 @@ from typing import Any
 from attrs import field, frozen
 
 from bench.peers import cpu_sglang
-from bench.peers.peer import ENVIRONMENTS, MARK
+from bench.peers.install import is_installed
+from bench.peers.peer import ENVIRONMENTS
 
 Figures = dict[str, float]
 
@@ -67,8 +68,8 @@ class Tool:
         return sys.executable if self.environment is None else str(environments / self.environment / "bin" / "python")
 
     def is_installed(self, environments: Path) -> bool:
-        """Return whether its environment was installed to the end."""
-        return self.environment is None or (environments / self.environment / MARK).exists()
+        """Return whether its environment was installed to the end, from its list as it is now."""
+        return self.environment is None or is_installed(self.environment, environments)
 
 
 def _options(**values: object) -> list[str]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = "tiny"
 MODEL_FOLDER = ROOT / "examples" / MODEL
 ENVIRONMENTS = ROOT / "build" / "peers"
-MARK = "installed"  # the file that says that an environment was installed to the end
+MARK = "installed"  # the file that says that an environment was installed to the end, with a hash of its list
 PAGE_SIZE = 16
 PREFILL_CHUNK = 256
 

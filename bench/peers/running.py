@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 from attrs import define, field
 
-from bench.peers.peer import MARK, MODEL, Command, Peer, Setup
+from bench.peers.install import is_installed
+from bench.peers.peer import MODEL, Command, Peer, Setup
 from bench.rig.node import start_command, wait_until
 from bench.rig.processes import SHARED_MEMORY, ProcessEntry, family, process_table, shared_memory_names
 
@@ -175,8 +176,8 @@ def _variables(command: Command, temporary: Path) -> Mapping[str, str]:
 
 
 def missing_environments(peer: Peer, setup: Setup) -> list[str]:
-    """Return the environments of a peer that are not installed."""
-    return [name for name in peer.environments if not (setup.environments / name / MARK).exists()]
+    """Return the environments of a peer that are not installed, or from another list than today's."""
+    return [name for name in peer.environments if not is_installed(name, setup.environments)]
 
 
 @contextmanager

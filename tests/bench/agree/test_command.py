@@ -13,6 +13,7 @@ from bench.__main__ import main
 from bench.agree import command
 from bench.agree.run import Failed, Run
 from bench.agree.tools import FIGURES, OTHERS, Load, Tool
+from bench.peers.install import LISTS, digest
 from bench.peers.peer import MARK, Peer, Setup
 from bench.peers.running import Running
 
@@ -58,7 +59,7 @@ def environments(tmp_path: Path) -> str:
     for tool in OTHERS.values():
         assert tool.environment is not None
         (tmp_path / tool.environment).mkdir()
-        (tmp_path / tool.environment / MARK).touch()
+        (tmp_path / tool.environment / MARK).write_text(digest(LISTS / f"{tool.environment}.txt"))
     return str(tmp_path)
 
 

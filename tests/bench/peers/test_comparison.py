@@ -9,7 +9,8 @@ import pytest
 from attrs import frozen
 
 from bench.peers import comparison
-from bench.peers.peer import ENVIRONMENTS, Peer, Setup
+from bench.peers.install import LISTS, digest
+from bench.peers.peer import ENVIRONMENTS, MARK, Peer, Setup
 from bench.peers.running import NotInstalled
 from bench.peers.table import SERVERS
 from bench.rig.result import Result, Table, read
@@ -82,7 +83,7 @@ def test_a_server_that_cannot_have_so_many_engines_is_named_beside_the_others(
     def with_three(peer: Peer, chosen: argparse.Namespace) -> Findings:
         if peer.name == "sglang":
             (tmp_path / "sglang").mkdir()
-            (tmp_path / "sglang" / "installed").touch()
+            (tmp_path / "sglang" / MARK).write_text(digest(LISTS / "sglang.txt"))
             with comparison.fresh(peer, chosen.environments, slots=1, workers=3):
                 pytest.fail("it was started")
         return Findings([], 7)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.peers import install
-from bench.peers.peer import Setup
+from bench.peers.peer import MARK, Setup
 from bench.peers.running import missing_environments
 from bench.peers.table import RIVALS, SERVERS
 
@@ -49,13 +49,35 @@ def test_an_environment_is_installed_once_all_of_its_list_is(tmp_path: Path, pip
     assert missing_environments(RIVALS["smg"], setup) == ["sglang"]
 
 
+def test_an_environment_of_another_list_counts_as_missing_until_it_is_brought_up_to_it(
+    tmp_path: Path, pip: Pip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists, environments = tmp_path / "lists", tmp_path / "environments"
+    lists.mkdir()
+    monkeypatch.setattr(install, "LISTS", lists)
+    (lists / "base.txt").write_text("sglang==1\n")
+    (lists / "a.txt").write_text("# SGLang\n-r base.txt\ncffi==2\n")
+    (environments / "a" / "bin").mkdir(parents=True)
+    (environments / "a" / "bin" / "python").touch()
+    install.install("a", environments)
+    assert install.is_installed("a", environments)
+    install.install("a", environments)
+    assert len(pip.ran) == 1, "nothing is to be done"
+    for changed in ("base.txt", "a.txt"):
+        (lists / changed).write_text(f"{(lists / changed).read_text()}more==1\n")
+        assert not install.is_installed("a", environments)
+        install.install("a", environments)
+        assert install.is_installed("a", environments)
+    assert len(pip.ran) == 3
+
+
 def test_what_cannot_be_installed_is_named_and_counts_as_missing(
     tmp_path: Path, pip: Pip, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("smg", "sglang"):
         (tmp_path / name / "bin").mkdir(parents=True)
         (tmp_path / name / "bin" / "python").touch()
-        (tmp_path / name / "installed").touch()
+        (tmp_path / name / MARK).write_text("of another list")
     pip.fails = {"sglang"}
     assert main(["peers", "install", "sglang", "smg", "--environments", str(tmp_path)]) == 1
     assert "sglang could not be installed" in capsys.readouterr().err
