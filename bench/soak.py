@@ -178,6 +178,8 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--seed", type=int, default=20)
     arguments = parser.parse_args()
+    if arguments.requests < 2 * EVERY:
+        parser.error(f"--requests must be at least {2 * EVERY}: a slope needs two samples after the warm-up")
     with short_folder() as folder, node(folder) as target:
         start = time.perf_counter()
         tally, samples = run(target, arguments.requests, arguments.concurrency, arguments.seed)

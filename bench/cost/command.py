@@ -89,8 +89,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Sample]:
     for start in range(starts):
         with short_folder() as folder, _server(arguments, folder) as server:
             for run in range(arguments.runs):
-                for load in options.loads(arguments):
-                    seed = arguments.seed + start * arguments.runs + run
+                for load, seed in options.seeded_loads(arguments, start * arguments.runs + run):
                     sample = measure_load(
                         load, url=server.url, model=server.model, roots=server.roots, seed=seed, start=start
                     )

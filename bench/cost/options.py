@@ -67,6 +67,12 @@ def loads(arguments: argparse.Namespace) -> list[Load]:
     ]
 
 
+def seeded_loads(arguments: argparse.Namespace, number: int) -> list[tuple[Load, int]]:
+    """Return the loads of one round or run, each with its own seed: an engine has prompts cached that it has seen."""
+    several = loads(arguments)
+    return [(load, arguments.seed + number * len(several) + place) for place, load in enumerate(several)]
+
+
 def setup(arguments: argparse.Namespace, folder: Path) -> Setup:
     """Return the setup of a server that can take every load; servers that are compared have the same but for places."""
     clients = max(arguments.clients)

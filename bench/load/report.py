@@ -119,7 +119,7 @@ def _sweep(findings: Findings, over: measure.Window) -> Sweep:
     return Sweep(
         x=x,
         value=value,
-        series=f"{target.api}, {urlsplit(target.url).netloc}{_prompts(findings.job.workload)}",
+        series=f"{target.api}, {urlsplit(target.url).netloc}{_lengths(findings.job.workload)}",
         measures={
             "output tokens": ("tokens/s", rates["output_tokens_per_s"]),
             "requests": ("requests/s", rates["requests_per_s"]),
@@ -220,6 +220,14 @@ def _prompts(workload: Workload) -> str:
     if workload.turns.most > 1:
         words.append(f"conversations of {_span(workload.turns)} turns")
     return "".join(f", {each}" for each in words)
+
+
+def _lengths(workload: Workload) -> str:
+    """Return what tells workloads apart whose figures are no repetitions of each other, in words."""
+    if workload.trace:
+        return _prompts(workload)
+    prompt, output = _span(workload.prompt_tokens), _span(workload.output_tokens)
+    return f", {prompt} and {output} tokens{_prompts(workload)}"
 
 
 def _span(span: Span) -> str:

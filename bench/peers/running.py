@@ -99,7 +99,10 @@ class Running:
         if self.peer.ready_path is not None:
             return self.ask("GET", self.peer.ready_path)[0] == 200
         status, body = self.ask("GET", "/v1/models")
-        return status == 200 and any(entry.id == MODEL for entry in msgspec.json.decode(body, type=PeerModels).data)
+        try:
+            return status == 200 and any(entry.id == MODEL for entry in msgspec.json.decode(body, type=PeerModels).data)
+        except msgspec.DecodeError:  # as long as it is starting
+            return False
 
     def start(self, command: Command) -> None:
         """Start one of its processes, or start it again."""

@@ -89,8 +89,8 @@ def measure(arguments: argparse.Namespace, ours: str, rounds: Sequence[int]) -> 
             theirs.wait_ready()
             own.wait_ready()
             for _ in range(several):
-                for load in options.loads(arguments):
-                    pair = _pair(theirs, own, load, seed=arguments.seed + number, start=start)
+                for load, seed in options.seeded_loads(arguments, number):
+                    pair = _pair(theirs, own, load, seed=seed, start=start)
                     _show(pair, number, sum(rounds))
                     yield pair
                 number += 1

@@ -279,7 +279,7 @@ def test_the_document_says_in_its_notes_what_the_table_warns_of() -> None:
     found: Any = report.document(findings(cpu_s=0.81))
     assert found["notes"] == [line for line in report.table(findings(cpu_s=0.81)).splitlines() if "SATURATED" in line]
     assert (found["title"], found["sweep"].value) == ("chat at http://h: 1 client", 1.0)
-    assert found["sweep"].series == "chat, h"
+    assert found["sweep"].series == "chat, h, 128 and 128 tokens"
 
 
 def test_progress_is_a_line() -> None:

@@ -67,13 +67,13 @@ def test_loads_alternate_and_a_pair_has_the_same_prompts(machine: Machine) -> No
     assert main(["versus", "sglang", "--quick", "--clients", "8"]) == 0
     assert machine.started == ["sglang", "espalier"]
     assert machine.asked == [
-        (server, api, 8, round_number, 0)
+        (server, api, 8, 2 * round_number + place, 0)
         for round_number in (0, 1)
-        for server, api in (
-            ("sglang", "chat"),
-            ("espalier", "chat"),
-            ("sglang", "chat"),  # it has no WebSocket
-            ("espalier", "responses-ws"),
+        for server, api, place in (
+            ("sglang", "chat", 0),
+            ("espalier", "chat", 0),
+            ("sglang", "chat", 1),  # it has no WebSocket, and no prompt of the load before it
+            ("espalier", "responses-ws", 1),
         )
     ]
 
