@@ -143,6 +143,7 @@ SUITES = {  # the quickest first
     "text": [
         "tests/actors/text/test_choices.py",
         "tests/actors/text/test_detokenizer.py",
+        "tests/actors/text/test_whole_tokens.py",
         "tests/actors/text/test_logprobs.py",
         "tests/actors/test_processor.py",
     ],
