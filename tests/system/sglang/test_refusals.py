@@ -106,7 +106,9 @@ def test_lengths_are_refused_by_the_clients_own_name(api: str, served: Node) -> 
 
 
 @pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("bad", [{"regex": "(((["}, {"ebnf": "root ::= nothing"}, {"structural_tag": "{}"}])
+@pytest.mark.parametrize(
+    "bad", [{"regex": "(((["}, {"ebnf": "root ::= nothing"}, {"structural_tag": "{}"}, {"ebnf": "root ::= root"}]
+)
 def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
     api: str, bad: dict[str, str], served: Node, client: OpenAI
 ) -> None:
@@ -124,6 +126,21 @@ def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
         status, answer = post_any(served.port, api, body)
         assert status == 400, (status, answer)
         assert b'"invalid_request"' in answer
+    assert pids(served) == before
+    assert chat(client, max_tokens=2).choices[0].message.content
+
+
+def test_a_grammar_without_a_next_token_ends_its_own_answer_alone(served: Node, client: OpenAI) -> None:
+    """If every token were forbidden, a scheduler that draws one, where it does not take the likeliest, would end."""
+    before = pids(served)
+    for ebnf in ('root ::= "a" rest\nrest ::= rest', 'root ::= "oak" rest | "fir" rest\nrest ::= rest "x"'):
+        status, answer = post(
+            served.port, "/v1/completions", {**APIS["/v1/completions"], "ebnf": ebnf, "temperature": 1}
+        )
+        assert (status, answer["error"]["code"]) == (400, "engine_refused"), answer
+    schema = {"type": "json_schema", "json_schema": {"name": "endless", "schema": {"$ref": "#"}}}
+    error = refusal(served.port, "/v1/chat/completions", {"response_format": schema, "temperature": 1})
+    assert (error["param"], "no text" in error["message"]) == ("response_format", True), error
     assert pids(served) == before
     assert chat(client, max_tokens=2).choices[0].message.content
 

@@ -231,8 +231,11 @@ def examine(backend: XGrammarGrammarBackend, request: CheckGrammar, limits: Gram
         else:
             report(compile_s=time.process_time(), bytes=grammar.ctx.memory_size_bytes)
             signal.setitimer(signal.ITIMER_PROF, 2 * limits.walk_s + 10 * limits.step_ms / 1000)
-            walked = _walk(grammar, text, limits).run()
-            report(kept=walked.kept, step_ms=walked.longest_s * 1000)
+            if _allows_nothing(grammar):
+                report(mistake="there is no text that it allows")
+            else:
+                walked = _walk(grammar, text, limits).run()
+                report(kept=walked.kept, step_ms=walked.longest_s * 1000)
     except (MemoryError, RuntimeError) as error:  # xgrammar raises RuntimeError for everything
         if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
             raise
@@ -252,6 +255,13 @@ def _confine(limits: GrammarLimits) -> None:
     own = int(status.partition("VmData:")[2].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (own + limits.bytes_max, own + limits.bytes_max))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _allows_nothing(grammar: XGrammarGrammar) -> bool:
+    """Return whether a grammar allows no first token, not even the end."""
+    mask = allocate_token_bitmask(1, grammar.vocab_size)
+    grammar.fill_vocab_mask(mask, 0)
+    return not bool(mask.any())
 
 
 def _walk(grammar: XGrammarGrammar, text: str, limits: GrammarLimits) -> Walk:

@@ -58,7 +58,7 @@ class Requests:
             finish = output.finished.get(place)
             if running is None:
                 foreign.append(place)
-            elif finish is not None and finish.reason["type"] == "abort":
+            elif finish is not None and translation.is_failure(finish.reason):
                 foreign.append(place)  # its tokens are garbage where the scheduler found an error
                 failed.append((running.stream, translation.abort_error(finish.reason)))
                 self._forget(running, finish.reason)

@@ -17,6 +17,7 @@ from protocol.messages import EngineInfo, Generate, GrammarKind, HandOff, Logpro
 from protocol.trace import as_headers
 
 GRAMMAR_FAILED = "Grammar accept_token failed"  # how the error begins that ends a request whose grammar refuses a token
+NOT_A_NUMBER = "NaN happened"  # what SGLang says ended an answer whose token is none of the vocabulary
 HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLang's errors, where a hand-off failed
 RESERVED_TOKENS = 6  # below either limit of a request; see SGLang's `max_req_input_len`
 
@@ -78,8 +79,15 @@ def logprobs(found: Likeliest | None, top: int) -> tuple[Logprob, ...]:
     return tuple(map(Logprob, found.values, likeliest))
 
 
+def is_failure(reason: Mapping[str, object]) -> bool:
+    """Return whether SGLang's finish reason says that an answer is not whole; its last tokens may be anything."""
+    return reason["type"] == "abort" or reason.get("matched") == NOT_A_NUMBER
+
+
 def abort_error(reason: Mapping[str, object]) -> RequestError:
-    """Return the error of a request that SGLang's scheduler has aborted, from its finish reason."""
+    """Return the error of a request that SGLang's scheduler has not answered whole, from its finish reason."""
+    if reason.get("matched") == NOT_A_NUMBER:  # SGLang calls it a stop
+        return InternalError("the model's scores were no numbers, so that no token could be drawn")
     status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
     if not isinstance(status, int):  # no error: the asker left
         return AskerLeft(detail)
@@ -88,7 +96,7 @@ def abort_error(reason: Mapping[str, object]) -> RequestError:
     if status < HTTPStatus.INTERNAL_SERVER_ERROR or GRAMMAR_TOO_SLOW in detail:
         return EngineRefused(detail)
     if detail.startswith(GRAMMAR_FAILED):  # of this request alone: the engine is not at fault, however many there are
-        return EngineRefused("no token that the grammar allows is left by the request's other options")
+        return EngineRefused("no token is left that the grammar and the request's other options allow")
     return HandOffFailed(detail) if any(word in detail for word in HAND_OFF_ERRORS) else InternalError(detail)
 
 

@@ -1,7 +1,8 @@
 """Limits inside SGLang's scheduler, on every device: what one request's grammar may cost the requests beside it.
 
 The grammar checker refuses expensive grammars beforehand, but it cannot try every answer. Here each step of each
-grammar is timed in the scheduler itself, and a request whose steps exceed their budget is ended, alone. Compiled
+grammar is timed in the scheduler itself, and a request whose steps exceed their budget is ended, alone; so is one whose
+grammar allows no further token, of which there is nothing to draw. Compiled
 grammars are kept within a number of bytes, and compiling has two threads that let the scheduler go first. SGLang finds
 this file by its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for SGLang 0.5.23.
 """
@@ -28,9 +29,25 @@ def activate():
     from sglang.srt.constrained import xgrammar_backend
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
 
+    free_dead_ends(xgrammar_backend.XGrammarGrammar)
     limit_steps(xgrammar_backend.XGrammarGrammar, float(os.environ[GRAMMAR_STEP_MS]) / 1000)
     limit_cache(BaseGrammarBackend, int(os.environ[BYTES_MAX]))
     limit_compiling(xgrammar_backend.XGrammarGrammarBackend, xgrammar_backend.GrammarCompiler)
+
+
+def free_dead_ends(grammar):
+    """Make a grammar that allows no token allow any for one step: it refuses that token, and SGLang ends the request.
+
+    If none were allowed, every score would be minus infinity, and to draw by such scores ends the whole scheduler.
+    """
+    fill = grammar.fill_vocab_mask
+
+    def fill_vocab_mask(self, vocab_mask, idx):
+        fill(self, vocab_mask, idx)
+        if not vocab_mask[idx].any():
+            vocab_mask[idx] = -1  # 32 tokens a number, a bit each
+
+    grammar.fill_vocab_mask = fill_vocab_mask
 
 
 def limit_steps(grammar, step_s, clock=thread_time):

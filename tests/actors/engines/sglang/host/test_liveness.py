@@ -110,7 +110,7 @@ async def main():
         await until(Fail)
         assert stream > 18 or not serving.done(), "a request that is refused is no failure of the engine"
     refused = {each.detail for each in seen if isinstance(each, Fail) and each.code == "engine_refused"}
-    assert refused == {"SGLang's own check", "no token that the grammar allows is left by the request's other options"}
+    assert refused == {"SGLang's own check", "no token is left that the grammar and the request's other options allow"}
     if not isinstance(seen[-1], Bye):
         await until(Bye)
     details = {each.detail for each in seen if isinstance(each, Fail) and each.code == "internal"}
@@ -285,6 +285,9 @@ async def turns_a_step_into_a_frame():
     (step,) = await frames(1)
     assert step == Step([3, 1], [1, 1], [7, 4], [], [Ended(3, FinishReason.STOP, 10, 3, 8, 7)], {3: ()}), step
     assert set(manager.rid_to_state) == {"a", "b"} and set(host.requests.by_id) == {"a", "b"}
+    host._stepped(step_output(batch(["a", "b"], [[5], [0]], [None, {"type": "stop", "matched": "NaN happened"}])))
+    step, fail = await frames(2)
+    assert (step.streams, step.tokens, step.ended, fail.stream, fail.code) == ([1], [5], [], 2, "internal"), (step, fail)
     serving.cancel()
 
 async def main():
