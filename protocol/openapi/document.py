@@ -186,7 +186,7 @@ def _completion(schema: Schema) -> Schema:
 
 
 def _response_request(schema: Schema) -> Schema:
-    include = {"type": "array", "items": {"enum": [responses.LOGPROBS]}}
+    include = {"type": "array", "items": {"enum": [responses.LOGPROBS]}, "maxItems": responses.INCLUDED_MAX}
     then = {"required": ["include"], "properties": {"include": {"type": "array", "minItems": 1}}}
     return {**_changed(schema, include={"anyOf": [include, NULL]}), "if": _HAS_TOP_LOGPROBS, "then": then}
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, get_args, get_origin
 from cattrs import Converter
 from cattrs.errors import CattrsError, IterableValidationError, IterableValidationNote
 
+from protocol.strict.checks import Holds
 from protocol.strict.expected import ReadsItself, allowed_values, expected, reader_types
 from protocol.strict.mistakes import Mistakes, describe, wrong
 
@@ -77,11 +78,20 @@ def choice_hook(kind: object) -> Hook:
 
 
 def checked_hook(kind: object, converter: Converter) -> Hook:
-    """Return the hook of an `Annotated` type: that of the type, then its checks in their order."""
+    """Return the hook of an `Annotated` type: that of the type, then its checks in their order.
+
+    The lengths of a list and of an object are checked before their items are read: a client chooses how many there are.
+    """
     inner, *checks = get_args(kind)
     read = converter.get_structure_hook(inner)
+    lengths = [check for check in checks if isinstance(check, Holds)]
+    containers = {list, dict}.intersection(reader_types(inner)) if lengths else frozenset()
 
     def hook(value: object, _: object) -> object:
+        if type(value) in containers:
+            for length in lengths:
+                if mistake := length.mistake(value):
+                    raise wrong(mistake)
         result: object = read(value, inner)
         for check in checks:
             if mistake := check.mistake(result):

@@ -6,6 +6,7 @@ from protocol.dialects.responses.body import Completion
 from protocol.dialects.responses.events import FINAL_EVENTS, Events, error_event
 from protocol.dialects.responses.objects import response_id
 from protocol.dialects.responses.requests import (
+    INCLUDED_MAX,
     LOGPROBS,
     CancelResponse,
     Create,
@@ -18,6 +19,7 @@ from protocol.dialects.responses.requests import (
 
 __all__ = [
     "FINAL_EVENTS",
+    "INCLUDED_MAX",
     "LOGPROBS",
     "CancelResponse",
     "Completion",

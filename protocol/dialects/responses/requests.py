@@ -27,6 +27,7 @@ from protocol.text_messages import Respond, Role, Turn
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"
+INCLUDED_MAX = 64  # names in `include`, of which OpenAI has about ten
 TOOL_CHOICES = ("auto", "none")
 
 StreamId = Annotated[str, Matches(STREAM_ID, "1 to 256 of the characters A-Z a-z 0-9 _ . -")]
@@ -116,7 +117,7 @@ class ResponseRequest(Options):
     max_output_tokens: TokenCount | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Holds(0, 16)] | None = None
     text: TextConfig | None = None
-    include: tuple[str, ...] | None = None
+    include: Annotated[tuple[str, ...], Holds(0, INCLUDED_MAX)] | None = None
     top_logprobs: TopLogprobs | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None

@@ -243,6 +243,30 @@ def test_lengths_are_limited() -> None:
     only("items", "must hold at most 2 items, holds 3", {"items": [1, 2, 3]}, Sized)
 
 
+def test_the_items_of_a_list_or_an_object_that_is_too_long_are_not_read() -> None:
+    @frozen
+    class Counted:
+        value_types: ClassVar[tuple[type, ...]] = (int,)
+        read: ClassVar[int] = 0
+
+        @classmethod
+        def from_value(cls, _: object) -> Self:
+            cls.read += 1
+            return cls()
+
+    @frozen
+    class Sized:
+        items: str | Annotated[tuple[Counted, ...], Holds(1, 2)] | None = None
+        by_name: Annotated[dict[str, Counted], Holds(0, 2)] | None = None
+
+    only("items", "must hold at most 2 items, holds 3", {"items": [1, 2, 3]}, Sized)
+    only("by_name", "must hold at most 2 items, holds 3", {"by_name": {"a": 1, "b": 2, "c": 3}}, Sized)
+    assert Counted.read == 0
+    only("items", "expected a string or a list, got an object", {"items": {"a": 1, "b": 2, "c": 3}}, Sized)
+    structure({"items": [1, 2], "by_name": {"a": 1}}, Sized)
+    assert Counted.read == 3
+
+
 def test_a_class_may_read_its_values_itself() -> None:
     @frozen
     class Even:

@@ -102,3 +102,8 @@ def test_any_json_is_answered_or_refused(value: object) -> None:
 def test_any_text_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
         parse_event(text)
+
+
+def test_what_is_included_is_limited_so_that_its_mistakes_take_no_time() -> None:
+    refused(Unsupported, "include[0]", include=["x"] * 64)
+    refused(BadRequest, "include", include=["x"] * 65)
