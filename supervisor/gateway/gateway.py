@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-IDLE_S = 0.5  # in which clients of idle connections may send one more request to a gateway that leaves its port
+# In which a client that does not know of the end yet may send one more request to a gateway that leaves its port.
+LAST_REQUEST_S = 1.0
 ENDING_A_TURN = 4  # connections that may end in one turn: hundreds that end together must not delay other tokens
 
 
@@ -219,15 +220,27 @@ class Gateway:
 
     @property
     def closes_connections(self) -> bool:
-        """Whether no connection gets a second answer from now on."""
+        """Whether each answer that begins from now on is the last of its connection, and says so."""
         return self.leaving or self.draining
+
+    @property
+    def idle_s(self) -> float:
+        """The time in seconds in which the next request of a connection may come.
+
+        A gateway that leaves its port serves one more: the answer before it may have begun without `connection: close`.
+        One that drains without others at its port would refuse it.
+        """
+        if not self.closes_connections:
+            return self.limits.idle_s
+        return min(LAST_REQUEST_S, self.limits.idle_s) if self.leaving else 0.0
 
     async def wait_last_requests(self) -> None:
         """Wait, after `leave_port`, until each client that had connected there has sent its first request.
 
-        A further request over an idle connection is answered for `IDLE_S`: its client learns that it was the last.
+        A further request over an idle connection is answered for `LAST_REQUEST_S`: its client learns that this was the
+        last one.
         """
-        idle_until = trio.current_time() + IDLE_S
+        idle_until = trio.current_time() + LAST_REQUEST_S
         while self._listening is not None:
             await self._changed.park()
         await trio.sleep_until(idle_until)  # meanwhile the tasks of the connections that were taken last have begun

@@ -151,10 +151,12 @@ class Outbox(trio.abc.AsyncResource):
 
         A socket that is closed with unread input resets the connection, which destroys what the client has not read.
         """
+        stream = self.stream
+        if isinstance(stream, trio.SSLStream):  # it ends as it would be closed: heads and frames show what is whole
+            stream = stream.transport_stream
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if isinstance(self.stream, trio.SocketStream):  # TLS has no half-close: head and frames show the end
-                await self.stream.send_eof()
-            while await self.stream.receive_some(READ_BYTES):
+            await stream.send_eof()
+            while await stream.receive_some(READ_BYTES):
                 pass
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:

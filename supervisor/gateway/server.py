@@ -197,8 +197,8 @@ async def _run_connection(gateway: Gateway, outbox: Outbox, connection: HttpConn
         # This ends when the client has read everything, or nothing for `stall_s`; a dropped client has `close_s`.
         with trio.move_on_after(inf if outbox.drop_reason is None else gateway.limits.close_s):
             await outbox.wait_flushed()
-        if connection.unread and not outbox.client_gone:
-            with trio.move_on_after(gateway.limits.close_s):
+        if connection.linger_s and not outbox.client_gone:
+            with trio.move_on_after(connection.linger_s):
                 await outbox.linger()
         nursery.cancel_scope.cancel(reason="the connection has ended")
 

@@ -12,6 +12,11 @@ BUGS: Bugs = {
             "            pass\n",
         ),
         Bug(
+            "a client over TLS does not learn that its connection ends",
+            "            await stream.send_eof()\n",
+            "            if stream is self.stream:\n                await stream.send_eof()\n",
+        ),
+        Bug(
             "a frame overtakes those in the backlog",
             "        if self._frames:\n            more, own",
             "        if False:\n            more, own",
@@ -30,18 +35,53 @@ BUGS: Bugs = {
             'handshake_of(exchange, b"")',
         ),
         Bug(
-            "a drain forgets the clients between two requests",
-            "if self.gateway.draining and not self._reader.begun:",
-            "if False:",
+            "a connection ends in a drain though its last answer did not say so",
+            "if not self._reader.syntax.done or exchange.closes:",
+            "if not self._reader.syntax.done or exchange.closes or self.gateway.closes_connections:",
         ),
         Bug(
-            "a drain forgets the requests that have been pipelined",
-            "if self.gateway.draining and not self._reader.begun:",
-            "if self.gateway.draining:",
+            "a drain does not wait for the last request of a client that has not been told",
+            "self.busy = self.gateway.leaving",
+            "self.busy = False",
+        ),
+        Bug(
+            "a drain waits for the first request of a client that may send none any more",
+            "return not (self.busy or self._ended) and",
+            "return not self.busy and",
+        ),
+        Bug(
+            "a request that comes as its connection ends is answered with a reset",
+            "min(ON_ITS_WAY_S, close_s) if self._reader.more_coming else 0.0",
+            "0.0",
         ),
     ),
     "supervisor/gateway/http/request_reader.py": (
         Bug("any number of headers is read", "        if count > HEADERS_MAX:", "        if False:"),
+        Bug(
+            "a drain forgets the clients that wait between two requests",
+            "min(self._idle.deadline, self._idle_since + self.gateway.idle_s)",
+            "self._idle.deadline",
+        ),
+        Bug(
+            "a request that begins just before its connection ends for want of one is cut short",
+            "            if self.answered:\n",
+            "            if False:\n",
+        ),
+        Bug(
+            "a drain cuts short the time for a last request",
+            "min(self._idle.deadline, self._idle_since + self.gateway.idle_s)",
+            "self._idle_since",
+        ),
+        Bug(
+            "a drain forgets the requests that have been pipelined",
+            "self.gateway.idle_s if self.answered and not begun else",
+            "self.gateway.idle_s if self.answered else",
+        ),
+        Bug(
+            "the rest of a head that comes late resets the connection, and its answer",
+            "            self.more_unread = True\n            raise Unreadable(self._overdue",
+            "            raise Unreadable(self._overdue",
+        ),
         Bug("a client that leaves is answered to the end", 'answering.cancel(reason="the client left")', "pass"),
         Bug(
             "pipelined requests are lost",
@@ -244,6 +284,11 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/gateway.py": (
+        Bug(
+            "a drain forgets the clients between two requests",
+            "if self.leaving else 0.0",
+            "if self.leaving else self.limits.idle_s",
+        ),
         Bug("a drain lets new requests in", "            self.gate.drain()\n", "            pass\n"),
         Bug(
             "the drain of a shared port refuses requests that wait",

@@ -27,6 +27,9 @@ from supervisor.gateway.keys import Key
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import internal_error
 
+# A client has seen the end of its connection by then, or never looks: what it had sent before has come.
+ON_ITS_WAY_S = 0.5
+
 Upgrade = Callable[[Handshake, str, Key, Trace | None], Awaitable[None]]
 
 
@@ -38,8 +41,9 @@ class HttpConnection:
     gateway: Gateway
     routes: RouteTable
     upgrade: Upgrade
-    busy: bool = False  # a whole request has been read, and its response has not ended
+    busy: bool = False  # a whole request has been read, and its response has not ended; or a last one may come
     _reader: RequestReader = field(init=False)
+    _ended: bool = False  # no more is answered, though the client may still be given time to read and to close
 
     def __attrs_post_init__(self) -> None:
         self._reader = RequestReader(self.outbox, self.gateway)
@@ -47,15 +51,18 @@ class HttpConnection:
     @property
     def awaited(self) -> bool:
         """Whether its first request, or the rest of one of which a part has come, is still to come."""
-        return not self.busy and (not self._reader.answered or self._reader.begun)
+        return not (self.busy or self._ended) and (not self._reader.answered or self._reader.begun)
 
     @property
-    def unread(self) -> bool:
-        """Whether the client may have sent more than was read."""
-        return self._reader.unread
+    def linger_s(self) -> float:
+        """The time in seconds for reading what the client sends after the end; unread, it would cause a reset."""
+        close_s = self.gateway.limits.close_s
+        if self._reader.unread:
+            return close_s
+        return min(ON_ITS_WAY_S, close_s) if self._reader.more_coming else 0.0
 
     def drain(self) -> None:
-        """End the connection if it waits for its next request."""
+        """End the connection if it waits for its next request, and has for as long as it may in a drain."""
         self._reader.drain()
 
     def refuse_partial(self) -> None:
@@ -81,17 +88,18 @@ class HttpConnection:
                 finally:
                     exchange.release()
                 self._reader.more_unread = exchange.closes  # unread bytes would reset the connection, and the response
-                if not self._reader.syntax.done or exchange.closes or self.gateway.closes_connections:
+                if not self._reader.syntax.done or exchange.closes:
+                    self._reader.more_coming = self.gateway.closes_connections
                     return
-                self.busy = False
+                self.busy = self.gateway.leaving  # this client has not been told that its next request is the last
                 await self._reader.next_request()
-                if self.gateway.draining and not self._reader.begun:  # a drain ends only waits that have begun
-                    return
         except Unreadable as unreadable:
             with suppress(SlowClient, trio.BrokenResourceError):
                 self._fail_last(self._exchange(unreadable.request), unreadable.error, unreadable.status)
         except (ClientLeft, SlowClient, trio.BrokenResourceError):
             pass
+        finally:
+            self.busy, self._ended = False, True
 
     def _exchange(self, request: RequestHead | None = None) -> Exchange:
         return Exchange(self.gateway, self.outbox, self._reader.syntax, request, self.routes.operations)

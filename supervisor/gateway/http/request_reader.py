@@ -50,9 +50,11 @@ class RequestReader:
     syntax: HttpSyntax = field(init=False)
     overrun: bool = False  # too much was pipelined: the next response is the last, and says so
     more_unread: bool = False  # the client may have sent bytes that will never be read
+    more_coming: bool = False  # a request may be on its way from a client that does not know of the connection's end
     answered: int = 0  # requests of this connection
     _head: bytearray | None = field(factory=bytearray)  # the received bytes of the head; None once it is whole
     _idle: trio.CancelScope | None = None
+    _idle_since: float = 0.0
     _deadline: trio.CancelScope | None = None  # of the head or the body that is being read
     _refusing: bool = False
     _pipelined: int = 0  # requests in a row that came before the response to the one before them
@@ -76,9 +78,9 @@ class RequestReader:
         return self._head is None or bool(self._head)
 
     def drain(self) -> None:
-        """Stop waiting for a request of which nothing has been received."""
+        """Wait no longer than in a drain for a request of which nothing has been received."""
         if self._idle is not None:
-            self._idle.cancel(reason="drain")
+            self._idle.deadline = min(self._idle.deadline, self._idle_since + self.gateway.idle_s)
 
     def refuse_partial(self) -> None:
         """Stop waiting for the rest of a request."""
@@ -90,7 +92,8 @@ class RequestReader:
         """Return the next request's head, None if there will be none; raises `Unreadable` or `ClientLeft`."""
         limits = self.gateway.limits
         begun = bool(self._head)  # it was pipelined behind the request before it
-        with trio.move_on_after(limits.idle_s if self.answered and not begun else limits.head_s) as deadline:
+        self._idle_since = trio.current_time()
+        with trio.move_on_after(self.gateway.idle_s if self.answered and not begun else limits.head_s) as deadline:
             self._idle, self._deadline = None if begun else deadline, deadline
             event = await self._event()
             if not isinstance(event, RequestHead):
@@ -102,7 +105,9 @@ class RequestReader:
                 raise
             return event
         if self._head:  # a client that has sent nothing needs no response
+            self.more_unread = True
             raise Unreadable(self._overdue("head", limits.head_s))
+        self.more_coming = True
         return None
 
     def _check_head(self, request: RequestHead) -> None:
@@ -204,7 +209,8 @@ class RequestReader:
             raise ClientLeft  # bytes before these were discarded
         data = await self.outbox.receive_some()
         if self._idle is not None:  # from its first byte on a request is no longer idle
-            self._idle.deadline = min(self._idle.deadline, trio.current_time() + self.gateway.limits.head_s)
+            if self.answered:
+                self._idle.deadline = trio.current_time() + self.gateway.limits.head_s
             self._idle = None
         if self._head is not None:
             self._head += data

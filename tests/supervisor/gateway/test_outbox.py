@@ -219,6 +219,7 @@ async def test_closing_ends_all_waits_and_the_draining_task() -> None:
 async def hearing_out(box: Outbox, client: trio.abc.Stream) -> AsyncIterator[None]:
     """Let an outbox linger on a client that has read its last bytes; wait for the end of that on leaving."""
     box.put(b"no")
+    await box.wait_flushed()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(box.linger)
         await client.send_all(b"but I had more to say" * 100)
@@ -392,3 +393,9 @@ async def test_a_backlog_holds_exactly_its_limit(more: int, fine: bool) -> None:
             with pytest.raises(SlowClient, match=f"{before} bytes wait for the client to read"):
                 box.put(data)
             assert (box.backlog_bytes, box.drop_reason) == (before, "backlog")
+
+
+async def test_over_tls_lingering_shows_the_client_the_end() -> None:
+    async with secure_pair() as (box, client), hearing_out(box, client):
+        assert await client.receive_some(10) == b""
+        await client.aclose()

@@ -12,13 +12,17 @@ import trio
 from trio.testing import MockClock
 
 from supervisor.cluster.directory import Directory
-from supervisor.gateway.gateway import IDLE_S
+from supervisor.gateway.gateway import LAST_REQUEST_S
+from supervisor.gateway.http.connection import ON_ITS_WAY_S
 from supervisor.node.node import Node
 from supervisor.processes.process import GracePeriods
 from tests.rig.gateway import Client, Rig, chat, create, gateway_rig, handshake, leave_all, post
 
 DRAIN_S = 30.0
 LATE_S = 4.0  # later than any fixed time that a busy machine could be granted
+JUST = 0.1
+ENDS_S = 3.0  # when an answer of 30 tokens has ended
+LONG_ANSWER = post(chat("n=30 s=0.1", stream=True))
 
 
 @asynccontextmanager
@@ -110,7 +114,7 @@ async def test_clients_that_send_nothing_delay_the_end_by_the_time_for_a_head_at
         silent, lane, idle = [await rig.client() for _ in range(3)]
         assert (await lane.upgrade()).status == 101
         assert (await idle.ask(post(chat()))).whole
-        assert IDLE_S < await drained() < 3.0 + 2.5  # two of them for the close of the WebSocket
+        assert LAST_REQUEST_S < await drained() < 3.0 + 2.5  # two of them for the close of the WebSocket
         assert await silent.closed()
         assert await lane.close_code() == 1012
         assert await idle.closed()
@@ -130,7 +134,7 @@ async def test_sessions_that_have_asked_and_idle_connections_delay_the_end_no_lo
             await lane.stream.aclose()
 
         nursery.start_soon(leave)
-        assert IDLE_S <= await drained() < IDLE_S + 0.5
+        assert LAST_REQUEST_S <= await drained() < LAST_REQUEST_S + ON_ITS_WAY_S + JUST
         assert await idle.closed()
 
 
@@ -147,3 +151,65 @@ async def test_what_has_not_come_by_the_end_of_the_drain_is_refused(rather_slow:
         nursery.start_soon(ask)
         assert 2.0 <= await drained() < 3.0
         assert errors == ["draining"]
+
+
+# Answers that began before the drain: their heads did not say that the connection ends ------------
+
+
+@pytest.mark.parametrize(("pause_s", "part"), [(0.0, 0), (LAST_REQUEST_S - JUST, 0), (0.0, 40), (0.0, -3)])
+async def test_a_client_whose_answer_began_before_the_drain_may_send_one_more_request(
+    pause_s: float, part: int, rather_slow: MockClock
+) -> None:
+    async with ending_node() as (rig, drained), trio.open_nursery() as nursery:
+        client, last, replies = await rig.client(), post(chat("n=3")), list[object]()
+        await client.send(LONG_ANSWER)
+        await trio.sleep(0.5)
+
+        async def ask() -> None:
+            first = await client.reply()
+            await trio.sleep(pause_s)
+            if part:
+                replies.append(
+                    (first.whole, "connection" in first.headers, *await late(client, last[:part], last[part:]))
+                )
+            else:
+                reply = await client.ask(last)
+                replies.append(
+                    (first.whole, "connection" in first.headers, reply.status, reply.whole, reply.headers["connection"])
+                )
+            assert await client.closed()
+            await client.stream.aclose()
+
+        nursery.start_soon(ask)
+        await drained()
+        assert replies == [(True, False, 200, True, "close")]
+
+
+async def test_a_client_that_sends_no_more_after_its_answer_delays_the_end_by_a_second_or_so(
+    rather_slow: MockClock,
+) -> None:
+    async with ending_node() as (rig, drained):
+        client = await rig.client()
+        await client.send(LONG_ANSWER)
+        await trio.sleep(0.5)
+        assert ENDS_S - 0.5 <= await drained() < ENDS_S + LAST_REQUEST_S + ON_ITS_WAY_S
+        assert (await client.reply()).whole
+        assert await client.closed()
+
+
+async def test_the_end_of_a_drain_is_not_delayed_by_a_last_request_that_may_come(rather_slow: MockClock) -> None:
+    async with ending_node(drain_s=3.0) as (rig, drained), trio.open_nursery() as nursery:
+        client, closed_at = await rig.client(), list[float]()
+        await client.send(LONG_ANSWER)
+        await trio.sleep(0.5)
+
+        async def wait() -> None:
+            assert (await client.reply()).whole
+            assert await client.closed()
+            closed_at.append(trio.current_time())
+            await client.stream.aclose()
+
+        nursery.start_soon(wait)
+        began = trio.current_time()
+        await drained()
+        assert 3.0 <= closed_at[0] - began < 3.0 + JUST

@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from supervisor.gateway.http.connection import ON_ITS_WAY_S
 from supervisor.gateway.http.request_reader import RequestReader
 from tests.rig.gateway import Worker, chat, gateway_client, gateway_rig, head, leave_all, post
 
@@ -209,4 +210,44 @@ async def test_a_request_that_was_pipelined_before_a_drain_is_answered(rather_sl
         assert (await client.reply()).status == 200
         last = await client.reply()
         assert (last.status, last.headers["connection"]) == (200, "close")
+        assert await client.closed()
+
+
+async def test_a_request_on_its_way_when_its_connection_ends_causes_no_reset(
+    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_request = RequestReader.next_request
+    async with gateway_client() as (rig, client):
+
+        async def send_first(reader: RequestReader) -> None:
+            rig.gateway.drain()
+            await client.send(head())  # nobody reads it before the connection ends
+            await next_request(reader)
+
+        monkeypatch.setattr(RequestReader, "next_request", send_first)
+        assert (await client.ask(head())).status == 200
+        assert await client.stream.receive_some(10) == b""  # a reset would raise
+        await leave_all(rig)
+
+
+async def test_what_comes_after_the_end_of_an_idle_connection_is_read_away(rather_slow: MockClock) -> None:
+    async with gateway_client(idle_s=5.0) as (rig, client):
+        assert (await client.ask(head())).status == 200
+        assert await client.closed()
+        for _ in range(3):  # a reset would be noticed when the next is sent
+            await client.send(head())
+            await trio.sleep(ON_ITS_WAY_S / 4)
+        assert await client.closed()
+        with trio.fail_after(ON_ITS_WAY_S):
+            await rig.gateway.connections.wait_closed()
+
+
+async def test_the_rest_of_a_head_that_comes_late_does_not_reset_its_answer(rather_slow: MockClock) -> None:
+    async with gateway_client(head_s=5.0) as (_, client):
+        await client.send(head()[:20])
+        await trio.sleep(5.1)
+        for _ in range(3):
+            await client.send(b"x-late: 1\r\n")
+            await trio.sleep(0.1)
+        assert (await client.reply()).error["code"] == "slow_client"
         assert await client.closed()
