@@ -99,6 +99,14 @@ class RequestRecord:
 
 
 @define(eq=False)
+class Conversion:
+    """One request about tokens, which has no record."""
+
+    scope: trio.CancelScope
+    aborted_by: RequestError | None = None
+
+
+@define(eq=False)
 class RequestRunner:
     """Runs requests through the processors of their models, within the deadlines that hold for all requests."""
 
@@ -108,11 +116,12 @@ class RequestRunner:
     total_s: float  # from the arrival, too
     access: AccessLog = field(default=Factory(lambda self: AccessLog(self.metrics), takes_self=True))
     _running: set[RequestRecord] = field(factory=set)
+    _conversions: set[Conversion] = field(factory=set)
 
     @property
     def running(self) -> int:
         """The number of requests that are being answered, or wait for admission."""
-        return len(self._running)
+        return len(self._running) + len(self._conversions)
 
     def find(self, model: str) -> ServedModel:
         """Return the model of that name; raises `ModelNotFound`."""
@@ -155,6 +164,21 @@ class RequestRunner:
             self._running.discard(record)
             self._ended(record, outcome, error)
 
+    @contextmanager
+    def converting(self) -> Iterator[None]:
+        """End the body of the `with` statement after `first_token_s`, or when `abort_all` is called.
+
+        Raises `DeadlineExceeded` then, or why all was aborted.
+        """
+        with trio.move_on_after(self.first_token_s) as scope:
+            self._conversions.add(conversion := Conversion(scope))
+            try:
+                yield
+            finally:
+                self._conversions.discard(conversion)
+        if scope.cancelled_caught:
+            raise conversion.aborted_by or DeadlineExceeded(f"there was no answer within {self.first_token_s} s")
+
     async def answer(
         self,
         request: Respond,
@@ -195,15 +219,15 @@ class RequestRunner:
         record.cached_tokens = answered.usage.cached_tokens  # `Started` counts those of the first choice's prompt alone
         return answered
 
-    def abort(self, record: RequestRecord, why: RequestError) -> None:
-        """End one request early; its `recording` raises `why`."""
+    def abort(self, record: RequestRecord | Conversion, why: RequestError) -> None:
+        """End one request early; its `recording` or `converting` raises `why`."""
         if record.aborted_by is None:
             record.aborted_by = why
             record.scope.cancel(reason=why.code)
 
     def abort_all(self, why: RequestError) -> int:
         """End every request early, and return how many there were."""
-        running = tuple(self._running)
+        running: tuple[RequestRecord | Conversion, ...] = (*self._running, *self._conversions)
         for record in running:
             self.abort(record, why)
         return len(running)

@@ -148,6 +148,11 @@ BUGS: Bugs = {
         ),
         Bug("the first token has no deadline", "min(self.first_token_s, self.total_s)", "self.total_s"),
         Bug("a response is aborted without its error", "            raise record.aborted_by\n", "            pass\n"),
+        Bug(
+            "a drain that takes too long waits for a conversion",
+            "running: tuple[RequestRecord | Conversion, ...] = (*self._running, *self._conversions)",
+            "running = tuple(self._running)",
+        ),
     ),
     "supervisor/gateway/websocket/lanes.py": (
         Bug(

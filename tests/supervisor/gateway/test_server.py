@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
+from actors.kit.calls import Address, mailbox
+from actors.processor import TextReply, TextRequest, TextResult
 from protocol.errors import StartFailed
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.server import serve
@@ -239,6 +242,29 @@ async def test_a_drain_that_takes_too_long_ends_responses_with_an_error(rather_s
         last = (await lane.events())[-1]
         assert (last["type"], last["response"]["error"]["cause"]) == ("response.failed", "draining")
         assert await lane.close_code() == 1012
+        await leave_all(rig)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "oak"}), ("/detokenize", {"tokens": [1]})])
+async def test_a_drain_that_takes_too_long_ends_a_conversion_with_an_error(
+    path: str, body: dict[str, str | list[int]], rather_slow: MockClock
+) -> None:
+    async with gateway_rig(first_token_s=60) as rig:
+        asked: Address[TextRequest, TextReply, TextResult]
+        asked, _ = mailbox(8)  # nothing answers
+        rig.gateway.runner.served = {"tiny": evolve(rig.gateway.runner.find("tiny"), ask=asked)}
+        late = await (await rig.client()).ask(post(body, path))
+        assert (late.status, late.error["code"]) == (503, "deadline_exceeded")
+        assert 60 <= trio.current_time() < 60.5
+        client = await rig.client()
+        await client.send(post(body, path))
+        await trio.sleep(1)
+        assert rig.gateway.statistics().requests == 1
+        rig.gateway.drain()
+        assert rig.gateway.abort() == 1
+        reply = await client.reply()
+        assert (reply.status, reply.error["code"], reply.headers["connection"]) == (503, "draining", "close")
+        assert rig.gateway.statistics().requests == 0
         await leave_all(rig)
 
 

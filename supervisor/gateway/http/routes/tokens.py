@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import trio
 from attrs import evolve
 
 from actors.processor import TextRequest, TextResult
@@ -13,7 +12,7 @@ from protocol.cost import TOKEN_BYTES
 from protocol.dialects import tokens
 from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.request_body import BYTES_A_CHARACTER
-from protocol.errors import BadRequest, DeadlineExceeded
+from protocol.errors import BadRequest
 from protocol.text_messages import Detokenized, Tokenized
 from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.http.routes.route import log_answered
@@ -53,12 +52,11 @@ async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], Answer
 async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> TextResult | None:
     """Return the result of a model's processor, within the limits that hold for responses."""
     gateway = exchange.gateway
-    key, limit_s = exchange.key or gateway.keys.anonymous, gateway.runner.first_token_s
+    key = exchange.key or gateway.keys.anonymous
     processor = gateway.runner.find_or_only(model).ask
-    with key.generating(), trio.move_on_after(limit_s):
+    with key.generating(), gateway.runner.converting():
         owned = evolve(request, owner=key.name)
         priority = key.clamp_priority(None)
         admitted = gateway.gate.admitted(priority, owner=key.name, owner_max=gateway.concurrency_of(key))
         async with admitted, processor.ask(owned, 0) as answer:
             return await answer.result()
-    raise DeadlineExceeded(f"there was no answer within {limit_s} s")
