@@ -3,7 +3,8 @@
 Limits of one connection bound nothing when there are a thousand of them. So what the gateway stores for clients is
 reserved in a budget that all share: as the bytes come, because a `content-length` is only a promise, and never by
 waiting, because two requests that each hold a part and wait for the rest would wait for ever. One key can reserve at
-most a share of a budget; only its first reservation may be larger than that.
+most a share of a budget; only a reservation beside which it has no other may be larger than that, whether it is made at
+once or piece by piece.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ class MemoryBudget:
         finally:
             reservation.release()
 
-    def take(self, owner: str | None, size: int) -> None:
-        """Take `size` bytes; raises `Overloaded`, and then none are taken."""
+    def take(self, owner: str | None, size: int, own: int) -> None:
+        """Take `size` bytes for a reservation that has `own` already; raises `Overloaded`, and then none are taken."""
         bytes_max = self.bytes_max()
         if self.reserved_bytes + size > bytes_max:
             raise Overloaded(f"{self.reserved_bytes} of {bytes_max} bytes of {self.name} are in use")
         if owner is not None:
             before = self._by_owner.get(owner, 0)
             after = before + size
-            if before and after > self.share_max() * bytes_max:
+            if before > own and after > self.share_max() * bytes_max:
                 raise Overloaded(
                     f"the key {owner!r} has its share (key_share_max) of the {bytes_max} bytes of {self.name} in use"
                 )
@@ -94,8 +95,9 @@ class MemoryReservation:
 
     def grow(self, size: int) -> None:
         """Reserve `size` bytes more; raises `Overloaded`, and then nothing has changed."""
-        if (more := self._counted(self.size_bytes + size) - self._counted(self.size_bytes)) > 0:
-            self.budget.take(self.owner, more)
+        own = self._counted(self.size_bytes)
+        if (more := self._counted(self.size_bytes + size) - own) > 0:
+            self.budget.take(self.owner, more, own)
         self.size_bytes += size
 
     def shrink(self, size: int) -> None:

@@ -52,7 +52,12 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/memory_budgets.py": (
         Bug("a budget leaks", "        self.reserved_bytes -= size\n", "        pass\n"),
-        Bug("one key may reserve a whole budget", "if before and after > self.share_max() * bytes_max:", "if False:"),
+        Bug(
+            "one key may reserve a whole budget",
+            "if before > own and after > self.share_max() * bytes_max:",
+            "if False:",
+        ),
+        Bug("a body in pieces has less room than one in one piece", "if before > own and after", "if before and after"),
     ),
     "supervisor/gateway/websocket/history.py": (
         Bug(

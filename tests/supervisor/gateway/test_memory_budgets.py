@@ -72,6 +72,20 @@ def test_d11_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> N
     assert budget.statistics() == BudgetStatistics(0, {})
 
 
+def test_a_reservation_in_pieces_has_as_much_room_as_one_in_one_piece() -> None:
+    budget = make_budget()
+    with budget.reserving("a", free_bytes=5) as one, budget.reserving("a") as two:
+        for _ in range(10):
+            one.grow(10)
+        with pytest.raises(Overloaded, match="the key 'a' has its share"):
+            two.grow(1)
+        one.shrink(50)
+        two.grow(1)
+        with pytest.raises(Overloaded, match="the key 'a' has its share"):
+            one.grow(30)
+    assert budget.statistics() == BudgetStatistics(0, {})
+
+
 STEPS = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from(["grow", "shrink", "release"]), st.integers(0, 50)), max_size=40
 )
