@@ -13,6 +13,7 @@ line that comes alone is written at once, and those that follow within the pause
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -22,6 +23,8 @@ from contextlib import suppress
 from typing import TextIO, TypeAlias
 
 from attrs import define, field
+
+log = logging.getLogger(__name__)
 
 LINES_MAX = 10_000
 BYTES_MAX = 4 * 1024 * 1024
@@ -123,7 +126,7 @@ class QueuedWriter:
                     self._drop(taken)
                 changed, self.failing = self.failing != (error is not None), error is not None
             if changed:
-                self.on_failure(error)
+                self._tell(error)
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
@@ -138,12 +141,24 @@ class QueuedWriter:
         taken, noticed = _NONE, _NONE
         while self._queue and (not pieces or taken[1] + len(self._queue[0][0]) <= self.chunk_bytes):
             data, gap = self._queue.popleft()
-            pieces += [self.notice(*gap)] * (gap != _NONE) + [data]
+            pieces += [self._notice(gap)] * (gap != _NONE) + [data]
             taken, noticed = _sum(taken, (1, len(data))), _sum(noticed, gap)
         if not self._queue and self._gap != _NONE:
-            pieces.append(self.notice(*self._gap))
+            pieces.append(self._notice(self._gap))
             noticed, self._gap = _sum(noticed, self._gap), _NONE
         return b"".join(pieces), taken, noticed
+
+    def _notice(self, gap: _Gap) -> bytes:
+        try:
+            return self.notice(*gap)
+        except Exception:  # noqa: BLE001  # it cannot be logged here: whoever logs may wait for this thread
+            return lost_lines(*gap)
+
+    def _tell(self, error: OSError | ValueError | None) -> None:
+        try:
+            self.on_failure(error)
+        except Exception:
+            log.exception("a bug in what is done when a log cannot be written")
 
     def _write(self, data: bytes) -> OSError | ValueError | None:
         try:

@@ -22,7 +22,17 @@ BUGS: Bugs = {
             "a log that nobody reads grows without a limit", "                return False\n", "                pass\n"
         ),
         Bug(
-            "lost lines are not told of", "pieces += [self.notice(*gap)] * (gap != _NONE) + [data]", "pieces += [data]"
+            "lost lines are not told of", "pieces += [self._notice(gap)] * (gap != _NONE) + [data]", "pieces += [data]"
+        ),
+        Bug(
+            "a bug in the notice of lost lines ends the thread that writes",
+            "        except Exception:  # noqa: BLE001",
+            "        except EOFError:  #",
+        ),
+        Bug(
+            "a bug in what is told of a failure ends the thread that writes",
+            "        except Exception:\n            log",
+            "        except EOFError:\n            log",
         ),
         Bug("what could not be written is not counted", "                    self._drop(taken)\n", ""),
         Bug(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -95,6 +95,31 @@ def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_ne
     assert all([log.put(b"1"), log.put(b"2"), log.put(b"3")])  # and whoever says it does not fall
     assert log.flush(5.0)
     assert b"".join(written) == b"123"
+
+
+def test_a_writer_goes_on_after_a_bug_in_its_notice_or_in_what_is_told_of_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    written: list[bytes] = []
+    failing, begun = [OSError("full")], threading.Event()
+
+    def sink(data: bytes) -> None:
+        begun.wait(5.0)
+        if failing:
+            raise failing.pop()
+        written.append(data)
+
+    def bug(*_: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    log = QueuedWriter(sink, items_max=1, notice=bug, on_failure=bug)
+    log.put(b"1\n")
+    begun.set()
+    assert log.flush(5.0)
+    assert log.put(b"2\n")
+    assert log.flush(5.0)
+    assert (written, log.failing, log.lost_items, log.queued_bytes) == ([b"1 log line was lost\n2\n"], False, 1, 0)
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
 def after_its_first_line(pause_s: float) -> tuple[QueuedWriter, list[bytes]]:
