@@ -100,8 +100,7 @@ async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
         with gateway.new_listening_scope():
             if gateway.shares_port:
                 await gateway.wait_ready()
-                for each in sockets:
-                    each.listen(BACKLOG)
+                _begin_to_listen(gateway, sockets)
             listeners += (_guarded(gateway, each, take) for each in sockets)
             gateway.listening_begun()
             await trio.serve_listeners(serve, listeners, handler_nursery=connections, task_status=task_status)
@@ -110,6 +109,15 @@ async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
             for each in sockets:
                 each.close()
         gateway.listening_ended()
+
+
+def _begin_to_listen(gateway: Gateway, sockets: Sequence[trio.socket.SocketType]) -> None:
+    """Listen at a shared port; raises `StartFailed` if a socket that does not share it listens there by now."""
+    try:
+        for each in sockets:
+            each.listen(BACKLOG)
+    except OSError as error:
+        raise StartFailed(f"cannot listen on port {gateway.port}: {error.strerror or error}") from error
 
 
 def _guarded(

@@ -20,6 +20,8 @@ from actors.processor import TextReply, TextRequest, TextResult
 from protocol.errors import StartFailed
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.server import serve
+from supervisor.sockets import shared_port
+from supervisor.sockets.shared_port import bound_sockets
 from tests.rig.gateway import (
     SECRET,
     Client,
@@ -411,6 +413,25 @@ async def test_a_drain_of_a_shared_port_admits_the_requests_that_wait(rather_slo
             rig.gateway.drain()
             assert (await waiting.reply()).status == status
             assert (await running.reply()).whole
+
+
+async def test_a_shared_port_that_another_program_takes_is_reported_in_one_sentence(
+    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        async def bound_and_taken(port: int, host: str) -> list[trio.socket.SocketType]:
+            sockets = await bound_sockets(port, host)
+            other.bind(sockets[0].getsockname())
+            other.listen()
+            return sockets
+
+        monkeypatch.setattr(shared_port, "bound_sockets", bound_and_taken)
+        refused = pytest.RaisesExc(StartFailed, match="^cannot listen on port .*: Address already in use$")
+        with pytest.RaisesGroup(refused, flatten_subgroups=True):
+            async with gateway_rig(shares_port=True):
+                pass
 
 
 async def test_a_gateway_that_has_left_its_port_is_not_ready(rather_slow: MockClock) -> None:
