@@ -57,7 +57,7 @@ class Outbox(trio.abc.AsyncResource):
     _socket: trio.socket.SocketType | None = field(init=False)  # to write to at once; None under TLS
     _closed: bool = False
     _lost_frames: bool = False  # the connection ended with a backlog
-    _frames: list[bytes] = field(factory=list)  # the backlog; part of the first one may have been sent
+    _frames: list[bytes | memoryview] = field(factory=list)  # the backlog; part of the first one may have been sent
     _begun_frames: int = 1  # the number of first frames that must go out whole: the socket may have part of them
     _callbacks: list[tuple[int, Callable[[bool], None]]] = field(factory=list)  # with the bytes that each waits for
     _more: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -112,9 +112,10 @@ class Outbox(trio.abc.AsyncResource):
             self.lost_bytes += self.backlog_bytes - kept_bytes
             self._resize(kept_bytes)
             self._call_back(whole=False)
+            taken = 0 if self._frames else self._write(data)
+            if taken < len(data):
+                self._append(data[taken:])
             self.accepted_bytes += len(data)
-            if self._frames or (data := data[self._write(data) :]):
-                self._append(data)
 
     async def run(self) -> None:
         """Drain the backlog until the outbox closes; raises `SlowClient` if the client reads nothing for `stall_s`."""
@@ -240,7 +241,7 @@ class Outbox(trio.abc.AsyncResource):
         ):
             size += len(self._frames[self._begun_frames])
             self._begun_frames += 1
-        data = b"".join(self._frames[: self._begun_frames])[:TLS_BYTES_A_WRITE]
+        data = b"".join((self._frames[0][:TLS_BYTES_A_WRITE], *self._frames[1 : self._begun_frames]))
         try:
             with trio.move_on_after(self.stall_s) as deadline:
                 await stream.send_all(data)
@@ -279,7 +280,7 @@ class Outbox(trio.abc.AsyncResource):
             whole += 1
         del self._frames[:whole]
         if taken:
-            self._frames[0] = self._frames[0][taken:]
+            self._frames[0] = _rest(self._frames[0], taken)
         self._begun_frames = 1
         self._progress.unpark_all()
         if self._callbacks:
@@ -291,3 +292,12 @@ class Outbox(trio.abc.AsyncResource):
         while self._callbacks and (not whole or self._callbacks[0][0] <= sent_bytes):
             awaited_bytes, callback = self._callbacks.pop(0)
             callback(awaited_bytes <= sent_bytes)
+
+
+def _rest(frame: bytes | memoryview, taken: int) -> bytes | memoryview:
+    """Return what is left of a frame: a view of it until half of it is gone, then a copy.
+
+    A copy at each write takes a time that grows with the square of the frame; a view keeps the memory of all of it.
+    """
+    left = memoryview(frame)[taken:]
+    return left if 2 * len(left) > memoryview(left.obj).nbytes else bytes(left)

@@ -23,6 +23,23 @@ BUGS: Bugs = {
         ),
         Bug("a backlog is never full", "if own + more > self.backlog_bytes_max or not", "if False and not"),
         Bug(
+            "last bytes that no socket took count as sent",
+            "            taken = 0 if self._frames else self._write(data)\n",
+            "            self.accepted_bytes += len(data)\n"
+            "            taken = 0 if self._frames else self._write(data)\n"
+            "            self.accepted_bytes -= len(data)\n",
+        ),
+        Bug(
+            "the rest of a long frame is copied at each write",
+            "    return left if 2 * len(left) > memoryview(left.obj).nbytes else bytes(left)",
+            "    return bytes(left)",
+        ),
+        Bug(
+            "a long frame is kept until all of it is sent",
+            "    return left if 2 * len(left) > memoryview(left.obj).nbytes else bytes(left)",
+            "    return left",
+        ),
+        Bug(
             "the last bytes of a connection tear a frame",
             "del self._frames[self._begun_frames :]",
             "del self._frames[:]",
@@ -314,6 +331,11 @@ BUGS: Bugs = {
     "supervisor/gateway/server.py": (
         Bug(
             "a gateway listens at a shared port before it can serve", "                await gateway.wait_ready()\n", ""
+        ),
+        Bug(
+            "a shared port that another has by now is a bug",
+            '    except OSError as error:\n        raise StartFailed(f"cannot listen on port',
+            '    except EOFError as error:\n        raise StartFailed(f"cannot listen on port',
         ),
         Bug(
             "a shared port is closed with connections in its queue",

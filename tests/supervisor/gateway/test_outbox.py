@@ -161,6 +161,33 @@ async def test_last_bytes_without_a_backlog_are_sent_at_once() -> None:
         assert os.read(client.socket.fileno(), 10) == b"the end"
 
 
+async def test_last_bytes_for_a_client_that_is_gone_do_not_count_as_sent() -> None:
+    server, client = ends()
+    box = Outbox(server, 1 << 20, 30.0)
+    await client.aclose()
+    with pytest.raises(trio.BrokenResourceError):
+        box.put_last(b"the end")
+    assert (box.accepted_bytes, box.sent_bytes, box.lost_bytes) == (0, 0, 0)
+    await box.aclose()
+
+
+async def test_a_long_frame_that_is_read_slowly_is_copied_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, writev, held = 1 << 20, os.writev, set[int]()
+
+    def some(fd: int, parts: list[bytes | memoryview]) -> int:
+        part = memoryview(parts[0])
+        held.add(memoryview(part.obj).nbytes)
+        return writev(fd, [part[:4096]])
+
+    monkeypatch.setattr(os, "writev", some)
+    data = random.Random(7).randbytes(size)
+    async with pair() as (box, client):
+        box.put(data)
+        assert await read_all(client, size) == data
+        await box.wait_flushed()
+    assert 5 < len(held) < 30, "by each copy the frame is half as long"
+
+
 async def test_a_client_that_reads_nothing_for_stall_s_is_slow(autojump_clock: MockClock) -> None:
     async with pair(stall_s=7.0) as (box, _):
         watched = Outbox(box.stream, box.backlog_bytes_max, 7.0)
