@@ -8,8 +8,8 @@ BUGS: Bugs = {
     "supervisor/gateway/outbox.py": (
         Bug(
             "bytes that a socket does not take at once are lost",
-            "            self._append(data[taken:])\n",
-            "            pass\n",
+            "(taken := self._write(data)) < len(data):\n            self._append(data[taken:])\n",
+            "(taken := self._write(data)) < len(data):\n            pass\n",
         ),
         Bug(
             "a client over TLS does not learn that its connection ends",
