@@ -96,7 +96,7 @@ class GatewaySection:
     """`[gateway]`: the server for clients, its admission and its limits."""
 
     node: NodeName | None = None  # that has the gateway; None: see `nodes`, or else main
-    nodes: tuple[NodeName, ...] = ()  # that each have one; those of one machine share the port
+    nodes: Annotated[tuple[NodeName, ...], Holds(1)] = ()  # that each have one; those of one machine share the port
     processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1  # as which each of these nodes runs
     host: str = "127.0.0.1"
     port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000

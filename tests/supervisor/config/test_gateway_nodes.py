@@ -75,6 +75,7 @@ MISTAKES = [
     ("processes = 2", "gateway.processes: is 2, and engine tiny-0 is on node main: give it a node without"),
     ('nodes = ["a", "a"]', "gateway.nodes[1]: names node a again"),
     ('nodes = ["a", "c"]', "gateway.nodes[1]: there is no node c; there is main, a, b"),
+    ("nodes = []", "gateway.nodes: must not be empty"),
     ('node = "a"\nnodes = ["a"]', "gateway.nodes: stands beside gateway.node"),
     ('nodes = ["a", "b"]\nport = 0', "gateway.port: is 0, a free port for each process, but several share it"),
     ('node = "a"\nprocesses = 65', "gateway.processes: must be at least 1 and at most 64, got 65"),
