@@ -9,6 +9,7 @@ import trio
 from attrs import define, evolve, field
 
 from actors.text.detokenizer import IncrementalDetokenizer
+from protocol.dialects.logprobs import finite
 from protocol.messages import Logprob, Started, Tokens
 from protocol.text_messages import Accepted, ChoiceEnded, Text
 
@@ -39,7 +40,7 @@ class CandidateChoice:
         """Take the next reply of the choice; replies about the request as a whole are passed on."""
         match reply:
             case Text():
-                self._total += sum([token.logprob for token in reply.logprobs])
+                self._total += sum([finite(token.logprob) for token in reply.logprobs])
                 self._tokens += len(reply.logprobs)
             case ChoiceEnded():
                 self._ended = reply

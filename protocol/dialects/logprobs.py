@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from attrs import Factory, define, field, frozen
 
@@ -42,11 +43,12 @@ def split_text(text: Text, tokens_max: int) -> Iterator[Text]:
 
 
 def _token(text: str, data: bytes, logprob: float) -> dict[str, object]:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
+    return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 
 
-def _finite(logprob: float) -> float:
-    return max(LOGPROB_MIN, logprob)  # in this order, which turns not-a-number into `LOGPROB_MIN`, too
+def finite(logprob: float) -> float:
+    """Return a log probability as clients get it: `LOGPROB_MIN` for what an engine sent that is no number."""
+    return logprob if LOGPROB_MIN <= logprob < inf else LOGPROB_MIN
 
 
 @frozen
@@ -72,7 +74,7 @@ class Tabulator:
         self._text_length += len(text.text)
         for token in text.logprobs:
             into.tokens.append(_name(token.text, token.data))
-            into.token_logprobs.append(_finite(token.logprob))
+            into.token_logprobs.append(finite(token.logprob))
             into.top_logprobs.append(_likeliest(token))
             into.text_offset.append(min(self._tokens_length, self._text_length))
             self._tokens_length += len(self._decoder.decode(token.data))
@@ -85,7 +87,7 @@ def _likeliest(token: TokenText) -> dict[str, float]:
     """Return the likeliest tokens by name, with the chosen one whatever its rank."""
     logprobs: dict[str, float] = {}
     for text, data, logprob in (*token.top, (token.text, token.data, token.logprob)):
-        logprobs.setdefault(_name(text, data), _finite(logprob))
+        logprobs.setdefault(_name(text, data), finite(logprob))
     return logprobs
 
 

@@ -24,6 +24,7 @@ BUGS: Bugs = {
         Bug("a template may loop as long as it likes", "        _take(len(self))\n", "        pass\n"),
     ),
     "actors/text/candidates.py": (
+        Bug("a draft without a likelihood may be the likeliest", "finite(token.logprob)", "token.logprob"),
         Bug(
             "drafts are told in one turn",
             "                emit(text)\n            await trio.lowlevel.checkpoint()\n",

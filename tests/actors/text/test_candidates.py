@@ -27,7 +27,7 @@ from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
 from protocol.messages import FinishReason, Tokens, Usage
-from protocol.text_messages import Answered, ChoiceEnded, Respond, Text
+from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
 from tests.actors.test_processor import running
 from tests.actors.text.test_encoding import Counting
 from tests.actors.text.test_logprobs import reading
@@ -268,6 +268,16 @@ async def test_b1_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -
         await draft.replay(IncrementalDetokenizer(TINY.tokenizer), replies.append)
     assert sum(piece.tokens for piece in replies[:-1]) == 1000
     assert steps.taken >= 1000 / TOKENS_A_TURN
+
+
+@pytest.mark.parametrize("no_number", [float("nan"), float("-inf"), float("inf")])
+def test_a_log_probability_that_is_no_number_makes_no_candidate_likelier(no_number: float) -> None:
+    likely, unlikely, broken = [CandidateChoice(list[Any]().append) for _ in range(3)]
+    for candidate, logprob in ((likely, -0.5), (unlikely, -100.0), (broken, no_number)):
+        candidate(Text("a", 1, 0, (TokenText("a", b"a", logprob),)))
+        candidate(Text("b", 1, 0, (TokenText("b", b"b", -0.5),)))
+    ranked = sorted([likely, broken, unlikely], key=CandidateChoice.likelihood)
+    assert ranked == [broken, unlikely, likely]
 
 
 # Stop strings -------------------------------------------------------------------------------
