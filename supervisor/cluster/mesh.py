@@ -206,7 +206,7 @@ class Mesh:
         """Forget the nodes that nobody names any more, and the traffic with them."""
         while True:
             await trio.sleep(FORGETS_S)
-            for name in self.directory.records.forget():
+            for name in await self.directory.records.forget():
                 self.traffic.pop(name, None)
 
     # Who is accepted ---------------------------------------------------------------------

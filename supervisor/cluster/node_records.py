@@ -167,6 +167,8 @@ class NodeRecords:
         )
         left_out = 0
         for neighbour in neighbours:
+            if (known := self._records.get(neighbour.name)) is not None:
+                known.unnamed_since = None
             if neighbour.name == self.own_name or neighbour.address is None:
                 continue
             if neighbour.name not in self._records:
@@ -192,15 +194,17 @@ class NodeRecords:
         if record.link is None:
             record.routes = neighbour.routes
 
-    def forget(self) -> list[str]:
+    async def forget(self) -> list[str]:
         """Remove each node that nobody has named for `FORGET_S`, and return their names; called from time to time.
 
         cluster.toml names a node, and so does a link to it, or to another node that has a link to it. A node that was
         removed is recorded again when it is named again.
         """
-        now = trio.current_time()
-        linked = [record for record in self if record.link is not None]
-        named = {neighbour.name for record in linked for neighbour in record.state.neighbours}
+        await trio.lowlevel.checkpoint()
+        now, named = trio.current_time(), set[str]()
+        for record in [record for record in self if record.link is not None]:
+            named.update(neighbour.name for neighbour in record.state.neighbours)
+            await trio.lowlevel.checkpoint()  # there may be thousands of names, and of links
         for record in self:
             if record.is_configured or record.link is not None or record.name in named:
                 record.unnamed_since = None

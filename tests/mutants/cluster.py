@@ -90,6 +90,12 @@ BUGS: Bugs = {
     ),
     "supervisor/cluster/node_records.py": (
         Bug(
+            "the names of all links are read in one turn",
+            "            await trio.lowlevel.checkpoint()  # there",
+            "            # there",
+        ),
+        Bug("a node that is named while others are forgotten is forgotten", "known.unnamed_since = None", "pass"),
+        Bug(
             "a rumour replaces the address in the file",
             "if not record.address_is_configured and (from_itself or record.address is None):",
             "if from_itself or not record.address_is_configured or record.link is None:",

@@ -208,7 +208,7 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
         for node in ("a", "filed"):
             transports[node].cut()
             unlink(directory, node)
-        while not (gone := directory.records.forget()):
+        while not (gone := await directory.records.forget()):
             assert await counted(directory, metrics) == every
             await trio.sleep(FORGETS_S)
             passed_s += FORGETS_S

@@ -22,6 +22,7 @@ from supervisor.cluster.node_records import (
 )
 from tests.rig.links import idle_link
 from tests.rig.nodes import linked_directory
+from tests.rig.scheduler import counting
 
 
 def address(directory: Directory, name: str) -> str | None:
@@ -176,8 +177,35 @@ async def forgotten(directory: Directory, seconds: float) -> list[str]:
     names: list[str] = []
     for _ in range(int(seconds) // 60):
         await trio.sleep(60)
-        names += directory.records.forget()
+        names += await directory.records.forget()
     return sorted(names)
+
+
+async def test_the_names_of_each_link_are_read_in_a_turn_of_their_own_and_one_that_comes_meanwhile_counts(
+    autojump_clock: MockClock,
+) -> None:
+    directory, _ = linked_directory()
+    directory.linked("other", idle_link())
+    heard = NodeState(neighbours=(Neighbour("heard", "h:1"),))
+    directory.merge_state("far", heard)
+    directory.merge_state("far", NodeState())
+    await directory.records.forget()
+    await trio.sleep(FORGET_S)
+
+    class Names(tuple[Neighbour, ...]):
+        """What another node names; the first one names a node again just before these are read."""
+
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[Neighbour]:
+            directory.merge_state("far", heard)
+            return super().__iter__()
+
+    directory.records["other"].state = NodeState(neighbours=Names())
+    with counting() as steps:
+        assert await directory.records.forget() == []
+    assert steps.taken >= 3
+    assert "heard" in directory.nodes
 
 
 async def test_a_node_that_is_named_no_more_is_forgotten_after_a_while_and_can_come_back(
