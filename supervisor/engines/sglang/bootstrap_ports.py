@@ -8,14 +8,18 @@ new ones. So a prefill has a range of ports, and no life may take the port of th
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
+import trio
 from attrs import define
 
 from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import StartFailed
 from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
+
+NextPort: TypeAlias = Callable[[], Awaitable[int | None]]
 
 
 def ports(spec: SglangSpec) -> Sequence[int | None]:
@@ -32,21 +36,32 @@ class BootstrapPorts:
     now: Callable[[], float]
     _index: int | None = None  # of the last port
 
-    def next_port(self) -> int | None:
+    async def next_port(self) -> int | None:
         """Return the free port that no life has had for longest, None if the engine is no prefill.
 
-        Raises `StartFailed` if no port is free.
+        Raises `StartFailed` if no port is free, or its host cannot be found.
         """
+        await trio.lowlevel.checkpoint()
         first = self.spec.bootstrap_port
         if first is None:
             return None
         family = socket.AF_INET6 if ":" in self.spec.host else socket.AF_INET
+        address = await self._address(family)
         # The first one depends on the time, as the life before it may have been of an earlier node process.
         begin = int(self.now()) if self._index is None else self._index + 1
         for index in range(begin, begin + BOOTSTRAP_PORTS):
             port = first + index % BOOTSTRAP_PORTS
-            with suppress(OSError), socket.create_server((self.spec.host, port), family=family):
+            with suppress(OSError), socket.create_server((address, port), family=family):
                 self._index = index
                 return port
         last = first + BOOTSTRAP_PORTS - 1
         raise StartFailed(f"engine {self.spec.name}: none of the ports {first} to {last} of {self.spec.host} is free")
+
+    async def _address(self, family: socket.AddressFamily) -> str:
+        """Return the address of the host, whose name may take seconds to resolve."""
+        try:
+            infos = await trio.socket.getaddrinfo(self.spec.host, None, family=family, type=socket.SOCK_STREAM)
+        except OSError as error:
+            why = error.strerror or error
+            raise StartFailed(f"engine {self.spec.name}: its host {self.spec.host} cannot be found: {why}") from error
+        return str(infos[0][4][0])

@@ -8,7 +8,7 @@ hosts that it forked alone, and a checker that dies costs no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import cast
 
@@ -23,7 +23,7 @@ from protocol.messages import Done, RankStarted, RunRank
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
-from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, ports
+from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, NextPort, ports
 from supervisor.engines.sglang.engine import HostRuntime, run_engine, run_follower_host
 from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
 from supervisor.engines.work import LocalEngine
@@ -177,9 +177,9 @@ class SglangNode:
 
 
 async def _alone(  # noqa: ASYNC128  # run_host calls started()
-    run_host: ranks.RunHost, next_port: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
+    run_host: ranks.RunHost, next_port: NextPort, *, task_status: trio.TaskStatus[None]
 ) -> None:
-    await run_host(next_port(), task_status=task_status)
+    await run_host(await next_port(), task_status=task_status)
 
 
 def all_ranks(cluster: Cluster, name: str) -> str:

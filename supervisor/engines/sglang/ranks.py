@@ -24,6 +24,7 @@ from protocol.errors import ActorError, BadRequest, Draining, EngineDied, Engine
 from protocol.messages import Done, RankStarted, RunRank
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster
+from supervisor.engines.sglang.bootstrap_ports import NextPort
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
@@ -81,7 +82,7 @@ class FollowerRanks:
     gateways: frozenset[str]  # the nodes whose clients it serves
 
     async def run_all(  # noqa: ASYNC128  # run_host calls started()
-        self, run_host: RunHost, next_port: Callable[[], int | None], *, task_status: trio.TaskStatus[None]
+        self, run_host: RunHost, next_port: NextPort, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Run all ranks of the engine: rank 0 by `run_host`, which calls `started()`, and the others on their nodes.
 
@@ -89,7 +90,7 @@ class FollowerRanks:
         refuses, `EngineDied` when any other rank ends, and what `run_host` and `next_port` raise.
         """
         links = await self._linked()
-        port = next_port()
+        port = await next_port()
         failures: list[ActorError] = []
 
         def ended(error: ActorError) -> None:

@@ -6,8 +6,10 @@ import socket
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
+from typing import NoReturn
 
 import pytest
+import trio
 from attrs import evolve
 
 from actors.engines.sglang.boot_message import build
@@ -35,36 +37,38 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 @pytest.mark.parametrize("life_s", [0.1, 1.0, 7.0, BOOTSTRAP_PORTS, 10 * BOOTSTRAP_PORTS])
-def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s: float) -> None:
+async def test_a_life_is_met_where_none_of_the_lives_before_it_was_however_long_they_were(life_s: float) -> None:
     lives = BootstrapPorts(PREFILL, count(1000.7, life_s).__next__)
-    met = [lives.next_port() for _ in range(BOOTSTRAP_PORTS)]
+    met = [await lives.next_port() for _ in range(BOOTSTRAP_PORTS)]
     assert sorted(met) == list(ports(PREFILL)) == list(range(20_400, 20_400 + BOOTSTRAP_PORTS))  # type: ignore[type-var]
-    assert lives.next_port() == met[0]
+    assert await lives.next_port() == met[0]
 
 
-def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_met_apart() -> None:
-    met = {BootstrapPorts(PREFILL, partial(float, at_s)).next_port() for at_s in range(1000, 1000 + BOOTSTRAP_PORTS)}
+async def test_the_lives_of_processes_that_follow_each_other_within_half_a_minute_are_met_apart() -> None:
+    met = {
+        await BootstrapPorts(PREFILL, partial(float, at_s)).next_port() for at_s in range(1000, 1000 + BOOTSTRAP_PORTS)
+    }
     assert len(met) == BOOTSTRAP_PORTS
 
 
-def test_a_taken_port_is_skipped_and_a_start_without_a_free_one_fails(taken: set[int]) -> None:
+async def test_a_taken_port_is_skipped_and_a_start_without_a_free_one_fails(taken: set[int]) -> None:
     last = 20_400 + BOOTSTRAP_PORTS - 1
     taken |= {port for port in ports(PREFILL) if port not in {None, last}}
     lives = BootstrapPorts(PREFILL, lambda: 0.0)
-    assert lives.next_port() == lives.next_port() == last
+    assert await lives.next_port() == await lives.next_port() == last
     taken.add(last)
     with pytest.raises(StartFailed, match=r"none of the ports 20400 to 20431 of .* is free"):
-        lives.next_port()
+        await lives.next_port()
 
 
-def test_an_engine_that_spans_nodes_has_as_many_ports_as_any() -> None:
+async def test_an_engine_that_spans_nodes_has_as_many_ports_as_any() -> None:
     lives = BootstrapPorts(evolve(PREFILL, nodes=2, dist_init_address="127.0.0.1:1"), lambda: 5.0)
-    assert [lives.next_port(), lives.next_port()] == [20_405, 20_406]
+    assert [await lives.next_port(), await lives.next_port()] == [20_405, 20_406]
 
 
-def test_an_engine_without_a_bootstrap_port_gets_none() -> None:
+async def test_an_engine_without_a_bootstrap_port_gets_none() -> None:
     decode = evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None)
-    assert BootstrapPorts(decode, lambda: 5.0).next_port() is None
+    assert await BootstrapPorts(decode, lambda: 5.0).next_port() is None
     assert ports(decode) == (None,)
 
 
@@ -74,3 +78,30 @@ def test_a_leg_listens_where_others_find_it_and_at_no_name(host: str, listens_at
     assert (leg.arguments["host"], leg.environment["SGLANG_HOST_IP"]) == (host, listens_at)
     whole = evolve(PREFILL, leg=Leg.BOTH, host=host, bootstrap_port=None)
     assert build(whole, "/tmp/x").environment["SGLANG_HOST_IP"] == "127.0.0.1"
+
+
+async def test_the_name_of_a_host_is_resolved_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, int]] = []
+
+    def create_server(at: tuple[str, int], **_: object) -> nullcontext[None]:
+        tried.append(at)
+        return nullcontext()
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    lives = BootstrapPorts(evolve(PREFILL, host="localhost"), lambda: 0.0)
+    assert await lives.next_port() == tried[0][1]
+    assert [at[0] for at in tried] == ["127.0.0.1"]
+
+
+async def test_a_host_that_cannot_be_found_fails_the_start_with_a_sentence_about_it() -> None:
+    class Unknown(trio.abc.HostnameResolver):
+        async def getaddrinfo(self, *_: object) -> NoReturn:
+            await trio.lowlevel.checkpoint()
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        async def getnameinfo(self, *_: object) -> NoReturn:
+            raise NotImplementedError
+
+    trio.socket.set_custom_hostname_resolver(Unknown())
+    with pytest.raises(StartFailed, match=r"^engine p: its host nowhere cannot be found: Name or service not known$"):
+        await BootstrapPorts(evolve(PREFILL, host="nowhere"), lambda: 0.0).next_port()

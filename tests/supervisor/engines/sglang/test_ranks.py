@@ -172,8 +172,12 @@ class Group:
             self.failed = error
         self.over.set()
 
+    async def _next_port(self) -> int | None:
+        await trio.lowlevel.checkpoint()
+        return self.another()
+
     async def _engine(self, *, task_status: trio.TaskStatus[None]) -> None:
-        await self.others.run_all(partial(self.hosts.keep, 0), self.another, task_status=task_status)
+        await self.others.run_all(partial(self.hosts.keep, 0), self._next_port, task_status=task_status)
 
     @property
     def ready(self) -> list[Any]:
