@@ -73,6 +73,11 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/http/request_reader.py": (
+        Bug(
+            "the rest of a request is waited for though all such requests have been refused",
+            "deadline\n            self._end_if_refusing()\n",
+            "deadline\n",
+        ),
         Bug("any number of headers is read", "        if count > HEADERS_MAX:", "        if False:"),
         Bug(
             "a drain forgets the clients that wait between two requests",

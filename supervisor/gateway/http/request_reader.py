@@ -85,7 +85,11 @@ class RequestReader:
     def refuse_partial(self) -> None:
         """Stop waiting for the rest of a request."""
         self._refusing = True
-        if self._deadline is not None:
+        self._end_if_refusing()
+
+    def _end_if_refusing(self) -> None:
+        """End the wait for the rest of a request, also one that begins once partial requests are refused."""
+        if self._refusing and self._deadline is not None:
             self._deadline.cancel(reason="drain")
 
     async def head(self) -> RequestHead | None:
@@ -95,6 +99,7 @@ class RequestReader:
         self._idle_since = trio.current_time()
         with trio.move_on_after(self.gateway.idle_s if self.answered and not begun else limits.head_s) as deadline:
             self._idle, self._deadline = None if begun else deadline, deadline
+            self._end_if_refusing()
             event = await self._event()
             if not isinstance(event, RequestHead):
                 return None
@@ -145,6 +150,7 @@ class RequestReader:
             exchange.body_memory.grow(len(whole))
             return whole
         with trio.move_on_after(self.gateway.limits.body_s) as self._deadline:
+            self._end_if_refusing()
             while True:
                 event = await self._event()
                 if isinstance(event, h11.Data):

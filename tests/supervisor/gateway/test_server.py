@@ -18,6 +18,7 @@ from trio.testing import MockClock
 from actors.kit.calls import Address, mailbox
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.errors import StartFailed
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.server import serve
 from supervisor.sockets import shared_port
@@ -245,6 +246,24 @@ async def test_a_drain_that_takes_too_long_ends_responses_with_an_error(rather_s
         assert (last["type"], last["response"]["error"]["cause"]) == ("response.failed", "draining")
         assert await lane.close_code() == 1012
         await leave_all(rig)
+
+
+async def test_part_of_a_request_is_refused_at_once_though_its_wait_had_not_begun_when_the_drain_took_too_long(
+    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_turn(gateway: Gateway) -> None:
+        gateway.drain()
+        gateway.abort()
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Gateway, "wait_read_turn", read_turn)
+    async with gateway_client(head_s=10, body_s=30) as (_, client):
+        await client.send(head() * 5 + head()[:20])
+        for _ in range(5):
+            assert (await client.reply()).status == 200
+        reply = await client.reply()
+        assert (reply.status, reply.error["code"], reply.headers["connection"]) == (503, "draining", "close")
+        assert trio.current_time() < 1
 
 
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "oak"}), ("/detokenize", {"tokens": [1]})])
