@@ -76,7 +76,8 @@ class Choices:
         for place, candidate in enumerate(candidates[: self.request.n]):
             candidates[place] = CandidateChoice(self.emit)  # so that what has been passed on is freed
             self._echo(prompt, first + place, self.emit)
-            detokenizer = self._detokenizer(first + place, scored=self.request.logprobs is not None)
+            scored = self.request.logprobs is not None
+            detokenizer = self._detokenizer(generations[place], first + place, scored=scored)
             await candidate.replay(detokenizer, self.emit)
 
     def _echo(self, prompt: int, choice: int, emit: Emit) -> None:
@@ -94,7 +95,7 @@ class Choices:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Read one choice; `task_status.started()` is called when its prompt is computed."""
-        detokenizer = self._detokenizer(choice, scored=generate.logprobs is not None)
+        detokenizer = self._detokenizer(generate, choice, scored=generate.logprobs is not None)
         candidate, pieces = emit if isinstance(emit, CandidateChoice) else None, TextPieces()
 
         def pass_on(reply: Started | Tokens) -> None:
@@ -152,7 +153,7 @@ class Choices:
             self._completion += finished.usage.completion_tokens
             emit(ChoiceEnded(finished.reason, choice, finished.matched))
 
-    def _detokenizer(self, choice: int, *, scored: bool) -> IncrementalDetokenizer:
+    def _detokenizer(self, generate: Generate, choice: int, *, scored: bool) -> IncrementalDetokenizer:
         request, model = self.request, self.model
         return IncrementalDetokenizer(
             model.tokenizer,
@@ -165,6 +166,7 @@ class Choices:
             PendingLogprobs(model.tokenizer.id_to_token, model.data) if scored else None,
             request.token_ids,
             model.whole_tokens,
+            generate.tokens,
         )
 
 

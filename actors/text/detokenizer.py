@@ -20,6 +20,7 @@ from protocol.text_messages import Text
 
 CHARACTER_BYTES_MAX = 4
 HELD_IDS_MAX = 16  # that may become one character; far more than any has
+PROMPT_IDS = 5  # the last of a prompt, behind which an answer is decoded: as many as SGLang's own server takes
 
 
 @define(eq=False)
@@ -49,6 +50,15 @@ class Decoding:
             tail = self._open_tail(text)
             return self._give(text.removesuffix(self._decode(tail)), len(self._ids) - len(tail))
         return ""
+
+    def begin_behind(self, prompt: Sequence[int]) -> None:
+        """Decode what comes as the text behind a prompt: a decoder may drop the space before the first word of a text.
+
+        A prompt that ends within a character changes nothing: what completes it is not all of that character.
+        """
+        ids = list(prompt[-PROMPT_IDS:])
+        if (text := self._decode(ids)) and not text.endswith(REPLACEMENT_CHARACTER):
+            self._ids, self._given, self._before = ids, len(ids), text
 
     @property
     def holds(self) -> bool:
@@ -104,6 +114,7 @@ class IncrementalDetokenizer:
     pending_logprobs: PendingLogprobs | None = None  # if log probabilities are wanted
     with_ids: bool = False
     whole_tokens: WholeTokens | None = None  # for `feed_whole`, which takes nothing without them
+    prompt: Sequence[int] = ()  # behind which the answer is decoded, where that makes a difference
     tokens: int = 0
     matched: str | int | None = None
     _decoding: Decoding = field(init=False)
@@ -113,6 +124,8 @@ class IncrementalDetokenizer:
 
     def __attrs_post_init__(self) -> None:
         self._decoding = Decoding(self.tokenizer)
+        if self.whole_tokens is None and self.prompt:
+            self._decoding.begin_behind(self.prompt)
         self._scanner = None if self.stops is None else StopScanner(self.stops)
         if self.stops is not None or self.stop_ids or self.pending_logprobs is not None or self.with_ids:
             self.whole_tokens = None  # each token may mean more than its text

@@ -6,6 +6,7 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "actors/text/choices.py": (
+        Bug("a choice is decoded without its prompt", "            generate.tokens,\n", "            (),\n"),
         Bug(
             "the last text of an answer is dropped",
             "            pieces.take(detokenizer.finish())\n",
@@ -47,6 +48,16 @@ BUGS: Bugs = {
         Bug("choices share their id", "if choice else request_id", "if False else request_id"),
     ),
     "actors/text/detokenizer.py": (
+        Bug(
+            "the first word of an answer loses its space",
+            "            self._decoding.begin_behind(self.prompt)\n",
+            "            pass\n",
+        ),
+        Bug(
+            "a prompt that ends within a character delays the answer",
+            "if (text := self._decode(ids)) and not text.endswith(REPLACEMENT_CHARACTER):",
+            "if text := self._decode(ids):",
+        ),
         Bug("half a character is told", "if not text.endswith(REPLACEMENT_CHARACTER):", "if True:"),
         Bug("what a choice held back is lost", "            out += self._held_back()\n", "            pass\n"),
         Bug(

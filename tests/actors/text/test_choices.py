@@ -14,9 +14,21 @@ from trio.testing import MockClock
 
 from actors.kit.calls import Answer
 from actors.kit.offload import OFFLOAD_SIZE_MIN, T
+from actors.text.choices import Choices
 from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
-from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarKind, Logprob, Started, Tokens, Usage
+from protocol.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Grammar,
+    GrammarKind,
+    Logprob,
+    Sampling,
+    Started,
+    Tokens,
+    Usage,
+)
 from protocol.text_messages import (
     Accepted,
     Answered,
@@ -31,6 +43,7 @@ from protocol.text_messages import (
     Turn,
 )
 from tests.actors.test_processor import CONTENTS, ask, respond, running
+from tests.actors.text.test_detokenizer import SENTENCEPIECE
 from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
 
 ROOMY = PromptLimits(INFO, 2048, 1024)
@@ -324,3 +337,27 @@ async def test_text_and_tokens_are_turned_into_each_other(autojump_clock: MockCl
             await ask(address, Detokenize((512,)))
         assert caught.value.param == "tokens"
         assert (await ask(address, Tokenize(text="")))[1].ids == []
+
+
+class Says:
+    """A worker that answers everything with one word."""
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
+        await trio.lowlevel.checkpoint()
+        answer: Answer[Started | Tokens, Finished] = Answer(credit)
+        answer.put(Started(), 0)
+        answer.put(Tokens((SENTENCEPIECE.get_vocab()["▁the"],), (Logprob(-1.0),)), 1)
+        answer.end(Finished(FinishReason.STOP, Usage(len(request.tokens), 1)))
+        yield answer
+
+
+@pytest.mark.parametrize("best_of", [1, 2])
+async def test_a_choice_is_the_text_behind_its_prompt(best_of: int) -> None:
+    """Decoded by itself it would lose the space before its first word."""
+    replies: list[Any] = []
+    model = evolve(TINY, tokenizer=SENTENCEPIECE, whole_tokens=None)
+    prompt = [SENTENCEPIECE.get_vocab()["a"]]
+    generations = [Generate(f"g{choice}", prompt, Sampling(5), 0) for choice in range(best_of)]
+    await Choices(texts("a", best_of=best_of), model, Says(), replies.append).read([generations])
+    assert text_of(replies) == " the"

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from actors.text.detokenizer import HELD_IDS_MAX, IncrementalDetokenizer
 from actors.text.stop_strings import StopStrings
+from actors.text.whole_tokens import WholeTokens
 from protocol.text_messages import Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -180,6 +181,30 @@ def test_words_and_spelled_characters_read_as_in_one_piece(pieces: list[Any]) ->
 def test_no_sequence_of_ids_raises(sequence: list[Any]) -> None:
     text, _ = read(IncrementalDetokenizer(SENTENCEPIECE), cut(sequence, [1]))
     assert len(text) <= 4 * len(SENTENCEPIECE.decode(sequence)) + 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "text"),
+    [
+        (["a"], ["▁the", "END"], " theEND"),
+        (["▁the"] * 9, ["▁a", "▁the"], " a the"),
+        (["a"], ["a", "▁a"], "a a"),
+        (["a", "</s>"], ["▁the"], " the"),
+        (["</s>"], ["▁the", "▁a"], "the a"),
+        (["<0xC3>"], ["▁the"], "the"),
+    ],
+)
+def test_the_first_word_of_an_answer_keeps_its_space_behind_a_prompt(
+    prompt: list[str], answer: list[str], text: str
+) -> None:
+    of_word = SENTENCEPIECE.get_vocab()
+    before, after = ([of_word[word] for word in words] for words in (prompt, answer))
+    assert read(IncrementalDetokenizer(SENTENCEPIECE, prompt=before), cut(after, [1]))[0] == text
+
+
+def test_the_prompt_of_a_byte_level_model_is_not_decoded_again() -> None:
+    reading = IncrementalDetokenizer(TINY, whole_tokens=WholeTokens(TINY, ()), prompt=ids("é")[:-1])
+    assert read(reading, cut(ids(" a"), [1]))[0] == " a"
 
 
 def test_a_word_keeps_its_space_after_broken_bytes() -> None:
