@@ -9,6 +9,7 @@ this file by its plugin entry point, because this folder is on the PYTHONPATH of
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from actors.engines.sglang.host.grammar_walk import StepBudget
 
 COMPILERS = 2
 NICE = 10
+QUOTING = ("base_grammar_backend", "grammar_manager", "xgrammar_backend")  # modules that log grammars
 KEPT_MAX = 512  # compiled grammars in the cache, refused ones included
 
 
@@ -30,6 +32,7 @@ def activate():
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
 
     free_dead_ends(xgrammar_backend.XGrammarGrammar)
+    hide_grammars(xgrammar_backend.XGrammarGrammar)
     limit_steps(xgrammar_backend.XGrammarGrammar, float(os.environ[GRAMMAR_STEP_MS]) / 1000)
     limit_cache(BaseGrammarBackend, int(os.environ[BYTES_MAX]))
     limit_compiling(xgrammar_backend.XGrammarGrammarBackend, xgrammar_backend.GrammarCompiler)
@@ -48,6 +51,27 @@ def free_dead_ends(grammar):
             vocab_mask[idx] = -1  # 32 tokens a number, a bit each
 
     grammar.fill_vocab_mask = fill_vocab_mask
+
+
+def hide_grammars(grammar):
+    """Keep what clients send, and what they get, out of the host's log: SGLang quotes both where a grammar fails."""
+    accept = grammar.accept_token
+
+    def accept_token(self, token):
+        try:
+            accept(self, token)
+        except ValueError:  # it quotes the grammar, and the ids of the answer
+            raise ValueError("the grammar does not allow this token") from None
+
+    grammar.accept_token = accept_token
+    for module in QUOTING:
+        logging.getLogger(f"sglang.srt.constrained.{module}").addFilter(_without_quotation)
+
+
+def _without_quotation(record):
+    if record.levelno >= logging.ERROR or "key_string" in str(record.msg):
+        record.msg, record.args, record.exc_info = "a grammar was refused", (), None
+    return True
 
 
 def limit_steps(grammar, step_s, clock=thread_time):
