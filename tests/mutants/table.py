@@ -126,6 +126,7 @@ SUITES = {  # the quickest first
         "tests/supervisor/launcher/test_parent_pipe.py",
         "tests/supervisor/telemetry/test_loop_monitor.py",
         "tests/supervisor/launcher/test_node_process.py",
+        "tests/supervisor/launcher/test_launcher.py",
         "tests/supervisor/node/test_node_drains.py",
         "tests/rig/test_turns.py",
     ],

@@ -138,6 +138,23 @@ async def test_sessions_that_have_asked_and_idle_connections_delay_the_end_no_lo
         assert await idle.closed()
 
 
+async def test_a_client_that_has_long_been_idle_may_send_one_more_request(rather_slow: MockClock) -> None:
+    async with ending_node() as (rig, drained), trio.open_nursery() as nursery:
+        client, replies = await rig.client(), list[object]()
+        assert (await client.ask(post(chat("n=3")))).status == 200
+        await trio.sleep(LATE_S)
+
+        async def ask() -> None:
+            await trio.sleep(LAST_REQUEST_S - JUST)
+            reply = await client.ask(post(chat("n=3")))
+            replies.append((reply.status, reply.whole, reply.headers["connection"]))
+            await client.stream.aclose()
+
+        nursery.start_soon(ask)
+        await drained()
+        assert replies == [(200, True, "close")]
+
+
 async def test_what_has_not_come_by_the_end_of_the_drain_is_refused(rather_slow: MockClock) -> None:
     async with ending_node(drain_s=2.0) as (rig, drained), trio.open_nursery() as nursery:
         client, errors = await rig.client(), list[str]()
@@ -156,14 +173,28 @@ async def test_what_has_not_come_by_the_end_of_the_drain_is_refused(rather_slow:
 # Answers that began before the drain: their heads did not say that the connection ends ------------
 
 
-@pytest.mark.parametrize(("pause_s", "part"), [(0.0, 0), (LAST_REQUEST_S - JUST, 0), (0.0, 40), (0.0, -3)])
+SOON_S = (
+    ENDS_S - LAST_REQUEST_S / 2
+)  # an answer that began so long before the drain ends while idle clients are waited for
+
+
+@pytest.mark.parametrize(
+    ("before_s", "pause_s", "part"),
+    [
+        (0.5, 0.0, 0),
+        (0.5, LAST_REQUEST_S - JUST, 0),
+        (SOON_S, LAST_REQUEST_S - JUST, 0),
+        (0.5, 0.0, 40),
+        (0.5, 0.0, -3),
+    ],
+)
 async def test_a_client_whose_answer_began_before_the_drain_may_send_one_more_request(
-    pause_s: float, part: int, rather_slow: MockClock
+    before_s: float, pause_s: float, part: int, rather_slow: MockClock
 ) -> None:
     async with ending_node() as (rig, drained), trio.open_nursery() as nursery:
         client, last, replies = await rig.client(), post(chat("n=3")), list[object]()
         await client.send(LONG_ANSWER)
-        await trio.sleep(0.5)
+        await trio.sleep(before_s)
 
         async def ask() -> None:
             first = await client.reply()
