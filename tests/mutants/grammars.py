@@ -19,4 +19,22 @@ BUGS: Bugs = {
     "protocol/grammars.py": (
         Bug("what is repeated counts once", "min(max(1, part.empties) * max(1, times), COUNT_MAX)", "1"),
     ),
+    "actors/engines/sglang/host/plugin/espalier_sglang.py": (
+        Bug("a dead end of a grammar ends the scheduler", "vocab_mask[idx] = -1", "pass"),
+        Bug(
+            "a token that no grammar allows may end an answer",
+            'if getattr(grammar, "dead_end", False) and not',
+            "if False and not",
+        ),
+        Bug(
+            "a dead end behind drafted tokens fails the answer",
+            "rollback(self, k)\n        self.dead_end = False",
+            "rollback(self, k)",
+        ),
+        Bug(
+            "an answer that thinks ends at a dead end as any",
+            'getattr(self.grammar, "grammar", self.grammar)',
+            "self.grammar",
+        ),
+    ),
 }

@@ -101,7 +101,11 @@ SUITES = {  # the quickest first
         "tests/actors/engines/sglang/test_adapter.py",
         "tests/protocol/test_model_folder.py",
     ],
-    "grammars": ["tests/actors/test_grammars.py", "tests/protocol/test_grammars.py"],
+    "grammars": [
+        "tests/actors/test_grammars.py",
+        "tests/protocol/test_grammars.py",
+        "tests/actors/engines/sglang/host/plugin/test_espalier_sglang.py",
+    ],
     "config": [
         "tests/supervisor/config/test_load.py",
         "tests/supervisor/node/test_file_checks.py",

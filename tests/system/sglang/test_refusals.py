@@ -12,6 +12,7 @@ from openai import OpenAI
 from bench.rig.clients import ResponsesSocket
 from bench.rig.node import MODEL, Node
 from bench.rig.prompts import OAK_PROMPT
+from tests.rig.gateway import TINY
 from tests.system.sglang.test_options import MESSAGES, chat, post
 
 pytestmark = pytest.mark.engine
@@ -133,11 +134,14 @@ def test_a_grammar_that_cannot_be_read_is_the_clients_mistake(
 def test_a_grammar_without_a_next_token_ends_its_own_answer_alone(served: Node, client: OpenAI) -> None:
     """If every token were forbidden, a scheduler that draws one, where it does not take the likeliest, would end."""
     before = pids(served)
-    for ebnf in ('root ::= "a" rest\nrest ::= rest', 'root ::= "oak" rest | "fir" rest\nrest ::= rest "x"'):
-        status, answer = post(
-            served.port, "/v1/completions", {**APIS["/v1/completions"], "ebnf": ebnf, "temperature": 1}
-        )
-        assert (status, answer["error"]["code"]) == (400, "engine_refused"), answer
+    one, several = 'root ::= "a" rest\nrest ::= rest', 'root ::= "oak" rest | "fir" rest\nrest ::= rest "x"'
+    end = {"logit_bias": {str(token): 100 for token in TINY.eos_token_ids}}  # likelier than any other, where all may be
+    cases: list[dict[str, object]] = [
+        {"ebnf": ebnf, "temperature": heat, **more} for ebnf in (one, several) for heat in (0, 1) for more in ({}, end)
+    ]
+    for case in (*cases, {"ebnf": one, "max_tokens": 2}):
+        status, answer = post_any(served.port, "/v1/completions", {**APIS["/v1/completions"], **case})
+        assert (status, b'"engine_refused"' in answer) == (400, True), (case, answer)
     schema = {"type": "json_schema", "json_schema": {"name": "endless", "schema": {"$ref": "#"}}}
     error = refusal(served.port, "/v1/chat/completions", {"response_format": schema, "temperature": 1})
     assert (error["param"], "no text" in error["message"]) == ("response_format", True), error

@@ -9,14 +9,13 @@ from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.version import __version__
 
-from actors.engines.sglang.boot_message import GRAMMAR_TOO_SLOW
+from actors.engines.sglang.boot_message import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.outputs import Likeliest
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
 from protocol.messages import EngineInfo, Generate, GrammarKind, HandOff, Logprob, Rendezvous, Sampling
 from protocol.trace import as_headers
 
-GRAMMAR_FAILED = "Grammar accept_token failed"  # how the error begins that ends a request whose grammar refuses a token
 NOT_A_NUMBER = "NaN happened"  # what SGLang says ended an answer whose token is none of the vocabulary
 HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLang's errors, where a hand-off failed
 RESERVED_TOKENS = 6  # below either limit of a request; see SGLang's `max_req_input_len`

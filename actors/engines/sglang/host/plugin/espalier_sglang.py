@@ -13,9 +13,10 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from time import thread_time
 
-from actors.engines.sglang.boot_message import BYTES_MAX, GRAMMAR_STEP_MS, GRAMMAR_TOO_SLOW
+from actors.engines.sglang.boot_message import BYTES_MAX, GRAMMAR_FAILED, GRAMMAR_STEP_MS, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.grammar_walk import StepBudget
 
 COMPILERS = 2
@@ -30,8 +31,10 @@ def activate():
         return
     from sglang.srt.constrained import xgrammar_backend
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 
     free_dead_ends(xgrammar_backend.XGrammarGrammar)
+    fail_dead_ends(Req, FINISH_ABORT)
     hide_grammars(xgrammar_backend.XGrammarGrammar)
     limit_steps(xgrammar_backend.XGrammarGrammar, float(os.environ[GRAMMAR_STEP_MS]) / 1000)
     limit_cache(BaseGrammarBackend, int(os.environ[BYTES_MAX]))
@@ -39,18 +42,45 @@ def activate():
 
 
 def free_dead_ends(grammar):
-    """Make a grammar that allows no token allow any for one step: it refuses that token, and SGLang ends the request.
+    """Make a grammar that allows no token allow any for one step, and say so in its `dead_end`.
 
     If none were allowed, every score would be minus infinity, and to draw by such scores ends the whole scheduler.
     """
-    fill = grammar.fill_vocab_mask
+    fill, accept, rollback = grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback
 
     def fill_vocab_mask(self, vocab_mask, idx):
         fill(self, vocab_mask, idx)
-        if not vocab_mask[idx].any():
+        self.dead_end = not vocab_mask[idx].any()
+        if self.dead_end:
             vocab_mask[idx] = -1  # 32 tokens a number, a bit each
 
-    grammar.fill_vocab_mask = fill_vocab_mask
+    def accept_token(self, token):
+        accept(self, token)
+        self.dead_end = False
+
+    def rolled_back(self, k):  # of tokens that were drafted, and not kept
+        rollback(self, k)
+        self.dead_end = False
+
+    grammar.dead_end = False
+    grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback = fill_vocab_mask, accept_token, rolled_back
+
+
+def fail_dead_ends(request, abort):
+    """Make a request fail in the step in which its grammar allows no token, whatever token that step has drawn.
+
+    SGLang asks the grammar of a drawn token only after it has looked whether that token ends the answer, so the end of
+    sequence, a stop, or the last of the tokens that were asked for would make the answer a whole one.
+    """
+    update = request.update_finish_state
+
+    def update_finish_state(self, *args):
+        grammar = getattr(self.grammar, "grammar", self.grammar)  # one that waits for the end of reasoning has another
+        if getattr(grammar, "dead_end", False) and not self.to_finish:
+            self.to_finish = abort(GRAMMAR_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
+        update(self, *args)
+
+    request.update_finish_state = update_finish_state
 
 
 def hide_grammars(grammar):

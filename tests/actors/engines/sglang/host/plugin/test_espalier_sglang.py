@@ -1,4 +1,4 @@
-"""The patches of SGLang's grammars, on grammars that fail as its own do: nothing of them is logged."""
+"""The patches of SGLang's grammars, on grammars and requests that fail as its own do."""
 
 from __future__ import annotations
 
@@ -43,3 +43,96 @@ def test_a_grammar_that_fails_is_in_no_log_and_in_no_error(
             module.removeFilter(each)
     said = ["a grammar was refused", "a grammar was refused", "the grammar backend is disabled"]
     assert caplog.messages == said * len(modules)
+
+
+class Row(list[int]):
+    """The tokens that a grammar allows, a bit each."""
+
+    def any(self) -> bool:
+        return any(self)
+
+
+class Path:
+    """A grammar by the tokens that it allows, one after the other; -1 allows any that is drawn, 0 none."""
+
+    dead_end: bool
+
+    def __init__(self, *allowed: int) -> None:
+        self.allowed = allowed
+        self.at = 0
+
+    def fill_vocab_mask(self, mask: list[int], row: int) -> None:
+        mask[row] = Row([self.allowed[self.at]])  # type: ignore[call-overload]
+
+    def accept_token(self, token: int) -> None:
+        if not self.allowed[self.at]:
+            raise ValueError("not accepted")
+        self.at += 1
+
+    def rollback(self, tokens: int) -> None:
+        self.at -= tokens
+
+
+class Asked:
+    """A request that is whole with its next token, as one is that draws the end of the sequence."""
+
+    def __init__(self, grammar: object) -> None:
+        self.grammar = grammar
+        self.to_finish: object = None
+        self.finished_reason: object = None
+
+    def update_finish_state(self, accepted: int = 1) -> None:
+        self.finished_reason = self.to_finish or f"stop after {accepted}"
+        self.to_finish = None
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for of, names in (Path, ("fill_vocab_mask", "accept_token", "rollback")), (Asked, ("update_finish_state",)):
+        for name in names:
+            monkeypatch.setattr(of, name, getattr(of, name))  # put back after the test
+    PATCHES.free_dead_ends(Path)
+    PATCHES.fail_dead_ends(Asked, lambda *reason: reason)
+
+
+def allowed(grammar: Path) -> object:
+    mask: list[object] = [None]
+    grammar.fill_vocab_mask(mask, 0)  # type: ignore[arg-type]
+    return mask[0]
+
+
+FAILED = ("Grammar accept_token failed", 500, "InternalServerError")
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_request_at_a_dead_end_fails_whatever_its_token_is() -> None:
+    grammar = Path(3, 0)
+    request = Asked(grammar)
+    assert allowed(grammar) == [3]
+    request.update_finish_state(1)
+    assert request.finished_reason == "stop after 1", "a grammar that goes on changes nothing"
+    grammar.accept_token(1)
+    assert allowed(grammar) == -1, "every token is, for a draw among none ends the scheduler"
+    request.update_finish_state(1)
+    assert request.finished_reason == FAILED
+    within = Asked(type("Reasoning", (), {"grammar": grammar})())
+    within.update_finish_state()
+    assert within.finished_reason == FAILED
+    left = Asked(grammar)
+    left.to_finish = "aborted"
+    left.update_finish_state()
+    assert left.finished_reason == "aborted", "who left first"
+    free = Asked(None)
+    free.update_finish_state()
+    assert free.finished_reason == "stop after 1"
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_dead_end_behind_drafted_tokens_ends_nothing_where_they_are_not_kept() -> None:
+    grammar = Path(3, 0)
+    request = Asked(grammar)
+    grammar.accept_token(1)
+    assert allowed(grammar) == -1
+    grammar.rollback(1)
+    request.update_finish_state()
+    assert request.finished_reason == "stop after 1"
