@@ -175,7 +175,8 @@ def main() -> int:
         path, bug, part = mutant
         home = PARTS[part]
         others = () if asked.first and bug.harmless else (name for name in SUITES if name not in home)
-        suites = asked.suite or [OWN, *home, *others]
+        own = [OWN] if own_tests(Path(path)) else []  # a plugin's file has none that mirror it
+        suites = asked.suite or [*own, *home, *others]
         test = shortcuts.get(bug.name, "")
         return verdict(path, bug, suites, first=asked.first, patience_s=asked.patience_s, known=test)
 
