@@ -183,6 +183,7 @@ SUITES = {  # the quickest first
         "tests/supervisor/gateway/test_outbox.py",
         "tests/supervisor/gateway/test_server.py",
         "tests/supervisor/gateway/http/test_connection.py",
+        "tests/supervisor/gateway/http/test_connection_edges.py",
         "tests/supervisor/gateway/websocket/test_session.py",
         "tests/supervisor/gateway/websocket/test_lanes.py",
         "tests/supervisor/gateway/websocket/test_lanes_ends.py",
@@ -194,4 +195,13 @@ SUITES = {  # the quickest first
     "alone": ["tests/system/simulator/test_single_fault.py"],
     "simulation": ["tests/system/simulator/test_seeds.py", "-k", "allowed_error and not by_a_cluster"],
     "sweep": ["tests/system/test_sweep.py", "tests/system/test_sweep_clients.py"],
+    # Minutes, for the few bugs that nothing above has noticed: a test of another file may.
+    "rooms": [
+        "tests/protocol",
+        "tests/actors",
+        "tests/contracts",
+        "tests/supervisor",
+        "-m",
+        "not realtime and not engine",
+    ],
 }

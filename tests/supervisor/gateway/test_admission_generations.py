@@ -231,8 +231,8 @@ async def test_a_request_that_no_longer_fits_after_a_reload_blocks_nobody(
 
 
 async def spent_s(keys: int) -> float:
-    """Return the CPU time of ten walks along a queue of this many keys in which no request fits."""
-    gate = make_gate(16, waiting_max=3000)
+    """Return the CPU time of the quickest of ten walks along a queue of this many keys in which no request fits."""
+    gate, walks_s = make_gate(16, waiting_max=3000), []
 
     async def stay(number: int) -> None:
         async with gate.admitted(owner=f"key {number}", weight=15 + (number == 0)):
@@ -242,19 +242,19 @@ async def spent_s(keys: int) -> float:
         for number in range(keys):
             nursery.start_soon(stay, number)
         await wait_all_tasks_blocked()
-        began_s = time.thread_time()
         for _ in range(10):
+            began_s = time.thread_time()
             gate.change(17, 60.0, 3000)  # one more is free, and fits nobody
-        took_s = time.thread_time() - began_s
+            walks_s.append(time.thread_time() - began_s)
         assert gate.waiting == keys - 1
         nursery.cancel_scope.cancel()
-    return took_s
+    return min(walks_s)  # the others may have met a collection of garbage
 
 
 @pytest.mark.turns_exempt("a thousand come and go at once")
 async def test_b13_the_work_of_one_release_is_linear_in_the_waiting_keys(autojump_clock: MockClock) -> None:
     few_s, many_s = await spent_s(125), await spent_s(1000)
-    assert many_s < 24 * few_s, f"{1e3 * few_s:.1f} ms, and {1e3 * many_s:.1f} ms"
+    assert many_s < 24 * few_s, f"{1e3 * few_s:.2f} ms, and {1e3 * many_s:.2f} ms"
 
 
 OWNER = st.sampled_from("abc")
