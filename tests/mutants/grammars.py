@@ -28,8 +28,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "a dead end behind drafted tokens fails the answer",
-            "rollback(self, k)\n        self.dead_end = False",
-            "rollback(self, k)",
+            "undo(self, k)\n        self.dead_end = False",
+            "undo(self, k)",
         ),
         Bug(
             "an answer that thinks ends at a dead end as any",

@@ -20,9 +20,11 @@ START_FAILED = "start_failed"
 GRAMMAR_STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES_MAX"
 """The variables by which an engine's scheduler knows its limits for grammars."""
 
-GRAMMAR_FAILED = "Grammar accept_token failed"  # how SGLang's error begins where a grammar refuses a token
+GRAMMAR_FAILED = "Grammar accept_token failed"
+"""How SGLang's error begins that ends a request whose grammar refuses a token, or allows none."""
+
 GRAMMAR_TOO_SLOW = "the grammar takes too long for a token"
-"""How the error begins that ends a request in the scheduler because of its grammar."""
+"""How the reason in that error begins where the grammar was too slow."""
 
 # The arguments of every host, each with the reason for it.
 DEFAULT_ARGUMENTS: dict[str, Setting] = {

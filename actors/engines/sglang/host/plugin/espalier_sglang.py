@@ -46,7 +46,7 @@ def free_dead_ends(grammar):
 
     If none were allowed, every score would be minus infinity, and to draw by such scores ends the whole scheduler.
     """
-    fill, accept, rollback = grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback
+    fill, accept, undo = grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback
 
     def fill_vocab_mask(self, vocab_mask, idx):
         fill(self, vocab_mask, idx)
@@ -58,12 +58,12 @@ def free_dead_ends(grammar):
         accept(self, token)
         self.dead_end = False
 
-    def rolled_back(self, k):  # of tokens that were drafted, and not kept
-        rollback(self, k)
+    def rollback(self, k):  # of tokens that were drafted, and not kept
+        undo(self, k)
         self.dead_end = False
 
     grammar.dead_end = False
-    grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback = fill_vocab_mask, accept_token, rolled_back
+    grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback = fill_vocab_mask, accept_token, rollback
 
 
 def fail_dead_ends(request, abort):
