@@ -105,7 +105,7 @@ def test_the_check_takes_time_proportional_to_the_length(text: str) -> None:
     began_at = time.process_time()
     regex(text)
     ebnf(f"root ::= {text}")
-    assert time.process_time() - began_at < 1.0  # some 50 ms; a square would take minutes
+    assert time.process_time() - began_at < 10  # some 50 ms; a square would take minutes
 
 
 def test_the_static_check_finds_most_costly_grammars() -> None:

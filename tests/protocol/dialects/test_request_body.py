@@ -37,11 +37,10 @@ def counted(raw: bytes) -> int:
     ],
     ids=["parts", "lists", "keys", "depth"],
 )
-def test_four_megabytes_of_small_containers_are_refused_quickly(text: str) -> None:
-    begun = time.process_time()
+def test_four_megabytes_of_small_containers_are_refused_unread(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_body.msgspec.json, "decode", None)  # which would take half a second and more
     with pytest.raises(BadRequest, match=TOO_MANY):
         chat.parse(text.encode())
-    assert time.process_time() - begun < 0.1  # reading it takes half a second and more
 
 
 def length(text: str) -> int:
@@ -64,7 +63,7 @@ def test_an_unterminated_string_of_escapes_is_scanned_once(end: str) -> None:
     begun = time.process_time()
     with pytest.raises(BadRequest, match="not JSON"):
         decode('{"a":"' + ':\\"' * 1_300_000 + end)
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 10  # some 20 ms; scanning it from each escape takes hours
 
 
 @given(
