@@ -44,7 +44,8 @@ def copied() -> Iterator[Path]:
         for name in FOLDERS:
             ignored = shutil.ignore_patterns("cpu", "*.safetensors")  # compiled files save most of a short suite's time
             shutil.copytree(ROOT / name, Path(place, name), ignore=ignored)
-        shutil.copy(ROOT / "pyproject.toml", place)
+        for name in ("pyproject.toml", "Makefile"):
+            shutil.copy(ROOT / name, place)
         yield Path(place)
 
 

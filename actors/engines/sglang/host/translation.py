@@ -90,10 +90,10 @@ def abort_error(reason: Mapping[str, object]) -> RequestError:
     status, detail = reason.get("status_code"), str(reason.get("message") or "aborted")
     if not isinstance(status, int):  # no error: the asker left
         return AskerLeft(detail)
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return Overloaded(detail)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR or GRAMMAR_TOO_SLOW in detail:
         return EngineRefused(detail)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return Overloaded(detail)
     if detail.startswith(GRAMMAR_FAILED):  # of this request alone: the engine is not at fault, however many there are
         return EngineRefused("no token is left that the grammar and the request's other options allow")
     return HandOffFailed(detail) if any(word in detail for word in HAND_OFF_ERRORS) else InternalError(detail)

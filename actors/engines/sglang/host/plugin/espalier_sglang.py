@@ -1,10 +1,14 @@
 """Limits inside SGLang's scheduler, on every device: what one request's grammar may cost the requests beside it.
 
 The grammar checker refuses expensive grammars beforehand, but it cannot try every answer. Here each step of each
-grammar is timed in the scheduler itself, and a request whose steps exceed their budget is ended, alone; so is one whose
-grammar allows no further token, of which there is nothing to draw. Compiled
-grammars are kept within a number of bytes, and compiling has two threads that let the scheduler go first. SGLang finds
-this file by its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for SGLang 0.5.23.
+grammar is timed in the scheduler itself, and a request whose steps exceed their budget is aborted, alone; so is one
+whose grammar allows no further token, of which there is nothing to draw. An engine may have several ranks, and a
+request must end on all of them in the same step, or they wait for each other for ever: it fails by what every rank
+knows of it, its tokens and its grammar, or by an abort that the first rank sends to all.
+
+Compiled grammars are kept within a number of bytes, and compiling has two threads that let the scheduler go first.
+SGLang finds this file by its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for
+SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -15,72 +19,97 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from time import thread_time
+from weakref import WeakSet
 
 from actors.engines.sglang.boot_message import BYTES_MAX, GRAMMAR_FAILED, GRAMMAR_STEP_MS, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.grammar_walk import StepBudget
 
 COMPILERS = 2
 NICE = 10
-QUOTING = ("base_grammar_backend", "grammar_manager", "xgrammar_backend")  # modules that log grammars
 KEPT_MAX = 512  # compiled grammars in the cache, refused ones included
+GRAMMAR_LOGGERS = tuple(
+    f"sglang.srt.constrained.{module}" for module in ("base_grammar_backend", "grammar_manager", "xgrammar_backend")
+)
+ANSWER_LOGGERS = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor",
+    "sglang.srt.speculative.spec_utils",
+)
+QUOTING = ("key_string", "Grammar accept_token failed", "with grammar: ")  # what is in a message that quotes a client
 
 
 def activate():
-    """Patch SGLang's grammars, if this process belongs to an engine of a node."""
+    """Patch SGLang's grammars, if this process belongs to an engine of a node, and end the process if that fails.
+
+    SGLang would log any other exception, and serve without the limits.
+    """
     if GRAMMAR_STEP_MS not in os.environ:
         return
-    from sglang.srt.constrained import xgrammar_backend
-    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+    try:
+        _activate(float(os.environ[GRAMMAR_STEP_MS]) / 1000, int(os.environ[BYTES_MAX]))
+    except Exception as error:
+        raise SystemExit(f"the limits of grammars do not fit this version of SGLang: {error!r}") from error
 
-    free_dead_ends(xgrammar_backend.XGrammarGrammar)
+
+def _activate(step_s, bytes_max):
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
+    from sglang.srt.constrained.xgrammar_backend import GrammarCompiler, XGrammarGrammar, XGrammarGrammarBackend
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+    from sglang.srt.managers.scheduler import Scheduler
+
+    slow = WeakSet()
+    free_dead_ends(XGrammarGrammar)
     fail_dead_ends(Req, FINISH_ABORT)
-    hide_grammars(xgrammar_backend.XGrammarGrammar)
-    limit_steps(xgrammar_backend.XGrammarGrammar, float(os.environ[GRAMMAR_STEP_MS]) / 1000)
-    limit_cache(BaseGrammarBackend, int(os.environ[BYTES_MAX]))
-    limit_compiling(xgrammar_backend.XGrammarGrammarBackend, xgrammar_backend.GrammarCompiler)
+    hide_grammars(XGrammarGrammar)
+    limit_steps(XGrammarGrammar, step_s, slow)
+    abort_slow(Scheduler, AbortReq, slow)
+    limit_cache(BaseGrammarBackend, bytes_max)
+    limit_compiling(XGrammarGrammarBackend, GrammarCompiler)
 
 
 def free_dead_ends(grammar):
-    """Make a grammar that allows no token allow any for one step, and say so in its `dead_end`.
+    """Make every token drawable where a grammar allows none; `fail_dead_ends` ends the answer, whatever is drawn.
 
-    If none were allowed, every score would be minus infinity, and to draw by such scores ends the whole scheduler.
+    If none were, every score would be minus infinity, and to draw by such scores ends the whole scheduler. Rows are
+    opened on the way to the scores, not before: what traverses drafted tokens accepts those that a row allows.
     """
-    fill, accept, undo = grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback
+    apply = grammar.apply_vocab_mask
 
-    def fill_vocab_mask(self, vocab_mask, idx):
-        fill(self, vocab_mask, idx)
-        self.dead_end = not vocab_mask[idx].any()
-        if self.dead_end:
-            vocab_mask[idx] = -1  # 32 tokens a number, a bit each
+    def apply_vocab_mask(self, logits, vocab_mask):  # int32 [rows, vocabulary / 32], a bit a token
+        vocab_mask.masked_fill_((vocab_mask == 0).all(-1, keepdim=True), -1)
+        apply(self, logits=logits, vocab_mask=vocab_mask)
 
-    def accept_token(self, token):
-        accept(self, token)
-        self.dead_end = False
-
-    def rollback(self, k):  # of tokens that were drafted, and not kept
-        undo(self, k)
-        self.dead_end = False
-
-    grammar.dead_end = False
-    grammar.fill_vocab_mask, grammar.accept_token, grammar.rollback = fill_vocab_mask, accept_token, rollback
+    grammar.apply_vocab_mask = apply_vocab_mask
 
 
 def fail_dead_ends(request, abort):
-    """Make a request fail in the step in which its grammar allows no token, whatever token that step has drawn.
+    """Make a request fail in the step that has drawn a token which its grammar does not allow.
 
     SGLang asks the grammar of a drawn token only after it has looked whether that token ends the answer, so the end of
-    sequence, a stop, or the last of the tokens that were asked for would make the answer a whole one.
+    sequence, a stop, or the last of the tokens that were asked for would make the answer a whole one. Drafted tokens it
+    asks for before.
     """
     update = request.update_finish_state
 
-    def update_finish_state(self, *args):
-        grammar = getattr(self.grammar, "grammar", self.grammar)  # one that waits for the end of reasoning has another
-        if getattr(grammar, "dead_end", False) and not self.to_finish:
+    def update_finish_state(self, new_accepted_len=1):
+        if not self.to_finish and _is_refused(self.grammar, self.output_ids):
             self.to_finish = abort(GRAMMAR_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
-        update(self, *args)
+        update(self, new_accepted_len)
 
     request.update_finish_state = update_finish_state
+
+
+def _is_refused(grammar, output_ids):
+    """Whether a grammar has not been asked of the last token yet, and does not allow it."""
+    accepted = getattr(
+        grammar, "accepted_tokens", None
+    )  # no grammar has none, and one that waits for the end of thoughts
+    if accepted is None or len(output_ids) != len(accepted) + 1 or grammar.is_terminated():
+        return False
+    if not grammar.matcher.accept_token(output_ids[-1]):
+        return True
+    grammar.matcher.rollback(1)
+    return False
 
 
 def hide_grammars(grammar):
@@ -94,24 +123,25 @@ def hide_grammars(grammar):
             raise ValueError("the grammar does not allow this token") from None
 
     grammar.accept_token = accept_token
-    for module in QUOTING:
-        logging.getLogger(f"sglang.srt.constrained.{module}").addFilter(_without_quotation)
+    for name in (*GRAMMAR_LOGGERS, *ANSWER_LOGGERS):
+        logging.getLogger(name).addFilter(_without_quotation)
 
 
 def _without_quotation(record):
-    if record.levelno >= logging.ERROR or "key_string" in str(record.msg):
+    fails = record.levelno >= logging.ERROR and record.name in GRAMMAR_LOGGERS
+    if fails or any(each in str(record.msg) for each in QUOTING):
         record.msg, record.args, record.exc_info = "a grammar was refused", (), None
     return True
 
 
-def limit_steps(grammar, step_s, clock=thread_time):
-    """Make `accept_token` raise the ValueError by which SGLang ends a request whose steps have taken too long."""
+def limit_steps(grammar, step_s, slow, clock=thread_time):
+    """Time each step of each grammar; one whose steps have taken too long is put into `slow`, and has a reason."""
     accept, fill = grammar.accept_token, grammar.fill_vocab_mask
 
     def fill_vocab_mask(self, *args):
         began_at = clock()
         fill(self, *args)
-        self._filled_s = clock() - began_at  # nobody catches what is raised here, so the next token ends the request
+        self._filled_s = clock() - began_at
 
     def accept_token(self, token):
         began_at = clock()
@@ -123,9 +153,29 @@ def limit_steps(grammar, step_s, clock=thread_time):
         if not hasattr(self, "_budget"):
             self._budget = StepBudget(step_s)
         if not self._budget.spend(cost_s):
-            raise ValueError(f"{GRAMMAR_TOO_SLOW}: one took {cost_s * 1000:.0f} ms, and {step_s * 1000:g} are allowed")
+            allowed = f"one took {cost_s * 1000:.0f} ms, and {step_s * 1000:g} are allowed"
+            self.too_slow = f"{GRAMMAR_TOO_SLOW}: {allowed}"
+            slow.add(self)
 
     grammar.fill_vocab_mask, grammar.accept_token = fill_vocab_mask, accept_token
+
+
+def abort_slow(scheduler, abort, slow):
+    """Make the first rank abort the requests whose grammars are in `slow`, on all ranks, as it does after a timeout.
+
+    The clocks of ranks differ, so those of the others decide nothing.
+    """
+    poll = scheduler._poll_timeout_aborts
+
+    def poll_timeout_aborts(self):
+        aborts = poll(self)
+        if slow:
+            requests = [each for each in self.collect_inflight_reqs() if each.grammar in slow and not each.finished()]
+            aborts += [abort(rid=each.rid, abort_message=each.grammar.too_slow) for each in requests]
+            slow.clear()
+        return aborts
+
+    scheduler._poll_timeout_aborts = poll_timeout_aborts
 
 
 def limit_cache(backend, bytes_max):
