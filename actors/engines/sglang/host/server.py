@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -273,6 +274,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     try:
         listener = outputs.listen(folder)
         engine = _Engine(**boot.arguments)
+        _require_plugin()
         for pid in engine.get_all_child_pids():
             watchdog.watch_child(pid)
         shared_memory.record(folder, shared_memory.mapped())
@@ -280,7 +282,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         host = None if rank else Host(engine, _info(engine), peer, link, watchdog)
         if host is not None:
             engine.loop.run_until_complete(host.start(listener))
-    except Exception as error:  # noqa: BLE001  # of any kind: it is the reason why this engine did not start
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # of any kind: it is the reason why this engine did not start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.data_to_send())
@@ -291,6 +293,12 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     engine.shutdown()
     shared_memory.remove(folder)
     os._exit(0)
+
+
+def _require_plugin() -> None:
+    """Raise `RuntimeError` if SGLang serves without the limits of grammars: it only logs why it loads no plugin."""
+    if not import_module("espalier_sglang").active:
+        raise RuntimeError("SGLang has not loaded the limits of grammars")
 
 
 def _info(engine: _Engine) -> EngineInfo:

@@ -31,10 +31,15 @@ GRAMMAR_LOGGERS = tuple(
     f"sglang.srt.constrained.{module}" for module in ("base_grammar_backend", "grammar_manager", "xgrammar_backend")
 )
 ANSWER_LOGGERS = (
+    "sglang.srt.managers.schedule_batch",
     "sglang.srt.managers.scheduler_components.batch_result_processor",
     "sglang.srt.speculative.spec_utils",
 )
-QUOTING = ("key_string", "Grammar accept_token failed", "with grammar: ")  # what is in a message that quotes a client
+QUOTING = ("key_string", "grammar_key", "Grammar accept_token failed", "Failed to compile", "with grammar: ")
+"""What is in a message that quotes a client's grammar, or the token ids of an answer."""
+
+active = False
+"""Whether the limits hold in this process; its host looks, since SGLang serves without a plugin that it cannot load."""
 
 
 def activate():
@@ -42,12 +47,14 @@ def activate():
 
     SGLang would log any other exception, and serve without the limits.
     """
+    global active  # noqa: PLW0603  # of a process, as the patches are
     if GRAMMAR_STEP_MS not in os.environ:
         return
     try:
         _activate(float(os.environ[GRAMMAR_STEP_MS]) / 1000, int(os.environ[BYTES_MAX]))
     except Exception as error:
         raise SystemExit(f"the limits of grammars do not fit this version of SGLang: {error!r}") from error
+    active = True
 
 
 def _activate(step_s, bytes_max):
@@ -56,10 +63,11 @@ def _activate(step_s, bytes_max):
     from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 
     slow = WeakSet()
     free_dead_ends(XGrammarGrammar)
-    fail_dead_ends(Req, FINISH_ABORT)
+    fail_dead_ends(Req, SchedulerBatchResultProcessor, FINISH_ABORT)
     hide_grammars(XGrammarGrammar)
     limit_steps(XGrammarGrammar, step_s, slow)
     abort_slow(Scheduler, AbortReq, slow)
@@ -82,34 +90,52 @@ def free_dead_ends(grammar):
     grammar.apply_vocab_mask = apply_vocab_mask
 
 
-def fail_dead_ends(request, abort):
+def fail_dead_ends(request, processor, abort):
     """Make a request fail in the step that has drawn a token which its grammar does not allow.
 
     SGLang asks the grammar of a drawn token only after it has looked whether that token ends the answer, so the end of
-    sequence, a stop, or the last of the tokens that were asked for would make the answer a whole one. Drafted tokens it
-    asks for before.
+    sequence, a stop, or the last of the tokens that were asked for would make the answer a whole one. Here the grammar
+    is asked first, and not again. Of drafted tokens SGLang itself asks it before.
     """
     update = request.update_finish_state
+    accept, accept_first = processor._accept_grammar_tokens, processor._apply_prefill_grammar
 
     def update_finish_state(self, new_accepted_len=1):
-        if not self.to_finish and _is_refused(self.grammar, self.output_ids):
-            self.to_finish = abort(GRAMMAR_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
+        if new_accepted_len and not self.to_finish and _has_unasked_token(self):
+            try:
+                self.grammar.accept_token(self.output_ids[-1])
+                self.asked_tokens = len(self.output_ids)
+            except ValueError:
+                self.to_finish = abort(GRAMMAR_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
         update(self, new_accepted_len)
 
+    def _accept_grammar_tokens(self, req, tokens):
+        return tokens if _was_asked(req) else accept(self, req, tokens)
+
+    def _apply_prefill_grammar(self, *, req, next_token_id, already_advanced=False):
+        already_advanced = already_advanced or _was_asked(req)
+        accept_first(self, req=req, next_token_id=next_token_id, already_advanced=already_advanced)
+
+    request.asked_tokens = 0
     request.update_finish_state = update_finish_state
+    processor._accept_grammar_tokens, processor._apply_prefill_grammar = _accept_grammar_tokens, _apply_prefill_grammar
 
 
-def _is_refused(grammar, output_ids):
-    """Whether a grammar has not been asked of the last token yet, and does not allow it."""
-    accepted = getattr(
-        grammar, "accepted_tokens", None
-    )  # no grammar has none, and one that waits for the end of thoughts
-    if accepted is None or len(output_ids) != len(accepted) + 1 or grammar.is_terminated():
+def _has_unasked_token(req):
+    """Whether the grammar of a request, if it has one, has been asked of all tokens but the last.
+
+    What is no token comes of scores that are no numbers, for which SGLang has an error of its own.
+    """
+    accepted = getattr(req.grammar, "accepted_tokens", None)
+    if accepted is None or len(req.output_ids) != len(accepted) + 1 or req.grammar.is_terminated():
         return False
-    if not grammar.matcher.accept_token(output_ids[-1]):
-        return True
-    grammar.matcher.rollback(1)
-    return False
+    return 0 <= req.output_ids[-1] < req.grammar.vocab_size
+
+
+def _was_asked(req):
+    """Whether the grammar was asked of the last token ahead of SGLang; says so once, as drafted tokens may follow."""
+    asked, req.asked_tokens = req.asked_tokens, 0
+    return 0 < asked == len(req.output_ids)
 
 
 def hide_grammars(grammar):
@@ -163,16 +189,19 @@ def limit_steps(grammar, step_s, slow, clock=thread_time):
 def abort_slow(scheduler, abort, slow):
     """Make the first rank abort the requests whose grammars are in `slow`, on all ranks, as it does after a timeout.
 
-    The clocks of ranks differ, so those of the others decide nothing.
+    The clocks of ranks differ, so those of the others decide nothing. A prefill aborts none: it draws one token, and an
+    abort would break off the hand-off of the cache.
     """
     poll = scheduler._poll_timeout_aborts
 
     def poll_timeout_aborts(self):
         aborts = poll(self)
-        if slow:
-            requests = [each for each in self.collect_inflight_reqs() if each.grammar in slow and not each.finished()]
-            aborts += [abort(rid=each.rid, abort_message=each.grammar.too_slow) for each in requests]
-            slow.clear()
+        if slow and self.disaggregation_mode.value != "prefill":
+            for req in self.collect_inflight_reqs():
+                if req.grammar in slow and req.to_finish is None and not req.finished():
+                    why = req.grammar.too_slow
+                    reason = {"type": "abort", "status_code": HTTPStatus.SERVICE_UNAVAILABLE, "message": why}
+                    aborts.append(abort(rid=req.rid, abort_message=why, finished_reason=reason))
         return aborts
 
     scheduler._poll_timeout_aborts = poll_timeout_aborts
