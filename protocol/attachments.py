@@ -5,7 +5,8 @@ sent, so that a token would have to wait for every byte of attachments in a sock
 
 The receiver never holds more than the sender counts: the sender counts an attachment until its last piece has been
 sent or its stream has been cancelled; the receiver until that piece has arrived or it has sent the cancellation. So a
-sender that keeps its limit never exceeds the receiver's.
+sender that keeps to the receiver's limit never exceeds it. What finds no room waits, first come, first served; so does
+what its stream sends behind it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TypeAlias
 
-from attrs import Factory, define, evolve
+from attrs import Factory, define, evolve, frozen
 
-from protocol.errors import Overloaded, PeerViolation, TooLarge
+from protocol.byte_budget import ByteBudget, ByteShare
+from protocol.errors import PeerViolation, TooLarge
 from protocol.frames import End, Item, Open
 
 PIECE_BYTES = 64 * 1024  # of attachments, in one message
 WINDOW_BYTES = 4 * PIECE_BYTES  # in flight, in each direction
-ATTACHED_BYTES_MAX = 512 * 1024 * 1024  # of all incomplete attachments, in each direction
 
 Key: TypeAlias = tuple[bool, int]
 """Whether this end opened the stream, and its number."""
@@ -28,13 +29,26 @@ Key: TypeAlias = tuple[bool, int]
 Views: TypeAlias = tuple[memoryview, ...]
 
 
+@frozen
+class _Held:
+    """A frame that waits behind an attachment of its stream, or for room for its own."""
+
+    frame: Item | End
+    views: Views
+    share: ByteShare | None  # of the room for its attachment, if it has one
+
+    @property
+    def may_be_sent(self) -> bool:
+        return self.share is None or self.share.taken
+
+
 @define(eq=False)
 class _Unsent:
-    """The unsent attachment of one stream, and the frames of the stream that wait behind it."""
+    """The unsent attachment of one stream, and the frames of the stream that wait."""
 
-    buffers: deque[memoryview]
-    size: int  # of the attachment of the frame that has been sent
-    behind: deque[tuple[Item | End, Views]] = Factory(deque)  # frames that wait, with their attachments
+    buffers: deque[memoryview] = Factory(deque)
+    share: ByteShare | None = None  # of the attachment of the frame that has been sent
+    held: deque[_Held] = Factory(deque)
     ended: bool = False  # whether an `End` is among them
 
     def cut(self, size_max: int) -> bytes:
@@ -51,93 +65,111 @@ class _Unsent:
     def next_frames(self) -> list[Item | End]:
         """Return the frames that may be sent after the last byte: up to the next one with an attachment of its own."""
         frames: list[Item | End] = []
-        while self.behind and not self.buffers:
-            frame, views = self.behind.popleft()
-            frames.append(frame)
-            self.buffers.extend(views)
-            self.size = _size(views)
+        while self.held and not self.buffers and self.held[0].may_be_sent:
+            held = self.held.popleft()
+            frames.append(held.frame)
+            if held.share is not None:
+                self.buffers.extend(held.views)
+                self.share = held.share
         return frames
+
+    def shares(self) -> list[ByteShare]:
+        """Return the shares of all of its attachments."""
+        return [share for share in (self.share, *(held.share for held in self.held)) if share is not None]
 
 
 class Outgoing:
-    """The unsent attachments of one end of a link; later frames of their streams wait behind them."""
+    """The unsent attachments of one end of a link; later frames of their streams wait behind them.
+
+    An attachment takes its room of `budget` when its turn has come, and gives it back with its last piece.
+    """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.promised_bytes = 0  # of all attachments whose last piece has not been sent
+        self.budget = ByteBudget(bytes_max)  # of attachments until their last piece has been sent
         self.in_flight_bytes = 0  # sent, and not yet acknowledged
-        self._unsent: OrderedDict[Key, _Unsent] = OrderedDict()  # in the order of their turns
-        self.behind_bytes = 0
-        """Bytes of frames that wait behind attachments."""
-
-    def __len__(self) -> int:
-        """Return the number of streams with unsent attachments."""
-        return len(self._unsent)
-
-    def __contains__(self, key: Key) -> bool:
-        """Return whether a stream has unsent bytes."""
-        return key in self._unsent
+        self.unsent: dict[Key, _Unsent] = {}  # by stream
+        self._turns: OrderedDict[Key, None] = OrderedDict()  # streams with bytes that may be sent, the next one first
+        self.held_bytes = 0
+        """Bytes of frames that wait behind attachments, or for room for their own."""
 
     @property
     def ready(self) -> bool:
         """Whether a piece may be sent now."""
-        return bool(self._unsent) and self.in_flight_bytes < WINDOW_BYTES
+        return bool(self._turns) and self.in_flight_bytes < WINDOW_BYTES
 
     def fit(self, size: int, attached: Views) -> Views:
         """Check an attachment and return it as flat, non-empty buffers; changes nothing.
 
-        Raises `TooLarge` for more bytes than may ever be attached, `Overloaded` for more than may be now, and
-        `PeerViolation` if there are not `size` bytes.
+        Raises `TooLarge` for more bytes than may ever be attached, `PeerViolation` if there are not `size` bytes.
         """
         views = tuple(view.cast("B") for view in attached if view.nbytes)
-        if _size(views) != size:
-            raise PeerViolation(f"{_size(views)} bytes are attached to a frame that says {size}")
-        if size > self._bytes_max:
-            raise TooLarge(f"{size} bytes are attached; the limit of a link is {self._bytes_max}")
-        if self.promised_bytes + size > self._bytes_max:
-            raise Overloaded(
-                f"{self.promised_bytes} attached bytes are waiting on this link, which takes {self._bytes_max}"
-            )
+        if (total := sum(map(len, views))) != size:
+            raise PeerViolation(f"{total} bytes are attached to a frame that says {size}")
+        self.check_size(size)
         return views
 
-    def put(self, key: Key, views: Views) -> None:
-        """Queue the attachment of a frame that has just been sent."""
-        unsent = self._unsent[key] = _Unsent(deque(views), _size(views))
-        self.promised_bytes += unsent.size
+    def check_size(self, size: int) -> None:
+        """Raise `TooLarge` for more bytes than may ever be attached."""
+        if size > self.budget.bytes_max:
+            raise TooLarge(f"{size} bytes are attached; the limit of a link is {self.budget.bytes_max}")
 
-    def put_behind(self, key: Key, frame: Item | End, views: Views) -> None:
-        """Keep a frame until the attachment before it has been sent."""
-        unsent = self._unsent[key]
-        unsent.behind.append((frame, views))
+    def put(self, key: Key, views: Views, share: ByteShare) -> None:
+        """Queue the attachment of a frame that has just been sent; its room has been taken."""
+        self.unsent[key] = _Unsent(deque(views), share)
+        self._turns[key] = None
+
+    def hold(self, key: Key, frame: Item | End, views: Views, share: ByteShare | None) -> None:
+        """Keep a frame until what comes before it has been sent, and there is room for its attachment."""
+        unsent = self.unsent.setdefault(key, _Unsent())
+        unsent.held.append(_Held(frame, views, share))
         unsent.ended = isinstance(frame, End)
-        self.promised_bytes += _size(views)
-        self.behind_bytes += len(frame.body)
+        self.held_bytes += len(frame.body)
+
+    def next_frames(self, key: Key) -> list[Item | End]:
+        """Remove and return the held frames of a stream that may be sent now; the attachment of the last is queued."""
+        if (unsent := self.unsent.get(key)) is None or unsent.buffers:
+            return []
+        frames = unsent.next_frames()
+        self.held_bytes -= sum(len(frame.body) for frame in frames)
+        if unsent.buffers:
+            self._turns[key] = None
+        elif not unsent.held:
+            del self.unsent[key]
+        return frames
 
     def ended(self, key: Key) -> bool:
         """Return whether the stream's `End` waits here."""
-        return key in self._unsent and self._unsent[key].ended
+        return key in self.unsent and self.unsent[key].ended
 
     def drop(self, key: Key) -> None:
         """Discard the attachments and frames of a stream that ended early."""
-        if (unsent := self._unsent.pop(key, None)) is not None:
-            self.promised_bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)
-            self.behind_bytes -= sum(len(frame.body) for frame, _ in unsent.behind)
+        if (unsent := self.unsent.pop(key, None)) is not None:
+            self._turns.pop(key, None)
+            self.held_bytes -= sum(len(held.frame.body) for held in unsent.held)
+            for share in unsent.shares():
+                share.give_back()
 
-    def next_piece(self, size_max: int) -> tuple[Key, bytes, list[Item | End]]:
-        """Remove and return the next bytes of the stream whose turn it is, with the frames that may follow them."""
-        key, unsent = next(iter(self._unsent.items()))
+    def next_piece(self, size_max: int) -> tuple[Key, bytes]:
+        """Remove and return the next bytes of the stream whose turn it is."""
+        key = next(iter(self._turns))
+        unsent = self.unsent[key]
         data = unsent.cut(min(size_max, WINDOW_BYTES - self.in_flight_bytes))
         self.in_flight_bytes += len(data)
-        frames: list[Item | End] = []
-        if not unsent.buffers:
-            self.promised_bytes -= unsent.size
-            frames = unsent.next_frames()
-            self.behind_bytes -= sum(len(frame.body) for frame in frames)
         if unsent.buffers:
-            self._unsent.move_to_end(key)
+            self._turns.move_to_end(key)
         else:
-            del self._unsent[key]
-        return key, data, frames
+            del self._turns[key]
+        return key, data
+
+    def piece_sent(self, key: Key) -> None:
+        """Give back the room of a stream's attachment if the piece that has been sent was its last.
+
+        Only now: what takes that room must be sent behind the piece.
+        """
+        unsent = self.unsent[key]
+        if not unsent.buffers and unsent.share is not None:
+            share, unsent.share = unsent.share, None
+            share.give_back()
 
     def acknowledge(self, size: int) -> None:
         """Reopen the window by `size` bytes, which the other end has received."""
@@ -204,7 +236,3 @@ class Incoming:
         if incomplete is not None:
             self.promised_bytes -= incomplete[0].attached
         return incomplete is not None
-
-
-def _size(views: Views) -> int:
-    return sum(map(len, views))

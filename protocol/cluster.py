@@ -8,6 +8,7 @@ out. Every number and name in an announcement was chosen by the sender, which ma
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from enum import StrEnum
 
 from attrs import frozen
@@ -22,11 +23,25 @@ OPERATOR_PREFIX = "operator-"
 
 
 class Leg(StrEnum):
-    """The part of a request that an engine computes."""
+    """The part of a request that an engine computes; `BOTH` are a prefill and a decode.
+
+    What the legs of a model's workers amount to is decided here alone: `substitutes` and `serve_text`.
+    """
 
     BOTH = "both"
     PREFILL = "prefill"
     DECODE = "decode"
+    ENCODE = "encode"  # images and videos to embeddings, which a prefill or a whole engine computes with
+
+    @property
+    def substitutes(self) -> tuple[Leg, ...]:
+        """The legs of the workers that can do the work of one of this leg: the same, and those that do both."""
+        return (self,) if self in {Leg.BOTH, Leg.ENCODE} else (self, Leg.BOTH)
+
+
+def serve_text(legs: Collection[Leg]) -> bool:
+    """Whether workers of these legs can answer a request without images and videos."""
+    return Leg.BOTH in legs or (Leg.PREFILL in legs and Leg.DECODE in legs)
 
 
 @frozen
@@ -68,7 +83,8 @@ class NodeState(Message):
 
     A node that `routes` receives the offers of others, and their loads again after `tell_s` at the earliest; other
     nodes receive none. The load in an offer leaves out the receiver's own requests, which it counts itself.
-    `elsewhere` names those of the receiver's workers that are down and whose work another worker can do.
+    `elsewhere` names those of the receiver's workers that are down and whose work another worker can do. Encoders are
+    offered only to nodes that state that they take them: others would end the link for a leg that they do not know.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -77,6 +93,7 @@ class NodeState(Message):
     routes: bool = False
     tell_s: float = 0.0
     elsewhere: tuple[str, ...] = ()
+    takes_encoders: bool = False
 
 
 @frozen

@@ -7,13 +7,15 @@ whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from attrs import evolve
 
-from protocol import cluster, messages, text_messages
+from protocol import cluster, media, messages, text_messages
 from protocol.errors import PeerViolation
 from protocol.kind import Kind, Message, by_message
-from protocol.messages import Embedded, Started, Tokens
+from protocol.messages import Started, Tokens
 from protocol.tensors import Tensor, check_tensor, size_bytes
 from protocol.text_messages import Accepted, Text
 
@@ -22,10 +24,13 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 NOTHING = memoryview(b"")
 
-ROWS = by_message((*messages.KINDS, *text_messages.KINDS, *cluster.KINDS))
+ROWS = by_message((*messages.KINDS, *text_messages.KINDS, *cluster.KINDS, *media.KINDS))
 """Every message that may cross a link, with the messages that may answer it."""
 
 KINDS: dict[int, type[Message]] = {row.number: message for message, row in ROWS.items()}
+WITH_TENSORS = frozenset(message for message in ROWS if message.tensors is not Message.tensors)
+"""The messages that may hold tensors; all others take no attachment."""
+
 _KIND_OF = {message: bytes((number,)) for number, message in KINDS.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(message) for number, message in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode
@@ -34,10 +39,11 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode(message: Message) -> bytes:
     """Return the message as its kind byte and its msgpack body, without its attachment.
 
-    Raises `TypeError` for a message without a row.
+    A tensor that has its bytes is attached; one that has none may be in a shared region. Raises `TypeError` for a
+    message without a row.
     """
-    if isinstance(message, Embedded):
-        message = Embedded(tuple(evolve(tensor, data=NOTHING) for tensor in message.tensors))
+    if type(message) in WITH_TENSORS and message.tensors:
+        message = message.with_tensors([_description(tensor) for tensor in message.tensors])
     try:
         kind = _KIND_OF[type(message)]
     except KeyError:
@@ -47,24 +53,33 @@ def encode(message: Message) -> bytes:
 
 def attached(message: Message) -> tuple[memoryview, ...]:
     """Return the attachment of a message as non-empty buffers."""
-    if not isinstance(message, Embedded):
+    if type(message) not in WITH_TENSORS:
         return ()
     return tuple(memoryview(check_tensor(tensor).data).cast("B") for tensor in message.tensors if len(tensor.data))
 
 
-def decode(data: bytes, attached: memoryview = NOTHING) -> Message:
-    """Return the message that `data` and its attachment encode; raises `PeerViolation` if they encode none."""
-    if not data or (decoder := _DECODERS.get(data[0])) is None:
-        raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
-    try:
-        message: Message = decoder.decode(memoryview(data)[1:])
-    except DECODE_ERRORS as error:
-        raise PeerViolation(f"a {KINDS[data[0]].__name__} that cannot be read: {error}") from error
-    if isinstance(message, Embedded):
-        return Embedded(_filled(message.tensors, attached))
+def decode(data: bytes, attached: memoryview = NOTHING, *, shared: bool = False) -> Message:
+    """Return the message that `data` and its attachment encode; raises `PeerViolation` if they encode none.
+
+    Where regions may be `shared`, the tensors in them have no bytes yet; anywhere else, one is a violation.
+    """
+    message = _described(data)
+    if type(message) in WITH_TENSORS and (tensors := message.tensors):
+        return message.with_tensors(_filled(tensors, attached, shared=shared))
     if attached:
         raise PeerViolation(f"{len(attached)} bytes are attached to a {type(message).__name__}")
     return message
+
+
+def check_attached(data: bytes, size: int) -> None:
+    """Raise `PeerViolation` unless the tensors of an encoded message take an attachment of `size` bytes.
+
+    So nothing is kept of an attachment that a message cannot have.
+    """
+    message = _described(data)
+    message.check_tensors()
+    if sum(size_bytes(tensor) for tensor in message.tensors if tensor.shared is None) != size:
+        raise PeerViolation(f"{size} bytes are attached to a {type(message).__name__} whose tensors take others")
 
 
 def request_row(request: Message) -> Kind:
@@ -88,11 +103,31 @@ def units_of(reply: Message) -> int:
             return 1
 
 
-def _filled(tensors: tuple[Tensor, ...], data: memoryview) -> tuple[Tensor, ...]:
+def _described(data: bytes) -> Message:
+    """Return an encoded message with tensors that have no bytes yet; raises `PeerViolation` if there is none."""
+    if not data or (decoder := _DECODERS.get(data[0])) is None:
+        raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
+    try:
+        message: Message = decoder.decode(memoryview(data)[1:])
+    except DECODE_ERRORS as error:
+        raise PeerViolation(f"a {KINDS[data[0]].__name__} that cannot be read: {error}") from error
+    return message
+
+
+def _description(tensor: Tensor) -> Tensor:
+    return evolve(tensor, data=NOTHING, shared=None if len(tensor.data) else tensor.shared)
+
+
+def _filled(tensors: Iterable[Tensor], data: memoryview, *, shared: bool) -> tuple[Tensor, ...]:
     """Return the tensors with their bytes; raises `PeerViolation` unless their shapes take all of `data`."""
     filled, offset = [], 0
     for tensor in tensors:
         size = size_bytes(tensor)
+        if tensor.shared is not None:
+            if not shared or tensor.shared.size != size:
+                raise PeerViolation(f"a tensor of {size} bytes in shared memory, where there is none of it")
+            filled.append(tensor)
+            continue
         filled.append(evolve(tensor, data=data[offset : offset + size]))
         offset += size
     if offset != len(data) or any(len(tensor.data) for tensor in tensors):

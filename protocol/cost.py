@@ -4,12 +4,17 @@ All limits and queues weigh requests by these: admission and a key's concurrency
 between owners (the tokens of each generation), the memory of answers that are kept until they are whole (bytes). Each
 bound follows from the request's own fields, so that a request is refused, with the name of the field, before anything
 has been spent on it.
+
+Images and videos need no bounds of their own here. Their tokens are a part of the prompt, which `total_max` bounds with
+the answer; the bytes by which a client sends them are reserved with its body as they come; what they become when they
+are decoded is bounded by whoever decodes them, before it does.
 """
 
 from __future__ import annotations
 
 from attrs import frozen
 
+from protocol.media import Encode
 from protocol.messages import Generate
 from protocol.text_messages import Respond
 
@@ -72,3 +77,8 @@ def multiplying_field(request: Respond) -> str:
 def generation_tokens(generate: Generate) -> int:
     """Return the most tokens that one generation takes in an engine: those of its prompt and of its answer."""
     return len(generate.tokens) + max(0, generate.sampling.tokens_max)  # which another node may have made negative
+
+
+def encoding_tokens(encode: Encode) -> int:
+    """Return the tokens of an item that is to be encoded."""
+    return max(0, encode.item.tokens)  # which another node may have made negative

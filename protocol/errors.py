@@ -146,7 +146,7 @@ class MethodNotAllowed(RequestError):
 
 
 class TooLarge(RequestError):
-    """The body, the head or the WebSocket message is longer than this server reads; send less at once."""
+    """The body, the head, the WebSocket message, an image or a video is larger than this server reads; send less."""
 
     code = "too_large"
     fault = "client"

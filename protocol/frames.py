@@ -18,6 +18,7 @@ from protocol.messages import FinishReason, Logprob
 
 VERSION = 3
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+ATTACHED_BYTES_MAX = 512 * 1024 * 1024  # of all incomplete attachments that one end receives, if it states nothing else
 STEP_TOKENS_MAX = 256  # of a Step between nodes: its reader handles them in one turn of its event loop
 
 
@@ -26,12 +27,14 @@ class Hello:
     """The first frame of either end: its version of the protocol, its name, and how many streams it serves at once.
 
     An end that `takes_steps` may be sent tokens in a `Step`; nodes of earlier versions take a `Step` from hosts alone.
+    It holds at most `attached_bytes_max` bytes of attachments that are incomplete.
     """
 
     version: int
     name: str
     streams_max: int
     takes_steps: bool = False
+    attached_bytes_max: int = ATTACHED_BYTES_MAX
 
 
 @frozen

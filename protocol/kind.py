@@ -8,16 +8,36 @@ is never used again for another message: two versions of the program are linked 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Self
 
 from attrs import frozen
 
+from protocol.tensors import Tensor
+
 
 class Message:
-    """Base of every message; to cross a link it needs a row in addition."""
+    """Base of every message; to cross a link it needs a row in addition.
+
+    A message that holds tensors overrides both of these: the bytes of its tensors are no part of its encoding, but are
+    attached to it.
+    """
 
     __slots__ = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors, in the order in which their bytes are attached."""
+        return ()
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """Return the message with other tensors in the places of these."""
+        del tensors
+        return self
+
+    def check_tensors(self) -> None:
+        """Raise `PeerViolation` if the rest of the message contradicts the dtypes and shapes of its tensors."""
 
 
 @frozen

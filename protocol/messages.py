@@ -5,12 +5,14 @@ A request is answered by a stream of replies that ends in one result or in a `Re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from protocol.kind import Kind, Message
+from protocol.media import MediaForm, MediaInfo, MediaItem, check_item, with_data
 from protocol.model_folder import Digest
 from protocol.tensors import Tensor
 from protocol.trace import Trace
@@ -96,7 +98,8 @@ class Generate(Message):
     `logprobs` asks for the log probability of each token and those of that many of the likeliest; None asks for none.
     Requests with different `cache_salt` share no prefix cache. Of those that wait for a slot, the one with the highest
     `priority` is first. With a `rendezvous`, a prefill and a decode get the same tokens, and each does its part of the
-    work. Queues are fair between `owner`s, the names of clients' keys.
+    work. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has as many placeholders
+    among the `tokens` as it has tokens.
     """
 
     id: str
@@ -109,6 +112,21 @@ class Generate(Message):
     said: int = 0  # how many of the last tokens are part of the answer, computed by a worker that was lost
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
+    media: tuple[MediaItem, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of its media."""
+        return tuple(item.data for item in self.media)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Generate:
+        """Return the request with other tensors of its media."""
+        return evolve(self, media=with_data(self.media, tensors))
+
+    def check_tensors(self) -> None:
+        """Raise `PeerViolation` for an item of its media that contradicts itself."""
+        for item in self.media:
+            check_item(item)
 
 
 @frozen
@@ -180,6 +198,32 @@ class EngineInfo(Message):
     bootstrap: tuple[str, int] | None = None  # host and port of a prefill's bootstrap server
     ranks: int = 1
     digest: Digest = ()  # of its model's folder; empty if it has not been read
+    media: MediaInfo | None = None  # None: it takes neither images nor videos
+
+    @property
+    def media_form(self) -> MediaForm | None:
+        """The form of the items in its requests: the places alone for a decode, whose prefill computes with them."""
+        if self.media is None:
+            return None
+        is_decode = self.hand_off is HandOff.RENDEZVOUS and self.bootstrap is None
+        return MediaForm.PLACES if is_decode else self.media.form
+
+
+def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, digest: Digest = ()) -> EngineInfo:
+    """Return the info of an encoder; the properties of engines that compute tokens are 0."""
+    return EngineInfo(
+        kind=kind,
+        version=version,
+        vocabulary_size=0,
+        context_max=0,
+        kv_tokens_max=0,
+        request_tokens_max=0,
+        running_max=batch_max,
+        page_size=0,
+        honours_seed=False,
+        digest=digest,
+        media=media,
+    )
 
 
 @frozen
@@ -253,6 +297,10 @@ class Embedded(Message):
     """Tensors, such as the embeddings of an image; their bytes are an attachment, sent in pieces."""
 
     tensors: tuple[Tensor, ...]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Embedded:
+        """Return the message with other tensors."""
+        return Embedded(tuple(tensors))
 
 
 KINDS = (

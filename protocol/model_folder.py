@@ -12,7 +12,16 @@ from typing import TypeAlias
 Digest: TypeAlias = tuple[tuple[str, str], ...]
 """Names of files with digests of their content; empty if the folder has not been read."""
 
-FILES = ("tokenizer.json", "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+FILES = (
+    "tokenizer.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
 """The files of a model besides its weights; each may be missing."""
 
 WEIGHTS = "weights"

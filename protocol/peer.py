@@ -11,13 +11,16 @@ A `Peer` never waits, reads no clock and sets no limit on queued frames: its own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from attrs import evolve, frozen
 
-from protocol.attachments import ATTACHED_BYTES_MAX, PIECE_BYTES, Incoming, Key, Outgoing, Views
-from protocol.errors import AskerLeft, LocalViolation, PeerViolation
+from protocol.attachments import PIECE_BYTES, Incoming, Key, Outgoing, Views
+from protocol.byte_budget import ByteShare
+from protocol.errors import AskerLeft, LocalViolation, Overloaded, PeerViolation
 from protocol.frames import (
+    ATTACHED_BYTES_MAX,
     FRAME_BYTES_MAX,
     VERSION,
     Announce,
@@ -58,6 +61,7 @@ class PeerStatistics:
 
     `sending_bytes` and `receiving_bytes` are the sizes of all attachments that are incomplete, `buffered_bytes` is what
     has arrived of them. `in_flight_bytes` have been sent and not acknowledged, `unacknowledged_bytes` have arrived.
+    `waiting` attachments find no room yet.
     """
 
     asked: int = 0
@@ -68,14 +72,17 @@ class PeerStatistics:
     receiving_bytes: int = 0
     buffered_bytes: int = 0
     unacknowledged_bytes: int = 0
+    waiting: int = 0
 
 
 class Peer:
     """The state of one end of a link.
 
     `asked` are the streams that this end opened, `served` those that the other end opened; either number is limited by
-    the end that serves. `attached_bytes_max` is the same at both ends. A frame that is not legal raises `PeerViolation`
-    if the other end has sent it, and `LocalViolation`, a bug of this end, if this one was to send it.
+    the end that serves, and the attachments that are on their way by the end that receives them. A frame that is not
+    legal raises `PeerViolation` if the other end has sent it, and `LocalViolation`, a bug of this end, if this one was
+    to send it. `check_attached` is called with each frame that an attachment is to follow, and raises `PeerViolation`
+    before a byte of it is kept.
     """
 
     def __init__(
@@ -90,17 +97,18 @@ class Peer:
         self.asked = Streams(0)
         self.served = Streams(serves_max)
         self.attached: memoryview = NOTHING  # to the frame that `receive_data` has just yielded
+        self.check_attached: Callable[[Open | Item], None] = _accept
         self._reader = FrameReader(frame_bytes_max)
         self._queued: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
         self._outgoing = Outgoing(attached_bytes_max)
         self._incoming = Incoming(attached_bytes_max)
-        self._enqueue(Hello(VERSION, name, serves_max, takes_steps=True))
+        self._enqueue(Hello(VERSION, name, serves_max, takes_steps=True, attached_bytes_max=attached_bytes_max))
 
     @property
     def queued_bytes(self) -> int:
         """Bytes of frames that wait to be written, without attachments."""
-        return self._queued_bytes + self._outgoing.behind_bytes
+        return self._queued_bytes + self._outgoing.held_bytes
 
     def statistics(self) -> PeerStatistics:
         """Return what this end holds now."""
@@ -108,11 +116,12 @@ class Peer:
             asked=len(self.asked),
             served=len(self.served),
             queued_bytes=self.queued_bytes,
-            sending_bytes=self._outgoing.promised_bytes,
+            sending_bytes=self._outgoing.budget.taken_bytes,
             in_flight_bytes=self._outgoing.in_flight_bytes,
             receiving_bytes=self._incoming.promised_bytes,
             buffered_bytes=self._incoming.buffered_bytes,
             unacknowledged_bytes=self._incoming.unacknowledged_bytes,
+            waiting=self._outgoing.budget.waiting,
         )
 
     @property
@@ -120,29 +129,44 @@ class Peer:
         """Whether `data_to_send` has anything to return; receiving may change that, without anything being sent."""
         return bool(self._queued or self._incoming.unacknowledged_bytes) or self._outgoing.ready
 
-    @property
-    def may_send_steps(self) -> bool:
-        """Whether tokens may be sent in a `Step` now; an attachment holds back an `Item`, but cannot a `Step`."""
-        return self.hello is not None and self.hello.takes_steps and not self.served.owing
+    def takes_steps(self, stream: int) -> bool:
+        """Return whether tokens of a stream may be sent in a `Step` now; its attachment holds back an `Item` alone."""
+        if self.hello is None or not self.hello.takes_steps:
+            return False
+        if not (self.served.owing or self._outgoing.unsent):
+            return True
+        return (False, stream) not in self._outgoing.unsent and not self.served.owed(stream)[1]
 
-    def send(self, frame: Frame, attached: Views = ()) -> None:
+    def share(self, size: int, on_taken: Callable[[], None]) -> ByteShare:
+        """Return a share of the room for attachments, for an `Open` with one of `size` bytes, taken or waiting.
+
+        It is given to `send`, or given back. Raises `TooLarge` for more bytes than may ever be attached.
+        """
+        self._outgoing.check_size(size)
+        return self._outgoing.budget.share(size, on_taken)
+
+    def send(self, frame: Frame, attached: Views = (), share: ByteShare | None = None) -> None:
         """Queue a frame, if it is legal now, and after it the attachment whose size is its `attached`.
 
-        Further frames of the stream are kept until the attachment has been sent. Raises `TooLarge` or `Overloaded`,
-        before anything has changed, for more bytes than may ever be attached, or may be now.
+        Further frames of the stream are held until the attachment has been sent. An `Item` whose attachment finds no
+        room is held, too; an `Open` cannot be, and needs a `share` that is taken, or raises `Overloaded`. Raises
+        `TooLarge` for more bytes than may ever be attached. Whatever is raised, nothing has changed.
         """
         try:
             size = frame.attached if isinstance(frame, WITH_ATTACHED) else 0
             if size or attached:
                 attached = self._outgoing.fit(size, attached)
-            if self.served.owing and self._held_back(frame, attached):
+            if (size or self.served.owing or self._outgoing.unsent) and self._held_back(frame, attached):
                 return
+            if isinstance(frame, Open) and share is None and not self._outgoing.budget.fits(size):
+                raise Overloaded(f"{size} bytes are attached, for which there is no room on this link now")
             self._apply(frame, sent=True)
             self._enqueue(frame)
             if isinstance(frame, ENDS_EARLY):  # the rest of the attachment is not wanted, or will not be sent
                 self._forget(_key(frame, sent=True))
             elif size and isinstance(frame, WITH_ATTACHED):
-                self._outgoing.put(_key(frame, sent=True), attached)
+                share = share or self._outgoing.budget.share(size, _ignore)
+                self._outgoing.put(_key(frame, sent=True), attached, share)
         except PeerViolation as error:
             raise LocalViolation(f"{BUG}: {error}") from error
 
@@ -191,30 +215,46 @@ class Peer:
         """Queue the next pieces of attachments, and the frames that waited behind a last piece."""
         size = PIECE_BYTES
         while size and self._outgoing.ready and self._queued_bytes < bytes_max:
-            (asked, stream), piece, frames = self._outgoing.next_piece(size)
+            key, piece = self._outgoing.next_piece(size)
             size -= len(piece)
-            part = RequestData(stream, piece) if asked else ReplyData(stream, piece)
+            part = RequestData(key[1], piece) if key[0] else ReplyData(key[1], piece)
             self._apply(part, sent=True)
             self._enqueue(part)
-            for frame in frames:  # an `Item` that waited has spent its credit already
-                self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)
-                self._enqueue(frame)
+            self._outgoing.piece_sent(key)
+            self._send_held(key)
+
+    def _send_held(self, key: Key) -> None:
+        """Queue the frames of a stream that need to be held no longer."""
+        for frame in self._outgoing.next_frames(key):  # an `Item` that was held has spent its credit already
+            self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)
+            self._enqueue(frame)
 
     def _held_back(self, frame: Frame, views: Views) -> bool:
-        """Hold back a frame whose stream has an unsent attachment; return whether the frame needs nothing more."""
+        """Hold back a frame behind an attachment, or for lack of room; return whether the frame needs nothing more."""
         if not isinstance(frame, ANSWERER_FRAMES) or isinstance(frame, ReplyData):
             return False
         key = _key(frame, sent=True)
         if self._outgoing.ended(key):
             raise PeerViolation(f"{type(frame).__name__} on stream {frame.stream}, which has ended")
-        if isinstance(frame, Fail) or not self.served.owed(frame.stream)[1]:
+        if isinstance(frame, Fail) or self.served.owed(frame.stream)[0]:
             return False
-        if isinstance(frame, Item):
-            self.served.spend(frame.stream, frame.units)
-        if key in self._outgoing:
-            self._outgoing.put_behind(key, frame, views)
-        elif isinstance(frame, End):  # cancelled: neither the attachment nor the frames behind it are sent
-            self._end_cancelled(frame.stream)
+        is_behind = key in self._outgoing.unsent
+        # Cancelled in the middle of an attachment: neither the rest of it nor the frames behind it are sent.
+        is_cut = not is_behind and self.served.owed(frame.stream)[1] > 0
+        if isinstance(frame, End):
+            if is_behind:
+                self._outgoing.hold(key, frame, (), None)
+            elif is_cut:
+                self._end_cancelled(frame.stream)
+            return is_behind or is_cut
+        size = frame.attached
+        is_unwanted = size > 0 and self.served.state(frame.stream) == "leaving"
+        if not (is_behind or is_cut or is_unwanted) and (not size or self._outgoing.budget.fits(size)):
+            return False
+        self.served.spend(frame.stream, frame.units)
+        if not (is_cut or is_unwanted):
+            share = self._outgoing.budget.share(size, partial(self._send_held, key)) if size else None
+            self._outgoing.hold(key, frame, views, share)
         return True
 
     def _attached(self, frame: Frame) -> Iterator[Frame]:
@@ -232,6 +272,7 @@ class Peer:
             case Item() if self.asked.state(frame.stream) == "leaving":  # its bytes are dropped as they come
                 pass
             case Open() | Item():
+                self.check_attached(frame)
                 self._incoming.expect(_key(frame, sent=False), frame)
             case WindowUpdate():
                 self._outgoing.acknowledge(frame.size)
@@ -280,8 +321,11 @@ class Peer:
             raise PeerViolation("a second Hello")
         if hello.version != VERSION:
             raise PeerViolation(f"the other end speaks version {hello.version} of the protocol, this one {VERSION}")
+        if hello.attached_bytes_max < 0:
+            raise PeerViolation(f"the other end takes {hello.attached_bytes_max} attached bytes")
         self.hello = hello
         self.asked.open_max = hello.streams_max
+        self._outgoing.budget.bytes_max = hello.attached_bytes_max
 
     def _cut(self, size: int) -> bytes:
         """Remove and return `size` bytes of the queue, which has more."""
@@ -301,6 +345,14 @@ class Peer:
         data = encode(frame)
         self._queued.append(data)
         self._queued_bytes += len(data)
+
+
+def _accept(_: Open | Item) -> None:
+    pass
+
+
+def _ignore() -> None:
+    pass
 
 
 def _key(frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail, *, sent: bool) -> Key:

@@ -1,4 +1,8 @@
-"""Tensors as raw bytes with a checked description; unlike those of pickle, they cannot run code."""
+"""Tensors as raw bytes with a checked description; unlike those of pickle, they cannot run code.
+
+The bytes of a tensor are attached to its message or, between the processes of one machine, in memory that they share:
+then the message has the region where they are, and whoever opens it checks that it is what the description says.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +37,41 @@ BYTES = {
 }
 
 
+FLOATS = frozenset({Dtype.FLOAT16, Dtype.BFLOAT16, Dtype.FLOAT32})
 DIMENSIONS_MAX = 8
 
 
 @frozen
+class SharedRegion:
+    """The bytes of a tensor in a sealed file in memory: `size` of them from `offset`, in an open file of a process.
+
+    The numbers of processes and descriptors are used again for others, so the file is known by `name` and `inode`.
+    """
+
+    process: int  # its id
+    descriptor: int
+    name: str
+    inode: int
+    offset: int
+    size: int
+
+
+@frozen
 class Tensor:
-    """A dense, C-ordered array: `data` holds `prod(shape)` elements of `dtype`."""
+    """A dense, C-ordered array: `data` holds `prod(shape)` elements of `dtype`.
+
+    In a message that is sent, `data` is empty where the bytes are in the `shared` region. In one that has arrived, that
+    is a region of this process, by which the bytes can be passed on.
+    """
 
     dtype: Dtype
     shape: tuple[int, ...]
     data: memoryview = field(repr=False)
+    shared: SharedRegion | None = field(default=None, eq=False)
+
+
+NO_TENSOR = Tensor(Dtype.UINT8, (0,), memoryview(b""))
+"""What stands where there is no tensor."""
 
 
 def size_bytes(tensor: Tensor) -> int:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from attrs import Factory, frozen
 
 from protocol.kind import Kind, Message
+from protocol.media import Media
 from protocol.messages import FinishReason, Grammar, Usage
 from protocol.trace import Trace
 
@@ -25,10 +26,22 @@ class Role(StrEnum):
 
 @frozen
 class Turn:
-    """One message of a conversation."""
+    """One message of a conversation: a text, or texts with images and videos between them, in their order."""
 
     role: Role
-    content: str
+    content: str | tuple[str | Media, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of the message; its pieces are joined with nothing in between."""
+        content = self.content
+        return content if isinstance(content, str) else "".join([part for part in content if isinstance(part, str)])
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """The images and videos of the message, in their order."""
+        content = self.content
+        return () if isinstance(content, str) else tuple(part for part in content if not isinstance(part, str))
 
 
 @frozen
@@ -78,6 +91,12 @@ class Respond(Message):
     def choices(self) -> int:
         """The number of choices of the answer."""
         return max(1, len(self.texts), len(self.token_lists)) * self.n
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """The images and videos of all turns, in their order."""
+        with_media = (turn for turn in self.turns if not isinstance(turn.content, str))
+        return tuple(media for turn in with_media for media in turn.media)
 
 
 @frozen

@@ -7,53 +7,20 @@ chunk that has the role alone, and usage last before `[DONE]`, in a chunk withou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-import attrs
 from attrs import frozen
 
 from protocol.dialects.answer_builder import Choice, extend
+from protocol.dialects.chat_messages import Message, message_mistakes
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read_checked
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
-from protocol.strict.objects import Harmless, tag
-from protocol.text_messages import Respond, Role, Text, Turn
-
-
-@frozen
-class Part:
-    """A piece of text; images and audio are not supported."""
-
-    type: Literal["text"] = attrs.field(metadata=tag())
-    text: str
-
-
-@frozen
-class Message:
-    """A message of the conversation; messages of tools are not supported."""
-
-    harmless: ClassVar[Harmless] = {  # stock clients send an assistant's message back with all of its fields
-        "name": ("",),
-        "refusal": ("",),
-        "annotations": ([],),
-        "audio": (),
-        "function_call": (),
-        "tool_calls": ([],),
-        "tool_call_id": (),
-        "reasoning_content": ("",),
-        "reasoning": ("",),
-    }
-
-    role: Role = attrs.field(metadata=tag())
-    content: str | Annotated[tuple[Part, ...], Holds(1)] | None = None
-
-    def turn(self) -> Turn:
-        """Return the message for a processor; its pieces are joined with nothing in between."""
-        content = self.content or ""
-        return Turn(self.role, content if isinstance(content, str) else "".join(part.text for part in content))
+from protocol.strict.objects import Harmless
+from protocol.text_messages import Respond, Text
 
 
 @frozen(kw_only=True)
@@ -110,9 +77,7 @@ class ChatRequest(ChoiceOptions):
 
     def mistakes(self) -> Iterator[Mistake]:
         """Yield the mistakes between fields that are each valid."""
-        for index, message in enumerate(self.messages):
-            if message.content is None:
-                yield Mistake(f"messages[{index}].content", "is missing")
+        yield from message_mistakes(self.messages)
         if self.max_tokens not in (None, self.tokens_max):
             yield Mistake("max_tokens", "differs from max_completion_tokens, which is its newer name; send one")
         if self.top_logprobs and not self.logprobs:
@@ -130,7 +95,7 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
     return respond(
         request,
         request_id=request_id,
-        turns=tuple(message.turn() for message in request.messages),
+        turns=tuple(message.turn(index) for index, message in enumerate(request.messages)),
         tokens_max=request.tokens_max,
         n=request.choices,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,

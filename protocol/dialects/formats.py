@@ -15,7 +15,7 @@ from protocol.dialects.request_body import STRING
 from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, join, wrong
-from protocol.strict.objects import tag
+from protocol.strict.tagged import tag
 
 JSON_BYTES_MAX = 128 * 1024  # about OpenAI's own limit of a schema
 JSON_LEVELS_MAX = 100  # an engine compiles a schema of 300 levels in half a second, one of 800 in twelve seconds

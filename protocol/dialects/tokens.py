@@ -9,7 +9,8 @@ import msgspec
 from attrs import frozen
 
 from protocol.dialects.answer_builder import AnswerBody
-from protocol.dialects.chat import Message
+from protocol.dialects.chat_messages import Message, message_mistakes
+from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
 from protocol.dialects.request_body import decode, read, read_checked
@@ -54,9 +55,11 @@ class TokenizeRequest:
         if self.messages is not None and self.add_special_tokens:
             text = "is for a prompt; the chat template puts around messages what they need"
             yield Mistake("add_special_tokens", text, unsupported=True)
-        for index, message in enumerate(self.messages or ()):
-            if message.content is None:
-                yield Mistake(f"messages[{index}].content", "is missing")
+        messages = self.messages or ()
+        yield from message_mistakes(messages)
+        if (place := next((place for place, one in enumerate(messages) if media_count(one.content)), None)) is not None:
+            text = "has images or videos, whose tokens are not counted here; the usage of an answer counts them"
+            yield Mistake(f"messages[{place}].content", text, unsupported=True)
 
 
 @frozen(kw_only=True)
@@ -77,7 +80,7 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
 def to_tokenize(request: TokenizeRequest) -> Tokenize:
     """Return the request for a processor."""
     if request.messages is not None:
-        return Tokenize(turns=tuple(message.turn() for message in request.messages))
+        return Tokenize(turns=tuple(message.turn(index) for index, message in enumerate(request.messages)))
     return Tokenize(text=request.prompt or "", special=request.add_special_tokens is not False)
 
 

@@ -12,10 +12,12 @@ from typing import TypeAlias
 
 from attrs import Factory, frozen
 
-from protocol.dialects import chat, completions, formats, responses, tokens
+from protocol.dialects import chat, chat_messages, completions, formats, responses, tokens
+from protocol.dialects.responses import items
 from protocol.errors import ERRORS_BY_CODE, RequestError
 from protocol.openapi import answer_schemas
 from protocol.openapi.request_schemas import NULL, Schema, Schemas, without_null
+from protocol.text_messages import Role
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 # Statuses that any request can get: for wrong syntax, a missing key or a foreign page, slowness, size, limits, and the
@@ -156,7 +158,21 @@ def _property(schema: Schema, name: str) -> Schema:
 
 def _message(schema: Schema) -> Schema:
     content = without_null(_property(schema, "content"))
-    return {**_changed(schema, content=content), "required": ["role", "content"]}
+    return _item({**_changed(schema, content=content), "required": ["role", "content"]})
+
+
+_TYPES_OF_TEXT = {"properties": {"type": {"enum": ["text", "input_text", "output_text"]}}}
+_OF_TEXT = {"properties": {"content": {"items": _TYPES_OF_TEXT}}}
+"""A message without images and videos."""
+
+
+def _item(schema: Schema) -> Schema:
+    return {**schema, "if": {"properties": {"role": {"const": Role.USER.value}}}, "else": _OF_TEXT}
+
+
+def _with_url(schema: Schema, name: str) -> Schema:
+    """Return the schema of a part whose URL is required."""
+    return {**_changed(schema, **{name: without_null(_property(schema, name))}), "required": ["type", name]}
 
 
 def _format(needed: tuple[str, ...], others: tuple[str, ...]) -> Schema:
@@ -169,7 +185,7 @@ def _format(needed: tuple[str, ...], others: tuple[str, ...]) -> Schema:
 def _tokenize(schema: Schema) -> Schema:
     prompt = {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}}
     special = {"enum": [False, None]}
-    messages = {"messages": {"type": "array"}, "prompt": NULL, "add_special_tokens": special}
+    messages = {"messages": {"type": "array", "items": _OF_TEXT}, "prompt": NULL, "add_special_tokens": special}
     return {**schema, "oneOf": [prompt, {"required": ["messages"], "properties": messages}]}
 
 
@@ -205,11 +221,14 @@ def _name_models(named: Mapping[str, Schema], models: Sequence[str]) -> None:
 
 
 _RULES = {
-    chat.Message: _message,
+    chat_messages.Message: _message,
     chat.ChatRequest: _chat,
     completions.CompletionRequest: _completion,
     formats.ResponseFormat: lambda schema: schema | _format(("json_schema",), ()),
     formats.TextFormat: lambda schema: schema | _format(("name", "schema"), ("description", "strict")),
+    items.InputImage: lambda schema: _with_url(schema, "image_url"),
+    items.Item: _item,
+    items.InputVideo: lambda schema: _with_url(schema, "video_url"),
     responses.Create: _response_request,
     responses.CreateHttp: _response_http,
     tokens.TokenizeRequest: _tokenize,

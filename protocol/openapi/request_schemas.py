@@ -14,6 +14,7 @@ import attrs
 from attrs import Factory, define
 
 from protocol.dialects.formats import JSON_BYTES_MAX, JSON_LEVELS_MAX, JsonObject, JsonObjectOrText
+from protocol.dialects.media_urls import URL_CHARACTERS_MAX, EmbeddingsFile, LocatesMedia
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
 from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIds
 from protocol.dialects.responses.requests import TOOL_CHOICES, ToolChoice
@@ -44,6 +45,7 @@ _OWN: dict[object, Schema] = {
     JsonObjectOrText: {"anyOf": [_OBJECT, _TEXT]},
     ToolChoice: {"type": "string", "enum": [*TOOL_CHOICES]},
     TokenIds: {**_IDS, "maxItems": IDS_MAX},
+    EmbeddingsFile: {"type": "string", "contentEncoding": "base64", "minLength": 1},
     Prompts: {
         "anyOf": [
             {"type": "string"},
@@ -53,6 +55,18 @@ _OWN: dict[object, Schema] = {
         ]
     },
 }
+
+
+def _any_case(word: str) -> str:
+    """Return a pattern of a word, whose letters may be capitals: the patterns of JSON Schema have no flag for that."""
+    return "".join(f"[{each}{each.upper()}]" if each.isalpha() else each for each in word)
+
+
+_MEDIA_URL = (
+    f"^({_any_case('data')}:[^,]{{0,244}}{_any_case(';base64')},[\\s\\S]+"
+    f"|({_any_case('https')}|{_any_case('http')})://[!-~]+|{_any_case('file')}:/[!-~]+)$"
+)
+_MEDIA_EXAMPLES = ["data:image/png;base64,iVBORw0KGgo=", "https://media.example/cat.png", "file:///srv/media/cat.png"]
 
 
 @define(eq=False)
@@ -156,6 +170,9 @@ def _keywords(check: object, schema: Schema) -> Schema:
             return {name: size for name, size in sizes.items() if size is not None}
         case Matches():
             return {"pattern": f"^({check.pattern})$"}
+        case LocatesMedia():
+            description = f"At most {URL_CHARACTERS_MAX} characters, but for a data URL."
+            return {"pattern": _MEDIA_URL, "description": description, "examples": _MEDIA_EXAMPLES}
         case TopK():
             return {"anyOf": [{"const": -1}, {"minimum": 1, "maximum": INT32_MAX}]}
         case SpellsTokenId():

@@ -54,7 +54,8 @@ def expected(kind: object) -> str:
     if get_origin(kind) is Annotated:
         return expected(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
-        return either([expected(member) for member in get_args(kind) if member is not types.NoneType])
+        words = [expected(member) for member in get_args(kind) if member is not types.NoneType]
+        return either(list(dict.fromkeys(words)))  # several members may be objects
     if reads_itself(kind):
         return either([WORDS[member] for member in kind.value_types])
     return WORDS[reader_types(kind)[0]]

@@ -17,6 +17,7 @@ from cattrs.errors import CattrsError, IterableValidationError, IterableValidati
 from protocol.strict.checks import Holds
 from protocol.strict.expected import ReadsItself, allowed_values, expected, reader_types
 from protocol.strict.mistakes import Mistakes, describe, wrong
+from protocol.strict.tagged import is_tagged, tagged_hook
 
 T = TypeVar("T")
 Place = TypeVar("Place", int, str)  # of an item: its index or its key
@@ -163,10 +164,14 @@ def mapping_hook(kind: object, converter: Converter) -> Hook:
 
 
 def union_hook(kind: object, converter: Converter) -> Hook:
-    """Return the hook of a union, which chooses a member by the type of the value."""
+    """Return the hook of a union, which chooses a member by the type of the value, and among objects by their tag."""
     members: dict[type, tuple[Hook, object]] = {}
+    tagged = [member for member in get_args(kind) if is_tagged(member)]
+    if tagged[1:]:
+        members[dict] = tagged_hook(tagged, [converter.get_structure_hook(member) for member in tagged]), kind
+    others = [member for member in get_args(kind) if not (tagged[1:] and member in tagged)]
     # a float also takes integers, so it comes last and leaves them to an int beside it
-    for member in sorted(get_args(kind), key=lambda member: float in reader_types(member)):
+    for member in sorted(others, key=lambda member: float in reader_types(member)):
         hook = converter.get_structure_hook(member)
         for reader_type in reader_types(member):
             if reader_type in members and not (reader_type is int and float in reader_types(member)):

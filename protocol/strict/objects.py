@@ -14,36 +14,26 @@ from cattrs import Converter
 from cattrs.errors import ClassValidationError
 from cattrs.gen import make_dict_structure_fn
 
-from protocol.strict.expected import WORDS, allowed_values, either, expected
+from protocol.strict.expected import WORDS, either
 from protocol.strict.hooks import Hook, read_mapping
 from protocol.strict.mistakes import Mistakes, describe, wrong
+from protocol.strict.tagged import tags_of
 
 Harmless = Mapping[str, tuple[object, ...]]
 """Keys that are accepted while their value is null or one of these; a type stands for all values of that type."""
-
-_TAG = "espalier.tag"
-
-
-def tag() -> Mapping[str, bool]:
-    """Return the metadata of a field that selects the kind of its object, of which other kinds are not supported."""
-    return {_TAG: True}
 
 
 def object_hook(cls: type[attrs.AttrsInstance], converter: Converter) -> Hook:
     """Return the hook of an attrs class."""
     attrs.resolve_types(cls, include_extras=True)
     read = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True)
-    tagged = [(field.name, field.type) for field in attrs.fields(cls) if field.metadata.get(_TAG)]
-    tags = [(name, kind, frozenset(allowed_values(kind))) for name, kind in tagged]
+    tags = tags_of(cls)
     harmless: Harmless = getattr(cls, "harmless", {})
 
     def hook(value: object, _: object) -> object:
         value = read_mapping(value)
-        for name, kind, allowed in tags:
-            chosen = value.get(name)
-            if isinstance(chosen, str) and chosen not in allowed:  # its other keys belong to that kind
-                message = f"{describe(chosen)} is not supported here; only {expected(kind)} is"
-                raise wrong(message, name, unsupported=True)
+        for tag in tags:
+            tag.check(value)
         if harmless.keys().isdisjoint(value):
             return read(value, cls)
         errors: list[Exception] = [*_harmful(value, harmless)]

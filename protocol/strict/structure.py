@@ -2,8 +2,8 @@
 
 Nothing is coerced: a `bool` is no integer, `"8000"` is no number, an unknown key is a mistake. An integer may stand
 where a number is wanted. `Annotated[X, check]` adds a `Check` (`hooks`); a class may name in `harmless` the keys that
-it accepts only while they ask for nothing special, and mark with `tag()` the field that selects its kind (`objects`); a
-class with a method `from_value` reads its values itself (`expected`).
+it accepts only while they ask for nothing special (`objects`), and mark with `tag()` the field that selects its kind
+(`tagged`); a class with a method `from_value` reads its values itself (`expected`).
 
 The data are untrusted: lists and objects have a longest length, each list reports a limited number of mistakes, and no
 sentence about a value is longer than a line. A bug in a class, such as a union whose members cannot be told apart,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from protocol import attachments
 from protocol.attachments import PIECE_BYTES, WINDOW_BYTES
 from protocol.errors import LocalViolation, Overloaded, PeerViolation, TooLarge
 from protocol.frames import (
+    ATTACHED_BYTES_MAX,
     VERSION,
     Announce,
     Cancel,
@@ -406,7 +406,7 @@ def test_an_attachment_beyond_the_limit_is_refused_and_changes_nothing() -> None
     with pytest.raises(TooLarge, match="101 bytes are attached; the limit of a link is 100"):
         pair.ask(bytes(101))
     pair.ask(bytes(60))
-    with pytest.raises(Overloaded, match="60 attached bytes are waiting"):
+    with pytest.raises(Overloaded, match="41 bytes are attached, for which there is no room"):
         pair.ask(bytes(41))
     assert pair.near.asked.last == 1
     pair.settle()
@@ -414,16 +414,148 @@ def test_an_attachment_beyond_the_limit_is_refused_and_changes_nothing() -> None
     assert len(pair.settle()[1]) == 1
 
 
-def test_waiting_attachments_count_toward_the_limit() -> None:
+# Waiting for room --------------------------------------------------------------------------
+
+
+def test_a_reply_without_room_is_held_with_what_follows_it_until_there_is_room() -> None:
     pair = Pair(attached_bytes_max=100)
     pair.open()
+    pair.open()
     pair.reply(bytes(60))
-    pair.reply(bytes(40))
+    pair.reply(bytes_of(40, 1), b"2")
+    pair.far.send(Item(2, b"other", 1, 70), views(bytes_of(70, 2)))
+    pair.far.send(End(2, b"done"))
+    held = pair.far.statistics()
+    assert (held.sending_bytes, held.waiting, pair.far.served.credit(2)) == (100, 1, 8)
+    pair.far.send(End(1, b"done"))
+    received = [(frame.stream, frame.body, data) for frame, data in pair.settle()[0]]
+    assert received == [
+        (1, b"reply", bytes(60)),
+        (1, b"2", bytes_of(40, 1)),
+        (1, b"done", b""),
+        (2, b"other", bytes_of(70, 2)),
+        (2, b"done", b""),
+    ]
+    assert pair.at_rest()
+
+
+def test_the_receiver_never_sees_more_than_its_limit_however_much_waits() -> None:
+    pair = Pair(streams=9, attached_bytes_max=100)
+    for _ in range(9):
+        pair.open()
+    for stream in range(1, 10):
+        pair.far.send(Item(stream, b"reply", 1, 60 if stream % 2 else 100), views(bytes(60 if stream % 2 else 100)))
+        pair.far.send(End(stream, b""))
+    assert pair.far.statistics().waiting == 8
+    assert len(pair.settle()[0]) == 18  # the receiver would have raised PeerViolation
+    assert pair.at_rest()
+
+
+def test_nothing_small_overtakes_what_is_large_and_waits_for_room() -> None:
+    pair = Pair(attached_bytes_max=100)
+    for _ in range(3):
+        pair.open()
+    for stream, size in ((1, 60), (2, 100), (3, 1)):
+        pair.far.send(Item(stream, b"", 1, size), views(bytes(size)))
+    assert pair.far.statistics().waiting == 2
+    assert [frame.stream for frame, _ in pair.settle()[0]] == [1, 2, 3]
+
+
+def test_a_request_takes_its_turn_for_room_among_replies() -> None:
+    pair, taken = Pair(attached_bytes_max=100), []
+    pair.open()
+    pair.reply(bytes(60))
+    with pytest.raises(TooLarge, match="101 bytes are attached; the limit of a link is 100"):
+        pair.far.share(101, lambda: None)
+    share = pair.far.share(100, lambda: taken.append(True))
+    pair.far.send(Item(1, b"behind", 1, 1), views(b"x"))
+    assert not share.taken
+    pair.to_near()
+    assert taken == [True]
+    held = pair.far.statistics()
+    assert (held.sending_bytes, held.in_flight_bytes, held.waiting) == (100, 60, 1)
+    share.give_back()  # its asker has left
+    share.give_back()
+    assert [frame.body for frame, _ in pair.settle()[0]] == [b"behind"]
+
+
+def test_a_share_is_the_room_of_the_request_that_is_sent_with_it() -> None:
+    pair = Pair(attached_bytes_max=100)
+    pair.ask(bytes(60))
+    share = pair.near.share(50, lambda: None)
+    pair.settle()
+    assert share.taken
     with pytest.raises(Overloaded):
-        pair.reply(b"x")
-    pair.far.send(Fail(1, "overloaded", "x"))
+        pair.ask(bytes(51))
+    pair.near.send(Open(2, b"ask", 9, attached=50), views(bytes(50)), share)
+    assert pair.near.statistics().sending_bytes == 50
+    assert len(pair.settle()[1]) == 1
+    pair.far.send(End(1, b""))
+    pair.far.send(End(2, b""))
     pair.settle()
     assert pair.at_rest()
+
+
+@pytest.mark.parametrize("early", [Fail(2, "internal", "x"), Cancel(2, "left")], ids=repr)
+def test_a_reply_that_ends_while_it_waits_for_room_gives_its_turn_to_the_next(early: Fail | Cancel) -> None:
+    pair = Pair(attached_bytes_max=100)
+    for _ in range(3):
+        pair.open()
+    for stream, size in ((1, 60), (2, 100), (3, 40)):
+        pair.far.send(Item(stream, b"", 1, size), views(bytes(size)))
+    (pair.far if isinstance(early, Fail) else pair.near).send(early)
+    if isinstance(early, Cancel):
+        list(pair.far.receive_data(pair.near.data_to_send()))
+        pair.far.send(Fail(2, "left", "it has let go"))
+    assert pair.far.statistics().waiting == 0
+    assert [frame.stream for frame, _ in pair.settle()[0] if isinstance(frame, Item)] == [1, 3]
+    for stream in (1, 3):
+        pair.far.send(End(stream, b""))
+    pair.settle()
+    assert pair.at_rest()
+
+
+def test_the_tensors_of_a_reply_are_not_sent_once_its_asker_has_left(pair: Pair) -> None:
+    pair.open()
+    pair.near.send(Cancel(1, "left"))
+    pair.to_far()
+    pair.reply(bytes(WINDOW_BYTES))
+    pair.far.send(End(1, b"done"))
+    assert [type(frame) for frame in frames(pair.far.data_to_send())] == [End]
+
+
+def test_tokens_of_other_streams_go_in_steps_beside_an_attachment(pair: Pair) -> None:
+    pair.open()
+    pair.open()
+    pair.reply(bytes(2 * WINDOW_BYTES))
+    assert [pair.far.takes_steps(stream) for stream in (1, 2)] == [False, True]
+    pair.far.send(Step([2], [1], [7], [], []))
+    assert pair.to_near()[0] == (Step([2], [1], [7], [], []), b"")
+    pair.settle()
+    assert pair.far.takes_steps(1)
+
+
+def test_tokens_do_not_overtake_a_reply_that_waits_for_room() -> None:
+    pair = Pair(attached_bytes_max=100)
+    pair.open()
+    pair.open()
+    pair.far.send(Item(2, b"", 1, 100), views(bytes(100)))
+    pair.reply(b"waits")
+    assert [pair.far.takes_steps(stream) for stream in (1, 2)] == [False, False]
+    pair.far.send(Item(1, b"token", 1))
+    pair.settle()
+    assert [pair.far.takes_steps(stream) for stream in (1, 2)] == [True, True]
+
+
+def test_a_sender_keeps_to_the_limit_that_its_receiver_states() -> None:
+    small, large = Peer("small", serves_max=4, attached_bytes_max=50), Peer("large", serves_max=4)
+    for one, other in ((small, large), (large, small)):
+        receive(one, other.data_to_send())
+    with pytest.raises(TooLarge, match="the limit of a link is 50"):
+        large.send(Open(1, b"", 1, attached=51), views(bytes(51)))
+    small.send(Open(1, b"", 1, attached=51), views(bytes(51)))
+    with pytest.raises(PeerViolation, match="takes -1 attached bytes"):
+        receive(Peer("here", serves_max=1), encode(Hello(VERSION, "there", 1, attached_bytes_max=-1)))
 
 
 @pytest.mark.parametrize(
@@ -449,7 +581,7 @@ def test_an_attachment_of_another_size_than_announced_is_refused(
 
 
 def test_an_announced_size_takes_no_memory() -> None:
-    peer, received = facing(Open(1, b"", 0, attached=attachments.ATTACHED_BYTES_MAX))
+    peer, received = facing(Open(1, b"", 0, attached=ATTACHED_BYTES_MAX))
     assert received == []
     assert peer.statistics().buffered_bytes == 0
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 
 from protocol import codec, errors
-from protocol.attachments import ATTACHED_BYTES_MAX
 from protocol.errors import ERRORS_BY_CODE, ActorError, InternalError, PeerViolation, RequestError, from_code
 from protocol.frames import (
+    ATTACHED_BYTES_MAX,
     FRAME_BYTES_MAX,
     KINDS,
     VERSION,

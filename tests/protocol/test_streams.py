@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocol import attachments
+from protocol.byte_budget import ByteShare
 from protocol.errors import LocalViolation, Overloaded, PeerViolation
 from protocol.frames import (
     Begun,
@@ -56,6 +57,7 @@ class TwoEnds(RuleBasedStateMachine):
         self.attached: dict[bytes, bytes] = {}  # by body, of which no two are equal: its attachment
         self.sent: Bodies = ({}, {})  # the replies that each end has sent on the streams it serves
         self.received: Bodies = ({}, {})  # the replies that each end has received on the streams it opened
+        self.asking: tuple[list[ByteShare], list[ByteShare]] = ([], [])  # room for requests that are not sent yet
 
     which = st.integers(0, 1)
     sizes = st.sampled_from((0, 0, 1, 3, 8, 20))
@@ -72,10 +74,12 @@ class TwoEnds(RuleBasedStateMachine):
             self.opens(1, 5, 0)
             self.settles()
 
-    def send(self, end: int, frame: Frame, views: tuple[memoryview[int], ...] = ()) -> bool:
-        """Send a frame, unless too much is attached already; return whether it was sent."""
+    def send(
+        self, end: int, frame: Frame, views: tuple[memoryview[int], ...] = (), share: ByteShare | None = None
+    ) -> bool:
+        """Send a frame, unless it is a request for which there is no room; return whether it was sent."""
         try:
-            self.ends[end].send(frame, views)
+            self.ends[end].send(frame, views, share)
         except Overloaded:
             return False
         if self.eager:
@@ -104,11 +108,34 @@ class TwoEnds(RuleBasedStateMachine):
     def opens(self, end: int, credit: int, size: int) -> None:
         asked = self.ends[end].asked
         if len(asked) < asked.open_max:
-            body, views = self.body(size)
-            stream = asked.last + 1
-            if self.send(end, Open(stream, body, credit, attached=size), views):
-                self.granted[end][stream] = credit
-                self.received[end][stream] = []
+            self.opens_with(end, credit, size, None)
+
+    def opens_with(self, end: int, credit: int, size: int, share: ByteShare | None) -> None:
+        body, views = self.body(size)
+        stream = self.ends[end].asked.last + 1
+        if self.send(end, Open(stream, body, credit, attached=size), views, share):
+            self.granted[end][stream] = credit
+            self.received[end][stream] = []
+
+    @rule(end=which, size=sizes)
+    def wants_room(self, end: int, size: int) -> None:
+        """Ask for room for a request; it is opened, or given back, later."""
+        if size and self.ends[end].hello is not None and len(self.asking[end]) < 3:
+            self.asking[end].append(self.ends[end].share(size, lambda: None))
+
+    @precondition(lambda self: any(self.asking))
+    @rule(end=which, leaves=st.booleans(), which_one=st.integers(0, 2))
+    def uses_room(self, end: int, leaves: bool, which_one: int) -> None:
+        if which_one >= len(self.asking[end]):
+            return
+        share, asked = self.asking[end][which_one], self.ends[end].asked
+        if leaves:
+            share.give_back()
+        elif share.taken and len(asked) < asked.open_max:
+            self.opens_with(end, 1, share.size, share)
+        else:
+            return
+        self.asking[end].remove(share)
 
     @rule(end=which, data=st.data(), units=st.integers(0, 2))
     def grants(self, end: int, data: st.DataObject, units: int) -> None:
@@ -143,7 +170,7 @@ class TwoEnds(RuleBasedStateMachine):
     @rule(end=which, data=st.data())
     def steps(self, end: int, data: st.DataObject) -> None:
         served = self.ends[end].served
-        if streams := [stream for stream in sorted(self.credit[end]) if served.owed(stream) == (0, 0)]:
+        if streams := [stream for stream in sorted(self.credit[end]) if self.ends[end].takes_steps(stream)]:
             chosen = data.draw(st.lists(st.sampled_from(streams), unique=True))
             counts = [data.draw(st.integers(0, served.credit(stream))) for stream in chosen]
             ended = data.draw(st.lists(st.sampled_from(streams), unique=True))
@@ -214,16 +241,21 @@ class TwoEnds(RuleBasedStateMachine):
             for stream in range(asked.last + 2):
                 assert asked.state(stream) == served.state(stream)
                 assert asked.owed(stream) == served.owed(stream)
-                cut = served.owed(stream)[1] > 0  # frames behind it have spent their credit and are never sent
-                assert asked.credit(stream) == served.credit(stream) or cut
+                left = served.state(stream) == "leaving"  # what was cut short has spent its credit and is never sent
+                assert asked.credit(stream) == served.credit(stream) or left
             for stream, credit in self.credit[1 - end].items():
                 assert served.state(stream) == "leaving" or credit == self.granted[end][stream]
-            held = self.ends[end].statistics()
-            assert held == PeerStatistics(held.asked, held.served), "a quiet end holds bytes"
+            held, reserved = self.ends[end].statistics(), [share for share in self.asking[end] if share.taken]
+            expected = PeerStatistics(held.asked, held.served, sending_bytes=sum(share.size for share in reserved))
+            assert reserved or held == expected, "a quiet end holds bytes"
             assert not self.ends[end].attached
 
     def teardown(self) -> None:
         try:
+            for end in (0, 1):
+                for share in self.asking[end]:
+                    share.give_back()
+                self.asking[end].clear()
             self.settles()
             for end in (0, 1):
                 for stream in sorted(self.credit[end]):

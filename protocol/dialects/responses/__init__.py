@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocol.dialects.responses.body import Completion
 from protocol.dialects.responses.events import FINAL_EVENTS, Events, error_event
+from protocol.dialects.responses.items import continued
 from protocol.dialects.responses.objects import response_id
 from protocol.dialects.responses.requests import (
     INCLUDED_MAX,
@@ -26,6 +27,7 @@ __all__ = [
     "Create",
     "CreateHttp",
     "Events",
+    "continued",
     "error_event",
     "parse_http",
     "read_event",

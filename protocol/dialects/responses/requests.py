@@ -12,17 +12,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-import attrs
 from attrs import frozen
 
 from protocol.dialects.formats import TextFormat
+from protocol.dialects.media_parts import excess
 from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, respond
-from protocol.dialects.request_body import decode, read, read_checked
+from protocol.dialects.request_body import as_request_error, decode, read, read_checked
+from protocol.dialects.responses.items import Item, item_mistakes
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages import Grammar
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, describe, wrong
-from protocol.strict.objects import Harmless, tag
+from protocol.strict.objects import Harmless
 from protocol.text_messages import Respond, Role, Turn
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
@@ -34,32 +35,6 @@ StreamId = Annotated[str, Matches(STREAM_ID, "1 to 256 of the characters A-Z a-z
 MetadataKey = Annotated[str, Holds(0, 64)]
 MetadataValue = Annotated[str, Holds(0, 512)]
 Label = Annotated[str, Holds(0, 512)]  # of the end user; it is returned in the response
-
-
-@frozen
-class Part:
-    """A piece of text; images, audio and files are not supported."""
-
-    harmless: ClassVar[Harmless] = {"annotations": (list,), "logprobs": (list,)}  # of an earlier answer
-
-    type: Literal["input_text", "output_text"] = attrs.field(metadata=tag())
-    text: str
-
-
-@frozen
-class Item:
-    """A message of the conversation."""
-
-    harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "phase": (str,)}
-
-    role: Role
-    content: str | Annotated[tuple[Part, ...], Holds(1)]
-    type: Literal["message"] = attrs.field(default="message", metadata=tag())
-
-    def turn(self) -> Turn:
-        """Return the message for a processor; its pieces are joined with nothing in between."""
-        content = self.content
-        return Turn(self.role, content if isinstance(content, str) else "".join(part.text for part in content))
 
 
 @frozen
@@ -139,7 +114,7 @@ class ResponseRequest(Options):
         """Return the turns of this request without its instructions, which later requests do not inherit."""
         if isinstance(self.input, str):
             return (Turn(Role.USER, self.input),)
-        return tuple(item.turn() for item in self.input)
+        return tuple(item.turn(index) for index, item in enumerate(self.input))
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return `text.format` and the grammar that it requires."""
@@ -148,6 +123,8 @@ class ResponseRequest(Options):
 
     def mistakes(self) -> Iterator[Mistake]:
         """Yield the mistakes between fields that are each valid."""
+        if not isinstance(self.input, str):
+            yield from item_mistakes(self.input)
         for index, name in enumerate(self.include or ()):
             if name != LOGPROBS:
                 message = f"{describe(name)} is not supported here; only {describe(LOGPROBS)} is"
@@ -238,12 +215,18 @@ def stream_id_of(data: Mapping[str, object]) -> str | None:
 
 
 def to_respond(create: Create | CreateHttp, *, request_id: str, history: tuple[Turn, ...] = ()) -> Respond:
-    """Return the request for a processor; `history` has the turns of earlier responses, without instructions."""
+    """Return the request for a processor; `history` has the turns of earlier responses, without instructions.
+
+    Raises `BadRequest` if both together have too many images and videos.
+    """
     instructions = () if create.instructions is None else (Turn(Role.SYSTEM, create.instructions),)
+    turns = instructions + history + create.turns()
+    if history and (mistakes := tuple(excess(sum(len(turn.media) for turn in turns), "previous_response_id"))):
+        raise as_request_error(mistakes)
     return respond(
         create,
         request_id=request_id,
-        turns=instructions + history + create.turns(),
+        turns=turns,
         tokens_max=create.max_output_tokens,
         logprobs=create.logprobs,
         truncate=create.truncation == "auto",

@@ -57,7 +57,7 @@ def test_the_shortest_request() -> None:
     ],
 )  # fmt: skip
 def test_bodies_of_stock_clients_are_accepted(body: dict[str, Any]) -> None:
-    assert request(**body).messages[0].turn() == Turn(Role.USER, "Hi")
+    assert request(**body).messages[0].turn(0) == Turn(Role.USER, "Hi")
 
 
 def test_messages_of_every_role() -> None:
@@ -115,8 +115,6 @@ def test_to_respond_maps_every_field() -> None:
         ("messages[0].role", {"messages": [{"role": "function", "content": "x", "name": "f"}]}),
         ("messages[0].tool_calls", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}),
         ("messages[0].name", {"messages": [{"role": "user", "content": "x", "name": "me"}]}),
-        ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": "http://x"}}]}]}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [
             {"type": "input_audio", "input_audio": {}}]}]}),
     ],

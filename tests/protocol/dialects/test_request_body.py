@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.kit.offload import OFFLOAD_SIZE_MIN
 from protocol.dialects import chat, completions, request_body, responses
-from protocol.dialects.request_body import CONTAINERS_MAX, decode
+from protocol.dialects.request_body import (
+    BYTES_A_CHARACTER,
+    CHARACTERS_A_CONTAINER,
+    CONTAINERS_MAX,
+    COUNTED_MAX,
+    decode,
+    reading_work,
+)
 from protocol.errors import BadRequest
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
@@ -114,3 +122,29 @@ def test_a_misleading_hint_is_not_given() -> None:
 def test_the_error_for_a_keys_name_states_the_whole_rule() -> None:
     with pytest.raises(Mistakes, match="a letter or a digit first"):
         structure({"key": {"-a": {"sha256": "0" * 64}}}, KeyFile)
+
+
+# The time that a body takes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ['{"a":[1,2,{}]}', b'{"a":[1,2,{}]}', "{}" + "é" * 1000, b"", ""])
+def test_a_short_body_is_counted_as_a_whole(text: str | bytes) -> None:
+    raw = text.encode() if isinstance(text, str) else text
+    containers = raw.count(b"[") + raw.count(b"{") + raw.count(b":")
+    assert reading_work(text) == len(raw) // BYTES_A_CHARACTER + CHARACTERS_A_CONTAINER * containers
+
+
+@pytest.mark.parametrize("piece", ["A", "é", "{", '{"a":1},'])
+def test_a_long_body_is_estimated_by_its_beginning(piece: str) -> None:
+    text = piece * (10 * COUNTED_MAX // len(piece))
+    assert reading_work(text) == pytest.approx(10 * reading_work(text[:COUNTED_MAX]), rel=0.01)
+    assert reading_work(text.encode()) == pytest.approx(reading_work(text), rel=0.01)
+
+
+@pytest.mark.parametrize("data", ["A", "é", "{", ":", "\\n"])
+def test_the_event_loop_hardly_looks_at_megabytes_of_an_image(data: str) -> None:
+    text = '{"messages":[{"content":[{"image_url":{"url":"data:image/png;base64,' + data * 4_000_000 + '"}}]}]}'
+    for body in (text, text.encode()):
+        start = time.thread_time()
+        assert reading_work(body) > OFFLOAD_SIZE_MIN
+        assert time.thread_time() - start < 0.005

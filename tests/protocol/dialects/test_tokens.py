@@ -18,6 +18,7 @@ from protocol.text_messages import Detokenize, Detokenized, Role, Tokenize, Toke
 from tests.rig.dialects import check_refused
 
 USER = {"role": "user", "content": "Hi"}
+SEEN = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example/cat.png"}}]}
 
 
 def tokenize(**fields: Any) -> Tokenize:
@@ -69,6 +70,7 @@ def test_a_text_or_a_conversation_is_tokenized(fields: dict[str, Any], expected:
         (Unsupported, "add_special_tokens", {"messages": [USER], "add_special_tokens": True}),
         (Unsupported, "add_generation_prompt", {"messages": [USER], "add_generation_prompt": False}),
         (Unsupported, "tools", {"messages": [USER], "tools": [{}]}),
+        (Unsupported, "messages[1].content", {"messages": [USER, SEEN, SEEN]}),
         (Unsupported, "return_token_strs", {"prompt": "x", "return_token_strs": True}),
     ],
 )

@@ -16,6 +16,7 @@ from trio.testing import MockClock
 
 from protocol.dialects import chat, completions, responses, tokens
 from protocol.dialects.http import error_body
+from protocol.dialects.media_urls import LocatesMedia
 from protocol.errors import ERRORS_BY_CODE, ModelNotFound, RequestError
 from protocol.openapi.document import document
 from supervisor.gateway.http.routes import ROUTES
@@ -47,6 +48,8 @@ PARSERS = {
 BEYOND = re.compile(
     "cannot stand beside|must be at least n |must be at most max_|differs from|cannot be streamed|have at most 128"
     "|levels deep|as JSON|an object, or a string|finite|too large|min_tokens|must hold at most 1048576"
+    "|must not contain|user name|no host|its whole path|behind its path|no URL that can be read|a safetensors file"
+    "|must have at most 8192 characters|images and videos; a request can have"
 )
 
 
@@ -57,7 +60,7 @@ def valid(schema: Any, value: Any) -> bool:
     return all(CHECKS[name](schema, value) for name in schema if name not in ANNOTATIONS)
 
 
-ANNOTATIONS = {"description", "contentMediaType", "then", "example"}
+ANNOTATIONS = {"description", "contentMediaType", "contentEncoding", "then", "else", "example", "examples"}
 CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "type": lambda schema, value: type(value) in KINDS[schema["type"]],
     "enum": lambda schema, value: any(same(value, each) for each in schema["enum"]),
@@ -65,7 +68,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "anyOf": lambda schema, value: any(valid(each, value) for each in schema["anyOf"]),
     "oneOf": lambda schema, value: sum(valid(each, value) for each in schema["oneOf"]) == 1,
     "not": lambda schema, value: not valid(schema["not"], value),
-    "if": lambda schema, value: not valid(schema["if"], value) or valid(schema["then"], value),
+    "if": lambda schema, value: valid(schema.get("then" if valid(schema["if"], value) else "else", {}), value),
     "minimum": lambda schema, value: is_no(value, int, float) or value >= schema["minimum"],
     "maximum": lambda schema, value: is_no(value, int, float) or value <= schema["maximum"],
     "exclusiveMinimum": lambda schema, value: is_no(value, int, float) or value > schema["exclusiveMinimum"],
@@ -211,6 +214,14 @@ def test_the_examples_are_valid_requests(path: str) -> None:
     example = asked(path)["example"]
     PARSERS[path](json.dumps(example).encode())
     assert valid(asked(path)["schema"], example)
+
+
+def test_the_examples_of_urls_are_valid() -> None:
+    url = SCHEMAS["ImageUrl"]["properties"]["url"]
+    assert len(url["examples"]) == 3
+    for example in url["examples"]:
+        assert valid(url, example)
+        assert LocatesMedia().mistake(example) is None
 
 
 @pytest.mark.parametrize("path", PARSERS)

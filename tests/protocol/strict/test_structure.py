@@ -11,8 +11,8 @@ from attrs import Factory, frozen
 from protocol.strict.checks import Holds, Within
 from protocol.strict.hooks import ITEMS_MAX, MISTAKES_MAX
 from protocol.strict.mistakes import Mistake, Mistakes, wrong
-from protocol.strict.objects import tag
 from protocol.strict.structure import structure
+from protocol.strict.tagged import tag
 
 
 class Colour(StrEnum):

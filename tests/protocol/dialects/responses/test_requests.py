@@ -119,13 +119,13 @@ def test_unsupported_values_inside_a_field_are_refused_by_their_path(param: str,
         ("input[0].type", [{"type": "item_reference", "id": "x"}]),
         ("input[1].content[0].type", [
             {"role": "user", "content": "x"},
-            {"role": "user", "content": [{"type": "input_image", "image_url": "data:", "detail": "auto"}]},
+            {"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]},
         ]),
         ("input[0].content[0].type", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
         ("input[0].content[0].type", [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]),
     ],
 )  # fmt: skip
-def test_items_other_than_text_are_unsupported(param: str, items: Sequence[object]) -> None:
+def test_items_and_parts_of_other_types_are_unsupported(param: str, items: Sequence[object]) -> None:
     refused(Unsupported, param, input=items)
 
 

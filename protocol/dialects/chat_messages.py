@@ -1,0 +1,172 @@
+"""The messages of OpenAI chat completions, and the parts of which their content may consist.
+
+Images are `image_url` parts, as OpenAI has them; videos (`video_url`) and images whose embeddings are computed already
+(`image_embeds`) have the names that SGLang and vLLM give them. Other parts, audio and files, are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from protocol.dialects.media_parts import (
+    DetailName,
+    MediaPart,
+    MediaUrl,
+    content_of,
+    excess,
+    image,
+    media_count,
+    misplaced,
+    video,
+)
+from protocol.dialects.media_urls import EmbeddingsFile
+from protocol.media import Media
+from protocol.strict.checks import Holds
+from protocol.strict.mistakes import Mistake
+from protocol.strict.objects import Harmless
+from protocol.strict.tagged import tag
+from protocol.text_messages import Role, Turn
+
+_HINTS: Harmless = {"prompt_cache_breakpoint": (), "uuid": ()}  # names of a part in caches that are not here
+
+
+@frozen
+class TextPart:
+    """A piece of text."""
+
+    harmless: ClassVar[Harmless] = {"prompt_cache_breakpoint": ()}
+
+    type: Literal["text"] = attrs.field(metadata=tag())
+    text: str
+
+    def piece(self, _: str) -> str:
+        """Return the text."""
+        return self.text
+
+
+@frozen
+class ImageUrl:
+    """The URL of an image, and the detail in which the model sees it."""
+
+    harmless: ClassVar[Harmless] = {  # of SGLang's server
+        "max_dynamic_patch": (),
+        "min_dynamic_patch": (),
+        "max_long_side_pixel": (),
+        "content_hash": (),
+    }
+
+    url: MediaUrl
+    detail: DetailName | None = None
+
+
+@frozen
+class ImagePart(MediaPart):
+    """An image: a data URL, or a URL from which this server may fetch."""
+
+    harmless: ClassVar[Harmless] = {**_HINTS, "modalities": ("image",)}
+
+    type: Literal["image_url"] = attrs.field(metadata=tag())
+    image_url: ImageUrl | MediaUrl
+
+    def piece(self, path: str) -> Media:
+        """Return the image."""
+        if isinstance(self.image_url, str):
+            return image(self.image_url, f"{path}.image_url")
+        return image(self.image_url.url, f"{path}.image_url.url", self.image_url.detail)
+
+
+@frozen
+class VideoUrl:
+    """The URL of a video."""
+
+    harmless: ClassVar[Harmless] = {  # of SGLang's server
+        "max_dynamic_patch": (),
+        "min_dynamic_patch": (),
+        "max_long_side_pixel": (),
+        "fps": (),
+        "max_frames": (),
+        "max_tokens_per_frame": (),
+        "max_image_tokens": (),
+    }
+
+    url: MediaUrl
+
+
+@frozen
+class VideoPart(MediaPart):
+    """A video: a data URL, or a URL from which this server may fetch."""
+
+    harmless: ClassVar[Harmless] = _HINTS
+
+    type: Literal["video_url"] = attrs.field(metadata=tag())
+    video_url: VideoUrl | MediaUrl
+
+    def piece(self, path: str) -> Media:
+        """Return the video."""
+        if isinstance(self.video_url, str):
+            return video(self.video_url, f"{path}.video_url")
+        return video(self.video_url.url, f"{path}.video_url.url")
+
+
+@frozen
+class EmbeddingsPart(MediaPart):
+    """An image whose embeddings are computed already: a safetensors file, in base64."""
+
+    harmless: ClassVar[Harmless] = _HINTS
+
+    type: Literal["image_embeds"] = attrs.field(metadata=tag())
+    image_embeds: EmbeddingsFile
+
+    def piece(self, path: str) -> Media:
+        """Return the image."""
+        return image(self.image_embeds.url, f"{path}.image_embeds")
+
+
+Part: TypeAlias = TextPart | ImagePart | VideoPart | EmbeddingsPart
+
+
+@frozen
+class Message:
+    """A message of the conversation; messages of tools are not supported."""
+
+    harmless: ClassVar[Harmless] = {  # stock clients send an assistant's message back with all of its fields
+        "name": ("",),
+        "refusal": ("",),
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "tool_calls": ([],),
+        "tool_call_id": (),
+        "reasoning_content": ("",),
+        "reasoning": ("",),
+    }
+
+    role: Role = attrs.field(metadata=tag())
+    content: str | Annotated[tuple[Part, ...], Holds(1)] | None = None
+
+    def turn(self, index: int) -> Turn:
+        """Return the message for a processor; `index` is its place in the conversation."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            return Turn(self.role, content_of(content, f"messages[{index}].content"))
+        return Turn(self.role, content)
+
+
+def message_mistakes(messages: Sequence[Message]) -> Iterator[Mistake]:
+    """Yield the mistakes between fields of messages that are each valid."""
+    count = 0
+    for index, message in enumerate(messages):
+        content = message.content
+        if isinstance(content, str):
+            continue
+        path = f"messages[{index}].content"
+        if content is None:
+            yield Mistake(path, "is missing")
+        else:
+            count += media_count(content)
+            yield from misplaced(message.role, content, path)
+    yield from excess(count, "messages")

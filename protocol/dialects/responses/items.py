@@ -1,0 +1,131 @@
+"""The items of a request's `input`: messages, and the parts of which their content may consist.
+
+Images are `input_image` parts. OpenAI has no part for videos; `input_video`, with `video_url`, is the one that clients
+of other servers of this API send. Other parts, audio and files, are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import attrs
+from attrs import evolve, frozen
+
+from protocol.dialects.media_parts import (
+    DetailName,
+    MediaPart,
+    MediaUrl,
+    content_of,
+    excess,
+    image,
+    media_count,
+    misplaced,
+    video,
+)
+from protocol.media import Media
+from protocol.strict.checks import Holds
+from protocol.strict.mistakes import Mistake
+from protocol.strict.objects import Harmless
+from protocol.strict.tagged import tag
+from protocol.text_messages import Role, Turn
+
+CONTINUES = "previous_response_id"
+
+
+@frozen
+class InputText:
+    """A piece of text."""
+
+    harmless: ClassVar[Harmless] = {
+        "annotations": (list,),  # of an earlier answer
+        "logprobs": (list,),
+        "prompt_cache_breakpoint": (),
+    }
+
+    type: Literal["input_text", "output_text"] = attrs.field(metadata=tag())
+    text: str
+
+    def piece(self, _: str) -> str:
+        """Return the text."""
+        return self.text
+
+
+@frozen
+class InputImage(MediaPart):
+    """An image: a data URL, or a URL from which this server may fetch; files are not uploaded here."""
+
+    harmless: ClassVar[Harmless] = {"file_id": (), "prompt_cache_breakpoint": ()}
+
+    type: Literal["input_image"] = attrs.field(metadata=tag())
+    image_url: MediaUrl | None = None  # null beside a `file_id`, which is refused by its name
+    detail: DetailName | None = None
+
+    def piece(self, path: str) -> Media:
+        """Return the image."""
+        return image(self.image_url or "", f"{path}.image_url", self.detail)
+
+
+@frozen
+class InputVideo(MediaPart):
+    """A video: a data URL, or a URL from which this server may fetch; files are not uploaded here."""
+
+    harmless: ClassVar[Harmless] = {"file_id": (), "fps": ()}
+
+    type: Literal["input_video"] = attrs.field(metadata=tag())
+    video_url: MediaUrl | None = None
+
+    def piece(self, path: str) -> Media:
+        """Return the video."""
+        return video(self.video_url or "", f"{path}.video_url")
+
+
+Part: TypeAlias = InputText | InputImage | InputVideo
+
+
+@frozen
+class Item:
+    """A message of the conversation."""
+
+    harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "phase": (str,)}
+
+    role: Role
+    content: str | Annotated[tuple[Part, ...], Holds(1)]
+    type: Literal["message"] = attrs.field(default="message", metadata=tag())
+
+    def turn(self, index: int) -> Turn:
+        """Return the message for a processor; `index` is its place in the conversation."""
+        if not isinstance(self.content, str):
+            return Turn(self.role, content_of(self.content, f"input[{index}].content"))
+        return Turn(self.role, self.content)
+
+
+def continued(turn: Turn) -> Turn:
+    """Return a turn as a part of a conversation that a later request continues, whose field for it errors name."""
+    if isinstance(turn.content, str):
+        return turn
+    content = [part if isinstance(part, str) else evolve(part, param=CONTINUES) for part in turn.content]
+    return evolve(turn, content=tuple(content))
+
+
+def item_mistakes(items: Sequence[Item]) -> Iterator[Mistake]:
+    """Yield the mistakes between fields of items that are each valid."""
+    count = 0
+    for index, item in enumerate(items):
+        if isinstance(item.content, str):
+            continue
+        path = f"input[{index}].content"
+        count += media_count(item.content)
+        yield from _missing(item.content, path)
+        yield from misplaced(item.role, item.content, path)
+    yield from excess(count, "input")
+
+
+def _missing(parts: Sequence[Part], path: str) -> Iterator[Mistake]:
+    """Yield a mistake for each image and each video without a URL."""
+    for index, part in enumerate(parts):
+        match part:
+            case InputImage(image_url=None):
+                yield Mistake(f"{path}[{index}].image_url", "is missing")
+            case InputVideo(video_url=None):
+                yield Mistake(f"{path}[{index}].video_url", "is missing")

@@ -1,0 +1,83 @@
+"""Objects of several kinds, of which one field, the *tag*, names the kind: `{"type": "text", ...}`.
+
+A union of classes whose tags differ is read by that field alone, so that the mistakes in an object are those of its own
+kind. A kind that no member has is refused by its name: it is legal elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+from attrs import frozen
+
+from protocol.strict.expected import allowed_values, either
+from protocol.strict.mistakes import Mistakes, describe, wrong
+
+_TAG = "espalier.tag"
+
+
+def tag() -> Mapping[str, bool]:
+    """Return the metadata of a field that selects the kind of its object, of which other kinds are not supported."""
+    return {_TAG: True}
+
+
+@frozen
+class Tag:
+    """The tag of a class: the name of the field, and its values for this class."""
+
+    name: str
+    values: tuple[object, ...]
+
+    def check(self, fields: Mapping[str, object]) -> None:
+        """Raise `Mistakes` for an object of a kind that is none of these; its other keys belong to that kind."""
+        chosen = fields.get(self.name)
+        if isinstance(chosen, str) and chosen not in self.values:
+            raise self.unsupported(chosen)
+
+    def unsupported(self, kind: str) -> Mistakes:
+        """Return the error for an object of another kind, to be raised."""
+        return wrong(f"{describe(kind)} is not supported here; only {self.words} is", self.name, unsupported=True)
+
+    @property
+    def words(self) -> str:
+        """The values in a sentence."""
+        return either(list(map(describe, self.values)))
+
+
+def tags_of(cls: type[attrs.AttrsInstance]) -> tuple[Tag, ...]:
+    """Return the tags of a class."""
+    attrs.resolve_types(cls, include_extras=True)
+    fields = [field for field in attrs.fields(cls) if field.metadata.get(_TAG)]
+    return tuple(Tag(field.name, allowed_values(field.type)) for field in fields)
+
+
+def is_tagged(kind: object) -> bool:
+    """Return whether a kind is a class with a tag."""
+    return isinstance(kind, type) and attrs.has(kind) and bool(tags_of(kind))
+
+
+def tagged_hook(
+    members: Sequence[type[attrs.AttrsInstance]], hooks: Sequence[Callable[[object, object], object]]
+) -> Callable[[object, object], object]:
+    """Return the hook of a union of classes, by the hook of each; raises `TypeError` if their tags do not differ."""
+    tags = [tags_of(member)[0] for member in members]
+    name = tags[0].name
+    every = Tag(name, tuple(value for one in tags for value in one.values))
+    if len(set(every.values)) < len(every.values) or {one.name for one in tags} != {name}:
+        raise TypeError(f"{members}: two members look alike")
+    by_value = {
+        value: (hook, member) for one, hook, member in zip(tags, hooks, members, strict=True) for value in one.values
+    }
+
+    def hook(value: object, _: object) -> object:
+        assert isinstance(value, dict)  # the union has chosen this hook by the type of the value
+        chosen = value.get(name)
+        if isinstance(chosen, str):
+            if (entry := by_value.get(chosen)) is None:
+                raise every.unsupported(chosen)
+            read, member = entry
+            return read(value, member)
+        raise wrong(f"expected {every.words}, got {describe(chosen)}" if name in value else "is missing", name)
+
+    return hook

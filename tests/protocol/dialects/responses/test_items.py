@@ -1,0 +1,153 @@
+"""Items of Responses with images and videos, over HTTP and over WebSocket."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from protocol.dialects.responses import Create, continued, parse_http, to_respond
+from protocol.errors import BadRequest, Unsupported
+from protocol.media import Detail, Media, Modality
+from protocol.text_messages import Role, Turn
+from tests.rig.dialects import check_refused, parse_event
+from tests.rig.stock_bodies import sent_body
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+WEB = "https://media.example/cat.png"
+TEXT = {"type": "input_text", "text": "what is this?"}
+IMAGE = {"type": "input_image", "image_url": PNG, "detail": "auto"}
+SEEN = Media(Modality.IMAGE, PNG, Detail.AUTO, "input[0].content[1].image_url")
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": parts}
+
+
+def turns(*items: Any) -> tuple[Turn, ...]:
+    return to_respond(parse_http(json.dumps({"model": "m", "input": items}).encode()), request_id="r").turns
+
+
+def create(*items: Any) -> Create:
+    event = parse_event(json.dumps({"type": "response.create", "model": "m", "input": items}))
+    assert isinstance(event, Create)
+    return event
+
+
+def refused(kind: type[BadRequest], param: str, *items: Any, sentence: str | None = None) -> None:
+    fields = {"model": "m", "input": items}
+    check_refused(parse_http, fields, kind, param, sentence)
+    check_refused(parse_event, {"type": "response.create", **fields}, kind, param, sentence)
+
+
+def test_images_and_videos_keep_their_order_among_texts() -> None:
+    video = {"type": "input_video", "video_url": "file:///srv/media/a.mp4"}
+    content = (
+        "what is this?",
+        SEEN,
+        Media(Modality.VIDEO, "file:///srv/media/a.mp4", param="input[0].content[2].video_url"),
+        "what is this?",
+    )
+    assert turns(user(TEXT, IMAGE, video, TEXT)) == (Turn(Role.USER, content),)
+    assert create(user(TEXT, IMAGE, video, TEXT)).turns() == (Turn(Role.USER, content),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({}, Detail.AUTO),
+        ({"detail": None}, Detail.AUTO),
+        ({"detail": "low", "file_id": None}, Detail.LOW),
+        ({"detail": "high"}, Detail.HIGH),
+        ({"detail": "original"}, Detail.HIGH),
+    ],
+)
+def test_an_image_has_a_detail(fields: dict[str, Any], detail: Detail) -> None:
+    [turn] = turns(user({"type": "input_image", "image_url": WEB, **fields}))
+    assert turn.media == (Media(Modality.IMAGE, WEB, detail, "input[0].content[0].image_url"),)
+
+
+def test_texts_alone_are_one_string() -> None:
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "an oak", "annotations": []}]}
+    assert turns(user(TEXT, TEXT), answer) == (
+        Turn(Role.USER, "what is this?what is this?"),
+        Turn(Role.ASSISTANT, "an oak"),
+    )
+
+
+@pytest.mark.parametrize("kind", ["input_audio", "input_file", "image_url", "refusal", "computer_screenshot"])
+def test_audio_files_and_other_parts_are_refused_by_their_name(kind: str) -> None:
+    supported = '"input_text", "output_text", "input_image" or "input_video"'
+    sentence = f'input[0].content[0].type: "{kind}" is not supported here; only {supported} is'
+    refused(Unsupported, "input[0].content[0].type", user({"type": kind, "file_id": "file-1"}), sentence=sentence)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_uploaded_files_are_refused_by_their_name(kind: str) -> None:
+    part = {"type": f"input_{kind}", f"{kind}_url": None, "file_id": "file-1"}
+    refused(Unsupported, "input[0].content[0].file_id", user(part))
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "part"),
+    [
+        (BadRequest, "image_url", {"type": "input_image"}),
+        (BadRequest, "image_url", {"type": "input_image", "image_url": None}),
+        (BadRequest, "image_url", {"type": "input_image", "image_url": {"url": PNG}}),
+        (BadRequest, "image_url", {"type": "input_image", "image_url": "cat.png"}),
+        (BadRequest, "image_url", {"type": "input_image", "image_url": "file:///srv/media/cat.pth"}),
+        (BadRequest, "detail", {"type": "input_image", "image_url": PNG, "detail": "fine"}),
+        (BadRequest, "video_url", {"type": "input_video"}),
+        (BadRequest, "video_url", {"type": "input_video", "video_url": "https://user@a.example/"}),
+        (Unsupported, "fps", {"type": "input_video", "video_url": WEB, "fps": 2}),
+    ],
+)
+def test_mistakes_name_their_field(kind: type[BadRequest], param: str, part: object) -> None:
+    refused(kind, f"input[0].content[0].{param}", user(part))
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
+def test_only_the_user_can_send_images(role: str) -> None:
+    sentence = f"input[1].content[1]: only messages of the user can have images and videos, not one of {role}"
+    item = {"role": role, "content": [TEXT, IMAGE]}
+    refused(BadRequest, "input[1].content[1]", user(TEXT), item, sentence=sentence)
+
+
+def test_more_images_than_any_model_takes_are_refused() -> None:
+    sentence = "input: has 257 images and videos; a request can have at most 256"
+    refused(BadRequest, "input", user(*[IMAGE] * 257), sentence=sentence)
+
+
+def test_a_conversation_that_is_continued_counts_and_its_images_have_the_name_of_its_field() -> None:
+    earlier = tuple(map(continued, create(user(TEXT, *[IMAGE] * 200)).turns()))
+    assert {media.param for media in earlier[0].media} == {"previous_response_id"}
+    assert continued(Turn(Role.USER, "a")) == Turn(Role.USER, "a")
+    request = to_respond(create(user(TEXT, IMAGE)), request_id="r", history=earlier)
+    assert [media.param for media in request.media[199:]] == ["previous_response_id", SEEN.param]
+    with pytest.raises(BadRequest, match="has 257 images and videos") as raised:
+        to_respond(create(user(*[IMAGE] * 57)), request_id="r", history=earlier)
+    assert raised.value.param == "previous_response_id"
+
+
+def test_the_stock_client_sends_what_is_read_here() -> None:
+    sent = sent_body(
+        lambda client: client.responses.create(
+            model="m",
+            input=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_text", "text": "what is this?"},
+                        {"type": "input_image", "image_url": PNG, "detail": "auto"},
+                    ],
+                }
+            ],
+        )
+    )
+    expected = (Turn(Role.USER, ("what is this?", SEEN)),)
+    assert to_respond(parse_http(sent), request_id="r").turns == expected
+    event = json.dumps({"type": "response.create", **json.loads(sent)})  # as its WebSocket connection sends it
+    request = parse_event(event)
+    assert isinstance(request, Create)
+    assert request.turns() == expected
