@@ -4,13 +4,18 @@ Requests leave and replies arrive without any task of this file: `open` queues a
 turn of the link's reader. A reply is checked against the rules of its request before the asker gets it, because the
 other end may be wrong. A stream is free again when the other end has ended it, not when its asker has left: cancelled
 requests must count as long as they occupy the other end.
+
+A request with tensors is the exception: they have to be carried first, and may have to wait for room, so it has a task
+in the link's nursery. It takes its stream from the beginning: whoever has room must not have to wait for a stream.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from typing import TypeAlias
 
 import trio
@@ -19,14 +24,30 @@ from attrs import define, field
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol import codec
-from protocol.errors import Overloaded, RequestError
+from protocol.attachments import Views
+from protocol.byte_budget import ByteShare
+from protocol.errors import AskerLeft, InternalError, Overloaded, RequestError
 from protocol.frames import Cancel, End, Fail, Item, Open, Step
 from protocol.kind import Message
 from protocol.messages import Finished, Started, Tokens, Usage
 from protocol.peer import Peer
-from supervisor.links.encoding import ReplyRules, check_gathered, encode_body, remaining_ms, reply_rules, request_error
-from supervisor.links.frame_writer import Send
+from supervisor.links.carried_request import CarriedRequest
+from supervisor.links.encoding import (
+    ReplyRules,
+    attachment,
+    check_gathered,
+    decode_body,
+    encode_body,
+    remaining_ms,
+    reply_rules,
+    request_error,
+)
+from supervisor.links.frame_writer import FrameWriter
+from supervisor.links.tensor_road import TensorRoad
 from supervisor.links.traffic import Traffic
+from supervisor.links.waiting import taken_share
+
+log = logging.getLogger(__name__)
 
 LinkAnswer: TypeAlias = Answer[Message, Message]
 
@@ -36,69 +57,127 @@ class AskingHalf:
     """The requests of this end that have not ended."""
 
     peer: Peer
-    send: Send
+    writer: FrameWriter
+    road: TensorRoad
     traffic: Traffic  # counts the askers that had to wait
     lost_error: Callable[[str], RequestError]  # makes what askers get when nothing can be asked
+    nursery: trio.Nursery | None = field(default=None, init=False)  # of the link, while it runs
     _unavailable: str | None = field(default=None, init=False)  # why nothing can be asked now
     _answers: dict[int, LinkAnswer] = field(factory=dict, init=False)
     _rules: dict[int, ReplyRules] = field(factory=dict, init=False)
     _left: set[int] = field(factory=set, init=False)  # streams that were cancelled and have not ended yet
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    _carried: dict[int, CarriedRequest] = field(factory=dict, init=False)  # by number
+    _numbers: dict[int, int] = field(factory=dict, init=False)  # of those that have been sent, by stream
+    _last_carried: int = field(default=0, init=False)  # numbers of requests with tensors are -1, -2, ...
+    _unsent: int = field(default=0, init=False)  # requests with tensors that have not been sent
 
     def __len__(self) -> int:
-        """The number of requests whose streams the other end has not ended."""
-        return len(self._answers)
+        """The number of requests whose streams the other end has not ended, or that have not been sent yet."""
+        return len(self._answers) + self._unsent
 
     # What askers do ----------------------------------------------------------------------
 
     def open(self, request: Message, credit: int, to: str) -> tuple[int, LinkAnswer]:
-        """Ask without waiting; return the new stream's number and its answer.
+        """Ask without waiting; return a number by which to cancel the request, and its answer.
 
         The asker's deadline goes with the request, unless its answer has a first reply: an asker may have one deadline
-        for that, and a later one for the rest. Raises `Overloaded` if the other end serves as many streams as it may,
-        `TooLarge` for a request that fits no frame, and the link's `lost_error` if it has ended or the other end stands
-        still.
+        for that, and a later one for the rest. What a request with tensors has to wait for is part of its answer.
+        Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that fits no
+        frame, and the link's `lost_error` if it has ended or the other end stands still.
         """
         if self._unavailable is not None:
             raise self.lost_error(self._unavailable)
-        streams = self.peer.asked
-        if len(streams) >= streams.open_max:
-            raise Overloaded(f"{len(streams)} streams are open on this link")
-        stream = streams.last + 1
-        body, attached, rules = encode_body(request), codec.attached(request), reply_rules(request)
-        within_ms = remaining_ms() if rules.first is None else None
-        answer = self._answers[stream] = Answer(credit)
-        self._rules[stream] = rules
-        try:
-            self.send(Open(stream, body, credit, to, within_ms, sum(map(len, attached))), attached)
-        except RequestError:  # too much is attached
-            self._close(stream)
-            raise
-        return stream, answer
+        if not self._has_stream:
+            raise Overloaded(f"{self.peer.asked.open_max} streams are open on this link")
+        has_bytes = type(request) in codec.WITH_TENSORS and any(len(tensor.data) for tensor in request.tensors)
+        body = b"" if has_bytes else encode_body(request)
+        answer, rules = LinkAnswer(credit), reply_rules(request)
+        until = trio.current_effective_deadline() if rules.first is None else inf
+        if has_bytes:
+            return self._start_carrying(CarriedRequest(request, credit, to, until, answer)), answer
+        frame = Open(self.peer.asked.last + 1, body, credit, to, remaining_ms(until))
+        return self._send_open(frame, rules, answer), answer
 
     @asynccontextmanager
     async def ask(self, request: Message, credit: int, to: str) -> AsyncIterator[LinkAnswer]:
         """Ask, waiting for a free stream; leaving the context cancels the request. Raises as `open` does."""
         await trio.lowlevel.checkpoint()
-        while self._unavailable is None and len(self.peer.asked) >= self.peer.asked.open_max:
-            self.traffic.waits += 1
+        while self._unavailable is None and not self._has_stream:
+            self.traffic.waited()
             await self._permits.park()
         try:
-            stream, answer = self.open(request, credit, to)
+            number, answer = self.open(request, credit, to)
         except Exception:
             self._permits.unpark(count=1)  # the stream is still free, for the next one that waits
             raise
         try:
             yield answer
         finally:
-            self.cancel(stream)
+            self.cancel(number)
             answer.abandon()
 
-    def cancel(self, stream: int) -> None:
+    def cancel(self, number: int) -> None:
         """Cancel a request; its stream is free again when the other end has ended it."""
-        if self.peer.asked.state(stream) == "open":
+        stream: int | None = number
+        if (carried := self._carried.get(number)) is not None:
+            carried.leave(AskerLeft("the asker left"))
+            stream = carried.stream
+        if stream is not None and self.peer.asked.state(stream) == "open":
             self._left.add(stream)
-            self.send(Cancel(stream, "the asker left"))
+            self.writer.send(Cancel(stream, "the asker left"))
+
+    @property
+    def _has_stream(self) -> bool:
+        return len(self.peer.asked) + self._unsent < self.peer.asked.open_max
+
+    def _send_open(
+        self, frame: Open, rules: ReplyRules, answer: LinkAnswer, attached: Views = (), share: ByteShare | None = None
+    ) -> int:
+        self._answers[frame.stream], self._rules[frame.stream] = answer, rules
+        self.writer.send(frame, attached, share)
+        return frame.stream
+
+    # Requests with tensors ---------------------------------------------------------------
+
+    def _start_carrying(self, carried: CarriedRequest) -> int:
+        """Carry a request in a task of its own, and return its number, which is no stream's."""
+        assert self.nursery is not None  # else no stream would be open
+        self._last_carried -= 1
+        self._unsent += 1
+        self._carried[self._last_carried] = carried
+        self.nursery.start_soon(self._carry, self._last_carried, carried)
+        return self._last_carried
+
+    async def _carry(self, number: int, carried: CarriedRequest) -> None:
+        """Send a request once its tensors have been carried, and hold what is held for it until it is over."""
+        try:
+            with carried.scope:
+                async with self.road.carry(carried.request) as carriage:
+                    carried.expire = carriage.expire
+                    await self._send_carried(number, carried, carriage.message)
+                    await carried.hold(self.road.lease_s)
+        except RequestError as error:
+            carried.fail_unsent(error)
+        except Exception:
+            log.exception("a bug failed a %s", type(carried.request).__name__)
+            carried.fail_unsent(InternalError("the node made a mistake; its log has the details"))
+        finally:
+            if carried.stream is None:
+                del self._carried[number]
+                self._unsent -= 1
+                self._permits.unpark()
+
+    async def _send_carried(self, number: int, carried: CarriedRequest, request: Message) -> None:
+        """Send a request whose tensors are attached or described, once there is room for what is attached."""
+        body, attached, share = encode_body(request), attachment(request), None
+        size = sum(map(len, attached))
+        if size:
+            share = await taken_share(partial(self.peer.share, size), self.traffic.waited, self.writer.wake)
+        frame = Open(self.peer.asked.last + 1, body, carried.credit, carried.to, remaining_ms(carried.until), size)
+        self._unsent -= 1
+        carried.stream = self._send_open(frame, reply_rules(carried.request), carried.answer, attached, share)
+        self._numbers[frame.stream] = number
 
     # What the link does ------------------------------------------------------------------
 
@@ -120,6 +199,8 @@ class AskingHalf:
         """Fail all askers, each with an error of its own; they may ask elsewhere."""
         for answer in self._answers.values():
             answer.fail(error())
+        for carried in self._carried.values():
+            carried.fail_unsent(error())
 
     def end(self, detail: str) -> None:
         """Fail all askers, and all requests from now on: the link has ended."""
@@ -128,20 +209,48 @@ class AskingHalf:
         self._rules.clear()
         for answer in answers.values():
             answer.fail(self.lost_error(detail))
+        for carried in self._carried.values():
+            carried.fail_unsent(self.lost_error(detail))
         self.wake()
 
     # What arrives ------------------------------------------------------------------------
 
+    def check_attached(self, item: Item) -> None:
+        """Raise `PeerViolation` for bytes that no answer to the request of an `Item` has, before they come."""
+        if (rules := self._rules.get(item.stream)) is not None:  # else the link has just ended
+            rules.check_attached(item)
+
     def on_item(self, item: Item) -> None:
-        """Deliver one reply."""
-        reply = codec.decode(item.body, self.peer.attached)
-        self._rules[item.stream].reply(reply, item.units)
+        """Deliver one reply, or keep the tensors of the result that comes next."""
+        if not item.body:
+            self._rules[item.stream].attach(self.peer.attached)
+            return
+        rules = self._rules[item.stream]
+        reply = decode_body(item.body, self.peer.attached, shared=self.road.shares)
+        rules.reply(reply, item.units)
+        if self.road.shares and type(reply) in codec.WITH_TENSORS:
+            try:
+                reply = self._take(reply, rules)
+            except RequestError as error:
+                rules.failure = error
+                self.cancel(item.stream)
+                return
         self._answers[item.stream].put(reply, item.units)
 
     def on_end(self, end: End) -> None:
         """End an answer with its result."""
-        result = codec.decode(end.body) if end.body else None
-        self._rules[end.stream].end(result)
+        rules = self._rules[end.stream]
+        if end.stream in self._left and rules.result in codec.WITH_TENSORS:  # which were dropped as they came
+            self._close(end.stream).end(None)
+            return
+        attached = rules.attached or codec.NOTHING
+        result = decode_body(end.body, attached, shared=self.road.shares) if end.body else None
+        rules.end(result)
+        if result is not None and self.road.shares and rules.failure is None:
+            try:
+                result = self._take(result, rules)
+            except RequestError as error:
+                rules.failure = error
         self._close(end.stream).end(result)
 
     def on_fail(self, fail: Fail) -> None:
@@ -170,8 +279,20 @@ class AskingHalf:
             usage = Usage(ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens)
             self._close(ended.stream).end(Finished(ended.reason, usage, ended.matched))
 
+    def _take(self, message: Message, rules: ReplyRules) -> Message:
+        """Return a message with the bytes of its tensors, wherever they are; raises `RequestError`."""
+        if all(tensor.shared is None for tensor in message.tensors):
+            return message
+        rules.shared = True
+        return self.road.take(message)
+
     def _close(self, stream: int) -> LinkAnswer:
-        del self._rules[stream]
+        rules, answer = self._rules.pop(stream), self._answers.pop(stream)
         self._left.discard(stream)
+        self._carried.pop(self._numbers.pop(stream, 0), None)
         self._permits.unpark()
-        return self._answers.pop(stream)
+        if rules.shared:  # its answerer may free what it shares
+            self.writer.send(Cancel(stream, "the tensors were taken"))
+        if rules.failure is not None:
+            answer.fail(rules.failure)
+        return answer

@@ -6,6 +6,7 @@ request in the message table allows, with possible numbers: the other end may be
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from math import ceil, inf
 
@@ -14,10 +15,22 @@ from attrs import define
 
 from protocol import codec
 from protocol.cluster import COUNT_MAX
-from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, PeerViolation, RequestError, TooLarge, from_code
-from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Step
+from protocol.errors import (
+    ERRORS_BY_CODE,
+    ActorLost,
+    AskerLeft,
+    InternalError,
+    PeerViolation,
+    RequestError,
+    TooLarge,
+    from_code,
+)
+from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Item, Step
 from protocol.kind import Message
+from protocol.media import Encode, Encoded, MediaItem
 from protocol.messages import Finished, Generate, GrammarChecked, Started, Tokens
+
+log = logging.getLogger(__name__)
 
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
@@ -39,12 +52,18 @@ class ReplyRules:
     tokens_max: int = COUNT_MAX  # of the answer
     free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
     begun: bool = False  # `first` has come, or there is none
+    item: MediaItem | None = None  # that is encoded
+    attached: memoryview | None = None  # to the result, which comes next
+    shared: bool = False  # tensors came in memory that the other end shares
+    failure: RequestError | None = None  # of taking them
 
     def __attrs_post_init__(self) -> None:
         self.begun = self.first is None
 
     def reply(self, reply: Message, units: int) -> None:
         """Count a reply; raises `PeerViolation` for one that the row, the credit or its own numbers forbid."""
+        if self.attached is not None:
+            raise PeerViolation(f"a {type(reply).__name__} after the tensors of a result")
         if not isinstance(reply, self.replies) or units != codec.units_of(reply):
             raise PeerViolation(f"a {type(reply).__name__} for {units} units answers what was asked")
         if self.first is not None and self.begun is isinstance(reply, self.first):
@@ -58,10 +77,28 @@ class ReplyRules:
         if self.free_left < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
 
+    def check_attached(self, item: Item) -> None:
+        """Raise `PeerViolation` for an attachment of a reply or a result that has none, before its bytes come.
+
+        That of a result comes with an `Item` of its own, which has no body and no units.
+        """
+        if item.body:
+            codec.check_attached(item.body, item.attached)
+        elif self.attached is not None or item.units or self.result not in codec.WITH_TENSORS:
+            raise PeerViolation(f"{item.attached} bytes of a result, which is a {self.result.__name__}")
+
+    def attach(self, data: memoryview) -> None:
+        """Keep the attachment of the result, after which no reply may come; raises `PeerViolation` if it is empty."""
+        if not data:
+            raise PeerViolation("an Item with neither a reply nor the tensors of a result")
+        self.attached, self.takes_tokens = data, False
+
     def end(self, result: Message | None) -> None:
         """Raise `PeerViolation` for a result that the row or its own numbers forbid."""
         if not isinstance(result, self.result):
             raise PeerViolation(f"a {type(result).__name__} ends an answer that ends in a {self.result.__name__}")
+        if isinstance(result, Encoded) and (self.item is None or _identity(result.item) != _identity(self.item)):
+            raise PeerViolation("another item was encoded than the one that was asked for")
         if not self.begun:
             raise PeerViolation(f"a {type(result).__name__} ends an answer that has not begun")
         if isinstance(result, Finished):
@@ -110,6 +147,10 @@ def check_gathered(step: Step, rules: Mapping[int, ReplyRules]) -> None:
         rules[stream].check_gathered(stream)
 
 
+def _identity(item: MediaItem) -> tuple[object, ...]:
+    return item.modality, item.digest, item.grid, item.tokens, item.seconds_per_grid
+
+
 def reply_rules(request: Message) -> ReplyRules:
     """Return the rules of the answer to a request; raises `TypeError` for a message that is no request."""
     row = codec.request_row(request)
@@ -117,6 +158,8 @@ def reply_rules(request: Message) -> ReplyRules:
     rules = ReplyRules(row.replies, row.result, row.first, issubclass(Tokens, row.replies))
     if isinstance(request, Generate):
         rules.likeliest_max, rules.tokens_max = request.logprobs, request.sampling.tokens_max
+    elif isinstance(request, Encode):
+        rules.item = request.item.place
     return rules
 
 
@@ -128,9 +171,26 @@ def encode_body(message: Message) -> bytes:
     return body
 
 
-def remaining_ms() -> int | None:
-    """Return the time to this task's deadline, None if it has none."""
-    left_s = trio.current_effective_deadline() - trio.current_time()  # -inf for a task that is cancelled already
+def decode_body(body: bytes, attached: memoryview, *, shared: bool = False) -> Message:
+    """Return the message of a body; raises `PeerViolation` if there is none, or if its tensors contradict it."""
+    message = codec.decode(body, attached, shared=shared)
+    if type(message) in codec.WITH_TENSORS:
+        message.check_tensors()
+    return message
+
+
+def attachment(message: Message) -> tuple[memoryview, ...]:
+    """Return the attachment of a message; raises `InternalError` for a tensor with too few or too many bytes."""
+    try:
+        return codec.attached(message)
+    except PeerViolation as error:  # whoever made the message was wrong, and no peer
+        log.exception("a %s cannot be sent", type(message).__name__)
+        raise InternalError("the node made a mistake; its log has the details") from error
+
+
+def remaining_ms(until: float) -> int | None:
+    """Return the time to a deadline on Trio's clock, None if it is infinite."""
+    left_s = until - trio.current_time()  # -inf for a task that is cancelled already
     return None if left_s == inf else ceil(1000 * min(max(0.0, left_s), WITHIN_MS_MAX / 1000))
 
 

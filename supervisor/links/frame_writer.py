@@ -12,23 +12,17 @@ the frames of a stream keep their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import trio
 from attrs import define, field
 
+from protocol.attachments import Views
+from protocol.byte_budget import ByteShare
 from protocol.errors import LocalViolation, PeerViolation
 from protocol.frames import STEP_TOKENS_MAX, Frame, Step
 from protocol.peer import MESSAGE_BYTES_MAX, Peer
 from supervisor.links.traffic import Traffic
 from supervisor.links.transport import Transport
-
-
-class Send(Protocol):
-    """`FrameWriter.send`, as the halves of a link have it."""
-
-    def __call__(self, frame: Frame, attached: tuple[memoryview, ...] = ...) -> None:
-        """Queue a frame and the bytes that are attached to it."""
 
 
 def _no_tokens() -> Step:
@@ -49,18 +43,18 @@ class FrameWriter:
     _waiting: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     _gathered: Step = field(factory=_no_tokens, init=False)
 
-    def send(self, frame: Frame, attached: tuple[memoryview, ...] = ()) -> None:
+    def send(self, frame: Frame, attached: Views = (), share: ByteShare | None = None) -> None:
         """Queue a frame and what is attached to it, or do nothing if the link has ended.
 
         Raises `TooLarge` or `Overloaded` as `Peer.send` does. A frame that is not legal ends the link.
         """
         if self._gathered.tokens:
             self._send_gathered()
-        self._send(frame, attached)
+        self._send(frame, attached, share)
 
     def send_tokens(self, stream: int, ids: Sequence[int]) -> bool:
         """Queue the next tokens of a stream, if they may be sent in a `Step`; return whether they may."""
-        if not 0 < len(ids) <= STEP_TOKENS_MAX or not self.peer.may_send_steps:
+        if not 0 < len(ids) <= STEP_TOKENS_MAX or not self.peer.takes_steps(stream):
             return False
         step = self._gathered
         if len(step.tokens) + len(ids) > STEP_TOKENS_MAX:
@@ -75,13 +69,13 @@ class FrameWriter:
 
     def _send_gathered(self) -> None:
         step, self._gathered = self._gathered, _no_tokens()
-        self._send(step, ())
+        self._send(step)
 
-    def _send(self, frame: Frame, attached: tuple[memoryview, ...]) -> None:
+    def _send(self, frame: Frame, attached: Views = (), share: ByteShare | None = None) -> None:
         if self.closed:
             return
         try:
-            self.peer.send(frame, attached)
+            self.peer.send(frame, attached, share)
         except LocalViolation as error:
             self.on_failure(error)
             return

@@ -36,6 +36,7 @@ from supervisor.links.encoding import DETAIL_CHARACTERS_MAX
 from supervisor.links.frame_writer import FrameWriter
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask, Liveness
 from supervisor.links.serving import Services, ServingHalf
+from supervisor.links.tensor_road import Attachments, TensorRoad
 from supervisor.links.traffic import LinkStatistics, Traffic
 from supervisor.links.transport import Transport
 from supervisor.printable import printable
@@ -68,6 +69,7 @@ class Link:
     on_announcement: Callable[[Message], None] | None = None
     queued_bytes_max: int = 256 * 1024 * 1024
     release_s: float = 10.0
+    road: TensorRoad = field(factory=Attachments)
     traffic: Traffic = field(factory=Traffic)
     received_bye: Bye | None = field(default=None, init=False)  # why the other end will end the link
     _asking: AskingHalf = field(init=False)
@@ -81,23 +83,24 @@ class Link:
 
     def __attrs_post_init__(self) -> None:
         self._writer = FrameWriter(self.peer, self.transport, self.traffic, self.queued_bytes_max, self.abort)
-        self._asking = AskingHalf(self.peer, self._writer.send, self.traffic, self._lost_error)
+        self._asking = AskingHalf(self.peer, self._writer, self.road, self.traffic, self._lost_error)
         self._serving = ServingHalf(self.peer, self._writer, self.services, self.release_s)
         self._liveness = Liveness(self.acknowledged_s, self._on_stalled)
+        self.peer.check_attached = self._check_attached
 
     # What callers do ---------------------------------------------------------------------
 
     def open(self, request: Message, credit: int, to: str = "") -> tuple[int, LinkAnswer]:
-        """Ask without waiting, and return the new stream's number and its answer: see `AskingHalf.open`."""
+        """Ask without waiting, and return a number by which to cancel the request, and its answer: see `AskingHalf`."""
         return self._asking.open(request, credit, to)
 
     def ask(self, request: Message, credit: int, to: str = "") -> AbstractAsyncContextManager[LinkAnswer]:
         """Ask, waiting for a free stream; leaving the context cancels the request: see `AskingHalf.ask`."""
         return self._asking.ask(request, credit, to)
 
-    def cancel(self, stream: int) -> None:
+    def cancel(self, number: int) -> None:
         """Cancel a request: synchronous, idempotent, legal at any moment."""
-        self._asking.cancel(stream)
+        self._asking.cancel(number)
 
     def announce(self, message: Message) -> None:
         """Send a message that the other end has not asked for."""
@@ -172,6 +175,7 @@ class Link:
         with self._running:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._writer.run)
+                self._asking.nursery = nursery
                 if self.heartbeat is not None:
                     if (task := self.heartbeat_task) is None:
                         nursery.start_soon((task := HeartbeatTask()).run)
@@ -248,6 +252,12 @@ class Link:
         if self.on_announcement is None:
             raise PeerViolation(f"a {type(message).__name__} was announced to an end that takes no announcements")
         self.on_announcement(message)
+
+    def _check_attached(self, frame: Open | Item) -> None:
+        if isinstance(frame, Item):
+            self._asking.check_attached(frame)
+        else:
+            codec.check_attached(frame.body, frame.attached)
 
     # Living and ending -------------------------------------------------------------------
 

@@ -18,17 +18,20 @@ from attrs import define, field
 from actors.kit.calls import Answer, Askable
 from actors.kit.groups import first_leaf
 from protocol import codec
-from protocol.errors import DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
+from protocol.errors import AskerLeft, DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
 from protocol.frames import Cancel, Credit, End, Fail, Item, Open
 from protocol.kind import Message
 from protocol.messages import Tokens
 from protocol.peer import Peer
-from supervisor.links.encoding import encode_body, fail_frame
+from supervisor.links.encoding import attachment, decode_body, encode_body, fail_frame
 from supervisor.links.frame_writer import FrameWriter
 
 Service: TypeAlias = Askable[Message, Message, Message]
 Services: TypeAlias = Mapping[tuple[str, type[Message]], Service]
 """What the other end may ask: by the name that it asks for ("" for the node itself) and the type of the request."""
+
+_Last: TypeAlias = tuple[Item | End | Fail, tuple[memoryview, ...]]
+"""One of the frames that end a stream, with its attachment."""
 
 
 @define(eq=False)
@@ -56,7 +59,7 @@ class ServingHalf:
 
     def on_open(self, nursery: trio.Nursery, frame: Open) -> None:
         """Start to serve a request; raises `PeerViolation` for a type of request that this end never serves."""
-        request = codec.decode(frame.body, self.peer.attached)
+        request = decode_body(frame.body, self.peer.attached)
         service = self.services.get((frame.to, type(request)))
         if service is None and not frame.to:
             raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
@@ -83,32 +86,48 @@ class ServingHalf:
 
     async def _serve(self, stream: int, service: Service, request: Message, credit: int) -> None:
         call = self._calls[stream]
-        last: End | Fail = Fail(stream, "left", "the asker left")
+        last = _failure(stream, AskerLeft("the asker left"))
         try:
             try:
                 with call.scope:
                     async with service.ask(request, credit) as answer:
                         answer.credit += call.granted
                         call.answer = answer
-                        result = await answer.relay(partial(self._reply, stream))
-                        last = End(stream, encode_body(result) if result is not None else b"")
+                        last = _result_frames(stream, await answer.relay(partial(self._reply, stream)))
                 if call.scope.cancelled_caught and trio.current_time() >= call.scope.deadline:
-                    last = fail_frame(stream, DeadlineExceeded("the asker's time is up"))
+                    last = _failure(stream, DeadlineExceeded("the asker's time is up"))
             except* RequestError as group:
-                last = fail_frame(stream, first_leaf(group))
+                last = _failure(stream, first_leaf(group))
             if call.answer is not None:
                 if not call.answer.over.is_set():
                     with trio.move_on_after(self.release_s, shield=True):
                         await call.answer.over.wait()
                 if isinstance(call.answer.failure, EngineLost):  # an asker who has left needs to know it as well
-                    last = fail_frame(stream, call.answer.failure)
+                    last = _failure(stream, call.answer.failure)
         finally:
             del self._calls[stream]
-        self.writer.send(last)
+        try:
+            for frame, attached in last:
+                self.writer.send(frame, attached)
+        except RequestError as error:  # too much is attached, so nothing of it has been sent
+            self.writer.send(fail_frame(stream, error))
 
     def _reply(self, stream: int, reply: Message) -> None:
         if isinstance(reply, Tokens) and not reply.logprobs and self.writer.send_tokens(stream, reply.ids):
             return
-        attached = codec.attached(reply)
+        attached = attachment(reply)
         item = Item(stream, encode_body(reply), codec.units_of(reply), sum(map(len, attached)))
         self.writer.send(item, attached)
+
+
+def _result_frames(stream: int, result: Message | None) -> list[_Last]:
+    """Return the frames that end a stream with a result; its tensors come before it, with an `Item` of their own."""
+    if result is None:
+        return [(End(stream, b""), ())]
+    end, attached = End(stream, encode_body(result)), attachment(result)
+    tensors = [(Item(stream, b"", 0, sum(map(len, attached))), attached)] if attached else []
+    return [*tensors, (end, ())]
+
+
+def _failure(stream: int, error: RequestError) -> list[_Last]:
+    return [(fail_frame(stream, error), ())]

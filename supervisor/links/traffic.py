@@ -13,7 +13,7 @@ class Traffic:
     messages_received: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    waits: int = 0  # of askers, each for another stream to end
+    waits: int = 0  # of askers, for another stream to end or for room
 
     def add(self, other: Traffic) -> Traffic:
         """Add the counts of another link; returns itself."""
@@ -23,6 +23,10 @@ class Traffic:
         self.bytes_received += other.bytes_received
         self.waits += other.waits
         return self
+
+    def waited(self) -> None:
+        """Count an asker that had to wait."""
+        self.waits += 1
 
     def sent(self, size: int) -> None:
         """Count a message of `size` bytes that was sent."""

@@ -10,6 +10,7 @@ from protocol import codec
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
 from protocol.frames import Fail
 from protocol.kind import Message
+from protocol.media import Encode
 from protocol.messages import (
     CheckGrammar,
     Done,
@@ -33,6 +34,7 @@ from supervisor.links.encoding import (
 )
 from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import generate
+from tests.rig.tensors import pixels
 from tests.supervisor.config.test_load import GOOD, Written, mistakes
 
 TWO = """
@@ -106,7 +108,8 @@ def test_a_message_without_a_row_or_a_result_is_no_request() -> None:
 
 @pytest.mark.parametrize("row", [row for row in codec.ROWS.values() if row.result is not None], ids=str)
 def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) -> None:
-    request = generate() if row.message is Generate else row.message.__new__(row.message)
+    made: dict[type[Message], Message] = {Generate: generate(), Encode: Encode("a", pixels())}
+    request = made.get(row.message) or row.message.__new__(row.message)
     for other in codec.ROWS:
         answer = other.__new__(other)
         if other is not row.result:
