@@ -18,13 +18,14 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from copy import copy
 from typing import Generic, Protocol, TypeVar
 
 import trio
 from attrs import Factory, define, field, frozen
 
 from actors.kit.fast_path import FastPath, Record, RelayedAnswer, ignore_tokens
-from actors.kit.groups import consists_of, first_of
+from actors.kit.groups import consists_of, first_of, raise_part
 from protocol.errors import ActorError, ActorLost, AskerLeft, InternalError, RequestError, TooManyInternalErrors
 from protocol.trace import log_fields
 
@@ -54,7 +55,7 @@ class Answer(Generic[Rep, Res]):
     _receiver: Callable[[Rep], None] | None = None  # of a relay
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _result: Res | None = None
-    _failure: RequestError | None = None
+    _failure: RequestError | None = None  # by itself, without what its traceback leads to: see `_raised`
     _receiver_error: Exception | None = None
     _abandoned: bool = False
     _first_wakes: bool = False  # the first reply wakes the relay, whose deadline depends on it
@@ -86,7 +87,8 @@ class Answer(Generic[Rep, Res]):
     def fail(self, error: RequestError) -> None:
         """End the answer with an error instead of a result; no effect on an answer that has ended."""
         if not self.over.is_set():
-            self._failure = error
+            self._failure = error.with_traceback(None)
+            error.__context__ = error.__cause__ = None
             self._close()
 
     # The asker's side ------------------------------------------------------------------
@@ -100,7 +102,7 @@ class Answer(Generic[Rep, Res]):
         while not self._waiting:
             if self.over.is_set():
                 if self._failure is not None:
-                    raise self._failure
+                    raise self._raised(self._failure)
                 raise StopAsyncIteration
             await self._changed.park()
         return self._waiting.popleft()
@@ -170,8 +172,17 @@ class Answer(Generic[Rep, Res]):
         if self._receiver_error is not None:
             raise self._receiver_error
         if self._failure is not None and not self._abandoned:
-            raise self._failure
+            raise self._raised(self._failure)
         return self._result
+
+    def _raised(self, failure: RequestError) -> RequestError:
+        """Return the failure to raise, and keep a copy of it.
+
+        The traceback of what is raised refers to frames that refer to this answer. If this answer referred to it, all
+        that they hold, such as the pixels of an image, would wait for the garbage collector.
+        """
+        self._failure = copy(failure)
+        return failure
 
     def _deliver(self, reply: Rep) -> None:
         assert self._receiver is not None
@@ -238,10 +249,13 @@ class Call(Generic[Req, Rep, Res]):
             self._fail(error, bugs)
         except BaseExceptionGroup as group:
             cancelled, others = group.split(trio.Cancelled)
-            if cancelled is None or not isinstance(others, ExceptionGroup):
-                raise
-            self._fail(others, bugs)
-            raise cancelled from None
+            try:
+                if cancelled is None or not isinstance(others, ExceptionGroup):
+                    raise
+                self._fail(others, bugs)
+                raise_part(cancelled)
+            finally:
+                del cancelled, others  # their tracebacks refer to this frame, and so to all that the call held
         finally:
             self.answer.fail(ActorLost("the actor that was answering has ended"))  # no effect if the answer has ended
 

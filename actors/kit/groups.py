@@ -9,7 +9,7 @@ leaves alone, by the functions of this file: code that walks a group by itself e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar, overload
+from typing import NoReturn, TypeVar, overload
 
 E = TypeVar("E", bound=BaseException)
 
@@ -35,6 +35,19 @@ def first_leaf(error: BaseException) -> BaseException:
 def first_of(error: BaseException, kind: type[E]) -> E | None:
     """Return the first leaf of a kind, None if there is none."""
     return next((leaf for leaf in leaves(error) if isinstance(leaf, kind)), None)
+
+
+def raise_part(error: BaseException) -> NoReturn:
+    """Raise a part of the group that is being handled, and of that no more.
+
+    The group would become its context, which refers to the part again; and such a circle keeps everything that the
+    frames of their tracebacks hold until the garbage collector finds it.
+    """
+    try:
+        raise error from None
+    finally:
+        error.__context__ = None
+        del error
 
 
 def consists_of(error: BaseException, *kinds: type[BaseException]) -> bool:

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from protocol.cluster import ChildState, Reloaded, Status
+from protocol.cluster import ChildState, Leg, Reloaded, Status
 from supervisor.printable import printable
 from supervisor.supervision.status import READY
 
@@ -205,7 +205,8 @@ def _engines(answered: Sequence[Status]) -> _Columns:
             state = "draining" if status.state.draining else READY if offer.up else "starting"
             names = (Text(printable(word)) for word in (offer.name, status.node, offer.model, offer.leg))
             counts = map(str, (offer.running, offer.waiting, offer.slots))
-            table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", f"{offer.kv_used:.0%}"))
+            kv_used = "" if offer.leg is Leg.ENCODE else f"{offer.kv_used:.0%}"  # an encoder has no KV memory
+            table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", kv_used))
     return table
 
 

@@ -15,8 +15,9 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from protocol import codec
-from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad
+from protocol.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer, OfferLoad
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
 
 
@@ -102,14 +103,20 @@ class Announcer:
     def _loads(self, node: str) -> dict[str, OfferLoad]:
         if node not in self.directory.subscribers:
             return {}
-        return {name: worker.load_without(node) for name, worker in self.directory.local.items()}
+        return {worker.name: worker.load_without(node) for worker in _offered(self.directory, node)}
+
+
+def _offered(directory: Directory, node: str) -> list[LocalWorker]:
+    """Return the workers that are announced to a node that routes: encoders only to one that takes them."""
+    takes_encoders = directory.node(node).state.takes_encoders
+    return [worker for worker in directory.local.values() if takes_encoders or worker.leg is not Leg.ENCODE]
 
 
 def state_for(directory: Directory, node: str) -> NodeState:
     """Return what concerns another node: offers and all neighbours if it routes, else only the nodes that route."""
     if node in directory.subscribers:
-        offers = tuple(worker.offer_for(node) for worker in directory.local.values())
-        state = NodeState(offers, directory.neighbours(), directory.draining, directory.routes, directory.announce_s)
+        offers = tuple(worker.offer_for(node) for worker in _offered(directory, node))
+        state = evolve(_own_state(directory, directory.neighbours()), offers=offers)
     else:
         state = directory.derived("state", partial(_state_for_workers, directory))
     down = [offer for offer in directory.node(node).state.offers if not offer.up] if directory.routes else []
@@ -120,9 +127,19 @@ def state_for(directory: Directory, node: str) -> NodeState:
 def _state_for_workers(directory: Directory) -> NodeState:
     # Itself as well: a node that has joined here is found by those that route because this one names its address.
     neighbours = tuple(node for node in directory.neighbours() if node.routes or node.name == directory.name)
-    return NodeState((), neighbours, directory.draining, directory.routes, directory.announce_s)
+    return _own_state(directory, neighbours)
+
+
+def _own_state(directory: Directory, neighbours: tuple[Neighbour, ...]) -> NodeState:
+    return NodeState(
+        neighbours=neighbours,
+        draining=directory.draining,
+        routes=directory.routes,
+        tell_s=directory.announce_s,
+        takes_encoders=True,
+    )
 
 
 def _can_serve(directory: Directory, offer: Offer) -> bool:
     """Whether any worker can do the work of one that is down."""
-    return any(len(directory.ranked(offer.model, leg)) for leg in {offer.leg, Leg.BOTH})
+    return any(len(directory.ranked(offer.model, leg)) for leg in offer.leg.substitutes)

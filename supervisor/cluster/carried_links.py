@@ -110,7 +110,7 @@ class CarriedLinks:
         section = self.section()
         link = Link(
             transport,
-            Peer(self.name, serves_max=section.streams_max),
+            Peer(self.name, serves_max=section.streams_max, attached_bytes_max=section.attached_bytes_max),
             {key: _service_for(service, peer) for key, service in self.services.items()},
             heartbeat=Heartbeat(section.heartbeat_s, section.silent_s, section.stalled_s),
             heartbeat_task=self.heartbeat_task,

@@ -20,22 +20,16 @@ from typing import TypeVar, cast
 import trio
 from attrs import define, field
 
-from actors.routing.ports import Worker
-from protocol.cluster import COUNT_MAX, Leg, LoadUpdate, Neighbour, NodeState, Offer
-from protocol.errors import PeerViolation
-from protocol.messages import EngineInfo, GrammarKind
+from protocol.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer
+from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
 from supervisor.cluster.ranked_workers import RankedWorkers
-from supervisor.cluster.workers import LocalWorker, RemoteWorker
+from supervisor.cluster.workers import AnyWorker, LocalWorker
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
 
 T = TypeVar("T")
-
-PORT_MAX = 65535
-HOST_LENGTH_MAX = 253  # of a name in the DNS
-ENGINE_NAME_LENGTH_MAX = 128  # of the kind and the version of an engine, which clients are shown
 
 
 @define(eq=False)
@@ -154,8 +148,7 @@ class Directory:
     def merge_state(self, node: str, state: NodeState) -> None:
         """Merge the state that a node announces; raises `PeerViolation`, and merges nothing, if it cannot be true."""
         for offer in state.offers:
-            if offer.engine is not None:
-                _check_engine(offer.name, offer.engine)
+            check_engine(offer)
         state = self.models.apply(node, self.records.without_excess(node, state))
         record = self.records.add(node)
         record.routes = state.routes
@@ -174,7 +167,7 @@ class Directory:
                 worker.merge_load(load)
                 self._rerank(worker)
 
-    def load_changed(self, worker: LocalWorker | RemoteWorker, asker: str | None) -> None:
+    def load_changed(self, worker: AnyWorker, asker: str | None) -> None:
         """Record that a worker has one request more or less; `asker` is the other node that it belongs to, if any."""
         self._rerank(worker)
         if isinstance(worker, LocalWorker):
@@ -184,7 +177,7 @@ class Directory:
                 self.load_version += 1
                 self._announceable.unpark_all()
 
-    def prefill_done(self, worker: LocalWorker | RemoteWorker) -> None:
+    def prefill_done(self, worker: AnyWorker) -> None:
         """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
         self._rerank(worker)
 
@@ -204,7 +197,7 @@ class Directory:
         for node, state in self.models.reapply():
             self.records[node].replace_offers(state)
 
-    def _rerank(self, worker: LocalWorker | RemoteWorker) -> None:
+    def _rerank(self, worker: AnyWorker) -> None:
         ranked = self._derived.get(("ranked", worker.model, worker.leg))
         if isinstance(ranked, RankedWorkers) and self._derived_version == self.version:
             ranked.move(worker)
@@ -213,14 +206,14 @@ class Directory:
 
     # Workers -----------------------------------------------------------------------------
 
-    def workers(self, model: str) -> list[Worker]:
-        """Return the workers of a model that can be asked now."""
+    def workers(self, model: str) -> list[AnyWorker]:
+        """Return the workers of a model that can be asked now, of every leg."""
         local = [worker for worker in self.local.values() if worker.engine.current is not None]
         remote = [worker for record in self.records if record.is_reachable for worker in record.workers.values()]
-        workers: list[Worker] = [worker for worker in local if worker.model == model]
+        workers: list[AnyWorker] = [worker for worker in local if worker.model == model]
         return workers + [worker for worker in remote if worker.model == model and worker.offer.up]
 
-    def ranked(self, model: str, leg: Leg) -> RankedWorkers:
+    def ranked(self, model: str, leg: Leg) -> RankedWorkers[AnyWorker]:
         """Return the workers of a model and a leg that can be asked now, the least busy first."""
         workers = self.workers
         return self.derived(
@@ -228,11 +221,11 @@ class Directory:
         )
 
     def has_sibling(self, worker: LocalWorker) -> bool:
-        """Whether another worker of the same model and leg can be asked now, or one that computes both legs.
+        """Whether another worker can do the same work now (`Leg.substitutes`).
 
         A node that does not route learns this from nodes that do.
         """
-        workers = sum(len(self.ranked(worker.model, leg)) for leg in {worker.leg, Leg.BOTH})
+        workers = sum(len(self.ranked(worker.model, leg)) for leg in worker.leg.substitutes)
         if workers > (worker.engine.current is not None):
             return True
         return any(worker.idle_offer.name in self.records[node].state.elsewhere for node in self._subscribers)
@@ -251,7 +244,7 @@ class Directory:
         offers = self.offers_by_name
         return self.derived(("legs", model), lambda: {name: offer.leg for name, offer in offers(model).items()})
 
-    def all_workers(self) -> Iterator[LocalWorker | RemoteWorker]:
+    def all_workers(self) -> Iterator[AnyWorker]:
         """Yield every worker, whether it can be asked or not."""
         yield from self.local.values()
         for record in self.records:
@@ -325,24 +318,10 @@ class Directory:
     def state(self) -> NodeState:
         """Return this node's whole state, for an operator."""
         offers = tuple(worker.offer for worker in self.local.values())
-        return NodeState(offers, self.neighbours(), self.draining, self.routes)
+        return NodeState(offers, self.neighbours(), self.draining, self.routes, takes_encoders=True)
 
     def neighbours(self) -> tuple[Neighbour, ...]:
         """Return this node, if it can be found, and those to which it has a link: the others shall be forgotten."""
         itself = () if self.address is None else (Neighbour(self.name, self.address, self.routes),)
         linked = sorted((record for record in self.records if record.link is not None), key=lambda record: record.name)
         return (*itself, *(Neighbour(record.name, record.address, record.routes) for record in linked))
-
-
-def _check_engine(name: str, engine: EngineInfo) -> None:
-    """Raise `PeerViolation` for an engine with impossible limits: they would apply to all clients of its model."""
-    sizes = (engine.vocabulary_size, engine.context_max, engine.kv_tokens_max, engine.request_tokens_max)
-    counts = (*sizes, engine.running_max, engine.page_size, engine.ranks)
-    if min(counts) < 1 or max(counts) > COUNT_MAX:
-        raise PeerViolation(f"offer {name} has an engine that cannot be")
-    if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
-        raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
-    if engine.bootstrap is not None and not 0 < engine.bootstrap[1] <= PORT_MAX:
-        raise PeerViolation(f"offer {name} has a rendezvous that cannot be")
-    if engine.bootstrap is not None and len(engine.bootstrap[0]) > HOST_LENGTH_MAX:
-        raise PeerViolation(f"offer {name} has a rendezvous at a host of {len(engine.bootstrap[0])} characters")

@@ -1,4 +1,4 @@
-"""Engine control: the load of every engine of the cluster, and the flush of every prefix cache.
+"""Engine control: the load of every engine of the cluster, and the flush of every prefix cache, also of embeddings.
 
 All engines are asked concurrently, each with its own timeout, so one that hangs does not delay the others. An answer of
 another node may be wrong: impossible loads are left out.
@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias, TypeVar
 
 import trio
 
+from actors.engines.embedding_cache import EmbeddingCache
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Function
 from protocol.cluster import COUNT_MAX
@@ -19,7 +22,7 @@ from protocol.errors import DeadlineExceeded, InternalError, NotReady, Overloade
 from protocol.kind import Message
 from protocol.messages import Done, EngineLoad, FlushCache, GetLoad
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import LocalWorker, RemoteWorker
+from supervisor.cluster.workers import AnyWorker
 from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
 
@@ -27,14 +30,15 @@ LOADS_WITHIN_S = 1.0
 FLUSHED_WITHIN_S = 5.0
 ENGINES_A_TURN = 50  # that are asked before other tasks may run
 
-Engines = Mapping[str, Registration[Engine]]
+E = TypeVar("E", bound=Engine | Encoder)
+Engines: TypeAlias = Mapping[str, Registration[Engine] | Registration[Encoder]]
 
 
 async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
     """Return the load of each engine of this node by its name; one that does not answer in time is left out."""
     loads: dict[str, EngineLoad] = {}
 
-    async def ask(name: str, engine: Engine) -> None:
+    async def ask(name: str, engine: Engine | Encoder) -> None:
         with trio.move_on_after(LOADS_WITHIN_S), suppress(RequestError):
             loads[name] = await engine.load()
 
@@ -70,10 +74,21 @@ async def flush_caches(directory: Directory) -> None:
     raise Overloaded(detail) if is_busy else NotReady(detail)
 
 
-def engine_services(engines: Engines) -> Services:
-    """Return the services of this node's engines for other nodes: their loads, and the flush of their prefix caches."""
-    kinds: tuple[type[Message], ...] = (GetLoad, FlushCache)
-    return {(name, kind): Function(partial(_answer, engine)) for name, engine in engines.items() for kind in kinds}
+def engine_services(
+    engines: Mapping[str, Registration[Engine]],
+    encoders: Mapping[str, Registration[Encoder]],
+    embeddings: Mapping[str, EmbeddingCache],
+) -> Services:
+    """Return the services of this node's engines for other nodes: their loads, and the flush of their caches.
+
+    `embeddings` are those that each encoder has made.
+    """
+    both: Engines = {**engines, **encoders}
+    return {
+        **{(name, GetLoad): Function(partial(_load, engine)) for name, engine in both.items()},
+        **{(name, FlushCache): Function(partial(_flush, engine)) for name, engine in engines.items()},
+        **{(name, FlushCache): Function(partial(_drop, cache)) for name, cache in embeddings.items()},
+    }
 
 
 async def _ask_all(
@@ -82,7 +97,7 @@ async def _ask_all(
     """Ask all engines concurrently, and return the answer or the error of each, by its name in the cluster."""
     answers: dict[str, Message | RequestError | None] = {}
 
-    async def ask(worker: LocalWorker | RemoteWorker) -> None:
+    async def ask(worker: AnyWorker) -> None:
         name = worker.full_name
         try:
             with trio.fail_after(within_s):
@@ -100,14 +115,28 @@ async def _ask_all(
     return answers
 
 
-async def _answer(engine: Registration[Engine], request: Message) -> Message:
+async def _load(engine: Registration[Engine] | Registration[Encoder], _: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    if engine.current is None:
-        raise NotReady("it is starting")
-    if isinstance(request, GetLoad):
-        return await engine.current.load()
-    await engine.current.flush_cache()
+    return await _up(engine.current).load()
+
+
+async def _flush(engine: Registration[Engine], _: Message) -> Message:
+    await trio.lowlevel.checkpoint()
+    await _up(engine.current).flush_cache()
     return Done()
+
+
+async def _drop(cache: EmbeddingCache, _: Message) -> Message:
+    await trio.lowlevel.checkpoint()
+    cache.clear()
+    return Done()
+
+
+def _up(engine: E | None) -> E:
+    """Return an engine; raises `NotReady` if there is none."""
+    if engine is None:
+        raise NotReady("it is starting")
+    return engine
 
 
 def _is_possible(load: EngineLoad) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from actors.text.prompts import PromptLimits
-from protocol.cluster import EjectionState, Offer
+from protocol.cluster import EjectionState, Leg, Offer
 from protocol.dialects.http import Model
 from protocol.messages import EngineInfo
 from supervisor.cluster.directory import Directory
@@ -19,8 +19,11 @@ from supervisor.config.schema import Cluster
 
 
 def smallest_engine(offers: Sequence[Offer]) -> EngineInfo | None:
-    """Return the engine that takes the fewest tokens of one request, None if none has ever been ready."""
-    engines = [offer.engine for offer in offers if offer.engine is not None]
+    """Return the engine that takes the fewest tokens of one request, None if none has ever been ready.
+
+    Encoders are none: they get items, not prompts.
+    """
+    engines = [offer.engine for offer in offers if offer.engine is not None and offer.leg is not Leg.ENCODE]
     return min(engines, key=lambda engine: engine.request_tokens_max, default=None)
 
 

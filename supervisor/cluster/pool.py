@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from attrs import define
 
-from actors.routing.ports import Worker
 from protocol.cluster import Leg
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.workers import AnyWorker
 
 
 @define(eq=False)
@@ -21,9 +21,13 @@ class WorkerPool:
     directory: Directory
     model: str
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[AnyWorker]:
         """Return the workers that can be asked now."""
         return self.directory.workers(self.model)
+
+    def encoders(self) -> list[AnyWorker]:
+        """Return the encoders that can be asked now."""
+        return list(self.directory.ranked(self.model, Leg.ENCODE))
 
     def expected(self) -> Mapping[str, Leg]:
         """Return the legs of all workers by their names in the cluster, whether they can be asked or not."""

@@ -8,26 +8,37 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from attrs import define, field
 
 from actors.routing.least_loaded import rank
-from actors.routing.ports import Worker
+from actors.routing.load import Load
 
 Key: TypeAlias = tuple[bool, float, int, str]
 
 
+class HasLoad(Protocol):
+    """A worker, as far as its place depends on it."""
+
+    @property
+    def load(self) -> Load:
+        """Its load at this moment."""
+
+
+W = TypeVar("W", bound=HasLoad)
+
+
 @define(eq=False)
-class RankedWorkers:
+class RankedWorkers(Generic[W]):
     """Workers in the order in which a router prefers them; one that changes is moved by a binary search."""
 
     _keys: dict[str, Key] = field(factory=dict)
     _order: list[Key] = field(factory=list)
-    _workers: dict[str, Worker] = field(factory=dict)
+    _workers: dict[str, W] = field(factory=dict)
 
     @classmethod
-    def of(cls, workers: Sequence[Worker]) -> RankedWorkers:
+    def of(cls, workers: Sequence[W]) -> RankedWorkers[W]:
         """Return these workers in order."""
         ranked = cls()
         for worker in workers:
@@ -40,12 +51,12 @@ class RankedWorkers:
         """Return the number of workers."""
         return len(self._order)
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[W]:
         """Yield those with room first, the least busy, then with less to compute, then the first by name."""
         for *_, name in self._order:
             yield self._workers[name]
 
-    def move(self, worker: Worker) -> None:
+    def move(self, worker: W) -> None:
         """Move a worker whose load has changed to its place; one that is not among these stays out."""
         key = _key(worker)
         before = self._keys.get(key[3])
@@ -56,6 +67,6 @@ class RankedWorkers:
         self._keys[key[3]] = key
 
 
-def _key(worker: Worker) -> Key:
+def _key(worker: HasLoad) -> Key:
     load = worker.load
     return load.full, *rank(load)

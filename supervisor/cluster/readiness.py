@@ -1,17 +1,24 @@
 """Readiness: whether every model can be served now, and a sentence with what is missing.
 
-Two questions that differ. `never_ready` asks what has not come up yet since this node started: until then requests wait
-or are refused as `not_ready`. `unready` asks what is missing at this moment, which is what probes and operators see.
+Three questions that differ. `never_ready` asks what has not come up yet since this node started: until then requests
+wait or are refused as `not_ready`. `unready` asks what is missing at this moment, which is what probes and operators
+see. Both ask for text alone: where no encoder is up, requests without images are served as ever, and a load balancer
+must not take the gateway out. `without_encoders` asks for what is missing then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import trio
 
-from protocol.cluster import Leg, Offer
+from protocol.cluster import Leg, Offer, serve_text
 from supervisor.cluster.directory import Directory
+
+IsUp: TypeAlias = Callable[[str, Offer], bool]
+Reason: TypeAlias = Callable[[str], str]
+"""Why a worker of a name in the cluster is not up, as the end of a sentence."""
 
 
 def never_ready(directory: Directory, models: Sequence[str]) -> str | None:
@@ -37,6 +44,22 @@ def unready(directory: Directory, models: Sequence[str]) -> str | None:
     """Return why some model cannot be served now, or why another node refuses this one's name; None if neither."""
     if (conflict := directory.name_conflict) is not None:
         return conflict
+    is_up, reason = _now(directory)
+    return _missing(directory, models, is_up, reason)
+
+
+def without_encoders(directory: Directory, models: Sequence[str]) -> str | None:
+    """Return which model takes no images and videos now, because no encoder of it is up; None if none lacks any."""
+    is_up, reason = _now(directory)
+    for model in models:
+        offers = _by_name(directory, model, lambda leg: leg is Leg.ENCODE)
+        if offers and not any(is_up(name, offer) for name, offer in offers.items()):
+            return f"model {model} takes no images and videos: {_first_missing(offers, is_up, reason)}"
+    return None
+
+
+def _now(directory: Directory) -> tuple[IsUp, Reason]:
+    """Return whether a worker can be asked at this moment, and why not, by its name and its offer."""
     draining, stalled = directory.draining_workers, directory.stalled_workers
     local = {f"{directory.name}/{name}": worker.engine.status_text for name, worker in directory.local.items()}
     remote = {name: offer.why for name, offer in directory.offers_by_name().items() if offer.why}
@@ -54,7 +77,7 @@ def unready(directory: Directory, models: Sequence[str]) -> str | None:
         unlinked_node = f"is on node {nodes[name]}, to which there is no link" if name in nodes else None
         return local.get(name) or remote.get(name) or unlinked_node or "is starting"
 
-    return _missing(directory, models, is_up, reason)
+    return is_up, reason
 
 
 def engines_up(directory: Directory) -> dict[str, float]:
@@ -63,18 +86,25 @@ def engines_up(directory: Directory) -> dict[str, float]:
     return {name: float(offer.up and name not in stalled) for name, offer in directory.offers_by_name().items()}
 
 
-def _missing(
-    directory: Directory, models: Sequence[str], is_up: Callable[[str, Offer], bool], reason: Callable[[str], str]
-) -> str | None:
+def _missing(directory: Directory, models: Sequence[str], is_up: IsUp, reason: Reason) -> str | None:
     """Return the first engine that a model lacks, and why, as a sentence; None if no model lacks any."""
     for model in models:
-        offers = directory.offers_by_name(model)
-        legs = {offer.leg for name, offer in offers.items() if is_up(name, offer)}
-        if Leg.BOTH not in legs and not {Leg.PREFILL, Leg.DECODE} <= legs:
-            missing = next((name for name, offer in offers.items() if not is_up(name, offer)), None)
-            if missing is None:
-                return f"model {model} has no engine"
-            names = [offer.name for offer in offers.values()]
-            name = offers[missing].name
-            return f"engine {name if names.count(name) == 1 else missing} {reason(missing)}"
+        offers = _by_name(directory, model, lambda leg: leg is not Leg.ENCODE)
+        if not serve_text({offer.leg for name, offer in offers.items() if is_up(name, offer)}):
+            return _first_missing(offers, is_up, reason) or f"model {model} has no engine"
     return None
+
+
+def _by_name(directory: Directory, model: str, is_wanted: Callable[[Leg], bool]) -> dict[str, Offer]:
+    """Return the offers of a model's workers of some legs, by their names in the cluster."""
+    return {name: offer for name, offer in directory.offers_by_name(model).items() if is_wanted(offer.leg)}
+
+
+def _first_missing(offers: Mapping[str, Offer], is_up: IsUp, reason: Reason) -> str | None:
+    """Return the first of some workers that is not up, and why, as a sentence; None if all are."""
+    missing = next((name for name, offer in offers.items() if not is_up(name, offer)), None)
+    if missing is None:
+        return None
+    names = [offer.name for offer in offers.values()]
+    name = offers[missing].name
+    return f"engine {name if names.count(name) == 1 else missing} {reason(missing)}"

@@ -5,8 +5,9 @@ the link to another node, and `GuardedWorker` is a local worker as other nodes a
 what could harm other requests. A request counts in its worker's load from the turn in which it is asked until it has
 ended, at both ends of a link: a router that asks twice in one turn must see its own first request.
 
-`ask` is for what occupies the worker. `call` reaches everything else that the worker's node serves under its name (its
-load, its prefix cache, a grammar check): any message with a row in the message table.
+`ask` is for what occupies the worker: an `Encode` if that is an encoder, else a `Generate`. `call` reaches everything
+else that the worker's node serves under its name (its load, its prefix cache, a grammar check): any message with a row
+in the message table.
 
 None of them knows the directory: they report to a `SiblingDirectory`, and ask it whether others could serve as well.
 """
@@ -15,26 +16,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Protocol, TypeAlias, cast
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, TypeAlias, cast, overload
 
 from attrs import define, evolve, field
 
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
-from actors.kit.calls import Address, Answer
+from actors.kit.calls import Address, Answer, Askable
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
-from protocol.cost import generation_tokens
+from protocol.cost import encoding_tokens, generation_tokens
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.kind import Message
+from protocol.media import Encode, Encoded
 from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
 
+Work: TypeAlias = Generate | Encode
+"""A request that occupies a worker; an encoder gets the second, all others the first."""
+
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
+EncodedReplies: TypeAlias = Answer[Encoded, Encoded]
+"""The answer to an `Encode`: no replies, then its result."""
+
+AnyReplies: TypeAlias = Replies | EncodedReplies
+AnyAddress: TypeAlias = Askable[Message, Message, Message]
+
+WorkAddress: TypeAlias = Address[Generate, Started | Tokens, Finished] | Address[Encode, Encoded, Encoded]
+WorkInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished] | PriorityInbox[Encode, Encoded, Encoded]
 
 REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 
@@ -62,15 +76,22 @@ def _prefill_bounds(offer: Offer) -> tuple[int, int]:
     return (0, tokens_max) if offer.leg is Leg.PREFILL else (tokens_max, 0)
 
 
+def _tokens(request: Work) -> tuple[int, int]:
+    """Return the tokens of a request that are to be computed before its first reply, and all that it may come to."""
+    if isinstance(request, Encode):
+        return encoding_tokens(request), encoding_tokens(request)
+    return len(request.tokens), generation_tokens(request)
+
+
 @define(eq=False)
 class LocalWorker:
     """A worker of this node."""
 
     node: str
     idle_offer: Offer  # its offer while it has no request
-    address: Address[Generate, Started | Tokens, Finished]
-    engine: Registration[Engine]
-    inbox: PriorityInbox[Generate, Started | Tokens, Finished]
+    address: WorkAddress
+    engine: Registration[Engine] | Registration[Encoder]
+    inbox: WorkInbox
     directory: SiblingDirectory
     services: dict[type[Message], Service] = field(factory=dict)  # for `call`
     busy: int = 0
@@ -141,22 +162,32 @@ class LocalWorker:
         running, waiting = min(load.requests, slots), max(0, load.requests - slots)
         return evolve(self.offer, running=running, waiting=waiting, tokens=load.tokens)
 
+    @overload
+    def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[Replies]: ...
+
+    @overload
+    def ask(self, request: Encode, credit: int) -> AbstractAsyncContextManager[EncodedReplies]: ...
+
+    def ask(self, request: Work, credit: int) -> AbstractAsyncContextManager[AnyReplies]:
+        """Ask for this node, as `ask_for` does."""
+        return self.ask_for(None, request, credit)
+
     @asynccontextmanager
-    async def ask(self, request: Generate, credit: int, asker: str | None = None) -> AsyncIterator[Replies]:
-        """Ask, waiting while its inbox is full; leaving the context cancels the request.
+    async def ask_for(self, asker: str | None, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
+        """Ask for another node, or None for this one, waiting while its inbox is full; leaving cancels the request.
 
         Raises `NotReady` if its engine is down and a sibling is not: a request that can be served elsewhere need not
         wait for a restart.
         """
         if self.engine.current is None and self.directory.has_sibling(self):
             raise NotReady(f"engine {self.name} is starting")
-        tokens = generation_tokens(request)
+        first, tokens = _tokens(request)
         if asker is None:
-            self.pending.add(request.id, len(request.tokens))
+            self.pending.add(request.id, first)
         self._count(asker, 1, tokens)
         try:
-            async with self.address.ask(request, credit) as replies:
-                yield replies
+            async with cast("AnyAddress", self.address).ask(request, credit) as replies:
+                yield cast("AnyReplies", replies)
         finally:
             self.pending.discard(request.id)
             self._count(asker, -1, -tokens)
@@ -201,17 +232,17 @@ class GuardedWorker:
         return evolve(self, asker=asker)
 
     @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
+    async def ask(self, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
         """Ask as `LocalWorker.ask` does; raises `BadRequest` for a malformed or used id, and for too little credit."""
         if REQUEST_ID.fullmatch(request.id) is None:
             raise BadRequest("a request's id is 32 hexadecimal digits")
         if request.id in self._ids:
             raise BadRequest(f"the request {request.id} is being answered already")
-        if credit < request.sampling.tokens_max:
+        if isinstance(request, Generate) and credit < request.sampling.tokens_max:
             raise BadRequest(f"credit for {credit} tokens, where {request.sampling.tokens_max} are asked for")
         self._ids.add(request.id)
         try:
-            async with self.worker.ask(request, credit, self.asker) as replies:
+            async with self.worker.ask_for(self.asker, request, credit) as replies:
                 yield replies
         finally:
             self._ids.discard(request.id)
@@ -277,16 +308,25 @@ class RemoteWorker:
         running = min(load.requests, self.offer.slots)
         self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)
 
-    @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Replies]:
+    @overload
+    def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[Replies]: ...
+
+    @overload
+    def ask(self, request: Encode, credit: int) -> AbstractAsyncContextManager[EncodedReplies]: ...
+
+    def ask(self, request: Work, credit: int) -> AbstractAsyncContextManager[AnyReplies]:
         """Ask over the link, waiting while it carries as many streams as it may; raises `LinkLost` if it is down."""
+        return self._ask(request, credit)
+
+    @asynccontextmanager
+    async def _ask(self, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
         link = self._link()
-        tokens = generation_tokens(request)
-        self.pending.add(request.id, len(request.tokens))
+        first, tokens = _tokens(request)
+        self.pending.add(request.id, first)
         self._count(1, tokens)
         try:
             async with link.ask(request, credit, self.name) as replies:
-                yield cast("Replies", replies)  # by the row of Generate, which the link has checked
+                yield cast("AnyReplies", replies)  # by the row of the request, which the link has checked
         finally:
             self.pending.discard(request.id)
             self._count(-1, -tokens)
@@ -310,3 +350,6 @@ class RemoteWorker:
         self.busy += requests
         self.tokens += tokens
         self.directory.load_changed(self, None)
+
+
+AnyWorker: TypeAlias = LocalWorker | RemoteWorker

@@ -14,16 +14,19 @@ from ipaddress import ip_address
 from math import inf
 from pathlib import Path
 
+import attrs
 from attrs import asdict
 
+from actors.engines.encoder_limits import EncoderLimits
 from protocol.cluster import OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
-from supervisor.config import gateway_nodes, listener_checks, time_checks
+from supervisor.config import gateway_nodes, listener_checks, media, time_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, EngineSection, Kinds
 
-TREE_NAMES = ("gateway", "links", "metrics")
+TREE_NAMES = ("gateway", "links", "media", "metrics")
 TREE_PREFIXES = ("processor-", "router-")
+TOKEN_KEYS = ("kv_tokens_max", "context_max", "page_size", "prefill_chunk", "pending_prefill_tokens_max", "deadlines")
 HEARTBEAT_S_MIN = 0.01
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
@@ -55,6 +58,7 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     yield from listener_checks.collisions(gateway_nodes.expand(cluster))
     yield from time_checks.mistakes(cluster)
     yield from _gateway_mistakes(cluster)
+    yield from media.mistakes(cluster.gateway.media, cluster.folder)
     legs = {(engine.model, engine.leg) for engine in cluster.engine.values()}
     for name, engine in cluster.engine.items():
         path = join("engine", segment(name))
@@ -130,16 +134,37 @@ def _engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iter
         yield Mistake(f"{path}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
     if engine.node not in cluster.node:
         yield Mistake(f"{path}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
-    if engine.kv_tokens_max < engine.pages_min * engine.page_size:
-        words = {2: "two", 3: "three"}.get(engine.pages_min, engine.pages_min)
-        yield Mistake(f"{path}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
-    if engine.context_max == 1:
-        yield Mistake(f"{path}.context_max", "leaves no room for a prompt and an answer")
+    yield from _encoder_mistakes(engine, path) if engine.leg == "encode" else _token_mistakes(engine, path)
     for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
         for key, value in times.items():
             if not 0 < value < inf:
                 yield Mistake(f"{path}.{table}.{key}", f"must be above 0 and finite, got {value}")
     yield from engine.mistakes(cluster, path)
+
+
+def _token_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
+    """Yield what is wrong with the sizes of an engine that computes tokens."""
+    if not engine.kv_tokens_max:
+        yield Mistake(f"{path}.kv_tokens_max", "is missing")
+    elif engine.kv_tokens_max < engine.pages_min * engine.page_size:
+        words = {2: "two", 3: "three"}.get(engine.pages_min, engine.pages_min)
+        yield Mistake(f"{path}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
+    if engine.context_max == 1:
+        yield Mistake(f"{path}.context_max", "leaves no room for a prompt and an answer")
+    if engine.encoder != EncoderLimits():
+        yield Mistake(f"{path}.encoder", f"is for an encoder, and {path}.leg is {engine.leg}")
+
+
+def _encoder_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
+    """Yield what is wrong in the section of an encoder, which has no tokens and no KV memory."""
+    if not engine.encodes:
+        yield Mistake(f"{path}.leg", f"an engine of kind {engine.kind} cannot be an encoder")
+    fields = attrs.fields_dict(type(engine))
+    for key in TOKEN_KEYS:
+        if getattr(engine, key) != fields[key].default:
+            yield Mistake(f"{path}.{key}", f"is for engines that compute tokens, and {path}.leg is encode")
+    if engine.encoder.batch_max > engine.slots:
+        yield Mistake(f"{path}.encoder.batch_max", f"must be at most slots ({engine.slots})")
 
 
 def _node_mistakes(cluster: Cluster) -> Iterator[Mistake]:
@@ -219,11 +244,12 @@ def _leg_mistakes(
 ) -> Iterator[Mistake]:
     """Yield what is wrong with the leg of an engine: a prefill needs a decode of its model, and the other way round.
 
-    `legs` has the model and the leg of every engine.
+    An encoder needs an engine that computes prompts. `legs` has the model and the leg of every engine.
     """
     if engine.leg != "both" and not cluster.cluster.join:
-        other = "decode" if engine.leg == "prefill" else "prefill"
-        if (engine.model, other) not in legs:
-            yield Mistake(f"{path}.leg", f"means nothing: there is no engine of the same model whose leg is {other}")
+        others = {"prefill": ("decode",), "decode": ("prefill",), "encode": ("both", "prefill")}[engine.leg]
+        if not any((engine.model, other) in legs for other in others):
+            why = f"there is no engine of the same model whose leg is {' or '.join(others)}"
+            yield Mistake(f"{path}.leg", f"means nothing: {why}")
     if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
         yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")

@@ -31,7 +31,7 @@ class GatewayLimits:
     websocket_running_max: Count = 16  # responses of one WebSocket that run at once
     history_bytes_max: Count = 8 * 1024 * 1024  # of responses that one WebSocket can continue
     # Of all clients together, beside the limits of each connection: with all of them full, a gateway fits in 1 GB.
-    bodies_bytes_max: Count = 64 * 1024 * 1024  # of requests that are being read or answered
+    bodies_bytes_max: Count = 128 * 1024 * 1024  # of requests that are being read or answered, with their images
     answers_bytes_max: Count = 256 * 1024 * 1024  # of answers that are sent only once they are complete
     key_share_max: Annotated[float, Within(above=0, at_most=1)] = 0.75  # of each of these two, for one key
     histories_bytes_max: Count = 128 * 1024 * 1024  # of responses that WebSockets can continue

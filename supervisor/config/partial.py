@@ -23,7 +23,7 @@ from supervisor.config.schema import EngineSection, Kinds, Tables
 Table: TypeAlias = dict[str, object]
 
 ROUNDS_MAX = 4  # of structuring: what is left out in one may uncover mistakes for the next
-ASSUMED: dict[str, object] = {"path": ".", "kv_tokens_max": 2**20}  # for required keys that are missing
+ASSUMED: dict[str, object] = {"path": "."}  # for required keys that are missing
 MULTILINE_TABLES = ("settings", "environment")  # whose values may have line breaks
 KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
 # The paths of an engine, or of a key by which it is found, and of an entry that other keys name.
@@ -68,7 +68,8 @@ def _is_missed(path: str, mistake: Mistake) -> bool:
     message = mistake.message
     if (engine := ENGINE.fullmatch(path)) is not None:
         if engine[1] == "leg":
-            return "whose leg is" in message
+            of_engine = mistake.path.rpartition(".")[0] == path.removesuffix(".leg")
+            return "whose leg is" in message or (of_engine and (".leg is" in message or message == "is missing"))
         return "no engine " in message or (mistake.path, message) == ("engine", "must not be empty")
     if path == "node":
         return "no node " in message

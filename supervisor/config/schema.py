@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import Factory, evolve, frozen
 
+from actors.engines.encoder_limits import EncoderLimits
 from actors.engines.slots import Deadlines
 from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
@@ -22,6 +23,7 @@ from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.limits import Count, GatewayLimits, Seconds, TextLimits
+from supervisor.config.media import MediaSection
 from supervisor.links.endpoint import Endpoint
 from supervisor.processes.process import Ladder
 
@@ -51,6 +53,8 @@ class NodeSection:
     logs: str | None = None  # a folder for the output of engines; None: it is deleted with the run folder
     output_log_bytes_max: Count = 4 * 1024 * 1024
     turn_max_s: Seconds = 0.02  # of a task between two checkpoints; longer turns are counted and logged
+    shared_bytes_max: Count = 512 * 1024 * 1024  # of tensors in memory that it shares with the processes of its engines
+    shared_lease_s: Seconds = 30.0  # for which an engine may come for the tensors of a request
     watchdog_s: Seconds = 30.0  # without a turn of the event loop, after which a launcher kills and restarts the node
     log_queue_lines_max: Count = 10_000  # that wait to be written; more are dropped and counted
     log_queue_bytes_max: Count = 4 * 1024 * 1024
@@ -75,6 +79,7 @@ class ClusterSection:
     tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that presents it
     join: tuple[Endpoint, ...] = ()  # addresses of nodes of a running cluster that this file does not describe
     streams_max: Count = 1024  # that one node may have open at another
+    attached_bytes_max: Count = 512 * 1024 * 1024  # of tensors that are on their way to a node over one link
     heartbeat_s: Seconds = 1.0
     silent_s: Seconds = 3.0  # after which a silent node is sent no request, and is lost if its kernel is silent too
     stalled_s: Seconds = 15.0  # after which it is lost although its kernel acknowledges data
@@ -114,6 +119,7 @@ class GatewaySection:
     prompt_tokens_max: Count = 262_144  # of one request, whatever its model could hold
     limits: GatewayLimits = GatewayLimits()
     text: TextLimits = TextLimits()
+    media: MediaSection = MediaSection()
 
 
 @frozen(kw_only=True)
@@ -144,13 +150,14 @@ class EngineSection:
     """
 
     reads_text: ClassVar[bool] = False  # whether its node loads the model's tokenizer for it
+    encodes: ClassVar[bool] = False  # whether engines of this kind can be encoders
 
     model: Annotated[str, Holds(1)]
     node: NodeName = "main"
     kind: str = DEFAULT_KIND
-    leg: Literal["both", "prefill", "decode"] = "both"
+    leg: Literal["both", "prefill", "decode", "encode"] = "both"
     slots: Count = 16
-    kv_tokens_max: Count
+    kv_tokens_max: Count = 0  # needed, but for an encoder
     context_max: Count | None = None
     page_size: Count = 16
     prefill_chunk: Count | None = None  # the most prompt tokens of one request in an engine step
@@ -158,6 +165,7 @@ class EngineSection:
     start_within_s: Seconds = 120.0
     silent_s: Seconds = 10.0  # after which a process that neither answers nor computes is killed
     deadlines: Deadlines = Deadlines()
+    encoder: EncoderLimits = EncoderLimits()
     ladder: Ladder = Ladder()
 
     @classmethod
@@ -183,8 +191,11 @@ class EngineSection:
 
     @property
     def pending_prefill_max(self) -> int:
-        """The limit on tokens of its prompts without a first token; 0 for a decode, whose prompts others compute."""
-        if self.leg == "decode":
+        """The limit on tokens of its prompts without a first token; 0 for a decode, whose prompts others compute.
+
+        An encoder gets items, not prompts.
+        """
+        if self.leg in {"decode", "encode"}:
             return 0
         return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or self.prefill_chunk_default)
 
@@ -266,6 +277,10 @@ class Cluster(Tables):
     def engines_of(self, section: type[E]) -> dict[str, E]:
         """Return the engines of one kind, given the class of its section."""
         return {name: engine for name, engine in self.engine.items() if isinstance(engine, section)}
+
+    def encodes(self, model: str) -> bool:
+        """Whether images and videos of a model are encoded apart: then its other engines have no vision tower."""
+        return any(engine.model == model and engine.leg == "encode" for engine in self.engine.values())
 
     def host_of(self, engine: EngineSection) -> str | None:
         """Return the host of an engine's first node, None if there is no such node."""

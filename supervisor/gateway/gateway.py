@@ -49,6 +49,7 @@ T = TypeVar("T")
 
 # In which a client that does not know of the end yet may send one more request to a gateway that leaves its port.
 LAST_REQUEST_S = 1.0
+LONG_BODIES_A_TURN = 4  # of which a piece is read in one pass of the event loop
 ENDING_A_TURN = 4  # connections that may end in one turn: hundreds that end together must not delay other tokens
 
 
@@ -59,6 +60,10 @@ def _no_server_info() -> dict[str, object]:
 async def _nothing_to_flush() -> None:
     await trio.lowlevel.checkpoint()
     raise NotFound("there is no cache here that could be flushed")
+
+
+def _nothing_missing() -> str | None:
+    return None
 
 
 @frozen
@@ -91,6 +96,7 @@ class Gateway:
     certificate: Certificate | None  # None: plain HTTP
     tls: ssl.SSLContext | None  # made from `certificate`
     wait_ready: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint  # until requests are admitted
+    missing: Callable[[], str | None] = _nothing_missing  # what some requests need; all others can be served
     server_info: Callable[[], dict[str, object]] = _no_server_info
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     run_in_thread: RunInThread = run_inline  # for long texts: to parse one would block the event loop
@@ -108,6 +114,7 @@ class Gateway:
     backlogs: Backlogs = field(init=False)
     ending: trio.Semaphore = field(factory=lambda: trio.Semaphore(ENDING_A_TURN))
     reading: trio.Semaphore = field(factory=lambda: trio.Semaphore(1))  # held while many small pieces are read
+    reading_bodies: trio.Semaphore = field(factory=lambda: trio.Semaphore(LONG_BODIES_A_TURN))
     _listening: trio.CancelScope | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)  # whether it listens
 
@@ -343,4 +350,12 @@ class Gateway:
         However many clients send small pieces, the tokens of all others wait for one of those clients at a time.
         """
         async with self.reading:
+            await trio.lowlevel.checkpoint()
+
+    async def wait_body_turn(self) -> None:
+        """Wait for a turn of the event loop in which the next piece of a long body may be read.
+
+        However many clients send images, the tokens of all others wait for a few of those clients at a time.
+        """
+        async with self.reading_bodies:
             await trio.lowlevel.checkpoint()

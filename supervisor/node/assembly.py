@@ -16,6 +16,7 @@ from functools import partial
 
 from attrs import define, evolve
 
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from supervisor.cluster import engine_control, readiness
 from supervisor.cluster.directory import Directory
@@ -30,6 +31,7 @@ from supervisor.node import gauges, router_child
 from supervisor.node.credentials import Credentials
 from supervisor.node.gateway_children import gateway_child, make_gateway
 from supervisor.node.link_children import make_mesh, mesh_child
+from supervisor.node.media_child import MediaChildren, media_children
 from supervisor.node.model_children import Models, Reloadable, model_children
 from supervisor.node.monitoring import make_monitoring, monitoring_child
 from supervisor.node.text_models import load_text_models
@@ -54,6 +56,7 @@ class Assembly:
     status: TreeStatus
     reloadable: Reloadable
     engines: Mapping[str, Registration[Engine]]  # of this node
+    encoders: Mapping[str, Registration[Encoder]]
     published: Mapping[str, RetriedChild]  # by the name of the child that publishes it
     gateway: Gateway | None = None
     links: Mesh | None = None
@@ -71,9 +74,10 @@ class Assembly:
     def start_failure(self) -> str | None:
         """The reason why no engine of this node could start, once each has tried; None if the node has other uses."""
         serves_others = self.gateway is not None and self.links is not None
-        never_up = (registration for registration in self.engines.values() if registration.last is None)
+        every: engine_control.Engines = {**self.engines, **self.encoders}
+        never_up = (registration for registration in every.values() if registration.last is None)
         failures = [registration.failure for registration in never_up if registration.failure is not None]
-        if serves_others or not failures or len(failures) < len(self.engines):
+        if serves_others or not failures or len(failures) < len(every):
             return None
         return "; ".join(dict.fromkeys(failure.reason for failure in failures))
 
@@ -84,23 +88,30 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node))
     texts = load_text_models(cluster, node, runtime.strftime, has_gateway=has_gateway)
     directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})
-    engines = node_engines(NodeContext(cluster, node, runtime, directory), texts)
-    local_loads = partial(engine_control.local_loads, engines.engines)
+    context = NodeContext(cluster, node, runtime, directory)
+    engines = node_engines(context, texts)
+    local_loads = partial(engine_control.local_loads, {**engines.engines, **engines.encoders})
     controls = NodeControl(directory, runtime.new_id(), version(), local_loads)
-    services = {**engines.served, **engine_control.engine_services(engines.engines), **controls.services}
+    controlled = engine_control.engine_services(engines.engines, engines.encoders, engines.embeddings)
+    services = {**engines.served, **controlled, **controls.services}
     directory.attach_services(services)
     links = make_mesh(cluster, directory, runtime, services, credentials, controls.run)
     reloadable = Reloadable(cluster.gateway.prompt_tokens_max)
     models, gateway = Models({}, ()), None
+    media = MediaChildren()
     if has_gateway:
-        models = model_children(cluster, texts, directory, runtime, reloadable)
+        media = media_children(context, texts)
+        models = model_children(cluster, texts, directory, runtime, reloadable, media)
         gateway = make_gateway(cluster, models.served, directory, runtime, reloadable, credentials)
         gauges.add_gateway_gauges(registry, gateway)
+        gauges.add_media_gauges(registry, media)
         router_child.add_ejected_gauge(registry, reloadable.routings)
         controls.ejections = partial(router_child.ejected, reloadable.routings)
     if links is not None:
         gauges.add_link_metrics(registry, directory, links.traffic)
     gauges.add_node_gauges(registry, directory)
+    gauges.add_shared_memory_gauges(registry, context.shared)
+    gauges.add_encoder_gauges(registry, node, engines.embeddings)
     up = readiness.engines_up if has_gateway else gauges.local_engines_up
     gauges.add_engine_up(registry, partial(up, directory))
     monitor = make_monitoring(cluster, directory, gateway, runtime, credentials)
@@ -112,6 +123,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
             links=() if links is None else (mesh_child(links),),
             others=(
                 *engines.children,
+                *media.children,
                 *models.children,
             ),
         ),
@@ -121,7 +133,8 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     )
     status = controls.tree_status = TreeStatus(tree)
     return Assembly(
-        *(tree, directory, controls, status, reloadable, engines.engines, engines.published),
+        *(tree, directory, controls, status, reloadable, engines.engines, engines.encoders),
+        {**engines.published, **media.published},
         *(gateway, links, monitor),
     )
 

@@ -10,15 +10,20 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
+from actors.media import CONTENT_BYTES_MIN
+from actors.vision.model_files import IMAGE_PROCESSOR, PROCESSOR
 from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
+from supervisor.media.memory import COPIED_BYTES_MAX
 from supervisor.sockets.descriptor_reserve import RESERVE
+from supervisor.tensors.shared_memory import DESCRIPTOR_BYTES
 
 RAISED_MAX = 1_048_576  # some programs walk through all descriptors up to the limit
 PROCESS_NEEDS = 64  # the interpreter, the event loop, logs, threads, files that are read now and then
 ENGINE_NEEDS = 8  # its link, its output, its pidfd, its log, and more while it starts
 LISTENER_NEEDS = 128  # the listeners, operators at the control socket, connections that are being refused
 MONITORING_NEEDS = 128
+DECODER_NEEDS = 4  # the socket of its answers, and a result on its way
 
 
 def raise_limit() -> None:
@@ -41,10 +46,29 @@ def needed(cluster: Cluster, name: str) -> dict[str, int]:
         "listeners": LISTENER_NEEDS
         + cluster.cluster.handshakes_max * (section.listen is not None)
         + MONITORING_NEEDS * (section.metrics is not None),
+        "media": _media(cluster) if name in cluster.gateway_nodes else 0,
+        # What it shares with its engines, and what they share with it.
+        "shared memory": 2 * section.shared_bytes_max // DESCRIPTOR_BYTES if engines and _sees(cluster) else 0,
         "the process": PROCESS_NEEDS,
         "the reserve": RESERVE,
     }
     return {purpose: count for purpose, count in counts.items() if count}
+
+
+def _sees(cluster: Cluster) -> bool:
+    """Whether a model of the cluster may take images or videos, whose tensors take descriptors."""
+    folders = [cluster.model_path(name) for name in cluster.model]
+    return any((folder / file).exists() for folder in folders for file in (PROCESSOR, IMAGE_PROCESSOR))
+
+
+def _media(cluster: Cluster) -> int:
+    """Return how many a media actor may need: for contents, fetches, decoders, and what they have decoded."""
+    if not _sees(cluster):
+        return 0
+    section = cluster.gateway.media
+    contents = section.fetched_bytes_max // CONTENT_BYTES_MIN
+    prepared = 2 * section.prepared_bytes_max // COPIED_BYTES_MAX  # a mapping has one, and engines open another
+    return contents + prepared + section.fetches_max + DECODER_NEEDS * section.decoders + PROCESS_NEEDS
 
 
 def check_limit(cluster: Cluster, name: str) -> str:

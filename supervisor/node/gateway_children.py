@@ -55,6 +55,7 @@ def make_gateway(
         server_info=partial(models.server_info, cluster, directory, version(), ejected),
         flush_cache=partial(engine_control.flush_caches, directory),
         wait_ready=partial(readiness.wait_ever_ready, directory, names),
+        missing=partial(readiness.without_encoders, directory, names),
         shares_port=len(cluster.port_sharers(directory.name)) > 1,
     )
 

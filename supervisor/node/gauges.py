@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import trio
+from attrs import asdict
 
+from actors.engines.embedding_cache import EmbeddingCache
+from actors.kit.fair_budget import BudgetStatistics
+from actors.media import MediaStatistics
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.gateway import Gateway
 from supervisor.links.link import Link
 from supervisor.links.traffic import Traffic
+from supervisor.media.decoding import DecoderStatistics
+from supervisor.node.media_child import MediaChildren
 from supervisor.telemetry.registry import Registry, Samples
+from supervisor.tensors.shared_memory import SharedMemory
 
 
 def add_node_gauges(registry: Registry, directory: Directory) -> None:
@@ -32,6 +39,67 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
         *("espalier_engine_model_mismatch", "Whether the engine is not used because its model differs", "engine"),
         lambda: _mismatches(directory),
     )
+
+
+def add_shared_memory_gauges(registry: Registry, shared: SharedMemory) -> None:
+    """Define the gauges of the memory that a node shares with the processes of its engines."""
+    registry.add_value(
+        "espalier_shared_memory_bytes",
+        "Tensors in memory that the node shares with its engines, in either direction",
+        lambda: float((held := shared.statistics()).region_bytes + held.mapped_bytes),
+    )
+    registry.add_value(
+        "espalier_shared_memory_waiting",
+        "Requests whose tensors wait for shared memory",
+        lambda: float(shared.statistics().waiting),
+    )
+
+
+def add_encoder_gauges(registry: Registry, node: str, embeddings: Mapping[str, EmbeddingCache]) -> None:
+    """Define the metrics of the embeddings that each encoder of a node keeps."""
+    registry.add_gauge(
+        *("espalier_encoder_cache_bytes", "Embeddings that the encoder keeps", "engine"),
+        lambda: [((f"{node}/{name}",), float(cache.kept_bytes)) for name, cache in embeddings.items()],
+    )
+    registry.add_counter(
+        *("espalier_encoder_cache_evictions", "Items whose embeddings made room for others", "engine"),
+        lambda: [((f"{node}/{name}",), float(cache.evictions)) for name, cache in embeddings.items()],
+    )
+
+
+def add_media_gauges(registry: Registry, media: MediaChildren) -> None:
+    """Define the gauges of a gateway's media actor; all are 0 where no model takes images or videos."""
+    nothing = BudgetStatistics(taken=0, waiting=0)
+
+    def budgets() -> MediaStatistics:
+        if media.preparations is None:
+            return MediaStatistics(nothing, nothing, nothing, nothing)
+        return media.preparations.statistics()
+
+    def failures() -> Samples:
+        counts = DecoderStatistics() if media.decoders is None else media.decoders.counts
+        return [(("crash",), float(counts.crashes)), (("false_answer",), float(counts.lies))]
+
+    def taken() -> Samples:
+        now = budgets()
+        return [
+            (("fetched",), float(now.fetched_bytes.taken)),
+            (("prepared",), float(now.prepared_bytes.taken)),
+            (("embedded",), float(media.embeddings.taken)),
+        ]
+
+    def running() -> Samples:
+        now = budgets()
+        return [(("fetches",), float(now.fetches.taken)), (("decodes",), float(now.decodes.taken))]
+
+    def waiting() -> Samples:
+        now = {**asdict(budgets(), recurse=False), "embedded_bytes": media.embeddings.statistics()}
+        return [((name,), float(budget.waiting)) for name, budget in now.items()]
+
+    registry.add_gauge("espalier_media_bytes", "Memory of images and videos of requests", "kind", taken)
+    registry.add_gauge("espalier_media_running", "Fetches, and processes of decoders", "kind", running)
+    registry.add_gauge("espalier_media_waiting", "Images, videos or requests that wait, by what for", "kind", waiting)
+    registry.add_counter("espalier_media_decoder_failures", "Decoders that crashed or lied", "kind", failures)
 
 
 def _mismatches(directory: Directory) -> Samples:
@@ -89,6 +157,14 @@ def add_link_metrics(registry: Registry, directory: Directory, traffic: Mapping[
     registry.add_gauge(
         *("espalier_link_queued_bytes", "Bytes that wait to be sent", "peer"),
         lambda: [((node,), float(link.peer.queued_bytes)) for node, link in links()],
+    )
+    registry.add_gauge(
+        *("espalier_link_attached_bytes", "Tensors that are on their way, not whole yet", "peer direction"),
+        lambda: [
+            ((node, direction), float(size))
+            for node, held in ((node, link.peer.statistics()) for node, link in links())
+            for direction, size in (("sent", held.sending_bytes), ("received", held.receiving_bytes))
+        ],
     )
     registry.add_counter(
         *("espalier_link_messages", "Messages", "peer direction"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import cast
 
-from actors.kit.calls import Askable
+from protocol.cluster import Leg
 from protocol.greeting import Incarnation
 from protocol.kind import Message
+from protocol.media import Encode
 from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
-from supervisor.cluster.workers import GuardedWorker
+from supervisor.cluster.workers import AnyAddress, GuardedWorker
 from supervisor.config.schema import Cluster
 from supervisor.engines.children import offer
 from supervisor.links.serving import Services
@@ -36,8 +37,8 @@ def make_mesh(
     join = cluster.cluster.join
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
-    workers: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {
-        (name, Generate): cast("Askable[Message, Message, Message]", GuardedWorker(worker))
+    workers: dict[tuple[str, type[Message]], AnyAddress] = {
+        (name, Encode if worker.leg is Leg.ENCODE else Generate): cast("AnyAddress", GuardedWorker(worker))
         for name, worker in directory.local.items()
     }
     return Mesh(
@@ -67,6 +68,7 @@ def mesh_child(mesh: Mesh) -> Child:
         about=f"other nodes at {mesh.listen}" if mesh.listen else "dials the other nodes",
         limits=(
             ("streams of a node", section.streams_max),
+            ("attached bytes of a node", section.attached_bytes_max),
             *((f"{key} s", getattr(section, f"{key}_s")) for key in ("heartbeat", "silent", "handshake")),
             ("greetings", section.handshakes_max),
             ("announcements a second", section.announcements_max),

@@ -23,6 +23,8 @@ from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import request_inbox
 from supervisor.gateway.requests import ServedModel
 from supervisor.node import router_child
+from supervisor.node.media_child import MediaChildren
+from supervisor.node.vision import processor_vision
 from supervisor.observers import RoutingMetrics
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
@@ -45,9 +47,17 @@ class Models:
 
 
 def model_children(
-    cluster: Cluster, texts: Mapping[str, TextModel], directory: Directory, runtime: Runtime, reloadable: Reloadable
+    cluster: Cluster,
+    texts: Mapping[str, TextModel],
+    directory: Directory,
+    runtime: Runtime,
+    reloadable: Reloadable,
+    media: MediaChildren,
 ) -> Models:
-    """Return the models of the cluster and their children; adds their routings to `reloadable`."""
+    """Return the models of the cluster and their children; adds their routings to `reloadable`.
+
+    Without a media actor, no model takes images or videos.
+    """
     served: dict[str, ServedModel] = {}
     children: list[Child] = []
     for name in cluster.model:
@@ -66,6 +76,7 @@ def model_children(
         limits = partial(_prompt_limits, directory, name, reloadable)
         check = partial(check_grammar, directory, runtime.run_in_thread, name)
         limit = cluster.gateway.requests_max
+        vision = processor_vision(cluster, name, texts[name], directory, runtime, media)
         children += (
             router_child.child(name, cluster.model[name], work_inbox, routing, routed),
             Child(
@@ -73,7 +84,7 @@ def model_children(
                 run=processor,
                 args=(
                     *(requests_inbox, texts[name], DirectAddress(work.inbox, routed), limits, runtime.run_in_thread),
-                    *(limit, cluster.gateway.text.tokenize_tokens_max, check, processed),
+                    *(limit, cluster.gateway.text.tokenize_tokens_max, check, processed, vision),
                 ),
                 about=f"conversations to tokens and back, for {name}",
                 limits=(("requests", limit),),

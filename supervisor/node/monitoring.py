@@ -45,7 +45,7 @@ def make_monitoring(
     host = listen.host
     is_unready: Callable[[], str | None]
     if gateway is None:
-        engines = {worker.full_name: worker.engine for worker in directory.local.values()}
+        engines: engine_control.Engines = {worker.full_name: worker.engine for worker in directory.local.values()}
         is_unready = partial(unready, cluster, directory)
         text: Callable[[], Awaitable[bytes]] = partial(local_metrics_text, engines, runtime.metrics)
     else:
@@ -60,6 +60,7 @@ def make_monitoring(
         reserve=runtime.reserve,
         origins=Origins(frozenset({*LOOPBACK_HOSTS, host.lower()} if host in LOOPBACK_HOSTS else {WILDCARD})),
         unready=is_unready,
+        missing=(lambda: None) if gateway is None else gateway.missing,
         metrics_text=text,
         new_id=runtime.new_id,
         now=runtime.now,

@@ -21,9 +21,11 @@ def load_text_models(
 ) -> dict[str, TextModel]:
     """Return the text models that a node needs, by name: all of them at the gateway, else those its engines read.
 
-    Raises `Misconfigured` with all of them whose files cannot be used.
+    With a model comes its vision layout, which encoders need, too. Raises `Misconfigured` with all of them whose files
+    cannot be used.
     """
-    read = {engine.model for engine in cluster.engines_on(node).values() if engine.reads_text}
+    engines = cluster.engines_on(node).values()
+    read = {engine.model for engine in engines if engine.reads_text or engine.leg == "encode"}
     models: dict[str, TextModel] = {}
     errors: list[Misconfigured] = []
     for name in cluster.model:

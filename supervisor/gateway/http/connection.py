@@ -18,7 +18,7 @@ from protocol.errors import BadRequest, Draining, MethodNotAllowed, NotFound, Re
 from protocol.openapi.document import Access
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.plain_head import RequestHead
 from supervisor.gateway.http.request_reader import SHUTS_DOWN, ClientLeft, RequestReader, Unreadable
 from supervisor.gateway.http.routes.route import Handler, Resource, RouteTable, options
@@ -148,7 +148,7 @@ class HttpConnection:
             if reads:
                 (exchange.key or self.gateway.keys.anonymous).charge()  # before refusals, which count, too
                 exchange.check_media()
-            body = await self._reader.body(exchange)
+            body = Body(await self._reader.body(exchange))
             if reads:
                 exchange.check_form(body)
         except RequestError as error:
@@ -188,7 +188,7 @@ class HttpConnection:
         if _has_two_lengths(exchange):
             raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
 
-    async def _handle(self, handler: Handler, exchange: Exchange, body: bytes) -> None:
+    async def _handle(self, handler: Handler, exchange: Exchange, body: Body) -> None:
         try:
             try:
                 await handler(exchange, body)

@@ -39,10 +39,23 @@ JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n"  # as h11 writes it
+JSON_OBJECT = re.compile(rb"[\t\n\v\f\r ]*+\{")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # safe in any log and any shell
 QUERY_FIELDS_MAX = 32
 UNREAD_PIECES_MAX = 64  # of a body that is read only to keep its connection: a piece can be a single byte
 BODY_BYTES_FREE = 16 * 1024  # of each body, so that small requests are read when the budget is used up
+
+
+@define(eq=False)
+class Body:
+    """The body of a request, kept until it has been parsed: from then on its texts and images exist on their own."""
+
+    data: bytes
+
+    def take(self) -> bytes:
+        """Return the bytes, and forget them."""
+        data, self.data = self.data, b""
+        return data
 
 
 @define(eq=False)
@@ -162,9 +175,9 @@ class Exchange:
 
         outbox.on_sent(on_sent)
 
-    async def read(self, parse: Callable[[bytes], T], body: bytes) -> T:
+    async def read(self, parse: Callable[[bytes], T], body: Body) -> T:
         """Return the parsed body; raises the `RequestError` that lists its mistakes."""
-        return await self.offload(reading_work(body), partial(parse, body))
+        return await self.offload(reading_work(body.data), partial(parse, body.take()))
 
     async def offload(self, size: int, function: Callable[[], T]) -> T:
         """Return the result of `function`, run in a thread if `size` is large; keys take turns in using the threads."""
@@ -180,9 +193,9 @@ class Exchange:
         if not accepted and not (media.startswith(b"application/") and media.endswith(b"+json")):
             raise UnsupportedMediaType(f"the body is {_short(media)}; send application/json")
 
-    def check_form(self, body: bytes) -> None:
+    def check_form(self, body: Body) -> None:
         """Raise `UnsupportedMediaType` for a form, unless it is JSON: many clients label that as a form by default."""
-        if self._media_type() == b"application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):
+        if self._media_type() == b"application/x-www-form-urlencoded" and not JSON_OBJECT.match(body.data):
             raise UnsupportedMediaType("the body is a form; send application/json")
 
     # The response ----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 `syntax` parses; `head_checks` refuses what another server may read otherwise than h11. Whatever a client can make
 this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a time, and
 requests that come while another is being answered (pipelined ones) have a size. The client chooses how small its pieces
-are, and each of them costs time here, so clients that send very many take turns.
+are and how long its body, and each piece costs time here, so clients that send very many, or megabytes, take turns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ PIPELINED_BYTES_MAX = 64 * 1024  # of further requests, that are stored while on
 PIPELINED_FREE = 4  # pipelined requests in a row that are read without waiting for other clients
 PIECES_A_TURN = 64  # of a body, before others may run: a piece can be a single byte
 PIECES_FREE = 4  # that are read without waiting for other clients that send many
+BYTES_FREE = 256 * 1024  # of a body that are read without waiting for other clients that send as much
+BYTES_A_TURN = 64 * 1024  # of a longer body, before it is the turn of the next one
 SYNTAX_CHARACTERS_MAX = 200
+ADVICE = "(gateway.limits.body_bytes_max); images may be named by https: URLs instead"
 SHUTS_DOWN = "the server is shutting down"
 VERSION_NOT_SUPPORTED, HEAD_TOO_LARGE = 505, 431
 
@@ -143,9 +146,9 @@ class RequestReader:
         Raises `TooLarge`, `SlowClient`, `Draining` or `Unreadable`, or `ClientLeft` if it ends early.
         """
         self._head = None
-        body, limit, pieces = bytearray(), self.gateway.limits.body_bytes_max, 0
+        body, limit, pieces, turn_at = bytearray(), self.gateway.limits.body_bytes_max, 0, BYTES_FREE
         if (size := exchange.header(b"content-length")) and int(size) > limit:
-            raise TooLarge(f"the body is {int(size)} bytes long; at most {limit} are read")
+            raise TooLarge(f"the body is {int(size)} bytes long; at most {limit} are read {ADVICE}")
         if (whole := self.syntax.take_body()) is not None:
             exchange.body_memory.grow(len(whole))
             return whole
@@ -158,9 +161,12 @@ class RequestReader:
                     body += event.data
                     pieces += 1
                     if len(body) > limit:
-                        raise TooLarge(f"the body is longer than {limit} bytes")
+                        raise TooLarge(f"the body is longer than {limit} bytes {ADVICE}")
                     if pieces % PIECES_A_TURN == PIECES_FREE:
                         await self.gateway.wait_read_turn()
+                    if len(body) >= turn_at:
+                        turn_at = len(body) + BYTES_A_TURN
+                        await self.gateway.wait_body_turn()
                 elif isinstance(event, h11.EndOfMessage):  # its trailers, if any, are ignored
                     return bytes(body)
                 else:

@@ -73,7 +73,8 @@ class ClientSocket:
         """Add the next part of a message, and return the message if it is whole."""
         self._size += len(event.data)
         if self._size > self.message_max:
-            self.close(TOO_BIG, f"a message is longer than {self.message_max}")
+            limit = f"{self.message_max} (body_bytes_max)"
+            self.close(TOO_BIG, f"a message is longer than {limit}; images may be named by https: URLs instead")
             self._end("a message is too long")
         data = event.data
         if event.message_finished and not self._parts:  # nearly always

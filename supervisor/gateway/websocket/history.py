@@ -15,6 +15,7 @@ from protocol.text_messages import Turn
 from supervisor.gateway.memory_budgets import UNBOUNDED
 
 TURN_BYTES = 200  # of a turn, beside its text
+PART_BYTES = 200  # of a part of a turn, beside its text or its URL, which may contain the whole image
 
 
 @frozen
@@ -28,10 +29,18 @@ class Conversation:
     @classmethod
     def after(cls, previous: Conversation | None, response_id: str, *turns: Turn) -> Conversation:
         """Return the conversation that continues `previous` with these turns."""
-        size_bytes = sum(TURN_BYTES + turn.content.__sizeof__() for turn in turns)
+        size_bytes = sum(map(_size_bytes, turns))
         if previous is None:
             return cls(response_id, turns, size_bytes)
         return cls(response_id, previous.turns + turns, previous.size_bytes + size_bytes)
+
+
+def _size_bytes(turn: Turn) -> int:
+    content = turn.content
+    if isinstance(content, str):
+        return TURN_BYTES + content.__sizeof__()
+    texts = (part if isinstance(part, str) else part.url for part in content)
+    return TURN_BYTES + sum(PART_BYTES + text.__sizeof__() for text in texts)
 
 
 @frozen

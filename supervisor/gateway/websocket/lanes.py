@@ -283,7 +283,9 @@ class Lanes:
                     memory.grow(size := sum(map(len, last)))
                     await self.outbox.wait_room(size)  # they repeat the text several times
                 record.sent_bytes += self.send(*last)
-        turns = request.turns() + (() if request.warm_up else (Turn(Role.ASSISTANT, events.text),))
+        turns = [*map(responses.continued, request.turns())]
+        if not request.warm_up:
+            turns.append(Turn(Role.ASSISTANT, events.text))
         self._history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
 
     def _sender(self, running: _Running) -> Callable[[TextReply], None]:
@@ -326,7 +328,11 @@ class Lanes:
         if running.previous is None:
             running.previous = self._history.find(continued)
         if running.previous is None:
-            why = f"Previous response with id '{continued}' not found."
+            bytes_max = f"{self.gateway.limits.history_bytes_max} bytes (history_bytes_max)"
+            why = (
+                f"Previous response with id '{continued}' not found: a connection keeps the latest of each lane,"
+                f" at most {bytes_max} with their images; send the whole conversation."
+            )
             raise PreviousResponseNotFound(why, param="previous_response_id")
         return running.previous
 

@@ -221,6 +221,7 @@ class Session:
                     self._send(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
                     messages.receive(message)
+                del message  # it may have megabytes, and the next may never come
                 self.stream.message_taken()
         except (SlowClient, trio.BrokenResourceError) as error:
             self._on_lost(error)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import trio
@@ -25,6 +27,7 @@ from protocol.errors import (
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, mailbox
 from tests.rig.log_records import log_records
 from tests.rig.tasks import append_result, call_later, expect_error
+from tests.rig.watched_memory import Watched, uncollected
 from tests.system.simulator import counting
 
 
@@ -429,6 +432,36 @@ async def test_a_request_error_inside_groups_still_fails_its_call(
     address = await served(nursery, nested)
     with pytest.raises(LinkLost, match="one leg"):
         await ask(address)
+
+
+@pytest.mark.parametrize("way", ["left", "failed", "failed in a group", "failed after it was left"])
+async def test_nothing_that_an_answerer_held_waits_for_the_garbage_collector(
+    way: str, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    alive: WeakSet[Watched] = WeakSet()
+
+    async def hold(call: AnyCall, replies: AnyAnswer) -> None:
+        held = Watched(b"pixels")
+        alive.add(held)
+        async with trio.open_nursery() as legs:
+            legs.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep(2)
+            finally:
+                if way == "failed after it was left":
+                    raise LinkLost("gone")
+            if way == "failed":
+                legs.cancel_scope.cancel()
+            else:
+                raise LinkLost("gone")
+        raise LinkLost("gone")
+
+    with uncollected():
+        address = await served(nursery, hold)
+        with trio.move_on_after(3 if way.startswith("failed") and "left" not in way else 1), suppress(LinkLost):
+            await ask(address)
+        await wait_all_tasks_blocked()
+        assert len(alive) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.kit.groups import consists_of, first_leaf, first_of, leaves
+from actors.kit.groups import consists_of, first_leaf, first_of, leaves, raise_part
 from protocol.errors import EngineLost, LinkLost, RequestError
+from tests.rig.watched_memory import Watched, uncollected
 
 errors = st.sampled_from([KeyError, LinkLost, EngineLost]).map(lambda kind: kind("a detail"))
 nested = st.recursive(
@@ -39,3 +42,25 @@ def test_an_error_that_is_no_group_is_its_own_leaf() -> None:
     assert list(leaves(error)) == [error]
     assert first_of(error, KeyError) is None
     assert first_of(error, RequestError) is error
+
+
+def test_a_part_that_is_raised_keeps_nothing_of_what_its_frames_held() -> None:
+    alive: WeakSet[Watched] = WeakSet()
+
+    def fails() -> None:
+        held = Watched(b"pixels")
+        alive.add(held)
+        raise ExceptionGroup("some", [LinkLost("gone"), EngineLost("dead")])
+
+    def raises_first() -> None:
+        try:
+            fails()
+        except ExceptionGroup as group:
+            raise_part(first_leaf(group))
+
+    with uncollected():
+        with pytest.raises(LinkLost) as caught:
+            raises_first()
+        assert caught.value.__context__ is None
+        del caught
+        assert len(alive) == 0

@@ -208,7 +208,7 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockC
     async with joined(front, back):
 
         def order() -> list[Any]:
-            return [worker.offer.name for worker in front.ranked("oak", Leg.BOTH)]  # type: ignore[attr-defined]
+            return [worker.offer.name for worker in front.ranked("oak", Leg.BOTH)]
 
         assert order() == ["w0", "w1", "w2"]
         first, second, _ = front.ranked("oak", Leg.BOTH)

@@ -87,7 +87,7 @@ async def front(
     address, inbox = request_inbox(1)
     engine = registered(here)
     directory.local["tiny-0"] = LocalWorker("main", OFFER, address, engine, inbox, directory)
-    directory.attach_services(engine_control.engine_services({"tiny-0": engine}))
+    directory.attach_services(engine_control.engine_services({"tiny-0": engine}, {}, {}))
     async with trio.open_nursery() as nursery:
         for node, far_engine in there.items():
             transports[node], far = sim_pair()
@@ -95,7 +95,11 @@ async def front(
             nursery.start_soon(carry, asker)
             nursery.start_soon(
                 carry,
-                Link(far, Peer(node, serves_max=8), engine_control.engine_services({"tiny-0": registered(far_engine)})),
+                Link(
+                    far,
+                    Peer(node, serves_max=8),
+                    engine_control.engine_services({"tiny-0": registered(far_engine)}, {}, {}),
+                ),
             )
             await asker.wait_ready()
             directory.linked(node, asker)
@@ -139,7 +143,7 @@ async def test_an_engine_has_one_name_on_every_node(tmp_path: Path) -> None:
     assert lines(metrics, "espalier_engine_up") == {'espalier_engine_up{engine="back/tiny-0"}': 0.0}
     assert assembly.monitoring is not None
     assert assembly.links is not None
-    with assembly.directory.local["tiny-0"].engine.publish(cast("port.Engine", Engine())):
+    with assembly.engines["tiny-0"].publish(cast("port.Engine", Engine())):
         text = (await assembly.monitoring.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in text
     assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= assembly.links.services.keys()

@@ -205,7 +205,7 @@ def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have
             announce(directory, node, *infos, up=up)
             last[node] = infos if up else []
             counts = Counter(info.digest for infos in last.values() for info in infos)
-            served = {worker.offer.engine.digest for worker in directory.workers("oak")}  # type: ignore[attr-defined]
+            served = {worker.offer.engine.digest for worker in directory.workers("oak") if worker.offer.engine}
             weights = served & {OLD.digest, NEW.digest}
             assert len(weights) == bool(counts[OLD.digest] + counts[NEW.digest])
             assert all(counts[each] == max(counts[OLD.digest], counts[NEW.digest]) for each in weights)

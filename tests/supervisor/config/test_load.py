@@ -236,7 +236,7 @@ ONE_CAUSE = [
     (f"node = {{}}\n{GOOD}", (1, "node: must not be empty")),
     (f'node = 5\n{GOOD}node = "b"\n', (1, "node: expected an object, got 5")),
     (f'{GOOD}node = "b"\n[nodes.b]\n', (10, "nodes: is not a key here; did you mean node?")),
-    (TWO_LEGS, (9, 'engine.tiny-0.leg: expected "both", "prefill" or "decode", got "prefil"')),
+    (TWO_LEGS, (9, 'engine.tiny-0.leg: expected "both", "prefill", "decode" or "encode", got "prefil"')),
 ]
 
 
@@ -373,3 +373,96 @@ def test_an_allowed_origin_that_is_invalid_is_a_mistake(written: Written, origin
     assert mistakes(written(GOOD + f'[gateway]\nallowed_origins = ["{origin}"]\n'))[0][1].startswith(
         "gateway.allowed_origins[0]: must be like"
     )
+
+
+# Encoders -----------------------------------------------------------------------------------------
+
+ENCODER = f"""[model.tiny]
+path = "{TINY}"
+[engine.one]
+model = "tiny"
+kind = "simulated"
+kv_tokens_max = 4096
+simulated.media = {{ image_token = 5 }}
+[engine.eyes]
+model = "tiny"
+kind = "simulated"
+leg = "encode"
+simulated.media = {{ image_token = 5 }}
+"""
+
+
+def test_an_encoder_has_limits_of_its_own_and_no_tokens(written: Written) -> None:
+    cluster = read_cluster(written(ENCODER + "encoder.batch_max = 4\nencoder.batch_wait_s = 0\n"))
+    eyes, one = cluster.engine["eyes"], cluster.engine["one"]
+    assert (eyes.encoder.batch_max, eyes.encoder.batch_wait_s, eyes.encoder.batch_tokens_max) == (4, 0, 16_384)
+    assert (eyes.kv_tokens_max, eyes.pending_prefill_max) == (0, 0)
+    assert one.pending_prefill_max == 4096
+    assert cluster.encodes("tiny")
+    assert not cluster.encodes("other")
+    assert not read_cluster(written(GOOD)).encodes("tiny")
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "reason"),
+    [
+        ("kv_tokens_max = 4096", "kv_tokens_max", "is for engines that compute tokens, and engine.eyes.leg is encode"),
+        ("context_max = 64", "context_max", "is for engines that compute tokens"),
+        ("page_size = 64", "page_size", "is for engines that compute tokens"),
+        ("prefill_chunk = 64", "prefill_chunk", "is for engines that compute tokens"),
+        ("pending_prefill_tokens_max = 64", "pending_prefill_tokens_max", "is for engines that compute tokens"),
+        ("deadlines.gap_s = 3.0", "deadlines", "is for engines that compute tokens"),
+        ("slots = 7", "encoder.batch_max", "must be at most slots (7)"),
+        ("encoder.batch_max = 0", "encoder.batch_max", "must be at least 1"),
+        ("encoder.batch_wait_s = -1", "encoder.batch_wait_s", "must be at least 0"),
+        ("encoder.cache_bytes_max = -1", "encoder.cache_bytes_max", "must be at least 0"),
+        ("encoder.batch_s = 1e-7", "encoder.batch_s", "which no clock tells from nothing"),
+        ("encoder.batch_size = 1", "encoder.batch_size", "is not a key here; did you mean batch"),
+        ("encoder = 3", "encoder", "expected an object"),
+    ],
+)
+def test_what_means_nothing_for_an_encoder_is_a_mistake(written: Written, line: str, path: str, reason: str) -> None:
+    ((_, mistake),) = mistakes(written(ENCODER + line + "\n"))
+    assert mistake.startswith(f"engine.eyes.{path}: ")
+    assert reason in mistake
+
+
+def test_limits_of_an_encoder_mean_nothing_for_other_engines(written: Written) -> None:
+    path = written(GOOD + "encoder.batch_max = 4\n")
+    assert mistakes(path) == [(9, "engine.tiny-0.encoder: is for an encoder, and engine.tiny-0.leg is both")]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        (
+            ENCODER[: ENCODER.index("[engine.one]")] + ENCODER[ENCODER.index("[engine.eyes]") :],
+            (6, "engine.eyes.leg: means nothing: there is no engine of the same model whose leg is both or prefill"),
+        ),
+        (
+            ENCODER.replace("image_token = 5 }\n[", "image_token = 6 }\n["),
+            (7, "engine.one.simulated.media: differs from that of engine eyes, which has the same model"),
+        ),
+        (
+            ENCODER.replace("simulated.media = { image_token = 5 }\n[", "["),
+            (11, "engine.eyes.simulated.media: differs from that of engine one, which has the same model"),
+        ),
+        (
+            ENCODER.replace("image_token", "width"),
+            (12, "engine.eyes.simulated.media: has neither image_token nor video_token"),
+        ),
+        (ENCODER.replace("kv_tokens_max = 4096\n", ""), (3, "engine.one.kv_tokens_max: is missing")),
+        (ENCODER.replace('"encode"', '"encoder"'), (11, 'engine.eyes.leg: expected "both", "prefill", "decode" or')),
+    ],
+    ids=["alone", "another token", "nothing", "no token", "no memory", "a leg"],
+)
+def test_what_keeps_an_encoder_from_working_is_a_mistake(written: Written, text: str, mistake: tuple[int, str]) -> None:
+    found = mistakes(written(text))
+    assert any(line == mistake[0] and sentence.startswith(mistake[1]) for line, sentence in found), found
+    assert len(found) <= 2
+
+
+def test_an_encoder_may_join_a_cluster_whose_engines_stand_in_other_files(written: Written) -> None:
+    alone = ENCODER[: ENCODER.index("[engine.one]")] + ENCODER[ENCODER.index("[engine.eyes]") :]
+    cluster = read_cluster(written(alone), ["10.0.0.1:7411"])
+    assert cluster.encodes("tiny")

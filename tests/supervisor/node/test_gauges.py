@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
 from protocol.messages import EngineLoad, Usage
+from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import KnownNode
 from supervisor.links.link import Link
@@ -33,7 +34,7 @@ def metrics() -> Metrics:
         RoutingMetrics(metrics, "tiny").call_ended(f"{node}/tiny-0", "stop")
     for number in range(100):
         metrics.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
-    link = cast("Link", SimpleNamespace(silent_s=1.0, peer=SimpleNamespace(asked=(), served=(), queued_bytes=0)))
+    link = cast("Link", SimpleNamespace(silent_s=1.0, peer=Peer("back", serves_max=1)))
     directory = SimpleNamespace(nodes=dict.fromkeys(NODES, KnownNode(link=link)), should_link=lambda _: True)
     traffic = {node: Traffic() for node in NODES}
     gauges.add_link_metrics(metrics.registry, cast("Directory", directory), traffic)
@@ -52,7 +53,8 @@ def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster(metric
     of_nodes = {name for name, size in sizes.items() if size == len(NODES)}
     links = {f"espalier_link_{name}" for name in ("up", "silence_seconds", "queued_bytes", "stream_waits")}
     assert links | {"espalier_worker_calls", "espalier_engine_up", "espalier_engine_running"} <= of_nodes
-    assert sizes["espalier_link_streams"] == sizes["espalier_link_bytes"] == 2 * len(NODES)
+    twice = {f"espalier_link_{name}" for name in ("streams", "bytes", "messages", "attached_bytes")}
+    assert {sizes[name] for name in twice} == {2 * len(NODES)}
     assert sizes["gen_ai_server_request_duration_seconds"] == 100 * OF_HISTOGRAM
     assert all(family.documentation and family.type != "unknown" for family in families)
 

@@ -88,7 +88,7 @@ async def test_a_node_is_ready_when_its_engines_are_up_and_it_has_a_link_to_the_
             return text if status == 503 else str(status)
 
         assert "engine tiny-0 is starting" in await why()
-        with assembly.directory.local["tiny-0"].engine.publish(FakeEngine(Costs())):
+        with assembly.engines["tiny-0"].publish(FakeEngine(Costs())):
             assert "there is no link to node front" in await why()
             assembly.directory.linked("front", idle_link())
             assert await why() == "200"

@@ -6,11 +6,11 @@ import msgspec
 import trio
 
 from protocol.errors import Forbidden
-from supervisor.gateway.http.exchange import JSON, TEXT, Exchange
+from supervisor.gateway.http.exchange import JSON, TEXT, Body, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 
 
-async def server_info(exchange: Exchange, _: bytes) -> None:
+async def server_info(exchange: Exchange, _: Body) -> None:
     """Answer with the version, the models, the engines and the limits at this moment."""
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
@@ -20,7 +20,7 @@ async def server_info(exchange: Exchange, _: bytes) -> None:
     log_answered(exchange)
 
 
-async def model_info(exchange: Exchange, _: bytes) -> None:
+async def model_info(exchange: Exchange, _: Body) -> None:
     """Answer with the model that the query names, or the only one; raises `ModelNotFound` or `BadRequest`."""
     await trio.lowlevel.checkpoint()
     model = exchange.gateway.runner.find_or_only(exchange.query("model") or None).model()
@@ -36,7 +36,7 @@ async def model_info(exchange: Exchange, _: bytes) -> None:
     log_answered(exchange)
 
 
-async def flush_cache(exchange: Exchange, _: bytes) -> None:
+async def flush_cache(exchange: Exchange, _: Body) -> None:
     """Flush the prefix cache of every engine; raises `Forbidden` for a page of another site."""
     if exchange.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
         raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image

@@ -9,7 +9,7 @@ from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.text_messages import Respond
-from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.routes.answering import reply_streamed, reply_whole
 from supervisor.gateway.http.routes.route import Handler
 
@@ -32,7 +32,7 @@ class Dialect(Protocol[Request]):
         """Return the builder of a response in one piece; it is a class in the dialect, too."""
 
 
-async def _answer(dialect: Dialect[Request], api: str, exchange: Exchange, body: bytes) -> None:
+async def _answer(dialect: Dialect[Request], api: str, exchange: Exchange, body: Body) -> None:
     """Answer one request; raises the `RequestError` by which it failed before its response began."""
     request = await exchange.read(dialect.parse, body)
     response_id, created = exchange.gateway.new_id(), int(exchange.gateway.now())

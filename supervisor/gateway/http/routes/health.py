@@ -5,31 +5,32 @@ from __future__ import annotations
 import trio
 
 from protocol.errors import Draining, NotReady
-from supervisor.gateway.http.exchange import TEXT, Exchange
+from supervisor.gateway.http.exchange import TEXT, Body, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 
 METRICS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-async def health(exchange: Exchange, _: bytes) -> None:
+async def health(exchange: Exchange, _: Body) -> None:
     """Answer that the process is alive."""
     await trio.lowlevel.checkpoint()
     exchange.reply(200, [TEXT], b"alive\n")
     log_answered(exchange)
 
 
-async def ready(exchange: Exchange, _: bytes) -> None:
-    """Answer that requests can be served now; raises `Draining` or `NotReady` if not."""
+async def ready(exchange: Exchange, _: Body) -> None:
+    """Answer that requests can be served now, and what some of them lack; raises `Draining` or `NotReady` if not."""
     await trio.lowlevel.checkpoint()
     if exchange.gateway.closes_connections:
         raise Draining("the server is shutting down")
     if (why := exchange.gateway.unready()) is not None:
         raise NotReady(why)
-    exchange.reply(200, [TEXT], b"ready\n")
+    missing = exchange.gateway.missing()
+    exchange.reply(200, [TEXT], b"ready\n" if missing is None else f"ready, but {missing}\n".encode())
     log_answered(exchange)
 
 
-async def metrics(exchange: Exchange, _: bytes) -> None:
+async def metrics(exchange: Exchange, _: Body) -> None:
     """Answer with the metrics, in the text format of Prometheus."""
     exchange.reply(200, [METRICS], await exchange.gateway.metrics_text())
     log_answered(exchange)

@@ -8,7 +8,7 @@ import trio
 
 from protocol.dialects import http as shapes
 from protocol.openapi.request_schemas import Schema
-from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.exchange import JSON, Body, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 
 PREFIX = "/v1/models/"
@@ -27,7 +27,7 @@ QUERY_PARAMETER: Schema = {
 }
 
 
-async def list_models(exchange: Exchange, _: bytes) -> None:
+async def list_models(exchange: Exchange, _: Body) -> None:
     """Answer with every model."""
     await trio.lowlevel.checkpoint()
     models = [served.model() for served in exchange.gateway.runner.served.values()]
@@ -35,7 +35,7 @@ async def list_models(exchange: Exchange, _: bytes) -> None:
     log_answered(exchange)
 
 
-async def get_model(exchange: Exchange, _: bytes) -> None:
+async def get_model(exchange: Exchange, _: Body) -> None:
     """Answer with one model; raises `ModelNotFound`."""
     await trio.lowlevel.checkpoint()
     served = exchange.gateway.runner.find(unquote(exchange.path.removeprefix(PREFIX)))

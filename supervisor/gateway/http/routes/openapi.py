@@ -8,12 +8,12 @@ import msgspec
 import trio
 
 from protocol.openapi.document import Operation, document
-from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.exchange import JSON, Body, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 from supervisor.version import version
 
 
-async def openapi(exchange: Exchange, _: bytes) -> None:
+async def openapi(exchange: Exchange, _: Body) -> None:
     """Answer with the OpenAPI document."""
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway

@@ -9,19 +9,19 @@ from protocol.dialects import responses
 from protocol.errors import RequestError, SlowClient, UpgradeRequired
 from protocol.messages import Started
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Text
-from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.routes.answering import reply_whole
 
 API = "responses"
 
 
-async def upgrade(_: Exchange, __: bytes) -> None:
+async def upgrade(_: Exchange, __: Body) -> None:
     """Refuse a GET that is no WebSocket handshake."""
     await trio.lowlevel.checkpoint()
     raise UpgradeRequired("a GET here opens a WebSocket; to use HTTP, send a POST")
 
 
-async def answer(exchange: Exchange, body: bytes) -> None:
+async def answer(exchange: Exchange, body: Body) -> None:
     """Answer one request; raises the `RequestError` by which it failed before its response began."""
     request = await exchange.read(responses.parse_http, body)
     if request.stream:

@@ -13,9 +13,9 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from protocol.openapi.document import Access, Operation
-from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
 
-Handler = Callable[[Exchange, bytes], Awaitable[None]]
+Handler = Callable[[Exchange, Body], Awaitable[None]]
 """Answers a request with its whole body, or raises the `RequestError` with which it is answered."""
 
 ASTERISK = "*"  # the server as a whole, in the request line of an OPTIONS (RFC 9112, section 3.2.4)
@@ -105,7 +105,7 @@ def _allow(methods: Iterable[str]) -> bytes:
     return ", ".join([*names, "OPTIONS"]).encode()
 
 
-async def options(exchange: Exchange, _: bytes) -> None:
+async def options(exchange: Exchange, _: Body) -> None:
     """Answer with the methods of a path."""
     await trio.lowlevel.checkpoint()
     exchange.reply(204, [(b"allow", exchange.allow)], b"")

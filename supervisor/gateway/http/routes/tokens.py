@@ -14,11 +14,11 @@ from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.request_body import BYTES_A_CHARACTER
 from protocol.errors import BadRequest
 from protocol.text_messages import Detokenized, Tokenized
-from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.exchange import JSON, Body, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 
 
-async def tokenize(exchange: Exchange, body: bytes) -> None:
+async def tokenize(exchange: Exchange, body: Body) -> None:
     """Answer with the token ids of a text or of a conversation."""
     request = await exchange.read(tokens.parse_tokenize, body)
     answer = await _ask(exchange, request.model, tokens.to_tokenize(request))
@@ -26,7 +26,7 @@ async def tokenize(exchange: Exchange, body: bytes) -> None:
     await _reply(exchange, TOKEN_BYTES * len(answer.ids), partial(tokens.tokenized, answer))
 
 
-async def detokenize(exchange: Exchange, body: bytes) -> None:
+async def detokenize(exchange: Exchange, body: Body) -> None:
     """Answer with the text of token ids."""
     request = await exchange.read(tokens.parse_detokenize, body)
     answer = await _ask(exchange, request.model, tokens.to_detokenize(request))

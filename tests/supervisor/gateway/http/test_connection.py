@@ -30,6 +30,14 @@ async def test_health_readiness_and_models_are_answered(rather_slow: MockClock) 
         assert (await client.ask(head())).status == 200
 
 
+async def test_a_gateway_without_encoders_is_ready_and_says_what_is_missing(rather_slow: MockClock) -> None:
+    async with gateway_client() as (rig, client):
+        rig.gateway.missing = lambda: "model tiny takes no images and videos: engine eyes is starting"
+        answer = await client.ask(head(path="/ready"))
+        assert answer.status == 200
+        assert answer.body == b"ready, but model tiny takes no images and videos: engine eyes is starting\n"
+
+
 @pytest.mark.parametrize(
     ("data", "status", "code"),
     [

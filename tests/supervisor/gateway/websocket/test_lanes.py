@@ -8,8 +8,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.text_messages import Role, Turn
-from supervisor.gateway.websocket.history import TURN_BYTES, Conversation, ResponseHistory
 from tests.rig.gateway import create, gateway_rig, leave_all
 from tests.rig.sockets import collected, error_code, gateway_websocket, output_text, types, websocket_client, whole
 
@@ -187,33 +185,6 @@ async def test_a_full_history_forgets_the_oldest_conversation(rather_slow: MockC
         big = await whole(client, create("x" * 1_900 + " n=1", stream_id="c"))
         await client.say(create(stream_id="c", previous_response_id=big["id"]))
         assert (await client.event())["error"]["code"] == "previous_response_not_found"
-
-
-def test_a_history_counts_the_conversations_that_it_keeps() -> None:
-    memory = ResponseHistory(10_000)
-    turn = Turn(Role.USER, "x" * 1000)
-    size = TURN_BYTES + turn.content.__sizeof__()
-    first = Conversation.after(None, "r1", turn)
-    second = Conversation.after(first, "r2", turn, turn)
-    assert (first.size_bytes, second.size_bytes, second.turns) == (size, 3 * size, (turn,) * 3)
-    memory.remember("a", first)
-    memory.remember("a", second)
-    memory.remember(None, first)
-    assert (memory.size_bytes, memory.lanes) == (4 * size, frozenset({"a", None}))
-    memory.evict("a", "r1")
-    memory.evict("b", "r2")
-    memory.evict("a", None)
-    assert memory.find("r2") is second
-    assert memory.find_in(None, "r2") is None
-    memory.evict("a", "r2")
-    assert (memory.size_bytes, memory.find("r2")) == (size, None)
-    for number in range(100):
-        memory.remember(str(number), second)
-        assert memory.size_bytes <= 10_000
-    assert memory.find("r1") is None
-    memory.remember("99", Conversation("big", (), 10_001))
-    assert memory.find("big") is None
-    assert memory.lanes == {"98"}
 
 
 async def test_a_warm_up_has_no_output_and_can_be_continued(rather_slow: MockClock) -> None:

@@ -1,0 +1,133 @@
+"""A budget of units that calls hold for a while, shared fairly between the owners of requests.
+
+Whoever does not fit waits. The owner that holds least goes first, and one owner never holds more than its part, unless
+by a single call. A call that waits lets smaller ones pass, up to as many units as it wants itself; then everything that
+becomes free is kept for it. So neither many small calls nor one large call keep the others waiting for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from math import inf
+
+import trio
+from attrs import define, field, frozen
+
+from actors.kit.fair_queue import Entry, FairQueue
+from protocol.errors import Overloaded
+
+
+@define(eq=False)
+class _Waiter:
+    """A call that waits for its units, or has them."""
+
+    units: int
+    woken: trio.Event = field(factory=trio.Event)
+    has_units: bool = False
+    displaced: bool = False
+    overtaken_by: int = 0  # units that were given to calls behind it while it did not fit
+
+
+@frozen
+class BudgetStatistics:
+    """The units of a budget that are taken, and the calls that wait for some."""
+
+    taken: int
+    waiting: int
+
+
+@define(eq=False)
+class Share:
+    """The units that one call holds."""
+
+    budget: FairBudget
+    owner: str
+    units: int
+
+    def shrink(self, units: int) -> None:
+        """Give back all but so many units; no effect if it holds no more."""
+        if units < self.units:
+            self.budget.give_back(self.owner, self.units - units)
+            self.units = units
+
+
+@define(eq=False)
+class FairBudget:
+    """`total` units, of which one owner may have `owner_max`; `name` says in errors what they are."""
+
+    name: str
+    total: int
+    owner_max: float = inf
+    waiting_max: float = inf
+    taken: int = 0
+    _queue: FairQueue[_Waiter] = field(factory=FairQueue)  # an owner's account is what it has taken
+
+    def statistics(self) -> BudgetStatistics:
+        """Return how many units are taken and how many calls wait."""
+        return BudgetStatistics(self.taken, len(self._queue))
+
+    @asynccontextmanager
+    async def taking(self, units: int, owner: str) -> AsyncIterator[Share]:
+        """Hold units while the body runs, at most `total`; waits until they are free.
+
+        Raises `Overloaded` if too many calls wait and no other owner has more waiting calls than this one.
+        """
+        assert units <= self.total, "it could never fit"
+        waiter, share = _Waiter(units), Share(self, owner, units)
+        await trio.lowlevel.checkpoint()
+        entry = self._queue.add(waiter, owner, 0)
+        self._give()
+        if not waiter.has_units and len(self._queue) > self.waiting_max:
+            self._displace(entry)
+        try:
+            await waiter.woken.wait()
+            if waiter.displaced:
+                raise Overloaded(f"as many requests wait for {self.name} as may, and this one made way for another key")
+            yield share
+        finally:
+            if waiter.has_units:
+                share.shrink(0)
+            elif not waiter.displaced:
+                self._queue.remove(entry)
+                self._give()  # units may have been kept for it
+
+    def give_back(self, owner: str, units: int) -> None:
+        """Return units of an owner, which are given to the next calls in this very turn."""
+        self.taken -= units
+        self._queue.charge(owner, -units)
+        self._give()
+
+    def _displace(self, newest: Entry[_Waiter]) -> None:
+        """Make room by the last call of the owner with the most; raises `Overloaded` if that is the newest."""
+        last = self._queue.last_of_largest()
+        assert last is not None  # the newest is in the queue
+        if self._queue.waiting(newest.owner) + 1 > self._queue.waiting(last.owner):
+            last = newest
+        self._queue.remove(last)
+        if last is newest:
+            raise Overloaded(f"{len(self._queue)} requests wait for {self.name}")
+        last.item.displaced = True
+        last.item.woken.set()
+
+    def _give(self) -> None:
+        """Give units to all calls that may have them now, in one pass along the queue."""
+        place = 0
+        overtaken: list[_Waiter] = []
+        while (entry := self._queue.head(place)) is not None:
+            waiter, held = entry.item, self._queue.account(entry.owner)
+            if any(other.overtaken_by >= other.units for other in overtaken):
+                break  # everything that is free is kept for it
+            if held and held + waiter.units > self.owner_max:
+                place += 1  # it waits for units of its own owner
+            elif waiter.units <= self.total - self.taken:
+                self._queue.remove(entry)
+                self._queue.charge(entry.owner, waiter.units)
+                self.taken += waiter.units
+                waiter.has_units = True
+                waiter.woken.set()
+                for other in overtaken:
+                    other.overtaken_by += waiter.units
+            else:
+                overtaken.append(waiter)
+                place += 1

@@ -1,0 +1,292 @@
+"""The media actor: fetches and decodes the images and videos of requests, and holds them while they are needed.
+
+A call is a lease: it is answered by one `MediaPrepared` and lasts until its asker leaves. Then its memory is free.
+What a request may take is known before it begins: the bytes of its contents while they are fetched, and the bytes of
+its tensors once every header has been read. Both are budgets of all requests together, so that a request waits instead
+of taking memory that others hold. It takes each of them once and whole: no two requests wait for each other's.
+
+The items of a request run in one nursery: the first that fails ends the others. This file neither opens a URL nor reads
+a byte of a content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from math import inf
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from actors.kit.calls import BugCounter, Call, Inbox
+from actors.kit.fair_budget import BudgetStatistics, FairBudget
+from actors.kit.groups import first_of
+from actors.vision.jobs import Facts
+from actors.vision.layout import VisionLayout
+from actors.vision.planning import Plan, plan
+from protocol.errors import (
+    AskerLeft,
+    BadRequest,
+    DeadlineExceeded,
+    InternalError,
+    RequestError,
+    TooLarge,
+    Unsupported,
+)
+from protocol.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
+from protocol.tensors import NO_TENSOR, Tensor
+
+OWNER_PART = 0.75  # of memory and of fetches, that one owner may have
+CONTENT_BYTES_MIN = 1024 * 1024  # that a content counts at least: each has a descriptor, too
+
+
+class Content(Protocol):
+    """The content that a URL led to; whoever has it closes it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it takes."""
+
+    def close(self) -> None:
+        """Give it back; idempotent."""
+
+
+C = TypeVar("C", bound=Content)
+
+
+@frozen
+class Source:
+    """A URL before it is opened: the most memory that its content takes, and whether fetching it waits for others."""
+
+    bytes_max: int
+    is_remote: bool
+
+
+@frozen
+class Inspected(Generic[C]):
+    """A content after a look at its header, with the SHA-256 of its bytes; `content` may be another than before."""
+
+    content: C
+    digest: str
+    facts: Facts
+
+
+@frozen
+class MediaPorts(Generic[C]):
+    """The ports that do the work; each raises `RequestError`, and ends at once when it is cancelled."""
+
+    source: Callable[[str], Source]
+    fetch: Callable[[str], Awaitable[C]]
+    inspect: Callable[[C, Modality], Awaitable[Inspected[C]]]
+    decode: Callable[[C, Plan], Awaitable[Tensor]]
+    release: Callable[[Tensor], None]  # a tensor that nobody uses any more
+
+
+@frozen
+class PreparationLimits:
+    """The limits of one request (`items_max`, `tokens_max`, `prepare_s`), and of all requests together."""
+
+    items_max: int
+    tokens_max: int
+    prepare_s: float
+    fetched_bytes_max: int
+    prepared_bytes_max: int
+    fetches_max: int
+    decodes_max: int
+    waiting_max: int
+
+
+Observer: TypeAlias = Callable[[str, str, float], None]
+"""Receives the model of each request, how its preparation ended (`prepared`, `left` or a code), and the seconds."""
+
+
+@frozen
+class MediaStatistics:
+    """The budgets of the actor at one moment."""
+
+    fetched_bytes: BudgetStatistics
+    prepared_bytes: BudgetStatistics
+    fetches: BudgetStatistics
+    decodes: BudgetStatistics
+
+
+@define(eq=False)
+class Preparations(Generic[C]):
+    """Prepares requests within their limits. It outlives the actor's restarts; a request that ends gives all back."""
+
+    layouts: Mapping[str, VisionLayout]  # by model
+    ports: MediaPorts[C]
+    limits: PreparationLimits
+    observe: Observer
+    _fetched: FairBudget = field(init=False)
+    _prepared: FairBudget = field(init=False)
+    _fetches: FairBudget = field(init=False)
+    _decodes: FairBudget = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        limits = self.limits
+        self._fetched = _budget("a place to fetch to", limits.fetched_bytes_max, limits.waiting_max)
+        self._prepared = _budget("memory", limits.prepared_bytes_max)
+        self._fetches = _budget("a fetch", limits.fetches_max)
+        self._decodes = FairBudget("a decoder", limits.decodes_max)
+
+    def statistics(self) -> MediaStatistics:
+        """Return what is taken and what waits."""
+        budgets = self._fetched, self._prepared, self._fetches, self._decodes
+        return MediaStatistics(*(budget.statistics() for budget in budgets))
+
+    @asynccontextmanager
+    async def prepared(self, request: PrepareMedia) -> AsyncIterator[tuple[MediaItem, ...]]:
+        """Yield the items of a request, in its order, and hold them during the body; raises `RequestError`."""
+        began_at, outcome = trio.current_time(), AskerLeft.code
+        async with AsyncExitStack() as lease:
+            try:
+                items = await self._prepare_in_time(request, lease)
+                outcome = "prepared"
+            except Exception as error:
+                failure = first_of(error, RequestError)
+                outcome = InternalError.code if failure is None else failure.code
+                raise
+            finally:
+                self.observe(request.model, outcome, trio.current_time() - began_at)
+            yield items
+
+    async def _prepare_in_time(self, request: PrepareMedia, lease: AsyncExitStack) -> tuple[MediaItem, ...]:
+        within_s = self.limits.prepare_s
+        with trio.move_on_after(within_s):
+            return await self._prepare(request, lease)
+        raise DeadlineExceeded(f"the images and videos of the request were not ready within {within_s:g} s")
+
+    async def _prepare(self, request: PrepareMedia, lease: AsyncExitStack) -> tuple[MediaItem, ...]:
+        layout, items = self._checked(request)
+        wanted = sum(max(item.source.bytes_max, CONTENT_BYTES_MIN) for item in items)
+        async with self._fetched.taking(min(wanted, self._fetched.total), request.owner) as fetched:
+            try:
+                async with trio.open_nursery() as nursery:
+                    for item in items:
+                        nursery.start_soon(self._open, item, items, layout, request.owner, fetched.units)
+                fetched.shrink(sum(map(_held_bytes, items)))
+                await lease.enter_async_context(self._prepared.taking(self._tensor_bytes(items), request.owner))
+                async with trio.open_nursery() as nursery:
+                    for item in items:
+                        nursery.start_soon(self._decode, item, request.owner, lease)
+            finally:
+                for item in items:
+                    item.close()
+        return tuple(evolve(item.plan.item, data=item.tensor) for item in items if item.plan is not None)
+
+    def _checked(self, request: PrepareMedia) -> tuple[VisionLayout, list[_Item[C]]]:
+        """Return the items of a request, whose URLs may all be opened; raises `BadRequest` before anything begins."""
+        layout, media = self.layouts.get(request.model), request.media
+        if layout is None:
+            raise Unsupported(f"the model {request.model} takes no images and no videos")
+        if len(media) > self.limits.items_max:
+            detail = f"a request can have {self.limits.items_max} images and videos, and this one has {len(media)}"
+            raise BadRequest(detail, param=media[self.limits.items_max].param or None)
+        items: list[_Item[C]] = []
+        for each in media:
+            with _blaming(each):
+                if layout.placeholder(each.modality) is None:
+                    raise Unsupported(f"the model {request.model} takes no {each.modality}s")
+                items.append(_Item(each, self.ports.source(each.url)))
+        return layout, items
+
+    async def _open(
+        self, item: _Item[C], items: list[_Item[C]], layout: VisionLayout, owner: str, bytes_max: int
+    ) -> None:
+        """Fetch an item and plan how it is decoded; `bytes_max` is for the contents of all items together."""
+        with _blaming(item.media):
+            if item.source.is_remote:
+                async with self._fetches.taking(1, owner):
+                    item.content = await self.ports.fetch(item.media.url)
+            else:
+                item.content = await self.ports.fetch(item.media.url)
+            if sum(map(_held_bytes, items)) > bytes_max:
+                raise TooLarge(f"the images and videos of one request can have {bytes_max:,} bytes together")
+            async with self._decodes.taking(1, owner):
+                inspected = await self.ports.inspect(item.content, item.media.modality)
+            item.content = inspected.content
+            item.plan = plan(item.media, layout, inspected.digest, inspected.facts)
+
+    def _tensor_bytes(self, items: list[_Item[C]]) -> int:
+        """Return the bytes of a request's tensors; raises `TooLarge` or `BadRequest` for more than there may be."""
+        size = tokens = 0
+        for item in items:
+            assert item.plan is not None
+            size, tokens = size + item.plan.size_bytes, tokens + item.plan.item.tokens
+            with _blaming(item.media):
+                if tokens > self.limits.tokens_max:
+                    most = self.limits.tokens_max
+                    raise BadRequest(f"the images and videos of one request can make {most:,} tokens: ask for less")
+                if size > self._prepared.total:
+                    raise TooLarge(
+                        f"decoded, the images and videos of one request can have {self._prepared.total:,} bytes"
+                    )
+        return size
+
+    async def _decode(self, item: _Item[C], owner: str, lease: AsyncExitStack) -> None:
+        assert item.plan is not None
+        assert item.content is not None
+        with _blaming(item.media):
+            async with self._decodes.taking(1, owner):
+                item.tensor = await self.ports.decode(item.content, item.plan)
+        lease.callback(self.ports.release, item.tensor)
+        item.close()
+
+
+@define(eq=False)
+class _Item(Generic[C]):
+    """One image or video of a request, while it is prepared."""
+
+    media: Media
+    source: Source
+    content: C | None = None
+    plan: Plan | None = None
+    tensor: Tensor = NO_TENSOR
+
+    def close(self) -> None:
+        """Give the content back."""
+        if self.content is not None:
+            self.content.close()
+            self.content = None
+
+
+def _held_bytes(item: _Item[C]) -> int:
+    return 0 if item.content is None else max(item.content.size_bytes, CONTENT_BYTES_MIN)
+
+
+def _budget(name: str, total: int, waiting_max: float = inf) -> FairBudget:
+    return FairBudget(name, total, max(1, int(total * OWNER_PART)), waiting_max)
+
+
+@contextmanager
+def _blaming(media: Media) -> Iterator[None]:
+    """Let errors of the client name the field of an image or a video."""
+    try:
+        yield
+    except RequestError as error:
+        if error.fault == "client" and error.param is None:
+            error.param = media.param or None
+        raise
+
+
+async def media(
+    inbox: Inbox[Call[PrepareMedia, MediaPrepared, None]],
+    preparations: Preparations[C],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer each call with the items of its request, and hold them until its asker leaves."""
+    bugs = BugCounter()
+
+    async def answer_one(call: Call[PrepareMedia, MediaPrepared, None]) -> None:
+        with call.answering(bugs) as answer:
+            async with preparations.prepared(call.request) as items:
+                answer.put(MediaPrepared(items))
+                await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        task_status.started()
+        while True:
+            nursery.start_soon(answer_one, await inbox.receive())

@@ -1,0 +1,1 @@
+"""The decoder processes: they parse what clients send as images and videos, and no node ever imports this folder."""

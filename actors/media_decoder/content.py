@@ -1,0 +1,46 @@
+"""The bytes of a content: read from a descriptor, or from the text of a data URL."""
+
+from __future__ import annotations
+
+import binascii
+import os
+from hashlib import sha256
+from urllib.parse import unquote_to_bytes
+
+from actors.media_decoder.refusal import Refusal
+
+READ_BYTES = 1024 * 1024
+_WHITE_SPACE = b" \t\r\n\x0c"
+
+
+def read(descriptor: int) -> bytes:
+    """Return everything in a file, from its beginning and whatever its position."""
+    pieces: list[bytes] = []
+    place = 0
+    while piece := os.pread(descriptor, READ_BYTES, place):
+        pieces.append(piece)
+        place += len(piece)
+    return b"".join(pieces)
+
+
+def decode_data_url(url: bytes, bytes_max: int) -> bytes:
+    """Return what a data URL in base64 encodes; what is before its comma was read before. Raises `Refusal`."""
+    try:
+        content = _from_base64(url.partition(b",")[2])
+    except binascii.Error as error:
+        raise Refusal("the data URL is not valid base64") from error
+    if len(content) > bytes_max:
+        raise Refusal(f"it has {len(content):,} bytes; the limit is {bytes_max:,}", "too_large")
+    return content
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of a content in hexadecimal digits."""
+    return sha256(content).hexdigest()
+
+
+def _from_base64(encoded: bytes) -> bytes:
+    if b"%" in encoded:
+        encoded = unquote_to_bytes(encoded)
+    encoded = encoded.translate(bytes.maketrans(b"-_", b"+/"), _WHITE_SPACE)
+    return binascii.a2b_base64(encoded + b"=" * (-len(encoded) % 4), strict_mode=True)

@@ -1,0 +1,50 @@
+"""The check of engines that other nodes announce: what they say applies to all clients of a model."""
+
+from __future__ import annotations
+
+from protocol.cluster import COUNT_MAX, Leg, Offer
+from protocol.errors import PeerViolation
+from protocol.media import MediaForm, MediaInfo
+from protocol.messages import EngineInfo, GrammarKind
+
+PORT_MAX = 65535
+HOST_LENGTH_MAX = 253  # of a name in the DNS
+ENGINE_NAME_LENGTH_MAX = 128  # of the kind and the version of an engine, which clients are shown
+
+
+def check_engine(offer: Offer) -> None:
+    """Raise `PeerViolation` for an offer whose engine has impossible limits; one that was never up has none."""
+    name, engine = offer.name, offer.engine
+    if engine is None:
+        return
+    if not _is_possible(offer.leg, engine):
+        raise PeerViolation(f"offer {name} has an engine that cannot be")
+    if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
+        raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
+    if engine.bootstrap is not None and not 0 < engine.bootstrap[1] <= PORT_MAX:
+        raise PeerViolation(f"offer {name} has a rendezvous that cannot be")
+    if engine.bootstrap is not None and len(engine.bootstrap[0]) > HOST_LENGTH_MAX:
+        raise PeerViolation(f"offer {name} has a rendezvous at a host of {len(engine.bootstrap[0])} characters")
+    if not _is_possible_media(engine.media, required=offer.leg is Leg.ENCODE):
+        raise PeerViolation(f"offer {name} has an engine that takes images or videos which cannot be")
+
+
+def _is_possible(leg: Leg, engine: EngineInfo) -> bool:
+    """Whether the limits of an engine can be; an encoder has none of those that are about tokens."""
+    tokens = (engine.vocabulary_size, engine.context_max, engine.kv_tokens_max, engine.request_tokens_max)
+    own = (*tokens, engine.page_size)
+    shared = (engine.running_max, engine.ranks)
+    counts = shared if leg is Leg.ENCODE else (*own, *shared)
+    return min(counts) >= 1 and max(counts) <= COUNT_MAX and (leg is not Leg.ENCODE or not any(own))
+
+
+def _is_possible_media(media: MediaInfo | None, *, required: bool) -> bool:
+    if media is None:
+        return not required
+    if required and media.form is not MediaForm.EMBEDDINGS:
+        return False
+    special = (media.image_token, media.video_token, media.start_token)
+    sizes = (media.width, media.merge)
+    return 1 <= min(sizes) <= max(sizes) <= COUNT_MAX and all(
+        token is None or 0 <= token <= COUNT_MAX for token in special
+    )

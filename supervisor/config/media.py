@@ -1,0 +1,130 @@
+"""`[gateway.media]`: the limits of images and videos, and from where they may be fetched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from attrs import frozen
+
+from protocol.strict.checks import Within
+from protocol.strict.mistakes import Mistake, describe
+from supervisor.config.limits import WILDCARD, Count, Seconds
+
+MIB = 1024 * 1024
+DEFAULT_PORTS = {"http": 80, "https": 443}
+Network: TypeAlias = IPv4Network | IPv6Network
+
+_NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]{0,252})")
+_PORT = re.compile(r":([0-9]{1,5})$")
+
+
+@frozen(kw_only=True)
+class MediaSection:
+    """`[gateway.media]`: the limits of images and videos; nothing is fetched but from where this allows."""
+
+    allowed_hosts: tuple[
+        str, ...
+    ] = ()  # that URLs may name: `HOST`, `*.DOMAIN` or `*`, each with `:PORT` if it has one
+    allowed_networks: tuple[str, ...] = ()  # private networks in which such a host may be, as 10.0.0.0/8
+    tls_authority: str | None = None  # a file with certificates of authorities to trust besides those of the system
+    file_root: str | None = None  # the folder in which `file:` URLs may lead to files; None: to none
+    items_max: Count = 16  # images and videos of a request
+    tokens_max: Count = 65_536  # that all of them together may make
+    bytes_max: Count = 16 * MIB  # of a content
+    pixels_max: Count = 50_000_000  # height times width, of an image or of a frame
+    aspect_max: Annotated[float, Within(at_least=1, at_most=1_000_000)] = 200.0  # of the longer to the shorter side
+    frames_max: Count = 10_000  # of a video
+    seconds_max: Seconds = 600.0  # that a video may last
+    redirects_max: Annotated[int, Within(at_least=0, at_most=100)] = 3
+    fetch_s: Seconds = 15.0  # redirects included
+    decode_s: Seconds = 10.0  # of processor time, to read the header of a content or to decode it
+    prepare_s: Seconds = 60.0  # in which all media of a request must be fetched and decoded, waits included
+    # Of all requests together.
+    fetches_max: Count = 16  # at a time
+    decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2  # processes at a time
+    decoder_memory_bytes_max: Count = 1024 * MIB  # of one
+    fetched_bytes_max: Count = 256 * MIB  # of contents that are not decoded yet; each counts 1 MiB at least
+    prepared_bytes_max: Count = 1024 * MIB  # of decoded images and videos, until they are no longer needed
+    embedded_bytes_max: Count = 1024 * MIB  # of embeddings, until the answers that are computed with them are whole
+    waiting_max: Count = 256  # requests that wait to begin
+
+
+@frozen
+class HostPattern:
+    """Hosts that may be asked: one name, all names below a domain, or any; at one port, or those of the schemes."""
+
+    name: str  # `*.` before a domain; `*` alone is any
+    port: int | None = None
+
+    def matches(self, scheme: str, host: str, port: int) -> bool:
+        """Whether a host, in lower case, may be asked at a port."""
+        if port != (DEFAULT_PORTS[scheme] if self.port is None else self.port):
+            return False
+        if self.name.startswith("*."):
+            return host.endswith(self.name[1:]) and len(host) > len(self.name) - 1
+        return self.name in {WILDCARD, host}
+
+
+def parse_host(text: str) -> HostPattern | None:
+    """Return the pattern that a text states, None if it states none."""
+    name, port = text.lower(), None
+    if (match := _PORT.search(name)) is not None:
+        name, port = name[: match.start()], int(match[1])
+        if not 0 < port < 65536:
+            return None
+    if name.startswith("[") and name.endswith("]"):
+        try:
+            return HostPattern(str(IPv6Address(name[1:-1])), port)
+        except ValueError:
+            return None
+    if name != WILDCARD and not _NAME.fullmatch(name):
+        return None
+    return HostPattern(name.rstrip("."), port)
+
+
+def parse_network(text: str) -> Network | None:
+    """Return the network that a text states, None if it states none."""
+    try:
+        return ip_network(text)
+    except ValueError:
+        return None
+
+
+def mistakes(section: MediaSection, folder: Path) -> Iterator[Mistake]:
+    """Yield what is wrong between the keys of the section; relative paths begin at `folder`."""
+    key = "gateway.media"
+    for index, text in enumerate(section.allowed_hosts):
+        if parse_host(text) is None:
+            rule = 'must be a host, "*.domain" or "*", with :PORT behind it or without, and no scheme'
+            yield Mistake(f"{key}.allowed_hosts[{index}]", f"{rule}; got {describe(text)}")
+    for index, text in enumerate(section.allowed_networks):
+        if parse_network(text) is None:
+            yield Mistake(f"{key}.allowed_networks[{index}]", f"must be like 10.0.0.0/8, got {describe(text)}")
+    if section.file_root is not None and not _is_folder(folder / section.file_root):
+        yield Mistake(f"{key}.file_root", f"there is no folder {folder / section.file_root}")
+    if section.tls_authority is not None and not (folder / section.tls_authority).is_file():
+        yield Mistake(f"{key}.tls_authority", f"there is no file {folder / section.tls_authority}")
+    if section.bytes_max > section.fetched_bytes_max:
+        yield Mistake(f"{key}.bytes_max", f"is more than fetched_bytes_max ({section.fetched_bytes_max})")
+    if section.prepare_s < section.fetch_s:
+        yield Mistake(f"{key}.prepare_s", f"is less than fetch_s ({section.fetch_s:g})")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def is_address(host: str) -> bool:
+    """Whether the host of a URL, without brackets, is an address and no name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""The template of the decoders as a child of the tree: a process that forks one process for each job.
+
+It is one process that has imported the parsers, so a decoder is there in a few milliseconds and no job waits for a
+start. It never reads a content itself. If it dies all the same, its jobs end, and it is started again after a while.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+import actors
+from actors.vision import jobs
+from protocol.errors import EngineDied, StartFailed
+from supervisor.processes.output_log import OutputLog
+from supervisor.processes.process import GracePeriods, Ladder, start
+from supervisor.supervision.registration import Registration
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "actors.media_decoder")
+LADDER = Ladder(stop_s=0.5, term_s=0.5, kill_s=1.0)
+READY_WITHIN_S = 20.0
+LAST_OUTPUT_S = 0.5
+ROOT = Path(actors.__file__).parent.parent
+KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@define(eq=False)
+class DecoderTemplate:
+    """A template that is ready, by its control socket."""
+
+    control: trio.socket.SocketType
+    _sending: trio.Lock = field(factory=trio.Lock)  # two tasks may not wait for room in one socket
+
+    @asynccontextmanager
+    async def job(self, job: jobs.Job, content: int) -> AsyncIterator[trio.socket.SocketType]:
+        """Begin a job on the content in a descriptor; yields the socket of its answers. Leaving kills its process.
+
+        Waits while the template does not read. Raises `OSError` if there is no descriptor left, or the template died.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answers = trio.socket.from_stdlib_socket(ours)
+        try:
+            with theirs:
+                rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (theirs.fileno(), content))
+                packet = jobs.encode(job)
+                if len(packet) > jobs.PACKET_BYTES_MAX:
+                    raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+                await self._send(packet, rights)
+            yield answers
+        finally:
+            answers.close()  # by which the template knows
+
+    async def _send(self, packet: bytes, rights: bytes) -> None:
+        async with self._sending:
+            try:
+                await self.control.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            except trio.ClosedResourceError as error:  # it died while this waited
+                raise OSError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
+
+
+def decoder_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the template: what Python needs to find its modules, and nothing else."""
+    kept = {name: environment[name] for name in KEPT_VARIABLES if name in environment}
+    path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH", "")])]
+    return {**ONE_THREAD, **kept, "PYTHONPATH": os.pathsep.join(path)}
+
+
+async def decoder_template(
+    registration: Registration[DecoderTemplate],
+    output_log: OutputLog,
+    grace: GracePeriods,
+    environment: Mapping[str, str],
+    command: tuple[str, ...] = COMMAND,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the template and publish it while it lives; `started()` is called at once, since no other child waits for it.
+
+    Raises `StartFailed` if it does not become ready, `EngineDied` if it ends later.
+    """
+    with ExitStack() as stack:  # closes what was opened, if a later step fails
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.callback(theirs.close)
+        failed = stack.enter_context(ExitStack())
+        failed.callback(ours.close)
+        output, write = output_log.pipe()
+        stack.callback(os.close, write)
+        failed.callback(output.close)
+        arguments = [*command, str(theirs.fileno()), str(os.getpid())]
+        process = start("media decoders", arguments, decoder_environment(environment), [theirs.fileno()], write)
+        failed.pop_all()
+    task_status.started()
+    control = trio.socket.from_stdlib_socket(ours)
+    ready, copied = False, trio.Event()
+
+    async def copy_output() -> None:
+        await output_log.copy_from(output)
+        copied.set()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(copy_output)
+            if ready := await _is_ready(control):
+                with registration.publish(DecoderTemplate(control)):
+                    await process.wait()
+            with trio.move_on_after(LAST_OUTPUT_S):  # its last line says why it ended
+                await copied.wait()
+            nursery.cancel_scope.cancel(reason="the decoders have ended")
+    finally:
+        control.close()
+        await process.stop(LADDER, grace)  # noqa: ASYNC102  # shielded, rung by rung
+    if ready:
+        raise EngineDied("the template of the media decoders died")
+    raise StartFailed(f"the media decoders could not start: {output_log.last_error_line}")
+
+
+async def _is_ready(control: trio.socket.SocketType) -> bool:
+    """Wait until the template is ready; return whether it is. Logs what its sandbox lacks on this machine."""
+    message = b""
+    with trio.move_on_after(READY_WITHIN_S):
+        try:
+            message = await control.recv(jobs.PACKET_BYTES_MAX)
+        except OSError:
+            return False
+    missing = message.removeprefix(jobs.READY)
+    if missing:
+        log.warning("the sandbox of the media decoders is weaker than it could be%s", missing.decode(errors="replace"))
+    return message.startswith(jobs.READY)

@@ -1,0 +1,422 @@
+"""Encoders among the workers of a cluster: what they are asked, what they count, and who hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import trio
+from attrs import evolve
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from actors.encoder import encoder
+from actors.engines.encoder_limits import EncoderLimits
+from actors.kit.offload import run_inline
+from protocol import codec
+from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer, OfferLoad
+from protocol.errors import ActorLost, BadRequest, NotReady, PeerViolation, RequestError
+from protocol.media import Encode, MediaForm, MediaInfo
+from protocol.messages import EngineInfo, Grammar, GrammarKind, encoder_info
+from protocol.peer import Peer
+from supervisor.cluster import models, readiness
+from supervisor.cluster.announcements import Announcer, state_for
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
+from supervisor.engines.grammar_checks import check_grammar
+from supervisor.engines.work import encode_inbox
+from supervisor.links.link import Link
+from supervisor.links.serving import Service
+from supervisor.supervision.registration import Registration
+from tests.rig.calls import AnyAnswer, AnyCall
+from tests.rig.encoders import (
+    MEDIA,
+    EncoderByHand,
+    embedded,
+    encode,
+    image,
+    new_id,
+    noting_encoder,
+    running_encoder,
+    video,
+)
+from tests.rig.links import idle_link, serve
+from tests.rig.network import sim_pair
+from tests.rig.nodes import linked_directory, unlink
+
+EYES = encoder_info("x", "1", MEDIA, 8)
+ENCODER = Offer("eyes", "oak", Leg.ENCODE, 4, True, EYES)
+TEXT = EngineInfo("x", "1", 100, 64, 640, 64, 8, 1, True)
+ENGINE = Offer("one", "oak", Leg.BOTH, 4, True, TEXT)
+
+
+def add_encoder(directory: Directory, name: str = "eyes", slots: int = 2) -> LocalWorker:
+    """Give a node an encoder that is down."""
+    address, inbox = encode_inbox(2)
+    registration: Registration[Any] = Registration(directory.notify)
+    offer = Offer(name, "oak", Leg.ENCODE, slots, up=False)
+    worker = directory.local[name] = LocalWorker(directory.name, offer, address, registration, inbox, directory)
+    return worker
+
+
+async def take_a_while(_: AnyCall, answer: AnyAnswer, seconds: float) -> None:
+    await trio.sleep(seconds)
+    answer.fail(NotReady("it has slept"))
+
+
+@asynccontextmanager
+async def two_nodes(seconds: float = 4.0) -> AsyncIterator[tuple[RemoteWorker, Directory]]:
+    """An encoder of node `far` as node `here` has it over a link, and the directory of its own node."""
+    here, far = Directory("here"), Directory("far")
+    worker = add_encoder(far)
+    near_end, far_end = sim_pair()
+    asker = Link(near_end, Peer("here", serves_max=0))
+    guarded = cast("Service", GuardedWorker(worker).for_node("here"))
+    server = Link(far_end, Peer("far", serves_max=8), {("eyes", Encode): guarded})
+    async with trio.open_nursery() as nursery:
+        for run in (asker.run, server.run, partial(serve, worker.inbox, partial(take_a_while, seconds=seconds))):
+            nursery.start_soon(run)
+        await asker.wait_ready()
+        here.linked("far", asker)
+        here.merge_state("far", NodeState((evolve(worker.offer, up=True, engine=EYES),)))
+        with worker.engine.publish(cast("Any", EncoderByHand())):
+            (remote,) = here.records["far"].workers.values()
+            yield remote, far
+        nursery.cancel_scope.cancel()
+
+
+async def ask(worker: RemoteWorker, request: Encode) -> None:
+    try:
+        async with worker.ask(request, 0) as answer:
+            await answer.result()
+    except NotReady:
+        pass
+
+
+# Counts -----------------------------------------------------------------------------------
+
+
+async def test_an_item_counts_with_its_tokens_while_it_is_encoded_on_both_nodes(autojump_clock: MockClock) -> None:
+    async with two_nodes() as (remote, far), trio.open_nursery() as nursery:
+        for number, item in enumerate((image("a"), video("b"), image("c"))):
+            nursery.start_soon(ask, remote, encode(item, new_id(number)))
+        await trio.sleep(2)
+        offer, load = far.local["eyes"].offer, remote.load
+        assert (offer.running, offer.waiting, offer.tokens) == (2, 1, 4 + 8 + 4)
+        assert (load.busy, load.tokens, load.pending, load.own, load.unstarted) == (3, 16, 16, 3, 3)
+        assert (load.leg, load.kv_tokens_max, load.pending_max, load.full) == (Leg.ENCODE, 0, 0, True)
+        await trio.sleep(10)
+        assert (remote.busy, remote.tokens, far.running, far.local["eyes"].offer.tokens) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("halves", range(12))
+async def test_leaving_at_any_moment_leaves_no_count_behind(halves: int, autojump_clock: MockClock) -> None:
+    async with two_nodes() as (remote, far):
+        with trio.move_on_after(halves / 2):
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(ask, remote, encode(str(number), new_id(number)))
+        await trio.sleep(0.1)
+        assert (remote.busy, remote.load.pending, far.running, far.local["eyes"].offer.tokens) == (0, 0, 0, 0)
+
+
+async def test_an_item_with_impossible_tokens_leaves_a_possible_load(autojump_clock: MockClock) -> None:
+    worker = add_encoder(Directory("far"))
+    async with worker.ask(encode(evolve(image(), tokens=-5)), 0):
+        assert worker.offer.tokens == 0
+        async with worker.ask(encode(evolve(image(), tokens=2**62), new_id(2)), 0):
+            assert worker.offer.tokens == COUNT_MAX
+
+
+@asynccontextmanager
+async def encoding_node() -> AsyncIterator[tuple[RemoteWorker, Link]]:
+    """An encoder that runs on node `far`, as node `here` has it over a link, and that link."""
+    here, far, engine = Directory("here"), Directory("far"), noting_encoder()
+    worker = add_encoder(far)
+    near_end, far_end = sim_pair()
+    asker = Link(near_end, Peer("here", serves_max=0))
+    guarded = cast("Service", GuardedWorker(worker).for_node("here"))
+    server = Link(far_end, Peer("far", serves_max=8), {("eyes", Encode): guarded})
+    async with running_encoder(engine), trio.open_nursery() as nursery:
+        for run in (asker.run, server.run):
+            nursery.start_soon(run)
+        await nursery.start(encoder, worker.inbox, engine, 4, EncoderLimits(batch_wait_s=0.5))
+        await asker.wait_ready()
+        here.linked("far", asker)
+        with worker.engine.publish(cast("Any", engine)):
+            here.merge_state("far", NodeState((worker.offer,)))
+            (remote,) = here.records["far"].workers.values()
+            yield remote, asker
+        nursery.cancel_scope.cancel()
+
+
+async def test_pixels_and_embeddings_cross_a_link_as_they_are(autojump_clock: MockClock) -> None:
+    async with encoding_node() as (remote, _):
+        assert remote.offer.engine is not None
+        assert remote.offer.engine.media == MEDIA
+        big = image("big", 64, 64)  # in several pieces
+        for number, item in enumerate((image("a"), big, video("v"))):
+            async with remote.ask(encode(item, new_id(number)), 0) as answer:
+                result = await answer.result()
+            assert result is not None
+            expected = await embedded(item)
+            assert result.item == evolve(expected, data=result.item.data)
+            assert bytes(result.item.data.data) == bytes(expected.data.data)
+        async with remote.ask(encode("a", new_id(9)), 0) as answer:
+            again = await answer.result()
+        assert again is not None
+        assert again.cached
+        with pytest.raises(BadRequest, match="says that it has 7 tokens"):
+            async with remote.ask(encode(evolve(image("b"), tokens=7), new_id(10)), 0) as answer:
+                await answer.result()
+
+
+async def test_a_node_that_leaves_leaves_nothing_of_its_items_behind(autojump_clock: MockClock) -> None:
+    async with encoding_node() as (remote, link):
+        for tenths in range(0, 20, 2):
+            with trio.move_on_after(tenths / 10):
+                async with remote.ask(encode(f"left {tenths}", new_id(tenths)), 0) as answer:
+                    await answer.result()
+            await trio.sleep(3)
+            assert (remote.busy, len(link.peer.asked)) == (0, 0)
+
+
+# What could harm others ---------------------------------------------------------------------
+
+
+async def test_an_item_of_another_node_needs_an_id_of_its_own_and_no_credit(autojump_clock: MockClock) -> None:
+    directory = Directory("far")
+    worker = GuardedWorker(add_encoder(directory)).for_node("here")
+    with pytest.raises(BadRequest, match="32 hexadecimal digits"):
+        async with worker.ask(encode("a", "r"), 0):
+            pytest.fail("it may not ask")
+    async with worker.ask(encode("a", new_id(1)), 0):
+        assert directory.running == 1
+        with pytest.raises(BadRequest, match="is being answered already"):
+            async with worker.ask(encode("b", new_id(1)), 0):
+                pytest.fail("it may not ask")
+    assert directory.running == 0
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        evolve(EYES, running_max=0),
+        evolve(EYES, ranks=COUNT_MAX + 1),
+        evolve(EYES, kv_tokens_max=5),
+        evolve(EYES, context_max=-1),
+        evolve(EYES, media=None),
+        evolve(EYES, media=evolve(MEDIA, form=MediaForm.PIXELS)),
+        evolve(EYES, media=evolve(MEDIA, width=0)),
+        evolve(EYES, media=evolve(MEDIA, merge=0)),
+        evolve(EYES, media=evolve(MEDIA, width=COUNT_MAX + 1)),
+        evolve(EYES, media=evolve(MEDIA, image_token=-1)),
+        evolve(EYES, media=evolve(MEDIA, video_token=COUNT_MAX + 1)),
+        evolve(EYES, kind="x" * 129),
+    ],
+)
+async def test_an_encoder_that_cannot_be_is_a_violation(engine: EngineInfo) -> None:
+    directory, _ = linked_directory()
+    directory.merge_state("far", NodeState((ENCODER,)))
+    with pytest.raises(PeerViolation, match="offer eyes has an engine"):
+        directory.merge_state("far", NodeState((evolve(ENCODER, engine=engine),)))
+    assert [worker.offer for worker in directory.workers("oak")] == [ENCODER], "nothing of it is merged"
+
+
+@pytest.mark.parametrize("media", [evolve(MEDIA, merge=0), evolve(MEDIA, width=-1), evolve(MEDIA, image_token=-2)])
+async def test_an_engine_whose_images_cannot_be_is_a_violation(media: MediaInfo) -> None:
+    directory, _ = linked_directory()
+    directory.merge_state("far", NodeState((evolve(ENGINE, engine=evolve(TEXT, media=MEDIA)),)))
+    with pytest.raises(PeerViolation, match="takes images or videos which cannot be"):
+        directory.merge_state("far", NodeState((evolve(ENGINE, engine=evolve(TEXT, media=media)),)))
+    with pytest.raises(PeerViolation, match="has an engine that cannot be"):
+        directory.merge_state("far", NodeState((evolve(ENGINE, engine=EYES),)))  # it computes nothing
+
+
+# Whom nodes hear of ---------------------------------------------------------------------------
+
+
+def routing_peer(directory: Directory, node: str, *, takes_encoders: bool) -> None:
+    directory.linked(node, idle_link())
+    directory.merge_state(node, NodeState(routes=True, takes_encoders=takes_encoders))
+
+
+async def test_an_encoder_is_offered_only_to_nodes_that_take_encoders() -> None:
+    directory = Directory("back", routes=False)
+    add_encoder(directory)
+    for takes_encoders in (False, True):
+        routing_peer(directory, f"takes {takes_encoders}", takes_encoders=takes_encoders)
+    offered = {node: [offer.name for offer in state_for(directory, node).offers] for node in directory.nodes}
+    assert offered == {"takes False": [], "takes True": ["eyes"]}
+    assert state_for(directory, "takes True").takes_encoders
+    assert state_for(Directory("other"), "any").takes_encoders
+    assert directory.state().takes_encoders
+    assert [offer.leg for offer in directory.state().offers] == [Leg.ENCODE], "an operator sees all"
+
+
+def test_a_node_of_an_older_version_takes_no_encoders() -> None:
+    state = NodeState(routes=True, takes_encoders=True)
+    older = codec.encode(state).replace(b"\xaetakes_encoders\xc3", b"").replace(b"\x87", b"\x86", 1)
+    decoded = codec.decode(older)
+    assert decoded == evolve(state, takes_encoders=False)
+
+
+async def test_an_encoder_is_announced_as_soon_as_the_other_end_takes_it_and_its_load_no_earlier(
+    autojump_clock: MockClock,
+) -> None:
+    announced: list[Any] = []
+
+    class Ear:
+        def announce(self, state: NodeState) -> None:
+            announced.append(state)
+
+        def announce_encoded(self, body: bytes) -> None:
+            announced.append(codec.decode(body))
+
+        lost = stalled = False
+
+    directory, link = Directory("back", routes=False), cast("Link", Ear())
+    worker = add_encoder(directory)
+    announcer = Announcer(directory)
+    directory.linked("front", link)
+    directory.merge_state("front", NodeState(routes=True))
+    announcer.add("front", link)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(announcer.run, lambda: 0.1)
+        await trio.sleep(1)
+        async with worker.ask_for("third", encode("a", new_id(1)), 0):
+            await trio.sleep(1)
+            assert [state.offers for state in announced] == [()]
+            directory.merge_state("front", NodeState(routes=True, takes_encoders=True))
+            await trio.sleep(1)
+            assert [offer.name for offer in announced[-1].offers] == ["eyes"]
+        await trio.sleep(1)
+        assert announced[-1].loads == (OfferLoad("eyes", 0, 0),)
+        nursery.cancel_scope.cancel()
+
+
+# Where they stand in the directory --------------------------------------------------------------
+
+
+async def test_an_encoder_is_ranked_by_its_own_leg_and_expected_with_it() -> None:
+    directory, _ = linked_directory()
+    busy = evolve(ENCODER, name="busy", running=3)
+    directory.merge_state("far", NodeState((ENGINE, busy, ENCODER)))
+    assert [worker.name for worker in directory.ranked("oak", Leg.ENCODE)] == ["eyes", "busy"]
+    assert [worker.name for worker in directory.ranked("oak", Leg.BOTH)] == ["one"]
+    assert [worker.name for worker in WorkerPool(directory, "oak").encoders()] == ["eyes", "busy"]
+    assert directory.legs("oak") == {"far/one": Leg.BOTH, "far/busy": Leg.ENCODE, "far/eyes": Leg.ENCODE}
+
+
+async def test_only_an_encoder_can_do_the_work_of_an_encoder(autojump_clock: MockClock) -> None:
+    directory, _ = linked_directory()
+    worker, failed = add_encoder(directory), list[type[RequestError]]()
+
+    async def ask_here() -> None:
+        try:
+            async with worker.ask(encode(), 0) as answer:
+                await answer.result()
+        except RequestError as error:
+            failed.append(type(error))
+
+    async with trio.open_nursery() as nursery:
+        directory.merge_state("far", NodeState((ENGINE,)))
+        nursery.start_soon(ask_here)
+        await wait_all_tasks_blocked()
+        assert (failed, worker.inbox.waiting) == ([], (1, 0)), "a whole engine cannot encode for it"
+        assert not directory.has_sibling(worker)
+        directory.merge_state("far", NodeState((ENGINE, ENCODER)))
+        await wait_all_tasks_blocked()
+        assert failed == [ActorLost]
+        nursery.start_soon(ask_here)
+        await wait_all_tasks_blocked()
+        assert failed == [ActorLost, NotReady]
+
+
+async def test_an_encoder_that_is_down_learns_whether_another_can_do_its_work() -> None:
+    directory = Directory("front")
+    for node in ("one", "two"):
+        directory.linked(node, idle_link())
+    directory.merge_state("one", NodeState((evolve(ENCODER, up=False),)))
+    directory.merge_state("two", NodeState((ENGINE,)))
+    assert state_for(directory, "one").elsewhere == ()
+    directory.merge_state("two", NodeState((ENGINE, ENCODER)))
+    assert state_for(directory, "one").elsewhere == ("eyes",)
+
+
+async def test_an_encoder_sets_no_limit_of_prompts() -> None:
+    directory, _ = linked_directory()
+    directory.merge_state("far", NodeState((ENCODER,)))
+    assert models.request_tokens_max(directory, "oak") == 0
+    directory.merge_state("far", NodeState((ENCODER, ENGINE)))
+    assert models.request_tokens_max(directory, "oak") == 64
+
+
+async def test_no_encoder_is_asked_to_check_a_grammar() -> None:
+    directory, _ = linked_directory()
+    directory.merge_state("far", NodeState((ENCODER,)))
+    with pytest.raises(NotReady, match="no engine of this model is up"):
+        await check_grammar(directory, run_inline, "oak", Grammar(GrammarKind.REGEX, "a*"), "alice")
+
+
+# Readiness ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offers", "unready", "missing"),
+    [
+        ((ENGINE, ENCODER), None, None),
+        ((ENGINE,), None, None),
+        (
+            (ENGINE, evolve(ENCODER, up=False, why="failed: the GPU is gone")),
+            None,
+            "model oak takes no images and videos: engine eyes failed: the GPU is gone",
+        ),
+        ((ENGINE, evolve(ENCODER, up=False), evolve(ENCODER, name="other")), None, None),
+        ((evolve(ENGINE, up=False), ENCODER), "engine one is starting", None),
+        ((ENCODER,), "model oak has no engine", None),
+    ],
+)
+async def test_text_is_served_without_encoders_and_what_is_missing_is_said(
+    offers: tuple[Offer, ...], unready: str | None, missing: str | None
+) -> None:
+    directory = Directory("front")
+    directory.linked("far", idle_link())
+    directory.merge_state("far", NodeState(offers))
+    assert readiness.unready(directory, ["oak"]) == unready
+    assert readiness.without_encoders(directory, ["oak"]) == missing
+
+
+async def test_a_model_has_been_ready_although_its_encoder_never_was() -> None:
+    directory = Directory("front")
+    directory.configure("far", None, [evolve(ENCODER, up=False, engine=None), evolve(ENGINE, up=False, engine=None)])
+    assert readiness.never_ready(directory, ["oak"]) == "engine one is still starting"
+    directory.linked("far", idle_link())
+    directory.merge_state("far", NodeState((ENGINE, evolve(ENCODER, up=False, engine=None))))
+    assert readiness.never_ready(directory, ["oak"]) is None
+
+
+Change = Callable[[Directory], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda directory: directory.merge_state("far", NodeState((ENCODER,), draining=True)), "on a node that drains"),
+        (lambda directory: unlink(directory, "far"), "on node far, to which there is no link"),
+    ],
+)
+async def test_an_encoder_that_cannot_be_asked_is_missing_with_the_reason(change: Change, why: str) -> None:
+    directory = Directory("front")
+    directory.configure("far", None, [ENCODER])
+    directory.linked("far", idle_link())
+    directory.linked("near", idle_link())
+    directory.merge_state("far", NodeState((ENCODER,)))
+    directory.merge_state("near", NodeState((ENGINE,)))
+    change(directory)
+    assert readiness.unready(directory, ["oak"]) is None
+    missing = f"model oak takes no images and videos: engine eyes is {why}"
+    assert readiness.without_encoders(directory, ["oak"]) == missing

@@ -1,0 +1,44 @@
+"""The memory of conversations that a WebSocket can continue, those with images included."""
+
+from __future__ import annotations
+
+from protocol.media import Media, Modality
+from protocol.text_messages import Role, Turn
+from supervisor.gateway.websocket.history import PART_BYTES, TURN_BYTES, Conversation, ResponseHistory
+
+
+def test_the_urls_of_images_count_like_texts() -> None:
+    url, text = "data:image/png;base64," + "A" * 100_000, "what is this?"
+    turn = Turn(Role.USER, (text, Media(Modality.IMAGE, url)))
+    conversation = Conversation.after(None, "r1", turn)
+    assert conversation.size_bytes == TURN_BYTES + 2 * PART_BYTES + text.__sizeof__() + url.__sizeof__()
+    history = ResponseHistory(conversation.size_bytes - 1)
+    history.remember(None, conversation)
+    assert history.find("r1") is None
+
+
+def test_a_history_counts_the_conversations_that_it_keeps() -> None:
+    memory = ResponseHistory(10_000)
+    turn = Turn(Role.USER, "x" * 1000)
+    size = TURN_BYTES + turn.content.__sizeof__()
+    first = Conversation.after(None, "r1", turn)
+    second = Conversation.after(first, "r2", turn, turn)
+    assert (first.size_bytes, second.size_bytes, second.turns) == (size, 3 * size, (turn,) * 3)
+    memory.remember("a", first)
+    memory.remember("a", second)
+    memory.remember(None, first)
+    assert (memory.size_bytes, memory.lanes) == (4 * size, frozenset({"a", None}))
+    memory.evict("a", "r1")
+    memory.evict("b", "r2")
+    memory.evict("a", None)
+    assert memory.find("r2") is second
+    assert memory.find_in(None, "r2") is None
+    memory.evict("a", "r2")
+    assert (memory.size_bytes, memory.find("r2")) == (size, None)
+    for number in range(100):
+        memory.remember(str(number), second)
+        assert memory.size_bytes <= 10_000
+    assert memory.find("r1") is None
+    memory.remember("99", Conversation("big", (), 10_001))
+    assert memory.find("big") is None
+    assert memory.lanes == {"98"}
