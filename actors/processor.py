@@ -12,10 +12,12 @@ knows no engine and no worker, keeps nothing of a request that has ended, and ne
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeAlias
 
 import trio
+from attrs import evolve
 
 from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
@@ -23,9 +25,20 @@ from actors.kit.offload import Offload, RunInThread
 from actors.text.choices import Choices, Emit
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
-from actors.text.prompts import PromptLimits, echo_texts, encode_prompts, make_generations, param_name
+from actors.text.prompts import Prompt, PromptLimits, echo_texts, encode_prompts, make_generations, param_name
 from actors.text.stop_strings import StopStrings
+from actors.vision.preparation import (
+    EncodeItems,
+    Vision,
+    check_encoded,
+    embedded_bytes,
+    embedding_memory,
+    prepared_media,
+    required_vision,
+    takes_embeddings,
+)
 from protocol.errors import BadRequest, ContextTooLong, NotReady
+from protocol.media import MediaInfo
 from protocol.messages import Finished, Generate, Grammar, Started, Tokens
 from protocol.text_messages import (
     Accepted,
@@ -66,6 +79,7 @@ async def processor(
     tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     check_grammar: GrammarCheck = accept_any_grammar,
     direct: DirectCalls[TextRequest, TextReply, TextResult] | None = None,
+    vision: Vision | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -74,7 +88,7 @@ async def processor(
     `limits` returns the limits of a request now, None while no engine has ever been ready; a request that was admitted
     with a smaller limit keeps that, since its asker has promised no more credit. A text that is only to be
     tokenised, and token ids that are only to be decoded, may have `tokenize_tokens_max` tokens. Long work runs in
-    threads, by `run_in_thread`.
+    threads, by `run_in_thread`. Without `vision`, images and videos are refused.
     """
     free = trio.Semaphore(requests_max)
     bugs = BugCounter()
@@ -89,7 +103,7 @@ async def processor(
             current = current.within(request.total_max)
             if request.grammar is not None:
                 await _check_grammar(request, request.grammar, current, check_grammar)
-            return await _respond(request, model, current, decode, work, answer)
+            return await _respond(request, model, current, decode, work, vision, answer)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, work)
         return await _detokenize(request, model, tokenize_tokens_max, work)
@@ -138,16 +152,55 @@ async def _respond(
     limits: PromptLimits,
     decode: Askable[Generate, Started | Tokens, Finished],
     work: Offload,
+    vision: Vision | None,
     answer: Answer[TextReply, TextResult],
 ) -> Answered:
     emit: Emit = partial(_put, answer.put)
-    prompts = await encode_prompts(request, model, limits, work)
-    generations = make_generations(request, model, prompts, limits)
-    echoes = await echo_texts(request, model, prompts, work) if request.echo else []
-    stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))
-    stops = await work.run(stop_work, partial(StopStrings, request.stop)) if request.stop else None
-    emit(Accepted(sum(map(len, prompts))))
-    return Answered(await Choices(request, model, decode, emit, stops, echoes, answer).read(generations))
+    async with AsyncExitStack() as held:
+        generations = await _generations(request, model, limits, work, vision, held)
+        prompts = [choices[0].tokens for choices in generations]
+        echoes = await echo_texts(request, model, prompts, work) if request.echo else []
+        stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))
+        stops = await work.run(stop_work, partial(StopStrings, request.stop)) if request.stop else None
+        emit(Accepted(sum(map(len, prompts))))
+        return Answered(await Choices(request, model, decode, emit, stops, echoes, answer).read(generations))
+
+
+async def _generations(
+    request: Respond,
+    model: TextModel,
+    limits: PromptLimits,
+    work: Offload,
+    vision: Vision | None,
+    held: AsyncExitStack,
+) -> list[list[Generate]]:
+    """Return the generations to ask for; what is `held` then is needed until the answer is whole.
+
+    That is pixels or embeddings, by what the engines compute with: a request may go on at another engine. Once pixels
+    are encoded, nothing refers to them any more, so that their memory is free.
+    """
+    seeing, info = required_vision(request, model.vision, vision, limits.info.media), limits.info.media
+    if seeing is None or info is None:
+        return make_generations(request, model, await encode_prompts(request, model, limits, work), limits)
+    async with AsyncExitStack() as lease:
+        media = await lease.enter_async_context(prepared_media(request, seeing, info))
+        prompts = await encode_prompts(request, model, limits, work, media)
+        generations = make_generations(request, model, prompts, limits)
+        if takes_embeddings(info):
+            size = embedded_bytes(prompts[0].media, info)
+            await held.enter_async_context(embedding_memory(size, request, seeing))
+            return await _encode(request, prompts[0], generations, seeing.encode, info)
+        held.push_async_exit(lease.pop_all())
+        return generations
+
+
+async def _encode(
+    request: Respond, prompt: Prompt, generations: list[list[Generate]], encode: EncodeItems, info: MediaInfo
+) -> list[list[Generate]]:
+    """Return the generations of the only prompt, with embeddings in place of pixels."""
+    encoded = await encode(request, prompt.media)
+    check_encoded(encoded, prompt.media, request, info)
+    return [[evolve(generation, media=encoded) for generation in choices] for choices in generations]
 
 
 async def _tokenize(

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from actors.kit.calls import Answer, Askable
 from actors.routing.load import Load
 from protocol.cluster import Leg
+from protocol.media import Encode, Encoded
 from protocol.messages import Finished, Generate, Started, Tokens
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
@@ -67,6 +68,28 @@ class Pool(Protocol):
 
     def wake(self) -> None:
         """Wake all tasks in `wait_changed`: a reservation was released."""
+
+
+class Encoder(Askable[Encode, Encoded, Encoded], Protocol):
+    """One encoder of a model, of any node; its load counts an item from the turn in which it is asked."""
+
+    @property
+    def full_name(self) -> str:
+        """Its name, which is unique in its pool."""
+
+    @property
+    def load(self) -> Load:
+        """Its load at this moment."""
+
+
+class EncoderPool(Protocol):
+    """The encoders of one model."""
+
+    def encoders(self) -> Sequence[Encoder]:
+        """Return the encoders that can be asked now."""
+
+    async def wait_changed(self) -> None:
+        """Wait until an encoder has come, gone, or become less busy."""
 
 
 class RoutingObserver:

@@ -68,19 +68,22 @@ class UnstartedRequests:
         while True:
             while not self._since:
                 await self._added.park()
-            limits = routing.limits
-            await trio.sleep(limits.move_after_s)
-            now = trio.current_time()
-            for request, since in tuple(self._since.items()):
-                stays = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
-                if stays or not request.route.overcommitted:
-                    continue
-                route = routing.choose_idle(request.remaining, request.avoided)
-                if route is not None or _gives_way(request, now - since, limits.move_after_s):
-                    self.discard(request)
-                    request.move(route)
-                if route is None:
-                    break
+            await trio.sleep(routing.limits.move_after_s)
+            self._move(routing)
+
+    def _move(self, routing: Routing) -> None:
+        """Make a round; it is a function of its own, so that no request is referred to between two rounds."""
+        limits, now = routing.limits, trio.current_time()
+        for request, since in tuple(self._since.items()):
+            stays = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
+            if stays or not request.route.overcommitted:
+                continue
+            route = routing.choose_idle(request.remaining, request.avoided)
+            if route is not None or _gives_way(request, now - since, limits.move_after_s):
+                self.discard(request)
+                request.move(route)
+            if route is None:
+                break
 
 
 def _gives_way(request: Movable, waited_s: float, move_after_s: float) -> bool:

@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 import trio
 from attrs import define, evolve, field
 
+from actors.kit.groups import raise_part
+from actors.routing.encoding import placed
 from actors.routing.failover import FAILOVER, Failover, cause
 from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
@@ -138,17 +140,20 @@ class RoutedRequest:
             async with trio.open_nursery() as legs:
                 request = evolve(request, rendezvous=self._rendezvous(route.prefill))
                 legs.start_soon(self._prefill, route, route.prefill, request)
-                finished = await self._decode(route, request)
+                finished = await self._decode(route, evolve(request, media=placed(request.media)))
                 legs.cancel_scope.cancel(reason="the decode has ended")
         except BaseExceptionGroup as group:
             failed, rest = group.split(RequestError)
-            if failed is None:
-                raise
-            # A cancellation or a bug ends the attempt, even if a leg has failed as well.
-            raise (rest or cause(failed)) from None
+            try:
+                if failed is None:
+                    raise
+                # A cancellation or a bug ends the attempt, even if a leg has failed as well.
+                raise_part(rest or cause(failed))
+            finally:
+                del failed, rest  # their tracebacks refer to this frame, and so to the request
         finally:
             route.end()
-        return finished
+        return finished  # noqa: ASYNC910  # the decode has checkpoints
 
     async def _decode(self, route: Route, request: Generate) -> Finished:
         def pass_on(reply: Started | Tokens) -> None:

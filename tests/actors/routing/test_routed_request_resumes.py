@@ -18,6 +18,7 @@ from protocol.errors import EngineLost, LinkLost
 from protocol.messages import Generate, Grammar, GrammarKind, Started, Tokens, Usage
 from protocol.text_messages import Text
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
+from tests.rig.vision import embedded, image, pixels_of, video
 
 
 async def test_the_cached_tokens_are_those_of_the_first_prefill_though_the_second_has_more(
@@ -127,3 +128,23 @@ async def test_c8_an_answer_does_not_go_on_with_other_weights(autojump_clock: Mo
                 await ask(rig, wanted)
         assert rig.worker("b").asked == []
         check_whole(await ask(rig, generate("y")), generate("y"))  # what begins now begins with the new ones
+
+
+async def test_a_prefill_gets_the_embeddings_and_a_decode_their_places_in_every_attempt(
+    autojump_clock: MockClock,
+) -> None:
+    media = (embedded(pixels_of(image("a", 2))), embedded(pixels_of(video("b", 1))))
+    async with routed(*pair(decode=[Play(LinkLost("gone"), 2)])) as rig:
+        request = evolve(generate(), media=media)
+        check_whole(await ask(rig, request), request)
+        prefills, decodes = rig.worker("p").asked, rig.worker("d").asked
+        assert [request.media for request in prefills] == [media] * 2
+        assert [request.media for request in decodes] == [tuple(item.place for item in media)] * 2
+
+
+async def test_a_request_that_goes_on_elsewhere_takes_its_embeddings_along(autojump_clock: MockClock) -> None:
+    media = (embedded(pixels_of(image("a", 2))),)
+    async with routed(Fake("a", [Play(LinkLost("gone"), 2)]), Fake("b")) as rig:
+        await ask(rig, evolve(generate(), media=media))
+        asked = [request for name in ("a", "b") for request in rig.worker(name).asked]
+        assert [request.media for request in asked] == [media] * 2

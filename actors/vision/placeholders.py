@@ -1,0 +1,53 @@
+"""Placeholders of images and videos in prompts: one for each item from the chat template, then one for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from actors.vision.layout import VisionLayout
+from protocol.errors import BadRequest
+from protocol.media import MediaItem, Modality
+
+
+def expand(tokens: list[int], items: Sequence[MediaItem], layout: VisionLayout | None) -> list[int]:
+    """Return token ids in which each placeholder stands as often as its item has tokens.
+
+    The k-th placeholder of a modality is that of the k-th of its items. Raises `BadRequest` with both numbers unless
+    there are as many placeholders as items; a text may contain the name of a placeholder.
+    """
+    if layout is None:
+        return tokens
+    for modality in Modality:
+        placeholder = layout.placeholder(modality)
+        counts = [item.tokens for item in items if item.modality is modality]
+        places = 0 if placeholder is None else tokens.count(placeholder)
+        if places != len(counts):
+            sent = _counted(len(counts), modality.value)
+            raise BadRequest(f"the prompt has {_counted(places, 'place')} for {modality}s, and {sent} came with it")
+        if counts and placeholder is not None:
+            tokens = _expanded(tokens, placeholder, counts)
+    return tokens
+
+
+def _expanded(tokens: list[int], placeholder: int, counts: Sequence[int]) -> list[int]:
+    expanded: list[int] = []
+    before = 0
+    for place, count in zip(_places(tokens, placeholder), counts, strict=True):
+        expanded += tokens[before:place]
+        expanded += [placeholder] * count
+        before = place + 1
+    return expanded + tokens[before:]
+
+
+def _places(tokens: list[int], placeholder: int) -> Iterator[int]:
+    place = -1
+    while True:
+        try:
+            place = tokens.index(placeholder, place + 1)
+        except ValueError:
+            return
+        yield place
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,96 @@
+"""The plan of one item: how it is decoded, and what its result must be, from what is known of its content.
+
+What is known comes from a process that a client's content may have taken over. So a plan states the exact shape of the
+result, and nothing of it can be larger than the model's own limits.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from math import prod
+
+from attrs import frozen
+
+from actors.vision.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
+from actors.vision.layout import Fit, VisionLayout
+from protocol.errors import BadRequest
+from protocol.media import Media, MediaForm, MediaItem, Modality, grid_tokens
+from protocol.tensors import BYTES, Dtype
+
+CHANNELS = 3
+
+
+@frozen
+class Plan:
+    """One item without its tensor, the job that decodes it, and the tensor's type and shape."""
+
+    item: MediaItem
+    task: Decode
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the tensor."""
+        return prod(self.shape) * BYTES[self.dtype]
+
+
+def plan(media: Media, layout: VisionLayout, content_digest: str, facts: Facts) -> Plan:
+    """Return the plan of an item; raises `BadRequest` if the model cannot take it."""
+    match facts:
+        case ImageFacts():
+            fit = layout.fit_image(facts.height, facts.width, media.detail)
+            return _pixels(media, layout, content_digest, fit, Decode(facts, *fit.decoded), frames=1)
+        case VideoFacts():
+            sampling = layout.sample(facts.frames, facts.fps)
+            fit = layout.fit_video(len(sampling.frames), facts.height, facts.width)
+            task = Decode(facts, *fit.decoded, frames=sampling.frames)
+            seconds = sampling.interval_s * layout.temporal_patch
+            return _pixels(media, layout, content_digest, fit, task, len(sampling.frames), seconds)
+        case EmbeddingFacts():
+            return _embeddings(layout, content_digest, facts)
+
+
+def _pixels(
+    media: Media,
+    layout: VisionLayout,
+    content_digest: str,
+    fit: Fit,
+    task: Decode,
+    frames: int,
+    seconds_per_grid: float | None = None,
+) -> Plan:
+    processing = f"{task.height} {task.width} {fit.grid} {task.frames} {seconds_per_grid}"
+    item = MediaItem(
+        media.modality,
+        _digest(content_digest, media.modality, layout.settings, processing),
+        fit.grid,
+        fit.tokens,
+        MediaForm.PIXELS,
+        seconds_per_grid=seconds_per_grid,
+    )
+    return Plan(item, task, Dtype.UINT8, (frames, task.height, task.width, CHANNELS))
+
+
+def _embeddings(layout: VisionLayout, content_digest: str, facts: EmbeddingFacts) -> Plan:
+    """Return the plan of a client's own embeddings of an image: they must be as many as its grid makes tokens."""
+    time, height, width = facts.grid
+    tokens = grid_tokens(facts.grid, layout.merge)
+    if time != 1 or tokens == 0:
+        raise BadRequest(
+            f"grid_thw of an image is 1, and its height and width in patches, divisible by {layout.merge}: it is"
+            f" {list(facts.grid)}"
+        )
+    if tokens != facts.tokens:
+        raise BadRequest(
+            f"a grid of {time} x {height} x {width} patches makes {tokens} tokens, and there are {facts.tokens}"
+            " embeddings"
+        )
+    digest = _digest(content_digest, Modality.IMAGE, layout.settings, "embeddings")
+    item = MediaItem(Modality.IMAGE, digest, facts.grid, tokens, MediaForm.EMBEDDINGS)
+    return Plan(item, Decode(facts), facts.dtype, (facts.tokens, facts.width))
+
+
+def _digest(content: str, modality: Modality, settings: str, processing: str) -> str:
+    """Return the digest of content and processing: no two of them may share what is computed of one."""
+    return sha256(f"{content}\n{modality.value}\n{settings}\n{processing}".encode()).hexdigest()
