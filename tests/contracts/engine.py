@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from hashlib import sha256
 from itertools import count
-from math import exp, nan
+from math import exp, nan, prod
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from attrs import evolve
 
 from actors.engines.port import Engine, Generation
 from protocol.errors import BadRequest, ContextTooLong, Overloaded, RequestError, Unsupported
+from protocol.media import MediaForm, MediaItem, Modality, grid_tokens
 from protocol.messages import (
     REQUEST_ID_LENGTH,
     EngineLoad,
@@ -28,10 +31,13 @@ from protocol.messages import (
     Tokens,
     Usage,
 )
+from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 
 RELEASED_WITHIN_S = 30.0
 ANSWERED_WITHIN_S = 300.0
 LONG = 64  # tokens: far more than any check lets an answer have before it leaves
+LARGE_PROMPT = 1024  # tokens: of two videos
+PATCH = 14  # the side of a patch, in pixels, of the models that take them
 PROMPTS_MAX = 200  # of which the model answers one at least without ending by itself
 
 MakeEngine = Callable[[], AbstractAsyncContextManager[Engine]]
@@ -49,8 +55,57 @@ def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling: An
     request_id = new_id()
     start, most = int(request_id, 16), engine.info.vocabulary_size
     tokens = [(start * 31 + place * 7) % most for place in range(prompt)]
+    tokens = [token if token not in placeholders(engine) else (token + 2) % most for token in tokens]
     sampling = {"temperature": 0.0, "ignore_eos": True} | sampling
     return Generate(request_id, tokens, Sampling(tokens_max, **sampling))
+
+
+def placeholders(engine: Engine) -> set[int]:
+    """Return the tokens that stand for images and videos, which no text has."""
+    media = engine.info.media
+    tokens = set() if media is None else {media.image_token, media.video_token}
+    return {token for token in tokens if token is not None}
+
+
+def modalities(engine: Engine) -> list[Modality]:
+    """Return the kinds of items that an engine takes."""
+    media = engine.info.media
+    return [] if media is None else [each for each in Modality if media.placeholder(each) is not None]
+
+
+def item(engine: Engine, modality: Modality) -> MediaItem:
+    """Return a new item as the engine takes it; two images of it differ."""
+    media, form = engine.info.media, engine.info.media_form
+    assert media is not None
+    assert form is not None
+    number, frames = next(_numbers), 2 if modality is Modality.VIDEO else 1
+    chance, side = Random(number), 2 * media.merge
+    if form is MediaForm.PIXELS and frames > 1 and engine.info.request_tokens_max > LARGE_PROMPT:
+        side = 24  # real models enlarge smaller frames
+    grid = (frames, side, side)
+    tokens = grid_tokens(grid, media.merge)
+    if form is MediaForm.PIXELS:
+        shape = (frames**2, side * PATCH, side * PATCH, 3)  # a patch of a video has two frames
+        data = Tensor(Dtype.UINT8, shape, memoryview(chance.randbytes(prod(shape))))
+    elif form is MediaForm.EMBEDDINGS:
+        size, elements = BYTES[media.dtype], bytearray(chance.randbytes(tokens * media.width * BYTES[media.dtype]))
+        elements[size - 1 :: size] = bytes(byte & 0x80 | 0x3C for byte in elements[size - 1 :: size])  # small numbers
+        data = Tensor(media.dtype, (tokens, media.width), memoryview(elements))
+    else:
+        data = NO_TENSOR
+    seconds = 1.0 if modality is Modality.VIDEO else None
+    return MediaItem(modality, sha256(str(number).encode()).hexdigest(), grid, tokens, form, data, seconds)
+
+
+def about(engine: Engine, *items: MediaItem, text: int = 3, tokens_max: int = 4) -> Generate:
+    """Return a request with `text` tokens before its items and twice as many behind them."""
+    asked, media = request(engine, tokens_max, 3 * text), engine.info.media
+    assert media is not None
+    places: list[int] = []
+    for each in items:
+        places += [] if media.start_token is None else [media.start_token]
+        places += [media.placeholder(each.modality) or 0] * each.tokens
+    return evolve(asked, tokens=[*asked.tokens[:text], *places, *asked.tokens[text:]], media=items)
 
 
 async def check_engine(make_engine: MakeEngine) -> None:
@@ -418,6 +473,83 @@ async def drops_its_cache_only_when_idle(engine: Engine) -> None:
     await serves_on(engine)
 
 
+async def computes_with_images_and_videos(engine: Engine) -> None:
+    for modality in modalities(engine):
+        one, two = item(engine, modality), item(engine, modality)
+        ids, _ = await complete(engine, about(engine, one))
+        assert not placeholders(engine) & set(ids)
+        await complete(engine, about(engine, one, two))
+        wanted = about(engine, two)
+        first, _ = await complete(engine, wanted)
+        assert (await complete(engine, evolve(wanted, id=new_id())))[0] == first, "the same image, the same answer"
+    if modalities(engine):
+        await complete(engine, about(engine, *(item(engine, modality) for modality in modalities(engine))))
+
+
+async def keeps_prompts_with_different_images_apart(engine: Engine) -> None:
+    text = 2 * engine.info.page_size
+    if not modalities(engine) or 4 * text > engine.info.request_tokens_max:
+        return
+    first, other = (item(engine, modalities(engine)[0]) for _ in range(2))
+    wanted = about(engine, first, text=text, tokens_max=2)
+    await complete(engine, wanted)
+    _, finished = await complete(engine, evolve(wanted, id=new_id(), media=(other,)))
+    assert finished.usage.cached_tokens <= text, "another image behind the same text"
+
+
+async def refuses_wrong_images_before_it_computes_and_serves_on(engine: Engine) -> None:
+    for modality in modalities(engine):
+        wanted = about(engine, item(engine, modality))
+        for wrong in wrong_media(engine, wanted):
+            with pytest.raises(BadRequest):
+                engine.submit(wrong)
+        await complete(engine, wanted)
+    if not modalities(engine):
+        picture = MediaItem(Modality.IMAGE, "0" * 64, (1, 2, 2), 1, MediaForm.PLACES)
+        with pytest.raises(Unsupported):
+            engine.submit(evolve(request(engine), media=(picture,)))
+    await serves_on(engine)
+
+
+def wrong_media(engine: Engine, wanted: Generate) -> Iterator[Generate]:
+    """Yield requests that would hang an engine, end it, or be answered about another picture."""
+    media, (good,) = engine.info.media, wanted.media
+    assert media is not None
+    place = media.placeholder(good.modality) or 0
+    yield evolve(wanted, media=())
+    yield evolve(wanted, tokens=[*wanted.tokens, place])
+    yield evolve(wanted, tokens=[token for token in wanted.tokens if token != place])
+    yield evolve(wanted, media=(good, good))
+    if media.start_token is not None:
+        yield evolve(wanted, tokens=[7 if token == media.start_token else token for token in wanted.tokens])
+    first = wanted.tokens.index(place)
+    yield evolve(wanted, tokens=[*wanted.tokens[: first + 1], 7, *wanted.tokens[first + 1 :]])  # in two pieces
+    time, height, width = good.grid
+    changes: list[dict[str, Any]] = [
+        {"tokens": good.tokens + 1},
+        {"tokens": 0},
+        {"grid": (time, height, width + media.merge)},
+        {"grid": (time, height + 1, width)},
+        {"grid": (0, height, width)},
+        {"digest": "0" * 63},
+        {"digest": "g" * 64},
+        {"seconds_per_grid": nan},
+        {"seconds_per_grid": 0.0},
+        *({"form": form} for form in MediaForm if form is not good.form),
+        {"data": evolve(good.data, dtype=Dtype.INT64)},
+        {"data": evolve(good.data, shape=(*good.data.shape, 1))},
+    ]
+    if good.form is MediaForm.EMBEDDINGS:
+        rows, elements = good.data.shape
+        changes += [{"data": evolve(good.data, shape=shape)} for shape in ((rows + 1, elements), (rows, elements - 1))]
+        changes.append({"data": evolve(good.data, data=good.data.data[1:])})
+    if good.form is MediaForm.PIXELS:
+        frames, rows, columns, _ = good.data.shape
+        changes += [{"data": evolve(good.data, shape=(frames, rows, columns, 1))}]
+    for change in changes:
+        yield evolve(wanted, id=new_id(), media=(evolve(good, **change),))
+
+
 CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     ends_with_length_at_tokens_max,
     ends_with_stop_at_a_stop_token,
@@ -442,4 +574,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     a_bias_forces_and_forbids_a_token,
     a_salt_keeps_prompts_apart,
     refuses_a_grammar_that_it_cannot_follow,
+    computes_with_images_and_videos,
+    keeps_prompts_with_different_images_apart,
+    refuses_wrong_images_before_it_computes_and_serves_on,
 )

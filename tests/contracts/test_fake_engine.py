@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock
 
 from actors.engines.port import Generation
@@ -16,8 +17,10 @@ from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import BatchUpdate
 from actors.kit.calls import Answer
 from protocol.errors import EngineLost
+from protocol.media import MediaForm, MediaInfo
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
 from tests.contracts.engine import CHECKS, check_engine
+from tests.rig.encoders import MEDIA
 from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, running_engine, whole
 from tests.rig.fake_host import far_engine
 from tests.system.simulator import simulate
@@ -26,30 +29,32 @@ COSTS: dict[str, Any] = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
 
 
 def behind_a_link(
-    rng: random.Random | None = None, **network: float
+    costs: Costs, rng: random.Random | None = None, **network: float
 ) -> Callable[[], AbstractAsyncContextManager[SglangEngine]]:
     @asynccontextmanager
     async def make() -> AsyncIterator[SglangEngine]:
-        async with far_engine(Costs(**COSTS), rng, **network) as far:
+        async with far_engine(costs, rng, **network) as far:
             yield far.engine
 
     return make
 
 
-@pytest.mark.parametrize(
-    "make_engine", [lambda: near_engine(Costs(**COSTS)), behind_a_link()], ids=["at hand", "behind a link"]
-)
+@pytest.mark.parametrize("media", [None, MEDIA, evolve(MEDIA, form=MediaForm.PIXELS)], ids=["text", "", "pixels"])
+@pytest.mark.parametrize("make_engine", [near_engine, lambda costs: behind_a_link(costs)()], ids=["at hand", "far"])
 async def test_the_fake_engine_keeps_the_contract(
-    make_engine: Callable[[], AbstractAsyncContextManager[FakeEngine] | AbstractAsyncContextManager[SglangEngine]],
+    make_engine: Callable[[Costs], AbstractAsyncContextManager[FakeEngine] | AbstractAsyncContextManager[SglangEngine]],
+    media: MediaInfo | None,
     autojump_clock: MockClock,
 ) -> None:
-    await check_engine(make_engine)
+    await check_engine(lambda: make_engine(Costs(**COSTS, media=media)))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_contract_holds_over_a_bad_network(seed: int) -> None:
     async def scenario(rng: random.Random) -> None:
-        await check_engine(behind_a_link(rng, delay_s=0.005, piece_max=rng.choice((1, 7, 500)), room=256))
+        await check_engine(
+            behind_a_link(Costs(**COSTS, media=MEDIA), rng, delay_s=0.005, piece_max=rng.choice((1, 7, 500)), room=256)
+        )
 
     simulate(scenario, seed)
 
@@ -98,7 +103,7 @@ def _leaf(error: BaseException) -> BaseException:
 
 
 def test_every_promise_is_on_the_list() -> None:
-    assert len(CHECKS) == len(set(CHECKS)) == 23
+    assert len(CHECKS) == len(set(CHECKS)) == 26
 
 
 # What the contract cannot ask of every engine ---------------------------------------------

@@ -28,6 +28,7 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
 from protocol.errors import AskerLeft, EngineRefused, RequestError
+from protocol.media import padded_tokens
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
 
 
@@ -48,6 +49,7 @@ class HeldRequest:
     """One request, from its submission until nothing is held for it."""
 
     request: Generate
+    prompt: list[int] = Factory(list)  # its tokens, those of its images and videos in place of their placeholders
     digests: list[bytes] | None = None  # of the prompt's full pages, computed when it is first considered
     sequence: OutputSequence | None = None
     lease: Lease | None = None
@@ -254,8 +256,10 @@ class Batch:
         while self.waiting and len(self.running) < self.spec.slots:
             request_id, held = next(iter(self.waiting.items()))
             tokens, size = held.request.tokens, self.spec.page_size
-            prompt = pack_tokens(tokens) if held.digests is None else b""
             if held.digests is None:
+                media = held.request.media
+                held.prompt = padded_tokens(tokens, media, self.spec.media) if media else tokens
+                prompt = pack_tokens(held.prompt)
                 salt = root_digest(held.request.cache_salt)
                 held.digests = page_digests(salt, prompt, size) if self._caches else []
                 held.sequence = self.speech.answer(held.request, prompt)
@@ -354,7 +358,7 @@ class Batch:
         self._transferring.pop(held.request.id, None)
         if self._caches and held.output:
             shared, size = held.lease.shared, self.spec.page_size
-            rest = (held.request.tokens[len(shared) * size :] + held.output)[: held.kv_tokens - len(shared) * size]
+            rest = (held.prompt[len(shared) * size :] + held.output)[: held.kv_tokens - len(shared) * size]
             before = shared[-1] if shared else root_digest(held.request.cache_salt)
             for digest in page_digests(before, pack_tokens(rest), size):
                 self.memory.publish(held.lease, digest)

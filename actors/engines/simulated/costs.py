@@ -1,4 +1,4 @@
-"""The duration of an engine step: a sum of a few costs, each in seconds."""
+"""The durations of an engine's step and of an encoder's batch: sums of a few costs, each in seconds."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ class Costs:
             + self.per_running_s * running
             + self.per_kv_token_s * kv_tokens
         )
+
+
+@frozen(kw_only=True)
+class EncodingCosts:
+    """`[engine.NAME.simulated.encoding_costs]`: the costs of one batch of an encoder, measured on none."""
+
+    fixed_s: Annotated[float, Within(above=0)] = 0.004  # each batch
+    per_item_s: Price = 0.001
+    per_token_s: Price = 0.00001
+
+    def batch_s(self, items: int, tokens: int) -> float:
+        """Return how long a batch lasts, in seconds."""
+        return self.fixed_s + self.per_item_s * items + self.per_token_s * tokens

@@ -93,6 +93,8 @@ class OutputGenerator:
         """Return the ids of the whole answer: one forced id, repeated, or sentences without ids that are ruled out."""
         wanted = request.sampling
         never = frozenset(token for token, bias in wanted.logit_bias.items() if bias <= -FORCED)
+        if (media := self.spec.media) is not None:  # a prompt that continues the answer may have no more placeholders
+            never |= {token for token in (media.image_token, media.video_token) if token is not None}
         forced = [(-bias, token) for token, bias in wanted.logit_bias.items() if bias >= FORCED]
         if forced:
             ids: Iterator[int] = repeat(min(forced)[1])

@@ -10,6 +10,7 @@ from attrs import frozen
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from protocol.cluster import Leg
+from protocol.media import MediaInfo
 from protocol.messages import EngineInfo, HandOff
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
@@ -37,6 +38,7 @@ class SimulatedSpec:
     length_min: Count = 16  # of an answer that ends by itself, the eos token not counted
     length_max: Count = 512
     seed: int = 0
+    media: MediaInfo | None = None  # None: neither images nor videos
     costs: Costs = Costs()
     faults: Faults = Faults()
 
@@ -60,6 +62,7 @@ class SimulatedSpec:
             honours_seed=True,
             hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.RENDEZVOUS,
             bootstrap=BOOTSTRAP if self.leg is Leg.PREFILL else None,
+            media=self.media,
         )
 
     def disagreements(self) -> Iterator[Mistake]:
@@ -72,3 +75,6 @@ class SimulatedSpec:
             yield Mistake("length_min", f"must be at most length_max ({self.length_max}), got {self.length_min}")
         if self.eos_id is not None and self.eos_id >= self.vocabulary_size:
             yield Mistake("eos_id", f"the vocabulary ends at {self.vocabulary_size - 1}, got {self.eos_id}")
+        placeholders = [] if self.media is None else [self.media.image_token, self.media.video_token]
+        if any(token is not None and token >= self.vocabulary_size for token in placeholders):
+            yield Mistake("media", f"the vocabulary ends at {self.vocabulary_size - 1}, got {placeholders}")

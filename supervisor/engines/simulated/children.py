@@ -1,4 +1,4 @@
-"""The children of simulated engines: one each, in the node's own process."""
+"""The children of simulated engines and encoders: one each, in the node's own process."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from functools import partial
 
 import trio
 
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
+from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Chance
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.sentences import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
+from actors.text.model import TextModel
 from protocol.cluster import Leg
+from protocol.errors import StartFailed
+from protocol.media import MediaForm, MediaInfo
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
-from supervisor.engines.simulated.section import SimulatedSection
-from supervisor.engines.work import LocalEngine
+from supervisor.engines.simulated.section import SimulatedMedia, SimulatedSection
+from supervisor.engines.work import LocalEncoder, LocalEngine
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Child
 
 
 def simulated_children(context: NodeContext) -> KindChildren:
     """Return how the simulated engines of a node are run; its prefills and its decodes meet each other."""
-    return KindChildren(partial(_engine, context, RendezvousRooms()))
+    return KindChildren(partial(_engine, context, RendezvousRooms()), partial(_encoder, context))
 
 
 def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: LocalEngine) -> EngineChild:
@@ -31,7 +36,8 @@ def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: Loca
     assert isinstance(section, SimulatedSection)
     assert model is not None  # the section says that it reads text
     eos_id = min(model.eos_token_ids, default=None)
-    spec = _spec(section, model.tokenizer.get_vocab_size(), eos_id)
+    form = MediaForm.EMBEDDINGS if context.cluster.encodes(section.model) else MediaForm.PIXELS
+    spec = _spec(section, model.tokenizer.get_vocab_size(), eos_id, _media(section, model, form))
     sentences = tuple(tuple(model.encode_text(f" {sentence}", special=False)) for sentence in SENTENCES)
     simulated = partial(
         SimulatedEngine, spec, sentences=sentences, digest=model.digest, rendezvous_rooms=rendezvous_rooms
@@ -46,7 +52,34 @@ def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: Loca
     return EngineChild(child, about="simulated")
 
 
-def _spec(section: SimulatedSection, vocabulary_size: int, eos_id: int | None) -> SimulatedSpec:
+def _encoder(context: NodeContext, local: LocalEncoder) -> EngineChild:
+    section = local.section
+    assert isinstance(section, SimulatedSection)
+    own, batch_max, model = section.simulated, section.encoder.batch_max, local.text
+    assert model is not None  # an encoder's node reads it
+    if (media := _media(section, model, MediaForm.EMBEDDINGS)) is None:
+        raise StartFailed(f"engine {local.name} has nothing to encode: {section.model} takes no images and no videos")
+    simulated = partial(
+        SimulatedEncoder,
+        media,
+        batch_max,
+        costs=own.encoding_costs,
+        faults=own.faults,
+        digest=model.digest,
+    )
+    child = Child(
+        name="engine",
+        run=_run_encoder,
+        args=(simulated, partial(context.runtime.chance, own.seed), local.registration),
+        about="simulated: makes embeddings at a configured pace",
+        limits=(("slots", section.slots), ("items of a batch", batch_max)),
+    )
+    return EngineChild(child, about="simulated")
+
+
+def _spec(
+    section: SimulatedSection, vocabulary_size: int, eos_id: int | None, media: MediaInfo | None
+) -> SimulatedSpec:
     own = section.simulated
     return SimulatedSpec(
         leg=Leg(section.leg),
@@ -62,9 +95,18 @@ def _spec(section: SimulatedSection, vocabulary_size: int, eos_id: int | None) -
         length_min=own.length_min,
         length_max=own.length_max,
         seed=own.seed,
+        media=media,
         costs=own.costs,
         faults=own.faults,
     )
+
+
+def _media(section: SimulatedSection, model: TextModel, form: MediaForm) -> MediaInfo | None:
+    """Return the images and videos that an engine takes: as its section states, else as its model does."""
+    own, layout = section.simulated.media, model.vision
+    if own is None and layout is not None:
+        own = SimulatedMedia(image_token=layout.image_token, video_token=layout.video_token, merge=layout.merge)
+    return None if own is None else own.info(form)
 
 
 async def _run(  # noqa: ASYNC128  # run calls started()
@@ -75,5 +117,17 @@ async def _run(  # noqa: ASYNC128  # run calls started()
     task_status: trio.TaskStatus[None],
 ) -> None:
     simulated = engine(chance())  # in each life the same faults at the same moments
+    with registration.publish(simulated):
+        await simulated.run(task_status=task_status)
+
+
+async def _run_encoder(  # noqa: ASYNC128  # run calls started()
+    encoder: Callable[[Chance], SimulatedEncoder],
+    chance: Callable[[], Chance],
+    registration: Registration[Encoder],
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    simulated = encoder(chance())
     with registration.publish(simulated):
         await simulated.run(task_status=task_status)

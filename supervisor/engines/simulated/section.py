@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from attrs import frozen
 
-from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.costs import Costs, EncodingCosts
 from actors.engines.simulated.faults import Faults
+from protocol.media import MediaForm, MediaInfo
+from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
+from protocol.tensors import Dtype
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection
+
+Token = Annotated[int, Within(at_least=0, at_most=2**31 - 1)]
+
+
+@frozen(kw_only=True)
+class SimulatedMedia:
+    """`[engine.NAME.simulated.media]`: the images and videos that an engine takes, or that an encoder encodes."""
+
+    image_token: Token | None = None  # the placeholder in a prompt; None: it takes none
+    video_token: Token | None = None
+    width: Count = 64  # elements of an embedding
+    merge: Count = 2  # patches in each direction that one token stands for
+
+    def info(self, form: MediaForm) -> MediaInfo:
+        """Return what the engine reports of them."""
+        return MediaInfo(form, self.width, Dtype.BFLOAT16, self.merge, self.image_token, self.video_token)
 
 
 @frozen(kw_only=True)
@@ -24,7 +43,9 @@ class SimulatedKeys:
     length_min: Count = 16  # of an answer that ends by itself, in tokens
     length_max: Count = 512
     seed: int = 0
+    media: SimulatedMedia | None = None  # None: those of the model's folder
     costs: Costs = Costs()
+    encoding_costs: EncodingCosts = EncodingCosts()
     faults: Faults = Faults()
 
 
@@ -33,6 +54,7 @@ class SimulatedSection(EngineSection):
     """`[engine.NAME]` with `kind = "simulated"`."""
 
     reads_text: ClassVar[bool] = True  # its answers are sentences, as tokens of the model
+    encodes: ClassVar[bool] = True
 
     kind: Literal["simulated"] = "simulated"
     simulated: SimulatedKeys = SimulatedKeys()
@@ -44,6 +66,12 @@ class SimulatedSection(EngineSection):
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what is wrong in this section, which stands at `path`."""
-        del cluster
+        media, key = self.simulated.media, f"{path}.simulated.media"
+        if media is not None and media.image_token is None and media.video_token is None:
+            yield Mistake(key, "has neither image_token nor video_token")
+        for name, other in cluster.engines_of(SimulatedSection).items() if media is not None else ():
+            if other.model == self.model and other.simulated.media != media:
+                yield Mistake(key, f"differs from that of engine {name}, which has the same model")
+                break
         if self.simulated.length_min > self.simulated.length_max:
             yield Mistake(f"{path}.simulated.length_min", f"must be at most length_max ({self.simulated.length_max})")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock
 
 from actors.engines.request_check import check_request
@@ -15,9 +16,11 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import BadRequest, ContextTooLong, Overloaded, Unsupported
+from protocol.media import MediaForm
 from protocol.messages import EngineInfo, Grammar, GrammarKind
 from protocol.strict.structure import structure
 from tests.contracts import engine as contract
+from tests.rig.encoders import MEDIA
 from tests.rig.fake_engine import running_engine
 from tests.rig.simulated_engines import generate, running, spec
 from tests.system.simulator import simulate
@@ -36,6 +39,10 @@ SPECS = {
     "ends by itself": {"eos_id": 99, "length_min": 1, "length_max": 40},
     "slow to release": {"costs": Costs(fixed_s=0.01, release_s=0.5)},
     "a tiny vocabulary": {"vocabulary_size": 16},
+    "images as embeddings": {"media": MEDIA},
+    "images as pixels, and no cache": {"media": evolve(MEDIA, form=MediaForm.PIXELS), "prefix_cache": False},
+    "videos alone": {"media": evolve(MEDIA, image_token=None)},
+    "images, and pages of one token": {"media": MEDIA, "page_size": 1},
 }
 
 

@@ -1,0 +1,99 @@
+"""Encoder: images and videos to embeddings, in batches over requests, each item once.
+
+It takes a call as soon as it has a slot for it, so that what has been encoded before is answered at once; what has to
+be computed waits here and not in the engine, where none could be overtaken (`actors/engines/encodings.py`). A slot is
+the right to have one call here with its pixels, and is free when the engine holds nothing of its item any more. Nothing
+is retried here: the router asks another encoder.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from actors.engines.embedding_cache import EmbeddingCache
+from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
+from actors.engines.encoder_port import Encoder
+from actors.engines.encodings import Encoding, Encodings
+from actors.engines.media_check import check_pixels
+from actors.engines.outcomes import ENDED, log_outcome, report_outcome
+from actors.kit.calls import BugCounter, Call
+from actors.kit.priority_inbox import PriorityInbox
+from actors.vision.layout import VisionLayout
+from protocol.errors import BadRequest, EngineDied, EngineLost
+from protocol.media import Encode, Encoded, MediaItem, Modality
+
+COMPUTED, CACHED, SHARED = "encoded", "cached", "shared"  # how a call got its embeddings
+
+
+async def encoder(
+    inbox: PriorityInbox[Encode, Encoded, Encoded],
+    engine: Encoder,
+    slots: int,
+    limits: EncoderLimits,
+    cache: EmbeddingCache | None = None,
+    observer: EncoderObserver | None = None,
+    layout: VisionLayout | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Encode items for at most `slots` calls at a time; further calls wait in the inbox.
+
+    With the `layout` of the model, the sizes of pixels are compared with the grids of their items. Raises `EngineDied`
+    when the engine is lost, `EngineStuck` when it keeps a batch that has ended.
+    """
+    cache = EmbeddingCache(limits.cache_bytes_max) if cache is None else cache
+    observer = observer or EncoderObserver()
+    encodings = Encodings(engine, limits, cache, observer)
+    free, bugs = trio.Semaphore(slots), BugCounter()
+
+    async def answer_one(call: Call[Encode, Encoded, Encoded]) -> None:  # noqa: ASYNC910  # a task of its own
+        item, source = call.request.item, COMPUTED
+        encoding: Encoding | None = None
+
+        def report(outcome: str, seconds: float) -> None:
+            log_outcome(call, "encoding ended", outcome, seconds)
+            observer.request_ended(item.modality, source if outcome == ENDED else outcome)
+
+        with call.answering(bugs) as answer, report_outcome(call, report):
+            check_pixels(item, encodings.media)
+            _check_size(item, layout)
+            if (cached := encodings.cached(item)) is not None:
+                source = CACHED
+                answer.end(Encoded(cached, cached=True))
+            else:
+                source = SHARED if encodings.is_shared(item) else COMPUTED
+                with encodings.join(call.request) as encoding:
+                    answer.end(Encoded(await encoding.embeddings(limits.waiting_s)))
+        if encoding is not None and encoding.begun.is_set():
+            await encoding.released.wait()
+        free.release()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_raise_when_lost, engine, encodings)
+        nursery.start_soon(encodings.run)
+        task_status.started()
+        while True:
+            await free.acquire()
+            nursery.start_soon(answer_one, await inbox.receive())
+
+
+async def _raise_when_lost(engine: Encoder, encodings: Encodings) -> None:
+    """Raise `EngineDied` when the engine is lost, so that calls wait in the inbox for its next life.
+
+    Calls whose items it was computing fail with `EngineLost` first: their asker counts that as a crash with this item.
+    """
+    await engine.wait_lost()
+    encodings.fail_batch(EngineLost("the encoder was lost while it computed a batch with this item"))
+    raise EngineDied("the engine is lost")
+
+
+def _check_size(item: MediaItem, layout: VisionLayout | None) -> None:
+    """Raise `BadRequest` if the pixels of an item do not make the grid that it states."""
+    if layout is None:
+        return
+    frames, height, width, _ = item.data.shape
+    is_image = item.modality is Modality.IMAGE
+    fit = layout.fit_image(height, width) if is_image else layout.fit_video(frames, height, width)
+    if fit.grid != item.grid or (is_image and frames != 1):
+        pixels = f"{frames} x {height} x {width} pixels"
+        raise BadRequest(f"{pixels} make a grid of {fit.grid} patches, and the {item.modality} states {item.grid}")

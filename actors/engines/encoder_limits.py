@@ -1,0 +1,50 @@
+"""The limits of an encoder, and the observer of what becomes of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from attrs import define, frozen
+
+from protocol.media import MediaItem
+from protocol.strict.checks import Within
+
+Number = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
+Time = Annotated[float, Within(above=0, at_most=1_000_000)]
+
+
+@frozen(kw_only=True)
+class EncoderLimits:
+    """`[engine.NAME.encoder]`: the limits of batches, of what waits for them, and of the embeddings that are kept.
+
+    A batch that has not ended after `batch_s` fails. If the engine holds it for `release_s` more, the engine is stuck.
+    """
+
+    batch_max: Number = 8  # items
+    batch_tokens_max: Number = 16_384  # a larger item is a batch alone
+    batch_wait_s: Annotated[float, Within(at_least=0, at_most=60)] = 0.005  # of the first item for others
+    waiting_s: Time = 30.0  # of an item for its batch
+    batch_s: Time = 60.0
+    release_s: Time = 5.0
+    cache_bytes_max: Annotated[int, Within(at_least=0, at_most=10**15)] = 256 * 1024 * 1024
+
+
+@define(eq=False)
+class EncoderObserver:
+    """Receives events of one encoder; this one ignores them."""
+
+    def request_ended(self, modality: str, outcome: str) -> None:
+        """A request has ended: `encoded`, `cached`, `shared` with an equal one, `left`, or with an error's code."""
+
+    def queue_changed(self, waiting: int, computing: int) -> None:
+        """The numbers of distinct items that wait for a batch, and of those in the one that is computed, are these."""
+
+    def waited(self, seconds: float) -> None:
+        """An item is in a batch, `seconds` after it was asked for first."""
+
+    def batch_ended(self, items: Sequence[MediaItem], outcome: str, seconds: float) -> None:
+        """A batch has ended: `ended`, `left` by all, or with an error's code."""
+
+    def aborted(self, seconds: float) -> None:
+        """The engine is free of a batch, `seconds` after the last who wanted any of it had left."""

@@ -1,0 +1,111 @@
+"""Images and videos in the requests of a simulated engine: its answers and its prefix cache depend on their digests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+from attrs import evolve
+from trio.testing import MockClock
+
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
+from actors.engines.simulated.spec import BOOTSTRAP
+from protocol.cluster import Leg
+from protocol.errors import BadRequest
+from protocol.media import MediaForm, MediaItem
+from protocol.messages import Generate, Rendezvous
+from tests.rig.encoders import IMAGE_TOKEN, MEDIA, VIDEO_TOKEN, embeddings, image
+from tests.rig.simulated_engines import generate, read, running, spec
+
+TEXT = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def about(name: str, *items: MediaItem, tokens_max: int = 4, behind: Sequence[int] = TEXT) -> Generate:
+    """Return a request with eight tokens before its images."""
+    places = [IMAGE_TOKEN] * sum(item.tokens for item in items)
+    return evolve(generate(name, [*TEXT, *places, *behind], tokens_max), media=items)
+
+
+async def answer(engine: SimulatedEngine, request: Generate) -> tuple[list[int], int]:
+    """Return the answer to a request, and how many tokens of its prompt were cached."""
+    ids, finished, _ = await read(engine.submit(request))
+    return ids, finished.usage.cached_tokens
+
+
+async def test_another_image_gives_another_answer_and_the_same_one_the_same(autojump_clock: MockClock) -> None:
+    async with running(spec(media=MEDIA, prefix_cache=False)) as engine:
+        one, again, other = [await answer(engine, about("x", embeddings(name), tokens_max=16)) for name in "aab"]
+        assert one == again
+        assert one[0] != other[0]
+
+
+async def test_prompts_share_a_prefix_up_to_the_first_image_that_differs(autojump_clock: MockClock) -> None:
+    a, b, c = map(embeddings, "abc")
+    async with running(spec(media=MEDIA)) as engine:
+        assert (await answer(engine, about("1", a, b)))[1] == 0
+        assert (await answer(engine, about("2", c, b)))[1] == 8, "the text before the images"
+        assert (await answer(engine, about("3", a, c)))[1] == 8 + 4
+        assert (await answer(engine, about("4", a, b)))[1] == 8 + 4 + 4 + 4, "all but the last page"
+        assert (await answer(engine, about("5", b, a)))[1] == 8, "the same images in another order"
+
+
+async def test_an_answer_about_an_image_that_goes_on_elsewhere_is_the_same(autojump_clock: MockClock) -> None:
+    wanted = about("1", embeddings("a"), tokens_max=12)
+    async with running(spec(media=MEDIA)) as engine:
+        whole, _ = await answer(engine, wanted)
+    async with running(spec(media=MEDIA)) as other:
+        sampling = evolve(wanted.sampling, tokens_max=7)
+        rest, _ = await answer(other, evolve(wanted, tokens=[*wanted.tokens, *whole[:5]], said=5, sampling=sampling))
+        assert rest == whole[5:]
+        again = evolve(wanted, tokens=[*wanted.tokens, *whole[:8], *TEXT], sampling=evolve(sampling, tokens_max=1))
+        assert (await answer(other, again))[1] == 8 + 4 + 8 + 8, "the answer's pages lie behind those of its own image"
+
+
+async def test_no_answer_has_a_placeholder(autojump_clock: MockClock) -> None:
+    async with running(spec(media=MEDIA, vocabulary_size=92)) as engine:
+        for number in range(20):
+            ids, _ = await answer(engine, about(str(number), embeddings(str(number)), tokens_max=64))
+            assert not {IMAGE_TOKEN, VIDEO_TOKEN} & set(ids)
+
+
+async def test_the_decode_of_a_pair_gets_places_alone_and_continues_what_its_prefill_has_begun(
+    autojump_clock: MockClock,
+) -> None:
+    rooms, wanted = RendezvousRooms(), about("1", embeddings("a"), tokens_max=12)
+    met = evolve(wanted, rendezvous=Rendezvous(1, *BOOTSTRAP))
+    places = evolve(met, media=tuple(item.place for item in met.media))
+    async with (
+        running(spec(media=MEDIA)) as whole,
+        running(spec(media=MEDIA, leg=Leg.PREFILL), meetings=rooms) as prefill,
+        running(spec(media=MEDIA, leg=Leg.DECODE), meetings=rooms) as decode,
+    ):
+        assert decode.info.media == MEDIA
+        assert decode.info.media_form is MediaForm.PLACES
+        with pytest.raises(BadRequest, match="given as embeddings, and the engine takes places"):
+            decode.submit(met)
+        with pytest.raises(BadRequest, match="given as places, and the engine takes embeddings"):
+            prefill.submit(places)
+        expected, _ = await answer(whole, wanted)
+        results: dict[str, list[int]] = {}
+
+        async def ask(name: str, engine: SimulatedEngine, request: Generate) -> None:
+            results[name], _ = await answer(engine, request)
+
+        async with trio.open_nursery() as legs:
+            legs.start_soon(ask, "prefill", prefill, met)
+            legs.start_soon(ask, "decode", decode, places)
+        assert results == {"prefill": expected[:1], "decode": expected}
+
+
+async def test_an_engine_with_a_vision_tower_takes_pixels(autojump_clock: MockClock) -> None:
+    async with running(spec(media=evolve(MEDIA, form=MediaForm.PIXELS))) as engine:
+        pixels, _ = await answer(engine, about("1", image("a")))
+    async with running(spec(media=MEDIA)) as engine:
+        assert (await answer(engine, about("2", embeddings("a"))))[0] == pixels, "it depends on the digest"
+
+
+def test_a_placeholder_beyond_the_vocabulary_is_a_contradiction() -> None:
+    with pytest.raises(ValueError, match=r"media: the vocabulary ends at 90, got \[90, 91\]"):
+        SimulatedEngine(spec(media=MEDIA, vocabulary_size=91), chance=None)  # type: ignore[arg-type]
