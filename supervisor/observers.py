@@ -6,10 +6,15 @@ subclasses here connect the two.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import define, frozen
 
+from actors.engines.encoder_limits import EncoderObserver
+from actors.engines.outcomes import ENDED
 from actors.engines.slots import SlotObserver
 from actors.routing.ports import RoutingObserver
+from protocol.media import MediaItem
 from supervisor.telemetry.metrics import Metrics
 
 
@@ -27,6 +32,36 @@ class SlotMetrics(SlotObserver):
     def stuck(self, slots: int) -> None:
         """Set the number of slots that the engine has not released."""
         self.metrics.set_stuck_slots(self.engine, slots)
+
+
+@frozen
+class EncoderMetrics(EncoderObserver):
+    """The metrics of one encoder."""
+
+    metrics: Metrics
+    engine: str
+
+    def request_ended(self, modality: str, outcome: str) -> None:
+        """Count a request for the embeddings of an item."""
+        self.metrics.encoding_ended(self.engine, modality, outcome)
+
+    def queue_changed(self, waiting: int, computing: int) -> None:
+        """Set how many items wait for a batch, and how many are in one."""
+        self.metrics.set_encoder_queue(self.engine, waiting, computing)
+
+    def waited(self, seconds: float) -> None:
+        """Count how long an item waited for its batch."""
+        self.metrics.encoding_waited(self.engine, seconds)
+
+    def batch_ended(self, items: Sequence[MediaItem], outcome: str, seconds: float) -> None:
+        """Count a batch and its items."""
+        self.metrics.batch_encoded(self.engine, outcome, seconds)
+        for item in items if outcome == ENDED else ():
+            self.metrics.item_encoded(self.engine, item.modality, item.tokens)
+
+    def aborted(self, seconds: float) -> None:
+        """Count how long the engine kept a batch that nobody wanted any more."""
+        self.metrics.aborted(self.engine, seconds)
 
 
 @frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
+from actors.engines.media_check import check_media
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.messages import EngineInfo, Generate, HandOff
 
@@ -38,6 +39,7 @@ def check_request(request: Generate, info: EngineInfo) -> None:
             f"the prompt's {len(request.tokens)} tokens and the {wanted.tokens_max} asked for make {total};"
             f" this engine holds {info.request_tokens_max}"
         )
+    check_media(request, info)
 
 
 def _check_ids(request: Generate, vocabulary_size: int) -> None:

@@ -12,28 +12,26 @@ are the fault of the engine: `EngineStuck` ends the actor, and the supervisor st
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from math import inf
 
 import trio
 from attrs import define, field, frozen
 
+from actors.engines.outcomes import log_outcome, report_outcome
 from actors.engines.port import Engine, Generation
 from actors.kit.calls import BugCounter, Call
 from protocol.errors import (
-    ActorLost,
-    AskerLeft,
     DeadlineExceeded,
     EngineDied,
     EngineLost,
     EngineStuck,
-    InternalError,
     Preempted,
     RequestError,
 )
 from protocol.messages import Finished, Generate, Started, Tokens
-from protocol.trace import log_fields
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +99,7 @@ async def generate(
         slots.last_reply_at = max(slots.last_reply_at, last_at)
 
     try:
-        with call.answering(bugs) as answer, _logged(call):
+        with call.answering(bugs) as answer, report_outcome(call, partial(log_outcome, call, "generation ended")):
             async with slots.hold(call, pace) as generation:
                 finished = await generation.relay(pass_on, pace.until)
                 if finished is None:
@@ -219,26 +217,6 @@ class Slots:
             await self.engine.load()
         if asking.cancelled_caught:
             raise EngineStuck(f"{request_id} kept its slot, and the engine does not report its load")
-
-
-@contextmanager
-def _logged(call: Call[Generate, Started | Tokens, Finished]) -> Iterator[None]:
-    """Log how the body answers a call whose trace is sampled: the asker's node does not see what happens here."""
-    outcome, began_at, trace = "", trio.current_time(), call.request.trace
-    try:
-        yield
-        outcome = "ended"
-    except RequestError as error:
-        outcome = error.code
-        raise
-    except Exception:
-        outcome = InternalError.code
-        raise
-    finally:
-        if trace is not None and trace.followed:
-            cancelled = AskerLeft.code if call.scope.cancel_called else ActorLost.code
-            extra = {"request_id": call.request.id, **log_fields(trace), "outcome": outcome or cancelled}
-            log.info("generation ended", extra={**extra, "duration_s": round(trio.current_time() - began_at, 4)})
 
 
 @define(eq=False)

@@ -88,7 +88,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def render_conversation(
-    template: jinja2.Template, messages: Iterable[Mapping[str, str]], variables: Mapping[str, object]
+    template: jinja2.Template, messages: Iterable[Mapping[str, object]], variables: Mapping[str, object]
 ) -> str:
     """Return the conversation as the template renders it; raises what it raises, or `TemplateError` beyond a limit."""
     _steps.set(_Steps())

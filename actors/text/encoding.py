@@ -46,7 +46,7 @@ async def tokenize_text(
 
 async def tokenize_conversation(turns: Sequence[Turn], model: TextModel, tokens_max: int, work: Offload) -> list[int]:
     """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
-    characters = sum([len(turn.content) for turn in turns]) + TURN_CHARACTERS * len(turns)
+    characters = sum([len(turn.text) for turn in turns]) + TURN_CHARACTERS * len(turns)
     prompt = await work.run(characters, partial(model.prompt, turns))
     return await tokenize_text(prompt, model, tokens_max, work, special=False)
 

@@ -14,6 +14,8 @@ from actors.text.chat_template import compile_template, render_conversation
 from actors.text.logprobs import TokenData, token_data
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
+from actors.vision.layout import VisionLayout
+from actors.vision.model_files import vision_layout
 from protocol.errors import BadRequest, StartFailed
 from protocol.model_folder import FILES, Digest, digest
 from protocol.text_messages import Role, Turn
@@ -47,10 +49,11 @@ class TextModel:
     characters_per_token_max: int | None = None  # that one token stands for; None: no bound
     digest: Digest = ()  # of the files that it was made from
     whole_tokens: WholeTokens | None = None  # None: its decoder allows none
+    vision: VisionLayout | None = None  # None: it takes neither images nor videos
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""
-        messages = [{"role": _role(turn.role), "content": turn.content} for turn in turns]
+        messages = [{"role": _role(turn.role), "content": _content(turn)} for turn in turns]
         variables = {"add_generation_prompt": True, "tools": None, **self.specials}
         try:
             return render_conversation(self.template, messages, variables)
@@ -80,6 +83,18 @@ class TextModel:
 def _role(role: Role) -> str:
     # Templates have no developer role; OpenAI's is what they call system.
     return "system" if role is Role.DEVELOPER else role.value
+
+
+def _content(turn: Turn) -> str | list[dict[str, str]]:
+    """Return the content of a message as templates read it: a text, or a list of texts, images and videos."""
+    if isinstance(turn.content, str):
+        return turn.content
+    if not turn.media:
+        return turn.text
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality.value}
+        for part in turn.content
+    ]
 
 
 def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: Callable[[str], str]) -> TextModel:
@@ -119,6 +134,7 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         },
         digest=digest({name: files[name] for name in FILES if name in files}),
         whole_tokens=whole_tokens(tokenizer, description, eos_ids),
+        vision=vision_layout(files),
     )
     try:
         model.prompt([Turn(Role.USER, "Hello")])  # a template that fails on this fails on everything

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain, islice
 
 import trio
 from attrs import evolve, frozen
@@ -10,7 +12,9 @@ from attrs import evolve, frozen
 from actors.kit.offload import Offload
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
+from actors.vision.placeholders import expand
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
+from protocol.media import MediaItem
 from protocol.messages import EngineInfo, Generate, Sampling
 from protocol.text_messages import Respond, Role, Turn
 
@@ -35,35 +39,58 @@ class PromptLimits:
         return evolve(self, total_max=total_max, prompt_max=min(self.prompt_max, total_max))
 
 
-async def encode_prompts(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[list[int]]:
-    """Return the token ids of each prompt; raises `BadRequest` for one that does not fit or has unknown ids."""
+@frozen
+class Prompt:
+    """The token ids of one prompt, with as many placeholders for each image or video as it has tokens."""
+
+    tokens: list[int]
+    media: tuple[MediaItem, ...] = ()
+
+
+async def encode_prompts(
+    request: Respond, model: TextModel, limits: PromptLimits, work: Offload, media: tuple[MediaItem, ...] = ()
+) -> list[Prompt]:
+    """Return each prompt; `media` are the items of all turns.
+
+    Raises `BadRequest` for a prompt that does not fit, has unknown ids, or has no place for an item.
+    """
     await trio.lowlevel.checkpoint()
-    prompts: list[list[int]] = []
+    prompts: list[Prompt] = []
     count = 1 if request.turns else len(request.texts) or len(request.token_lists)
     for place in range(count):
         which = f"prompt {place}" if count > 1 else "the prompt"
         try:
-            tokens = await _prompt_tokens(request, place, model, limits, work)
+            prompt = await _prompt(request, place, model, limits, work, media)
         except TooManyTokens as error:
             raise _too_long(request, limits, which, str(error)) from None
-        if not tokens:
+        if not prompt.tokens:
             raise BadRequest(f"{which} is empty", param=param_name(request, "turns"))
-        _check_length(request, len(tokens), limits, which)
-        prompts.append(tokens)
+        _check_length(request, len(prompt.tokens), limits, which)
+        prompts.append(prompt)
     return prompts
 
 
-async def _prompt_tokens(
-    request: Respond, place: int, model: TextModel, limits: PromptLimits, work: Offload
-) -> list[int]:
+async def _prompt(
+    request: Respond, place: int, model: TextModel, limits: PromptLimits, work: Offload, media: tuple[MediaItem, ...]
+) -> Prompt:
     if request.turns:
-        return await _conversation(request, model, limits, work)
+        return await _conversation(request, model, limits, work, media)
     if request.texts:
-        return await tokenize_text(request.texts[place], model, limits.tokens_max, work)
-    ids = request.token_lists[place]
-    if len(ids) > limits.tokens_max:
-        raise TooManyTokens(str(len(ids)))
-    return await work.run(len(ids), lambda: _checked(request, place, limits))
+        tokens = await tokenize_text(request.texts[place], model, limits.tokens_max, work)
+    else:
+        ids = request.token_lists[place]
+        if len(ids) > limits.tokens_max:
+            raise TooManyTokens(str(len(ids)))
+        tokens = await work.run(len(ids), lambda: _checked(request, place, limits))
+    return Prompt(_expanded(request, tokens, (), model))
+
+
+def _expanded(request: Respond, tokens: list[int], media: tuple[MediaItem, ...], model: TextModel) -> list[int]:
+    try:
+        return expand(tokens, media, model.vision)
+    except BadRequest as error:
+        error.param = param_name(request, "turns")
+        raise
 
 
 def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
@@ -75,40 +102,63 @@ def _checked(request: Respond, place: int, limits: PromptLimits) -> list[int]:
     return tokens
 
 
-async def _conversation(request: Respond, model: TextModel, limits: PromptLimits, work: Offload) -> list[int]:
-    """Return the token ids of a conversation; if it may be truncated, without the oldest turns that do not fit.
+async def _conversation(
+    request: Respond, model: TextModel, limits: PromptLimits, work: Offload, media: tuple[MediaItem, ...]
+) -> Prompt:
+    """Return the prompt of a conversation; if it may be truncated, without the oldest turns that do not fit.
 
     Raises `TooManyTokens` for one that certainly does not fit.
     """
     await trio.lowlevel.checkpoint()
+    items = _items_of_turns(request.turns, media)
     if not request.truncate:
-        return await tokenize_conversation(request.turns, model, limits.tokens_max, work)
+        return await _turns_prompt(request, request.turns, items, model, limits, work)
     begin = next((place for place, turn in enumerate(request.turns) if not _leads(turn)), len(request.turns))
     kept, rest = request.turns[:begin], request.turns[begin:]
 
-    async def read(first: int) -> list[int]:
-        return await tokenize_conversation(kept + rest[first:], model, limits.tokens_max, work)
+    async def read(first: int) -> Prompt:
+        items_left = items[:begin] + items[begin + first :]
+        return await _turns_prompt(request, kept + rest[first:], items_left, model, limits, work)
 
-    async def fitting(first: int) -> list[int] | None:
+    async def fitting(first: int) -> Prompt | None:
         await trio.lowlevel.checkpoint()
         try:
-            tokens = await read(first)
+            prompt = await read(first)
         except TooManyTokens:
             return None
-        return tokens if _fits(request, tokens, limits) else None
+        return prompt if _fits(request, prompt.tokens, limits) else None
 
     # Many templates refuse a conversation that begins with an answer. The last turn is kept in any case.
     questions = [start for start in range(1, len(rest)) if rest[start].role is Role.USER]
     starts = [0, *(questions or range(len(rest))[1:][-1:])]
     low, high, place = 0, len(starts) - 1, 0  # a binary search, the whole first: it nearly always fits
-    best: list[int] | None = None
+    best: Prompt | None = None
     while low < high:
-        if (tokens := await fitting(starts[place])) is not None:
-            high, best = place, tokens
+        if (prompt := await fitting(starts[place])) is not None:
+            high, best = place, prompt
         else:
             low = place + 1
         place = (low + high) // 2
     return await read(starts[high]) if best is None else best
+
+
+async def _turns_prompt(
+    request: Respond,
+    turns: tuple[Turn, ...],
+    items: Sequence[tuple[MediaItem, ...]],
+    model: TextModel,
+    limits: PromptLimits,
+    work: Offload,
+) -> Prompt:
+    tokens = await tokenize_conversation(turns, model, limits.tokens_max, work)
+    media = tuple(chain.from_iterable(items))
+    return Prompt(_expanded(request, tokens, media, model), media)
+
+
+def _items_of_turns(turns: Sequence[Turn], media: tuple[MediaItem, ...]) -> list[tuple[MediaItem, ...]]:
+    """Return the items of each turn; `media` are those of all turns."""
+    items = iter(media)
+    return [tuple(islice(items, len(turn.media))) if media else () for turn in turns]
 
 
 def _leads(turn: Turn) -> bool:
@@ -137,18 +187,18 @@ def _too_long(request: Respond, limits: PromptLimits, which: str, length: str) -
     return ContextTooLong(f"{which} is {length} tokens long, and {limit}", param=param_name(request, "turns"))
 
 
-async def echo_texts(request: Respond, model: TextModel, prompts: list[list[int]], work: Offload) -> list[str]:
-    """Return the text of each prompt; raises `BadRequest` for one with unknown ids."""
+async def echo_texts(request: Respond, model: TextModel, prompts: Sequence[Sequence[int]], work: Offload) -> list[str]:
+    """Return the text of each prompt, given as token ids; raises `BadRequest` for one with unknown ids."""
     try:
         await trio.lowlevel.checkpoint()
-        return [await work.run(len(tokens), partial(model.decode, tokens)) for tokens in prompts]
+        return [await work.run(len(prompt), partial(model.decode, prompt)) for prompt in prompts]
     except BadRequest as error:
         error.param = param_name(request, "turns")
         raise
 
 
 def make_generations(
-    request: Respond, model: TextModel, prompts: list[list[int]], limits: PromptLimits
+    request: Respond, model: TextModel, prompts: Sequence[Prompt], limits: PromptLimits
 ) -> list[list[Generate]]:
     """Return the generations to ask for: for each prompt, a list of its choices.
 
@@ -157,20 +207,21 @@ def make_generations(
     _check_options(request, limits.info)
     choices = request.n if request.best_of is None else request.best_of
     out: list[list[Generate]] = []
-    for place, tokens in enumerate(prompts):
-        room = limits.total_max - len(tokens)
+    for place, prompt in enumerate(prompts):
+        room = limits.total_max - len(prompt.tokens)
         sampling = _sampling(request, model, room if request.tokens_max is None else request.tokens_max)
         out.append(
             [
                 Generate(
                     id=_choice_id(request.id, place * choices + choice),
-                    tokens=tokens,
+                    tokens=prompt.tokens,
                     sampling=sampling if choice == 0 or request.seed is None else _reseeded(sampling, choice),
                     logprobs=_logprobs(request),
                     cache_salt=request.cache_salt,
                     priority=request.priority or 0,
                     trace=request.trace,
                     owner=request.owner,
+                    media=prompt.media,
                 )
                 for choice in range(choices)
             ]

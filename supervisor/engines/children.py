@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import trio
 from attrs import asdict, frozen
 
 from actors.decode import decode
+from actors.encoder import encoder
+from actors.engines.embedding_cache import EmbeddingCache
+from actors.engines.encoder_limits import EncoderObserver
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.engines.slots import SlotObserver
 from actors.kit.calls import Function
@@ -29,11 +34,13 @@ from supervisor.config.schema import EngineSection
 from supervisor.engines.grammar_checks import accept_grammar
 from supervisor.engines.kind import EngineChild, NodeContext, RetriedChild
 from supervisor.engines.kinds import KINDS
-from supervisor.engines.work import LocalEngine, request_inbox
+from supervisor.engines.work import LocalEncoder, LocalEngine, encode_inbox, request_inbox
 from supervisor.links.serving import Services
-from supervisor.observers import SlotMetrics
+from supervisor.observers import EncoderMetrics, SlotMetrics
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
+
+E = TypeVar("E", Engine, Encoder)
 
 
 @frozen
@@ -42,6 +49,8 @@ class NodeEngines:
 
     children: tuple[Child | Tree, ...]
     engines: Mapping[str, Registration[Engine]]
+    encoders: Mapping[str, Registration[Encoder]]
+    embeddings: Mapping[str, EmbeddingCache]  # that each encoder keeps
     served: Services  # the services of each besides requests, by its name
     published: Mapping[str, RetriedChild]  # by the name of the child that comes and goes
 
@@ -56,19 +65,33 @@ def offer(name: str, section: EngineSection) -> Offer:
 def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEngines:
     """Return the engines of a node, and add them to its directory; `texts` has the models whose text is read here."""
     kinds = {word: kind.children(context) for word, kind in KINDS.items()}
-    local_engines = [_local(context, name, texts) for name in context.cluster.engines_on(context.node)]
-    workers = [worker(context, engine, kinds[engine.section.kind].engine(engine)) for engine in local_engines]
-    engines = {engine.name: engine.registration for engine in local_engines}
+    engines: dict[str, Registration[Engine]] = {}
+    encoders: dict[str, Registration[Encoder]] = {}
+    embeddings: dict[str, EmbeddingCache] = {}
+    workers: list[Tree] = []
+    for name, section in context.cluster.engines_on(context.node).items():
+        kind = kinds[section.kind]
+        if section.leg == "encode":
+            assert kind.encoder is not None  # the configuration has been checked
+            encoder = _local_encoder(context, name, texts)
+            encoders[name] = encoder.registration
+            embeddings[name] = EmbeddingCache(section.encoder.cache_bytes_max)
+            workers.append(_encoder_worker(context, encoder, embeddings[name], kind.encoder(encoder)))
+        else:
+            engine = _local_engine(context, name, texts)
+            engines[name] = engine.registration
+            workers.append(worker(context, engine, kind.engine(engine)))
     served: Services = {(name, CheckGrammar): Function(accept_grammar) for name in engines}
     for kind in kinds.values():
         served = {**served, **kind.served}
     published = {name: registration for kind in kinds.values() for name, registration in kind.published.items()}
     before = [child for kind in kinds.values() for child in kind.before]
     after = [child for kind in kinds.values() for child in kind.after]
-    return NodeEngines((*before, *workers, *after), engines, served, {**published, **engines})
+    children = (*before, *workers, *after)
+    return NodeEngines(children, engines, encoders, embeddings, served, {**published, **engines, **encoders})
 
 
-def _local(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
+def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
     directory, section = context.directory, context.cluster.engine[name]
     registration: Registration[Engine] = Registration(directory.notify)
     address, inbox = request_inbox(context.cluster.model[section.model].queue_max)
@@ -80,10 +103,57 @@ def _local(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> L
     )
 
 
+def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEncoder:
+    directory, section = context.directory, context.cluster.engine[name]
+    registration: Registration[Encoder] = Registration(directory.notify)
+    address, inbox = encode_inbox(context.cluster.model[section.model].queue_max)
+    local_worker = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
+    directory.local[name] = local_worker
+    text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
+    return LocalEncoder(
+        name, section, registration, inbox, directory.reroute_queued, local_worker.reroute_queued, text, digest
+    )
+
+
 def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tree:
     """Return an engine and the actor that gives it requests."""
     section = local.section
     pending_max = section.pending_prefill_max
+    return _tree(
+        local,
+        engine,
+        Child(
+            name="prefill" if section.leg == "prefill" else "decode",
+            run=run_prefill if section.leg == "prefill" else run_decode,
+            args=(local, SlotMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
+            stop_within_s=section.deadlines.release_s + 1.0,
+            about="one slot a prompt" if section.leg == "prefill" else "one slot a request",
+            limits=(
+                *((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
+                *((("pending prefill tokens", pending_max),) if pending_max else ()),
+            ),
+        ),
+    )
+
+
+def _encoder_worker(context: NodeContext, local: LocalEncoder, cache: EmbeddingCache, engine: EngineChild) -> Tree:
+    """Return an encoder and the actor that gives it batches."""
+    section = local.section
+    return _tree(
+        local,
+        engine,
+        Child(
+            name="encoder",
+            run=run_encoder,
+            args=(local, cache, EncoderMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
+            stop_within_s=section.encoder.release_s + 1.0,
+            about="images and videos in batches",
+            limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.encoder).items()),
+        ),
+    )
+
+
+def _tree(local: LocalEngine | LocalEncoder, engine: EngineChild, actor: Child) -> Tree:
     return Tree(
         name=local.name,
         strategy=Strategy.ONE_FOR_ALL,
@@ -91,21 +161,8 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
         restarts_max=None,
         backoff=Backoff(min_s=engine.retry_min_s, crashes=True),
         needs=engine.needs,
-        about=f"{section.model} {engine.about}",
-        children=(
-            engine.child,
-            Child(
-                name="prefill" if section.leg == "prefill" else "decode",
-                run=run_prefill if section.leg == "prefill" else run_decode,
-                args=(local, SlotMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
-                stop_within_s=section.deadlines.release_s + 1.0,
-                about="one slot a prompt" if section.leg == "prefill" else "one slot a request",
-                limits=(
-                    *((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
-                    *((("pending prefill tokens", pending_max),) if pending_max else ()),
-                ),
-            ),
-        ),
+        about=f"{local.section.model} {engine.about}",
+        children=(engine.child, actor),
     )
 
 
@@ -114,7 +171,7 @@ async def run_decode(  # noqa: ASYNC128  # decode calls started()
 ) -> None:
     """Run `decode` with an engine, from when that is up."""
     section = local.section
-    async with _engine_of(local) as engine:
+    async with _up(local, local.registration) as engine:
         pending_max = section.pending_prefill_max
         await decode(
             local.inbox, engine, section.slots, section.deadlines, observer, pending_max, task_status=task_status
@@ -126,14 +183,27 @@ async def run_prefill(  # noqa: ASYNC128  # prefill calls started()
 ) -> None:
     """Run `prefill` with an engine, from when that is up."""
     section = local.section
-    async with _engine_of(local) as engine:
+    async with _up(local, local.registration) as engine:
         await prefill(local.inbox, engine, section.slots, section.deadlines, observer, task_status=task_status)
 
 
+async def run_encoder(  # noqa: ASYNC128  # encoder calls started()
+    local: LocalEncoder, cache: EmbeddingCache, observer: EncoderObserver, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Run `encoder` with an engine, from when that is up."""
+    section = local.section
+    async with _up(local, local.registration) as engine:
+        cache.clear()  # what another life of the engine has made
+        layout = None if local.text is None else local.text.vision
+        await encoder(
+            *(local.inbox, engine, section.slots, section.encoder, cache, observer, layout), task_status=task_status
+        )
+
+
 @asynccontextmanager
-async def _engine_of(local: LocalEngine) -> AsyncIterator[Engine]:
+async def _up(local: LocalEngine | LocalEncoder, registration: Registration[E]) -> AsyncIterator[E]:
     """Wait until an engine is up; at the end, fail what waits for it if it can be asked elsewhere."""
-    engine = await local.registration.wait()
+    engine = await registration.wait()
     if (why := mismatch(local.digest, engine.info.digest)) is not None:  # the folder has changed since the node began
         raise StartFailed(f"engine {local.name} is not asked: {why}, from what this node read when it started")
     local.on_up()

@@ -16,12 +16,13 @@ import trio
 
 from actors.grammars import grammar_digest
 from actors.kit.offload import Offload, RunInThread
+from protocol.cluster import Leg
 from protocol.errors import ActorLost, BadRequest, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
 from protocol.grammars import find_mistake
 from protocol.kind import Message
 from protocol.messages import CheckGrammar, Grammar, GrammarChecked
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import LocalWorker, RemoteWorker
+from supervisor.cluster.workers import AnyWorker
 
 TRY_NEXT = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 
@@ -57,7 +58,7 @@ async def check_grammar(
     raise failure
 
 
-def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[LocalWorker | RemoteWorker]:
+def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[AnyWorker]:
     """Yield a model's workers that are up, from one that the digest chooses among all of them, up or not."""
     workers = directory.derived(("by name", model), partial(_by_name, directory, model))
     begin = crc32(digest) % max(1, len(workers))
@@ -66,7 +67,6 @@ def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[L
             yield worker
 
 
-def _by_name(directory: Directory, model: str) -> list[LocalWorker | RemoteWorker]:
-    return sorted(
-        (worker for worker in directory.all_workers() if worker.model == model), key=lambda worker: worker.full_name
-    )
+def _by_name(directory: Directory, model: str) -> list[AnyWorker]:
+    workers = (worker for worker in directory.all_workers() if worker.model == model and worker.leg is not Leg.ENCODE)
+    return sorted(workers, key=lambda worker: worker.full_name)

@@ -15,11 +15,12 @@ from attrs import field, frozen
 
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster, EngineSection
-from supervisor.engines.work import LocalEngine
+from supervisor.engines.work import LocalEncoder, LocalEngine
 from supervisor.links.serving import Services
 from supervisor.processes.output_log import OutputLog, output_writer
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child, Tree
+from supervisor.tensors.shared_memory import SharedMemory
 
 
 @frozen
@@ -30,6 +31,11 @@ class NodeContext:
     node: str
     runtime: Runtime
     directory: Directory
+    shared: SharedMemory = field()
+
+    @shared.default
+    def _shared(self) -> SharedMemory:
+        return SharedMemory(self.cluster.node[self.node].shared_bytes_max)
 
     def output_log(self, process: str) -> OutputLog:
         """Return where the output of a process of this node is kept: one file and one thread for all of its lives."""
@@ -61,12 +67,14 @@ class RetriedChild(Protocol):
 class KindChildren:
     """The children that one kind adds to one node.
 
-    Those in `before` stand before all engines of the node in its tree, those in `after` behind them. `served` are the
-    services that nodes may ask of its engines besides requests. `published` are the registrations of the children in
-    `before` that come and go, by their names.
+    A kind whose section says that it `encodes` makes the children of encoders, too. Those in `before` stand before all
+    engines of the node in its tree, those in `after` behind them. `served` are the services that nodes may ask of its
+    engines besides requests. `published` are the registrations of the children in `before` that come and go, by their
+    names.
     """
 
     engine: Callable[[LocalEngine], EngineChild]
+    encoder: Callable[[LocalEncoder], EngineChild] | None = None
     before: tuple[Child | Tree, ...] = ()
     after: tuple[Child | Tree, ...] = ()
     served: Services = field(factory=dict)

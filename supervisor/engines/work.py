@@ -1,17 +1,19 @@
-"""One engine of a node and the inbox of its requests: what a kind of engine is given to make a child of."""
+"""One engine or encoder of a node and the inbox of its requests: what a kind is given to make a child of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from attrs import frozen
 
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.text.model import TextModel
-from protocol.cost import generation_tokens
+from protocol.cost import encoding_tokens, generation_tokens
+from protocol.media import Encode, Encoded
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.model_folder import Digest
 from supervisor.config.schema import EngineSection
@@ -21,20 +23,43 @@ RequestInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
 """The requests that wait for one engine, or for a router: by priority, and fair between their owners."""
 
 
+EncodeInbox: TypeAlias = PriorityInbox[Encode, Encoded, Encoded]
+"""The items that wait for one encoder, in the same order."""
+
+
 def request_inbox(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], RequestInbox]:
     """Return the address at which requests are asked, and the inbox in which at most `size` of them wait."""
     return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, generation_tokens)
 
 
+def encode_inbox(size: int) -> tuple[Address[Encode, Encoded, Encoded], EncodeInbox]:
+    """Return the address at which items are asked for, and the inbox in which at most `size` of them wait."""
+    return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, encoding_tokens)
+
+
+E = TypeVar("E")
+InboxT = TypeVar("InboxT")
+
+
 @frozen
-class LocalEngine:
-    """One engine that this node is to run: its section, its inbox, and where it is published."""
+class _Local(Generic[E, InboxT]):
+    """The parts that engines and encoders of a node have in common."""
 
     name: str
     section: EngineSection
-    registration: Registration[Engine]  # where it is published while it can be asked
-    inbox: RequestInbox
+    registration: Registration[E]  # where it is published while it can be asked
+    inbox: InboxT
     on_up: Callable[[], None]  # lets requests that wait at its siblings move to it
     on_down: Callable[[], None]  # lets requests that wait in its inbox be asked elsewhere
-    text: TextModel | None = None  # if its section `reads_text`
+    text: TextModel | None = None  # of an encoder, and of an engine whose section `reads_text`
     digest: Digest = ()  # of the model's folder, as this node has read it
+
+
+@frozen
+class LocalEngine(_Local[Engine, RequestInbox]):
+    """One engine that this node is to run: its section, its inbox, and where it is published."""
+
+
+@frozen
+class LocalEncoder(_Local[Encoder, EncodeInbox]):
+    """One encoder that this node is to run: its section, its inbox, and where it is published."""

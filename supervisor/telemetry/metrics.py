@@ -48,7 +48,14 @@ class Metrics:
     _resumes: Counter = field(init=False)
     _abort_duration: Histogram = field(init=False)
     _grammar_checks: Histogram = field(init=False)
+    _media_preparations: Histogram = field(init=False)
     _stuck_slots: Counter = field(init=False)
+    _encodings: Counter = field(init=False)
+    _encoder_queue: Counter = field(init=False)
+    _encoding_waits: Histogram = field(init=False)
+    _batches: Histogram = field(init=False)
+    _encoded_items: Counter = field(init=False)
+    _encoded_tokens: Counter = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         counter, histogram = self.registry.counter, self.registry.histogram
@@ -76,6 +83,25 @@ class Metrics:
         )
         self._grammar_checks = histogram(
             "espalier_grammar_check_duration", "Time to check a grammar, by outcome", "model outcome"
+        )
+        self._encodings = counter(
+            "espalier_encoder_requests", "Requests for embeddings ended, by outcome", "engine modality outcome"
+        )
+        self._encoding_waits = histogram(
+            "espalier_encoder_wait_duration", "Time of an item until its batch begins", "engine"
+        )
+        self._batches = histogram("espalier_encoder_batch_duration", "Time for a batch of items", "engine outcome")
+        self._encoded_items = counter("espalier_encoder_items", "Items encoded", "engine modality")
+        self._encoded_tokens = counter("espalier_encoder_tokens", "Tokens of the items encoded", "engine modality")
+        self._encoder_queue = defaultdict(float)
+        self.registry.add_gauge(
+            *("espalier_encoder_queue_items", "Items that wait for a batch, or are in one", "engine state"),
+            self._encoder_queue.items,
+        )
+        self._media_preparations = histogram(
+            "espalier_media_preparation_duration",
+            "Time to fetch and decode the images and videos of a request, by outcome",
+            "model outcome",
         )
         self._stuck_slots = defaultdict(float)
         self.registry.add_gauge(
@@ -120,6 +146,10 @@ class Metrics:
         """Count a grammar check that has ended: `accepted`, `refused`, `left`, or an error's code."""
         self._grammar_checks[model, outcome].observe(seconds)
 
+    def media_prepared(self, model: str, outcome: str, seconds: float) -> None:
+        """Count a request whose images and videos were `prepared`, or were not: `left`, or an error's code."""
+        self._media_preparations[model, outcome].observe(seconds)
+
     # What happens to engines, workers and children ---------------------------------------
 
     def child_restarted(self, path: str) -> None:
@@ -133,6 +163,28 @@ class Metrics:
     def set_stuck_slots(self, engine: str, slots: int) -> None:
         """Set the number of slots of an engine whose requests have ended and that it has not released."""
         self._stuck_slots[engine,] = slots
+
+    def encoding_ended(self, engine: str, modality: str, outcome: str) -> None:
+        """Count a request to an encoder that has ended; the outcomes are those of its observer."""
+        self._encodings[engine, modality, outcome] += 1
+
+    def set_encoder_queue(self, engine: str, waiting: int, computing: int) -> None:
+        """Set how many items of an encoder wait for a batch, and how many are in the one that it computes."""
+        self._encoder_queue[engine, "waiting"] = waiting
+        self._encoder_queue[engine, "computing"] = computing
+
+    def encoding_waited(self, engine: str, seconds: float) -> None:
+        """Count the time of an item until its batch began."""
+        self._encoding_waits[engine,].observe(seconds)
+
+    def batch_encoded(self, engine: str, outcome: str, seconds: float) -> None:
+        """Count a batch of an encoder that has ended."""
+        self._batches[engine, outcome].observe(seconds)
+
+    def item_encoded(self, engine: str, modality: str, tokens: int) -> None:
+        """Count an item of a batch that has ended well."""
+        self._encoded_items[engine, modality] += 1
+        self._encoded_tokens[engine, modality] += tokens
 
     def worker_called(self, model: str, worker: str, outcome: str) -> None:
         """Count a call to a worker that has ended: `ended`, `left`, or an error's code."""

@@ -73,18 +73,7 @@ class SglangEngine:
 
         An engine that runs requests and computes counts as answering, however long its step takes.
         """
-        probe_s = silent_s / PROBES
-        while True:
-            async with self.link.ask(Ping(), 0) as answer:
-                # In several short waits: a time in which this process itself was stopped counts as one of them.
-                for _ in range(PROBES - 1):
-                    with trio.move_on_after(probe_s):
-                        await answer.over.wait()
-                        break
-                if not answer.over.is_set():
-                    return
-                await answer.result()
-            await trio.sleep(probe_s)
+        await wait_silent(self.link, silent_s)
 
     async def load(self) -> EngineLoad:
         """Return the scheduler's own count."""
@@ -99,3 +88,19 @@ class SglangEngine:
     async def _control(self, request: Message) -> Message | None:
         async with self._controls, self.link.ask(request, 0) as answer:
             return await answer.result()
+
+
+async def wait_silent(link: HostLink, silent_s: float) -> None:
+    """Wait until a host has left a `Ping` unanswered for `silent_s`; raises `EngineLost` at the end of the link."""
+    probe_s = silent_s / PROBES
+    while True:
+        async with link.ask(Ping(), 0) as answer:
+            # In several short waits: a time in which this process itself was stopped counts as one of them.
+            for _ in range(PROBES - 1):
+                with trio.move_on_after(probe_s):
+                    await answer.over.wait()
+                    break
+            if not answer.over.is_set():
+                return
+            await answer.result()
+        await trio.sleep(probe_s)

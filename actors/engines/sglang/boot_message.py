@@ -26,6 +26,12 @@ GRAMMAR_FAILED = "Grammar accept_token failed"
 GRAMMAR_TOO_SLOW = "the grammar takes too long for a token"
 """How the reason in that error begins where the grammar was too slow."""
 
+VISION_PART, EMBEDDINGS_ONLY = "ESPALIER_VISION_PART", "embeddings"
+"""The variable, and its value, by which a scheduler knows that it needs no vision tower."""
+
+BATCHES_MAX = 4
+"""The batches in the process of an encoder: the one that is computed, and those that wait."""
+
 # The arguments of every host, each with the reason for it.
 DEFAULT_ARGUMENTS: dict[str, Setting] = {
     "incremental_streaming_output": True,  # else every chunk repeats the whole answer
@@ -67,11 +73,15 @@ class BootMessage:
     folder: str  # its own, as TMPDIR; removed when it has ended
     arguments: dict[str, Setting]
     environment: dict[str, str]
-    checks: GrammarLimits | None = None  # None: it runs an engine
+    checks: GrammarLimits | None = None  # None: it runs an engine, or an encoder
+    batch_max: int | None = None  # items of a batch of an encoder; None: it is none
+    has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
 
 
 def build(spec: SglangSpec, folder: str) -> BootMessage:
     """Return the boot message of a host whose folder is `folder`."""
+    if spec.leg is Leg.ENCODE:
+        return _encoder(spec, folder)
     on_cpu = spec.device == "cpu"
     arguments: dict[str, Setting] = {
         "model_path": spec.model_path,
@@ -95,13 +105,40 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
     if spec.nodes > 1:
         arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.dist_init_address}
     given = {name: value for name, value in arguments.items() if value is not None}
+    # A decode gets the KV cache of images and computes with none of them.
+    loads_tower = spec.has_tower and spec.leg is not Leg.DECODE
     limits = {GRAMMAR_STEP_MS: str(spec.grammars.step_ms), BYTES_MAX: str(spec.grammars.bytes_max)}
     return BootMessage(
         name=spec.name,
         folder=folder,
         arguments={**DEFAULT_ARGUMENTS, **(CPU_ARGUMENTS if on_cpu else {}), **given, **spec.settings},
-        environment={**environment(spec.device), **_peer_environment(spec), **limits, **spec.environment},
+        environment={
+            **environment(spec.device),
+            **_peer_environment(spec),
+            **limits,
+            **({} if loads_tower else {VISION_PART: EMBEDDINGS_ONLY}),
+            **spec.environment,
+        },
         checks=spec.grammars if spec.checks_grammars else None,
+        has_tower=spec.has_tower,
+    )
+
+
+def _encoder(spec: SglangSpec, folder: str) -> BootMessage:
+    """Return the boot message of an encoder, which has neither requests nor KV memory."""
+    own = {name: DEFAULT_ARGUMENTS[name] for name in ("host", "log_level")}
+    device = {name: CPU_ARGUMENTS[name] for name in ("device", "attention_backend")} if spec.device == "cpu" else {}
+    arguments: dict[str, Setting] = {
+        "model_path": spec.model_path,
+        "encoder_only": True,
+        "encoder_transfer_backend": "zmq_to_tokenizer",  # nothing is sent by it: the host has a link
+    }
+    return BootMessage(
+        name=spec.name,
+        folder=folder,
+        arguments={**own, **device, **arguments, **spec.settings},
+        environment={**environment(spec.device), **spec.environment},
+        batch_max=spec.batch_max,
     )
 
 

@@ -1,4 +1,4 @@
-"""The digest of a model's folder; of the weights, which may be hundreds of GB, samples are read."""
+"""The files of a model's folder, and its digest; of the weights, which may be hundreds of GB, samples are read."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from protocol.model_folder import FILES, WEIGHTS, Digest, digest
 SAMPLE_BYTES = 64 * 1024
 
 
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of a model's files besides its weights, by their names."""
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+
+
 def model_digest(folder: Path) -> Digest:
     """Return the digest of a model's folder: of its files, and of the size and three samples of its weights."""
-    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    files = read_files(folder)
     weights = sorted(folder.glob("*.safetensors"))
     if weights:
         files[WEIGHTS] = b"".join(map(_sampled, weights))

@@ -26,8 +26,13 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
     "leg": "disaggregation_mode enable_pd_role_switch",
     "transfer": "disaggregation_transfer_backend",
     "bootstrap_port": "disaggregation_bootstrap_port",
+    "vision": "enable_multimodal",
 }
 _REASONS = {  # why the host cannot do with any other value than its own
+    "images and videos are made into the input of the model by the host, and limited by the gateway": (
+        "mm_process_config limit_mm_data_per_request mm_preprocess_cache_size_mb trust_mm_content_hashes"
+        " enable_mm_global_cache mm_global_cache_backend enable_prefix_mm_cache"
+    ),
     "an engine here generates text": (
         "is_embedding encoder_only language_only language_model_only enable_adaptive_dispatch_to_encoder encoder_urls"
         " encoder_register_urls encoder_transfer_backend encoder_bootstrap_port dllm_algorithm dllm_algorithm_config"

@@ -3,12 +3,15 @@
 SGLang and multiprocessing create names under /dev/shm that a killed process cannot remove. A host records each in a
 list in its folder as early as it knows the name; the node, or the next node that starts, reads the list and removes
 both. A host could write anything into its list, so only names that SGLang's libraries make and files of this user are
-removed.
+removed. Of the tensors of requests, which come and go, the list has a pattern: what all names of this host begin with,
+and no other's.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shutil
 import stat
 from contextlib import suppress
@@ -18,6 +21,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the kernel's own place, not a 
 LIST = "shared-memory"
 LIST_CHARACTERS_MAX = 1024 * 1024
 AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+TENSORS = "sgl_shm_mm_"  # what SGLang calls a tensor of a request, too
+PATTERN = re.compile(rf"({TENSORS}[0-9a-f]{{32}}_)\*")
 MADE_BY_HOSTS = ("sglang", "sgl_", "psm_", "sem.", "torch_", "nccl-", "gloo", "mooncake", "nvshmem", "cuda.shm.")
 
 
@@ -26,6 +31,13 @@ def record(folder: Path, names: set[str]) -> None:
     path = folder / LIST
     recorded = set(path.read_text().split()) if path.exists() else set()
     path.write_text("\n".join(sorted(recorded | names)))
+
+
+def record_tensors(folder: Path) -> str:
+    """Return what the names of the tensors of the host of `folder` begin with, once it is in its list."""
+    prefix = f"{TENSORS}{secrets.token_hex(16)}_"
+    record(folder, {f"{prefix}*"})
+    return prefix
 
 
 def mapped() -> set[str]:
@@ -74,7 +86,10 @@ def _listed(folder: int) -> list[str]:
 def _remove_shared(names: list[str]) -> None:
     place = os.open(SHARED_MEMORY, AS_FOLDER)
     try:
-        for name in names:
+        prefixes = tuple(match[1] for name in names if (match := PATTERN.fullmatch(name)))
+        names_there = os.listdir(place) if prefixes else []  # noqa: PTH208  # of the open folder
+        tensors = [name for name in names_there if name.startswith(prefixes)]
+        for name in (*names, *tensors):
             with suppress(OSError):
                 status = os.stat(name, dir_fd=place, follow_symlinks=False)
                 ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()

@@ -24,9 +24,9 @@ from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, NextPort, ports
-from supervisor.engines.sglang.engine import HostRuntime, run_engine, run_follower_host
+from supervisor.engines.sglang.engine import HostRuntime, run_encoder, run_engine, run_follower_host
 from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
-from supervisor.engines.work import LocalEngine
+from supervisor.engines.work import LocalEncoder, LocalEngine
 from supervisor.links.serving import Services
 from supervisor.processes.process import Ladder
 from supervisor.supervision.registration import Registration
@@ -43,6 +43,7 @@ def sglang_children(context: NodeContext) -> KindChildren:
     checkers, checks = grammar_checkers.checkers(context, node.spec, node.host_runtime, node.starters)
     return KindChildren(
         engine=node.engine,
+        encoder=node.encoder,
         before=(*zygotes, *followers),
         after=checkers,
         served={**served, **checks},
@@ -116,6 +117,22 @@ class SglangNode:
         zygote = spawn.zygote_name(local.name, section)
         return EngineChild(child, about, () if zygote is None else (zygote,), 0.1 if followers is None else 1.0)
 
+    def encoder(self, local: LocalEncoder) -> EngineChild:
+        """Return the child that runs an encoder."""
+        section = local.section
+        assert isinstance(section, SglangSection)
+        child = Child(
+            name="engine",
+            run=run_encoder,
+            args=(self.spec(local.name), self.starters[local.name], local.registration, self.host_runtime(section)),
+            start_within_s=section.start_within_s,
+            stop_within_s=section.ladder.total_s + 1.0,
+            about="SGLang's vision tower, in a process of its own",
+            limits=(("items of a batch", section.encoder.batch_max), ("silent s", section.silent_s)),
+        )
+        zygote = spawn.zygote_name(local.name, section)
+        return EngineChild(child, f"on {section.device}", () if zygote is None else (zygote,))
+
     def followers(self) -> tuple[tuple[Child, ...], Services]:
         """Return this node's ranks of engines whose rank 0 is on another, and where that node asks for them.
 
@@ -152,7 +169,7 @@ class SglangNode:
 
     def host_runtime(self, section: SglangSection) -> HostRuntime:
         """Return what all hosts of this node share, with the times of this engine."""
-        runtime = self.context.runtime
+        runtime, node = self.context.runtime, self.context.cluster.node[self.context.node]
         return HostRuntime(
             runtime.folder,
             self.context.output_log,
@@ -160,6 +177,8 @@ class SglangNode:
             section.ladder,
             runtime.now,
             section.silent_s,
+            self.context.shared,
+            node.shared_lease_s,
             runtime.reserve,
         )
 
@@ -214,4 +233,6 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         dist_init_address=ranks.rank0_address(cluster, name),
         settings=section.settings,
         environment=section.environment,
+        has_tower=section.has_tower(cluster),
+        batch_max=section.encoder.batch_max,
     )

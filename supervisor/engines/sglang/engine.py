@@ -19,21 +19,27 @@ from typing import TypeAlias
 import trio
 from attrs import evolve, field, frozen
 
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.sglang.encoder import SglangEncoder
 from actors.engines.sglang.spec import SglangSpec
+from actors.engines.shared_tensors import sharing_works
 from protocol.errors import ActorError, EngineDied, EngineLost, LocalViolation, PeerLost, PeerViolation, StartFailed
 from protocol.messages import EngineInfo, GetInfo
 from protocol.peer import Peer
 from supervisor.engines.sglang.spawn import HostStarter, host_descriptors
 from supervisor.links.link import Link
+from supervisor.links.tensor_road import Attachments
 from supervisor.links.transport import SocketTransport
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process
 from supervisor.processes.run_folder import RunFolder
 from supervisor.sockets.descriptor_reserve import Reserve, is_full
 from supervisor.supervision.registration import Registration
+from supervisor.tensors.shared_memory import SharedMemory
+from supervisor.tensors.shared_road import SharedMemoryRoad
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +56,8 @@ class HostRuntime:
     ladder: Ladder
     now: Callable[[], float]
     silent_s: float = 10.0
+    shared: SharedMemory = field(factory=SharedMemory)
+    lease_s: float = 30.0  # for which a host may come for the tensors of a request
     reserve: Reserve = field(factory=Reserve)
 
 
@@ -91,7 +99,28 @@ async def run_follower_host(spec: SglangSpec, start_host: HostStarter, runtime: 
     await _host(evolve(spec, bootstrap_port=port), start_host, runtime, wait)
 
 
-async def _watched(offered: SglangEngine, process: Process, silent_s: float) -> str | None:
+async def run_encoder(
+    spec: SglangSpec,
+    start_host: HostStarter,
+    registration: Registration[Encoder],
+    runtime: HostRuntime,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run one encoder; `started()` means that it can be asked. Raises as `run_engine` does."""
+
+    async def offer(link: Link, process: Process) -> str | None:
+        with suppress(EngineLost):
+            offered = SglangEncoder(link, await _info(link))
+            with registration.publish(offered):
+                task_status.started()
+                return await _watched(offered, process, runtime.silent_s)
+        return None
+
+    await _host(spec, start_host, runtime, offer)
+
+
+async def _watched(offered: SglangEngine | SglangEncoder, process: Process, silent_s: float) -> str | None:
     """Wait until an engine's process ends, or return why it is to be ended before."""
     reason = None
 
@@ -127,11 +156,12 @@ async def _host(spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime,
     with ExitStack() as stack:
         ours, output, process = await _started(spec, start_host, runtime, output_log, stack)
         transport = SocketTransport(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
-        link = Link(transport, Peer(spec.name, serves_max=0), lost_error=EngineLost)
+        road = SharedMemoryRoad(runtime.shared, runtime.lease_s, process.pid) if sharing_works() else Attachments()
+        link = Link(transport, Peer(spec.name, serves_max=0), lost_error=EngineLost, road=road)
         async with trio.open_nursery() as nursery:
             # The link and the output log end with the process; until then they outlive a cancel: stopping needs them.
             outlives = trio.CancelScope(shield=True)
-            nursery.start_soon(_carry, link, output_log, output, outlives, nursery.cancel_scope)
+            nursery.start_soon(_carry, link, output_log, output, runtime.shared, outlives, nursery.cancel_scope)
             try:
                 await link.wait_ready()
                 frozen_reason = await use(link, process)
@@ -186,13 +216,15 @@ async def _carry(
     link: Link,
     output_log: OutputLog,
     output: trio.lowlevel.FdStream,
+    shared: SharedMemory,
     outlives: trio.CancelScope,
     engine: trio.CancelScope,
 ) -> None:
-    """Run the link and copy the output into its log; the end of the link ends the engine."""
+    """Run the link, copy the output into its log and free shared memory; the end of the link ends the engine."""
     with outlives:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(output_log.copy_from, output)
+            nursery.start_soon(shared.run)
             try:
                 await link.run()
             except PeerLost:

@@ -49,7 +49,9 @@ def checkers(
     trees: list[Tree] = []
     shared: dict[str, Askable[Message, Message, Message]] = {}
     for name, section in context.cluster.engines_of(SglangSection).items():
-        if section.node != context.node or section.settings.get("grammar_backend") not in BACKENDS:
+        if section.node != context.node or section.leg == "encode":
+            continue
+        if section.settings.get("grammar_backend") not in BACKENDS:
             continue
         settings = repr((section.model, section.device, section.settings, section.environment, section.grammars))
         if settings not in shared:

@@ -18,7 +18,7 @@ def check_libraries(name: str, section: EngineSection) -> None:
     SGLang reports it only when the engine has loaded its weights, and then advises to build Mooncake.
     """
     assert isinstance(section, SglangSection)
-    if section.leg == "both" or not (section.transfer or "mooncake").startswith("mooncake"):
+    if section.leg in {"both", "encode"} or not (section.transfer or "mooncake").startswith("mooncake"):
         return
     lacking = [library for library in MOONCAKE_LIBRARIES if find_library(library) is None]
     if lacking:

@@ -55,6 +55,8 @@ def shared_keys(cluster: Cluster, name: str) -> dict[str, str]:
     """Return the keys that the files of all nodes of an engine must agree about, with their values as JSON."""
     section = cluster.engine[name]
     values = {key: value for key, value in asdict(section).items() if key not in NODE_LOCAL_KEYS}
+    if isinstance(section, SglangSection):  # each node's file says by itself what encodes
+        values["vision"] = "tower" if section.has_tower(cluster) else "embeddings"
     values[f"node.{section.node}.host"] = host_address(cluster.node[section.node].host)
     return {key: msgspec.json.encode(value, order="deterministic").decode() for key, value in values.items()}
 

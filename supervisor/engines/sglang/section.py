@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
+import attrs
 from attrs import Factory, frozen
 
 from actors.engines.sglang import setting_rules
@@ -23,12 +24,16 @@ SHARED_ZYGOTE = "zygote"  # the child that forks the hosts of engines without va
 OWN_ZYGOTE_PREFIX = f"{SHARED_ZYGOTE}-"  # before the name of an engine with variables of its own
 CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that checks its grammars
 
+NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "grammars")
+
 Port = Annotated[int, Within(at_least=1, at_most=65535)]
 
 
 @frozen(kw_only=True)
 class SglangSection(EngineSection):
     """`[engine.NAME]` with `kind = "sglang"`: one engine, whose ranks run in processes of their own."""
+
+    encodes: ClassVar[bool] = True
 
     ranks_on: tuple[NodeName, ...] = ()  # the other nodes of an engine that spans several; rank 0 is on `node`
     dist_port: Port | None = None  # of rank 0's host, where the ranks meet
@@ -38,6 +43,8 @@ class SglangSection(EngineSection):
     transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
     tensor_parallel: Count = 1
     memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
+    # What it computes images with; None: embeddings if this file has an encoder of its model, else its own tower.
+    vision: Literal["tower", "embeddings"] | None = None
     grammars: GrammarLimits = GrammarLimits()
     settings: dict[str, Setting] = Factory(dict)
     environment: dict[str, str] = Factory(dict)
@@ -83,6 +90,13 @@ class SglangSection(EngineSection):
         """Whether its weights and its KV memory are in the host's memory."""
         return self.device == "cpu"
 
+    def has_tower(self, cluster: Cluster) -> bool:
+        """Whether an engine that computes tokens takes pixels, if its model takes any: decided here and nowhere else.
+
+        A node that joins a cluster may not know the encoders of the others; then the key `vision` tells it.
+        """
+        return not cluster.encodes(self.model) if self.vision is None else self.vision == "tower"
+
     # What is wrong -----------------------------------------------------------------------
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
@@ -91,6 +105,7 @@ class SglangSection(EngineSection):
             yield Mistake(f"{path}.device", 'is missing; expected "cpu" or "cuda"')
         yield from self._bootstrap_mistakes(cluster, path)
         yield from self._rank_mistakes(cluster, path)
+        yield from self._vision_mistakes(cluster, path)
         for key, value in self.settings.items():
             if (why := setting_rules.setting_mistake(key, value)) is not None:
                 yield Mistake(join(f"{path}.settings", segment(key)), why)
@@ -115,6 +130,28 @@ class SglangSection(EngineSection):
                 yield Mistake(
                     key, f"is shared by {' and '.join(near)} on one host, where each has {BOOTSTRAP_PORTS} ports"
                 )
+
+    def _vision_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
+        """Yield what keeps the engines of a model from taking the same items, or is not for an encoder."""
+        if self.leg == "encode":
+            fields = attrs.fields_dict(type(self))
+            for key in NOT_OF_ENCODERS:
+                if getattr(self, key) != fields[key].default:
+                    yield Mistake(f"{path}.{key}", f"is for engines that compute tokens, and {path}.leg is encode")
+            if self.tensor_parallel > 1:
+                yield Mistake(f"{path}.tensor_parallel", "an encoder has one rank")
+            return
+        if self.vision is None:
+            return
+        key, has_tower = f"{path}.vision", self.has_tower(cluster)
+        if not has_tower and not cluster.encodes(self.model) and not cluster.cluster.join:
+            yield Mistake(key, f"nothing makes embeddings: there is no engine of {self.model} whose leg is encode")
+        for name, other in cluster.engines_of(SglangSection).items():
+            of_model = other.model == self.model and other.leg != "encode"
+            if of_model and other.has_tower(cluster) != has_tower:
+                takes = "embeddings" if has_tower else "pixels"
+                yield Mistake(key, f"engine {name} of the same model takes {takes}, and a request may go to either")
+                break
 
     def _rank_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what keeps the ranks of an engine from being one, on however many nodes they are."""

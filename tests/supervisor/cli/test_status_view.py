@@ -70,6 +70,12 @@ def test_every_node_engine_and_link_has_a_row() -> None:
     ]
 
 
+def test_an_encoder_has_no_kv_memory_to_show() -> None:
+    one = evolve(ONE, state=NodeState((evolve(OFFER, name="eyes", leg=Leg.ENCODE, kv_used=0.0),)))
+    lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", {"one": one}))]
+    assert "eyes one tiny encode up 3 2 16 12,345" in lines
+
+
 def test_in_a_narrow_terminal_only_the_description_of_a_child_is_cut() -> None:
     lines = shown(status_view.render_status("pd", {"one": ONE, "two": "why " * 40}), width=60)
     assert all(len(line) <= 60 for line in lines)

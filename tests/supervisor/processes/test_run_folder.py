@@ -63,6 +63,18 @@ def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base: Path, s
     assert [path.name for path in shared.iterdir()] == ["of_somebody_else"]
 
 
+def test_the_tensors_of_a_killed_host_are_removed_and_no_others(base: Path, shared: Path) -> None:
+    folder = left(base)
+    prefix, other = shared_memory.record_tensors(folder / "e1"), f"{shared_memory.TENSORS}{'0' * 32}_"
+    for name in (f"{prefix}1", f"{prefix}27", f"{other}1", "sglang_loads_x", "psm_1"):
+        (shared / name).touch()
+    # A list may name anything, but nothing that would match the names of others.
+    wrong = {"*", "psm_*", "sgl_*", f"{shared_memory.TENSORS}*", f"{other[:-2]}*", f"{other}1*", "../shm/psm_*"}
+    shared_memory.record(folder / "e1", wrong)
+    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
+    assert sorted(path.name for path in shared.iterdir()) == ["psm_1", f"{other}1", "sglang_loads_x"]
+
+
 def test_a_folder_that_is_held_stays(base: Path, shared: Path) -> None:
     folder = left(base)
     with held(folder):

@@ -17,12 +17,14 @@ import trio
 from attrs import evolve, frozen
 from openai import OpenAI
 
+from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.engines.sglang import shared_memory
 from actors.engines.sglang.spec import SglangSpec
 from bench.rig.node import MODEL, ROOT, Node, node, short_folder
+from protocol.cluster import Leg
 from supervisor.engines.sglang import spawn
-from supervisor.engines.sglang.engine import HostRuntime, run_engine
+from supervisor.engines.sglang.engine import HostRuntime, run_encoder, run_engine
 from supervisor.processes import run_folder
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder
@@ -31,6 +33,7 @@ from supervisor.supervision.registration import Registration
 STARTED_WITHIN_S = 300.0
 
 MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with changes to its spec
+MakeEncoder = Callable[..., AbstractAsyncContextManager[Encoder]]  # with changes to its spec
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +67,11 @@ def keep_engines(zygote: ZygoteProcess) -> KeepEngines:
 @pytest.fixture
 def make_engine(zygote: ZygoteProcess) -> MakeEngine:
     return partial(real_engine, zygote)
+
+
+@pytest.fixture
+def make_encoder(zygote: ZygoteProcess) -> MakeEncoder:
+    return partial(real_encoder, zygote)
 
 
 @frozen
@@ -101,16 +109,29 @@ def running_zygote(folder: Path) -> Iterator[ZygoteProcess]:
 
 
 @asynccontextmanager
-async def kept_engines(zygote: ZygoteProcess, silent_s: float = 10.0) -> AsyncIterator[Keep]:
-    """Yield a function that keeps an engine forked from a zygote, without a node around it."""
+async def forked_hosts(
+    zygote: ZygoteProcess, silent_s: float = 10.0
+) -> AsyncIterator[tuple[spawn.HostStarter, HostRuntime]]:
+    """Yield how hosts are forked from a zygote, without a node around them."""
     with short_folder() as base, run_folder.run_folder(base, shared_memory.remove) as folder:
-        spec = SglangSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
         zygotes: Registration[spawn.Zygote] = Registration()
 
         def output_log(name: str) -> OutputLog:
             return OutputLog(Path(base) / f"{name}.log")
 
         runtime = HostRuntime(folder, output_log, GracePeriods(), Ladder(), time.time, silent_s)
+        with (
+            trio.socket.from_stdlib_socket(zygote.control.dup()) as control,
+            zygotes.publish(spawn.Zygote(control, trio.Lock(), trio.CancelScope())),
+        ):
+            yield spawn.fork_starter(zygotes), runtime
+
+
+@asynccontextmanager
+async def kept_engines(zygote: ZygoteProcess, silent_s: float = 10.0) -> AsyncIterator[Keep]:
+    """Yield a function that keeps an engine forked from a zygote, without a node around it."""
+    spec = SglangSpec(MODEL, str(ROOT / "examples" / MODEL), "cpu", slots=16, kv_tokens_max=16384)
+    async with forked_hosts(zygote, silent_s) as (start_host, runtime):
 
         async def keep(
             registration: Registration[Engine],
@@ -118,15 +139,9 @@ async def kept_engines(zygote: ZygoteProcess, silent_s: float = 10.0) -> AsyncIt
             task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
             **changes: Any,
         ) -> None:
-            await run_engine(
-                evolve(spec, **changes), spawn.fork_starter(zygotes), registration, runtime, task_status=task_status
-            )
+            await run_engine(evolve(spec, **changes), start_host, registration, runtime, task_status=task_status)
 
-        with (
-            trio.socket.from_stdlib_socket(zygote.control.dup()) as control,
-            zygotes.publish(spawn.Zygote(control, trio.Lock(), trio.CancelScope())),
-        ):
-            yield keep
+        yield keep
 
 
 @asynccontextmanager
@@ -138,4 +153,17 @@ async def real_engine(zygote: ZygoteProcess, **changes: object) -> AsyncIterator
             await nursery.start(partial(keep, engines, **changes))
         assert engines.current is not None
         yield engines.current
+        nursery.cancel_scope.cancel(reason="the test has ended")
+
+
+@asynccontextmanager
+async def real_encoder(zygote: ZygoteProcess, silent_s: float = 10.0, **changes: Any) -> AsyncIterator[Encoder]:
+    """Run an encoder forked from a zygote, without a node around it."""
+    encoders: Registration[Encoder] = Registration()
+    spec = evolve(SglangSpec("eyes", "", "cpu", slots=16, kv_tokens_max=0, leg=Leg.ENCODE, batch_max=8), **changes)
+    async with forked_hosts(zygote, silent_s) as (start_host, runtime), trio.open_nursery() as nursery:
+        with trio.fail_after(STARTED_WITHIN_S):
+            await nursery.start(run_encoder, spec, start_host, encoders, runtime)
+        assert encoders.current is not None
+        yield encoders.current
         nursery.cancel_scope.cancel(reason="the test has ended")

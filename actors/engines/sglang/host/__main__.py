@@ -19,6 +19,10 @@ def main() -> None:
         from actors.engines.sglang.host import grammar_checker
 
         grammar_checker.run(boot, socket.socket(fileno=link), watchdog)
+    if boot.batch_max is not None:
+        from actors.engines.sglang.host import encoder
+
+        encoder.run(boot, socket.socket(fileno=link), watchdog)
     from actors.engines.sglang.host import server
 
     server.run(boot, socket.socket(fileno=link), watchdog)

@@ -37,11 +37,11 @@ from xgrammar import GrammarCompiler, allocate_token_bitmask
 
 from actors.engines.sglang import boot_message, shared_memory
 from actors.engines.sglang.host.grammar_walk import TokenIds, Walk
+from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.spec import GrammarLimits, Setting
-from protocol import codec
-from protocol.errors import AskerLeft, EngineRefused, LocalViolation, Overloaded, PeerViolation
-from protocol.frames import Bye, Cancel, End, Fail, Frame, Open
+from protocol.errors import AskerLeft, EngineRefused, LocalViolation, Overloaded, PeerViolation, RequestError
+from protocol.frames import Bye, Cancel, Frame, Open
 from protocol.grammars import WORDS
 from protocol.messages import CheckGrammar, GrammarChecked, GrammarKind
 from protocol.peer import Peer
@@ -109,6 +109,10 @@ class CheckServer:
     link: socket.socket
     _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
     _checks: dict[int, _Check] = field(factory=dict)  # by stream
+    _messages: LinkMessages = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._messages = LinkMessages(self.peer)
 
     def serve(self) -> str:
         """Answer the node until its Bye, and return the reason in it."""
@@ -134,11 +138,14 @@ class CheckServer:
 
     def _received(self, frame: Frame) -> None:
         if isinstance(frame, Open):
-            request = codec.decode(frame.body)
-            if isinstance(request, CheckGrammar):
-                self._begin(frame.stream, request)
+            try:
+                request = self._messages.request(frame)
+                if not isinstance(request, CheckGrammar):
+                    raise EngineRefused(f"this checks grammars, no {type(request).__name__}")
+            except RequestError as error:
+                self._messages.fail(frame.stream, error)
             else:
-                self._send(Fail(frame.stream, EngineRefused.code, f"this checks grammars, no {type(request).__name__}"))
+                self._begin(frame.stream, request)
         elif isinstance(frame, Cancel) and (check := self._checks.get(frame.stream)) is not None:
             check.cancelled = True
             os.kill(check.pid, signal.SIGKILL)
@@ -167,19 +174,20 @@ class CheckServer:
         _, status = os.waitpid(check.pid, 0)
         del self._checks[check.stream]
         if check.cancelled:
-            self._send(Fail(check.stream, AskerLeft.code, "the asker left"))
+            self._messages.fail(check.stream, AskerLeft("the asker left"))
         elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-            self._send(Fail(check.stream, Overloaded.code, "the machine is too busy to check the grammar"))
+            self._messages.fail(check.stream, Overloaded("the machine is too busy to check the grammar"))
         else:
             ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            self._send(End(check.stream, codec.encode(verdict(check.kind, check.report, ended_by, self.limits))))
+            self._messages.end(check.stream, verdict(check.kind, check.report, ended_by, self.limits))
+        self._flush()
 
     def _send(self, frame: Frame) -> None:
         self.peer.send(frame)
         self._flush()
 
     def _flush(self) -> None:
-        if data := self.peer.data_to_send():
+        while data := self.peer.data_to_send():
             self.link.sendall(data)
 
 

@@ -1,14 +1,15 @@
-"""The liveness of the scheduler, as its own loop shows it: a sign in shared memory would stay when the loop has ended.
+"""The liveness of what computes, as it shows it itself: a sign in shared memory would stay when a scheduler has ended.
 
-The probe is a question that the loop answers between two steps. While requests run, a step may take longer than the
-probe should: a scheduler whose main threads compute meanwhile counts as alive, and how long a request may take is left
-to the request's own deadlines. A scheduler that neither answers nor computes is stopped, or waits for ever.
+The probe is a question that is answered between two steps, by the loop of the scheduler or by the thread of a vision
+tower. While requests run, a step may take longer than the probe should: one whose threads compute meanwhile counts as
+alive, and how long a request may take is left to the request's own deadlines. What neither answers nor computes is
+stopped, or waits for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,33 +20,46 @@ POLL_S = 0.5
 
 
 class LivenessProbe:
-    """Probes one engine's scheduler, one question at a time."""
+    """Probes what computes, one question at a time; `threads` are those that compute, one a rank, by their `stat`."""
 
-    def __init__(self, manager: TokenizerManager, schedulers: Sequence[int]) -> None:
-        self._manager = manager
-        self._schedulers = schedulers  # process ids, one a rank
-        self._outputs = 0  # that the scheduler has sent
+    def __init__(self, ask: Callable[[], Coroutine[None, None, None]], threads: Sequence[Path]) -> None:
+        self._ask = ask
+        self._threads = threads
+        self._outputs = 0  # that have come of it
         self._question: asyncio.Task[None] | None = None
 
     def on_output(self) -> None:
-        """Note that the scheduler has sent something."""
+        """Note that something has been computed."""
         self._outputs += 1
 
     async def probe(self, *, running: bool) -> None:
-        """Wait until the scheduler has sent anything from now on, or has computed while requests run."""
+        """Wait until anything comes from now on, or all threads have computed while requests run."""
         outputs, computed = self._outputs, self._computed()
         if self._question is None or self._question.done():
-            # A request that changes nothing: SGLang's tests slow the scheduler down by it, and None means not at all.
-            ask = self._manager.slow_down(SlowDownReqInput(forward_sleep_time=None))
-            self._question = asyncio.get_running_loop().create_task(ask)
+            self._question = asyncio.get_running_loop().create_task(self._ask())
         while self._outputs == outputs and not self._question.done():
             await asyncio.wait({self._question}, timeout=POLL_S)
             if running and all(map(int.__lt__, computed, self._computed())):
                 return
 
     def _computed(self) -> list[int]:
-        """Return the processor time of each scheduler's main thread, in ticks of the kernel's clock."""
-        return [_ticks(Path(f"/proc/{pid}/task/{pid}/stat")) for pid in self._schedulers]
+        """Return the processor time of each thread, in ticks of the kernel's clock."""
+        return [_ticks(thread) for thread in self._threads]
+
+
+def scheduler_probe(manager: TokenizerManager, schedulers: Sequence[int]) -> LivenessProbe:
+    """Return the probe of an engine's scheduler; `schedulers` are its processes, one a rank."""
+
+    async def ask() -> None:
+        # A request that changes nothing: SGLang's tests slow the scheduler down by it, and None means not at all.
+        await manager.slow_down(SlowDownReqInput(forward_sleep_time=None))
+
+    return LivenessProbe(ask, [thread_of(pid, pid) for pid in schedulers])
+
+
+def thread_of(process: int, thread: int) -> Path:
+    """Return where the kernel counts the processor time of a thread, by its id in its process."""
+    return Path(f"/proc/{process}/task/{thread}/stat")
 
 
 def _ticks(stat: Path) -> int:

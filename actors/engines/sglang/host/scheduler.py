@@ -7,14 +7,17 @@ Here it ends at once, as a request in the waiting queue does: neither holds anyt
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 
+import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
 
-from actors.engines.sglang.host import outputs, penalties
+from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
+from actors.engines.sglang.host import outputs, penalties, towers
 
 _sglang_abort = GrammarManager.abort_requests
 
@@ -30,6 +33,10 @@ def prepare() -> None:
     GrammarManager.abort_requests = abort_requests
     penalties.count_resumed_tokens()
     outputs.send_steps()
+    if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
+        towers.leave_out_towers()
+    elif not torch.cuda.is_available():
+        towers.encode_items_alone()
 
 
 def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:

@@ -15,43 +15,37 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import tempfile
-import time
-import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from attrs import evolve
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.server_args import PortArgs
 
+from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message, model_files, shared_memory
 from actors.engines.sglang.host import outputs, scheduler, transfer_delay, translation
-from actors.engines.sglang.host.failures import FailureRate
 from actors.engines.sglang.host.follower_rank import pin_to_core, serve_follower_rank
-from actors.engines.sglang.host.liveness import LivenessProbe
+from actors.engines.sglang.host.liveness import scheduler_probe
+from actors.engines.sglang.host.media_input import MediaInput, media_info
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
+from actors.engines.sglang.host.pixels import folder_layout
 from actors.engines.sglang.host.requests import Requests, Running
+from actors.engines.sglang.host.scheduler_tensors import SchedulerTensors
+from actors.engines.sglang.host.served_link import ServedLink, last_line
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
-from protocol import codec
-from protocol.errors import (
-    AskerLeft,
-    EngineRefused,
-    InternalError,
-    LocalViolation,
-    Overloaded,
-    PeerViolation,
-    RequestError,
-)
-from protocol.frames import Bye, Cancel, End, Fail, Frame, Open
+from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, RequestError, Unsupported
+from protocol.frames import Bye, Cancel, Frame, Open
 from protocol.kind import Message
+from protocol.media import MediaForm
 from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
 from protocol.peer import Peer
 
-READ_BYTES = 256 * 1024
 CONTROL_STREAMS = 16  # beside one stream a slot
 
 
@@ -81,19 +75,23 @@ def _hook_ports(folder: Path) -> None:
 class Host:
     """Serves one link from one engine."""
 
-    def __init__(self, engine: _Engine, info: EngineInfo, peer: Peer, link: socket.socket, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        engine: _Engine,
+        info: EngineInfo,
+        peer: Peer,
+        link: socket.socket,
+        watchdog: Watchdog,
+        media: MediaInput | None = None,
+    ) -> None:
         self.engine = engine
+        self.media = media
         self.info = info
         self.manager = engine.tokenizer_manager
-        self.peer = peer
-        self.link = link
         self.watchdog = watchdog
+        self.link = ServedLink(link, peer, watchdog, self._received)
         self.requests = Requests(self.manager)
-        self.controls: set[asyncio.Task[None]] = set()
-        self.liveness = LivenessProbe(self.manager, engine.get_all_child_pids())
-        self.failures = FailureRate(time.monotonic)
-        self.failing = asyncio.Event()
-        self.end_reason = ""
+        self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids())
 
     async def start(self, listener: socket.socket) -> None:
         """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
@@ -105,50 +103,36 @@ class Host:
             loop.add_signal_handler(handled, self.watchdog.end, handled.name)
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
             self.manager._subprocess_watchdog.stop()  # noqa: SLF001
-        await warm_up(self.manager, self.info, self.engine.server_args.disaggregation_mode)
+        await self._warm_up()
         await self.manager.freeze_gc()  # the scheduler's too: else a full collection visits all of SGLang and torch
 
-    async def serve(self) -> str:
-        """Answer the node until its Bye, or until the engine has failed too often, and return the reason."""
-        loop = asyncio.get_running_loop()
-        reader, self.writer = await asyncio.open_connection(sock=self.link)
-        self._flush()  # Hello: this engine is ready
-        reading, failing = loop.create_task(self._read(reader)), loop.create_task(self.failing.wait())
-        await asyncio.wait({reading, failing}, return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            return reading.result()
-        self._send(Bye("failing", self.end_reason))
-        await self.writer.drain()
-        return self.end_reason
-
-    async def _read(self, reader: asyncio.StreamReader) -> str:
-        while data := await reader.read(READ_BYTES):
-            try:
-                for frame in self.peer.receive_data(data):
-                    if isinstance(frame, Bye):
-                        return frame.detail
-                    self._received(frame)
-                self._flush()  # what the state machine of the link sends by itself
-            except (PeerViolation, LocalViolation) as error:
-                self._send(Bye("peer_violation" if isinstance(error, PeerViolation) else "internal", str(error)))
-                raise
-        return self.watchdog.end("the link to the node is closed")
+    async def _warm_up(self) -> None:
+        mode, media = self.engine.server_args.disaggregation_mode, self.media
+        if media is None or (about := media.picture()) is None:
+            await warm_up(self.manager, self.info, mode)
+            return
+        picture = await media.output(about)
+        try:
+            await warm_up(self.manager, self.info, mode, picture)
+        finally:
+            media.discard(picture)
 
     def _received(self, frame: Frame) -> None:
         match frame:
             case Open():
-                request = codec.decode(frame.body)
-                if isinstance(request, Generate):
-                    self._start(Running(request.id, frame.stream, request.logprobs), request)
-                else:
-                    task = asyncio.get_running_loop().create_task(self._control(frame.stream, request))
-                    self.controls.add(task)
-                    task.add_done_callback(self.controls.discard)
+                self._opened(frame)
             case Cancel():
                 if (running := self.requests.by_stream.get(frame.stream)) is not None:
                     self._abort(running)
             case _:
                 pass
+
+    def _opened(self, frame: Open) -> None:
+        request = self.link.request(frame)
+        if isinstance(request, Generate):
+            self._start(Running(request.id, frame.stream, request.logprobs), request)
+        elif request is not None:
+            self.link.control(frame.stream, request, self._controlled)
 
     # One request -----------------------------------------------------------------------
 
@@ -158,22 +142,38 @@ class Host:
 
     async def _generate(self, running: Running, request: Generate) -> None:
         """Drive SGLang's own bookkeeping of one request; its tokens and its end come through `_stepped`."""
-        last = None
+        last = output = None
         try:
+            if request.media:
+                output = await self._output(request)
+                request = evolve(request, media=())
+                self.link.messages.ended(running.stream)  # nothing needs the memory of its tensors any more
+            else:
+                check_media(request, self.info)  # a prompt that has places without images
             sglang_request = translation.sglang_request(
-                request, honours_seed=self.info.honours_seed, traced=self.manager.enable_trace
+                request, output, honours_seed=self.info.honours_seed, traced=self.manager.enable_trace
             )
             async for out in self.manager.generate_request(sglang_request, None):
                 last = out
+        except RequestError as error:  # of the images and videos, which are checked here
+            self._fail(running, error)
         except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
             self._fail(running, EngineRefused(str(error)))
         except Exception as error:  # noqa: BLE001  # a fault of SGLang: this request fails, and the engine ends if that is frequent
             self._fail(
-                running, InternalError(f"the engine failed the request: {type(error).__name__}"), _last_line(error)
+                running, InternalError(f"the engine failed the request: {type(error).__name__}"), last_line(error)
             )
         else:
             if running.id in self.requests.by_id:  # it ended outside a step: refused, or aborted while it waited
                 self._fail(running, translation.abort_error(last["meta_info"]["finish_reason"] if last else {}))
+        finally:
+            if output is not None and self.media is not None:
+                self.media.discard(output)  # what was not sent; a scheduler that has it has removed its name
+
+    async def _output(self, request: Generate) -> MultimodalProcessorOutput:
+        if self.media is None:
+            raise Unsupported("this engine takes neither images nor videos")
+        return await self.media.output(request)
 
     def _abort(self, running: Running) -> None:
         """Stop a request at whatever point it has reached."""
@@ -188,38 +188,22 @@ class Host:
         """Send one engine step as one frame, and the failures in it after that."""
         self.liveness.on_output()
         step, failed = self.requests.step(output)
+        for ended in step.ended:
+            self.link.messages.ended(ended.stream)
         if step.streams:
-            self.peer.send(step)
+            self.link.peer.send(step)
         for stream, error in failed:
-            self._failed(stream, error)
+            self.link.fail(stream, error)
         if step.streams or failed:  # else nobody may have been connected yet
-            self._flush()
+            self.link.flush()
 
     def _fail(self, running: Running, error: RequestError, cause: str = "") -> None:
         if running.id in self.requests.by_id:
             self.requests.remove(running)
-            self._failed(running.stream, error, cause)
-            self._flush()
-
-    def _failed(self, stream: int, error: RequestError, cause: str = "") -> None:
-        """Fail a stream; if SGLang fails too many in a while, end the engine, with the `cause` of the last."""
-        self.peer.send(Fail(stream, error.code, error.detail))
-        reason = self.failures.record(cause or error.detail) if isinstance(error, InternalError) else None
-        if reason is not None and not self.failing.is_set():
-            self.end_reason = reason
-            self.failing.set()
+            self.link.fail(running.stream, error, cause)
+            self.link.flush()
 
     # Control operations ----------------------------------------------------------------
-
-    async def _control(self, stream: int, request: Message) -> None:
-        try:
-            self._send(End(stream, codec.encode(await self._controlled(request))))
-        except RequestError as error:
-            self._send(Fail(stream, error.code, error.detail))
-        except Exception as error:  # noqa: BLE001  # as with a request
-            sentence = f"{type(request).__name__} failed: {type(error).__name__}"
-            self._failed(stream, InternalError(sentence), _last_line(error))
-            self._flush()
 
     async def _controlled(self, request: Message) -> Message:
         match request:
@@ -242,22 +226,6 @@ class Host:
             case _:
                 raise EngineRefused(f"this engine knows no {type(request).__name__}")
 
-    # The link --------------------------------------------------------------------------
-
-    def _send(self, frame: Frame) -> None:
-        self.peer.send(frame)
-        self._flush()
-
-    def _flush(self) -> None:
-        while data := self.peer.data_to_send():
-            self.writer.write(data)
-
-
-def _last_line(error: Exception) -> str:
-    """Write the whole of an unforeseen error into the engine's log, and return its last line."""
-    traceback.print_exception(error, file=sys.stderr)
-    return "".join(traceback.format_exception_only(error)).strip()
-
 
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
     """Run the engine that `boot` describes and serve `link`, until the node or the watchdog ends it."""
@@ -279,7 +247,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
             watchdog.watch_child(pid)
         shared_memory.record(folder, shared_memory.mapped())
         peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
-        host = None if rank else Host(engine, _info(engine), peer, link, watchdog)
+        host = None if rank else _host(boot, engine, peer, link, watchdog)
         if host is not None:
             engine.loop.run_until_complete(host.start(listener))
     except (Exception, SystemExit) as error:  # noqa: BLE001  # of any kind: it is the reason why this engine did not start
@@ -287,7 +255,9 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.data_to_send())
         watchdog.end(f"the engine could not start: {error!r}")
-    reason = serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.serve())
+    reason = (
+        serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.link.serve())
+    )
     print_reason(reason)
     watchdog.unwatch_children()
     engine.shutdown()
@@ -301,5 +271,12 @@ def _require_plugin() -> None:
         raise RuntimeError("SGLang has not loaded the limits of grammars")
 
 
-def _info(engine: _Engine) -> EngineInfo:
-    return translation.engine_info(engine, model_files.model_digest(Path(engine.server_args.model_path)))
+def _host(boot: boot_message.BootMessage, engine: _Engine, peer: Peer, link: socket.socket, watchdog: Watchdog) -> Host:
+    folder = engine.server_args.model_path
+    layout, form = folder_layout(folder), MediaForm.PIXELS if boot.has_tower else MediaForm.EMBEDDINGS
+    media = media_info(engine.tokenizer_manager, layout, form)
+    info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
+    if media is None or layout is None:
+        return Host(engine, info, peer, link, watchdog)
+    tensors = SchedulerTensors(shared_memory.record_tensors(Path(boot.folder)))
+    return Host(engine, info, peer, link, watchdog, MediaInput(engine.tokenizer_manager, info, layout, tensors))

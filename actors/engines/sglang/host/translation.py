@@ -7,12 +7,14 @@ from http import HTTPStatus
 
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.version import __version__
 
 from actors.engines.sglang.boot_message import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.outputs import Likeliest
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
+from protocol.media import MediaInfo
 from protocol.messages import EngineInfo, Generate, GrammarKind, HandOff, Logprob, Rendezvous, Sampling
 from protocol.trace import as_headers
 
@@ -21,12 +23,15 @@ HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLa
 RESERVED_TOKENS = 6  # below either limit of a request; see SGLang's `max_req_input_len`
 
 
-def sglang_request(request: Generate, *, honours_seed: bool, traced: bool) -> GenerateReqInput:
-    """Return a request as SGLang's `GenerateReqInput`."""
+def sglang_request(
+    request: Generate, media: MultimodalProcessorOutput | None = None, *, honours_seed: bool, traced: bool
+) -> GenerateReqInput:
+    """Return a request as SGLang's `GenerateReqInput`, with what has been made of its images and videos."""
     trace = request.trace if traced else None
     return GenerateReqInput(
         input_ids=request.tokens,
         sampling_params=_sampling(request.sampling, request.said, honours_seed=honours_seed),
+        image_data=None if media is None else [media],
         rid=request.id,
         stream=True,
         return_logprob=request.logprobs is not None,
@@ -104,7 +109,7 @@ def honours_seed(engine: Engine) -> bool:
     return bool(engine.server_args.enable_deterministic_inference)
 
 
-def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...]) -> EngineInfo:
+def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: MediaInfo | None = None) -> EngineInfo:
     """Return the properties and limits of an engine; `digest` is of its model's folder."""
     arguments, manager = engine.server_args, engine.tokenizer_manager
     scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
@@ -129,4 +134,5 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...]) -> EngineIn
         bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
         ranks=arguments.tp_size * arguments.pp_size,
         digest=digest,
+        media=media,
     )

@@ -1,7 +1,7 @@
 """The requests that an engine answers before it is ready, so that no client's request is the one that warms it up.
 
 The first request of each kind compiles kernels and allocates what later ones find: for a prompt, a decoded token, a
-sampled one, a prompt whose beginning is in the prefix cache, and a grammar. A prefill or a decode has no
+sampled one, a prompt whose beginning is in the prefix cache, a grammar, and a picture. A prefill or a decode has no
 partner yet: for it SGLang has a transfer that moves nothing, which is chosen by an address.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from protocol.messages import EngineInfo
@@ -22,29 +23,36 @@ SAMPLED: dict[str, object] = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "mi
 GRAMMAR: dict[str, object] = {"temperature": 0.0, "regex": "[0-9]+"}
 
 
-async def warm_up(manager: TokenizerManager, info: EngineInfo, mode: str) -> None:
+async def warm_up(
+    manager: TokenizerManager, info: EngineInfo, mode: str, picture: MultimodalProcessorOutput | None = None
+) -> None:
     """Answer some short requests and drop them from the cache; raises `RuntimeError` if one is not answered in full.
 
-    `mode` is SGLang's disaggregation mode, "null" for an engine that computes both legs.
+    `mode` is SGLang's disaggregation mode, "null" for an engine that computes both legs. `picture` is the input of a
+    prompt with a picture, for an engine that takes some.
     """
     # A decode without a KV cache from a prefill begins with an arbitrary token, which a grammar would refuse.
     kinds = [GREEDY, SAMPLED, *([GRAMMAR] if info.grammars and mode != "decode" else [])]
     half = max(1, info.request_tokens_max // 2)
     prompt = [place % info.vocabulary_size for place in range(min(PROMPT_TOKENS, half))]
-    for room, sampling in enumerate(kinds):
+    requests = [(prompt, None, sampling) for sampling in kinds]
+    if picture is not None:
+        requests.append((picture.input_ids, picture, {**GREEDY, "max_new_tokens": 1}))
+    for room, (tokens, media, sampling) in enumerate(requests):
         bootstrap = {} if mode == "null" else {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": room}
         request = GenerateReqInput(
-            input_ids=prompt,
+            input_ids=tokens,
+            image_data=None if media is None else [media],
             sampling_params={"max_new_tokens": min(ANSWER_TOKENS, half), "ignore_eos": True, **sampling},
             rid=f"{room:032x}",
             stream=True,
             **bootstrap,
         )
-        reason, tokens = None, 0
+        reason, drawn = None, 0
         async for out in manager.generate_request(request, None):
-            reason, tokens = out["meta_info"]["finish_reason"], tokens + len(out["output_ids"])
+            reason, drawn = out["meta_info"]["finish_reason"], drawn + len(out["output_ids"])
         # Without memory for a token SGLang ends a request without one, as if it were complete.
-        if reason is None or reason["type"] == "abort" or not tokens:
+        if reason is None or reason["type"] == "abort" or not drawn:
             why = None if reason is None else reason.get("message")
             raise RuntimeError(f"its own first request was not answered: {why or 'it ended without a token'}")
     if not (flushed := await manager.flush_cache(timeout_s=FLUSH_WITHIN_S)).success:

@@ -89,6 +89,7 @@ def _import_everything() -> None:
     import sglang.srt.models.qwen2
     import sglang.srt.models.registry  # noqa: F401
 
+    import actors.engines.sglang.host.encoder
     import actors.engines.sglang.host.grammar_checker
     import actors.engines.sglang.host.server  # noqa: F401
 
@@ -99,7 +100,7 @@ def _import_everything() -> None:
 
 
 def _become_host(message: bytes, fds: list[int]) -> None:
-    from actors.engines.sglang.host import grammar_checker, server
+    from actors.engines.sglang.host import encoder, grammar_checker, server
 
     try:
         os.setsid()
@@ -108,7 +109,8 @@ def _become_host(message: bytes, fds: list[int]) -> None:
         watchdog = start_watchdog(Path(boot.folder), link, node)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        (server if boot.checks is None else grammar_checker).run(boot, socket.socket(fileno=link), watchdog)
+        host = encoder if boot.batch_max is not None else server if boot.checks is None else grammar_checker
+        host.run(boot, socket.socket(fileno=link), watchdog)
     except BaseException:  # noqa: BLE001  # a fork must never return into its zygote's loop
         traceback.print_exc()
     finally:

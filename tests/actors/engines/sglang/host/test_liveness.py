@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from supervisor.engines.sglang.spawn import host_environment
+from tests.rig.host_parts import HEAD, written_by
 
 pytestmark = pytest.mark.engine
 
-HEAD = """
-import espalier_sglang_cpu; espalier_sglang_cpu.prepare()
-import asyncio, os, signal, socket, subprocess, sys
-from types import SimpleNamespace
-"""
 LIVENESS = """
-from actors.engines.sglang.host.liveness import LivenessProbe
+from actors.engines.sglang.host.liveness import scheduler_probe
 
 class Manager:
     answers = False
@@ -37,7 +27,7 @@ async def main():
         return started
     busy, waiting = process("exec('while True: pass')"), process("import time; time.sleep(60)")
     async def alive(manager, *processes, running, meanwhile=lambda probe: None):
-        probe = LivenessProbe(manager, [each.pid for each in processes])
+        probe = scheduler_probe(manager, [each.pid for each in processes])
         asyncio.get_running_loop().call_later(0.2, meanwhile, probe)
         try:
             await asyncio.wait_for(probe.probe(running=running), 10.0)
@@ -61,7 +51,7 @@ async def main():
     os.kill(busy.pid, signal.SIGSTOP)
     assert await lost(Manager(), busy, running=True)
     quiet = Manager()
-    probe = LivenessProbe(quiet, [waiting.pid])
+    probe = scheduler_probe(quiet, [waiting.pid])
     for _ in range(3):
         try:
             await asyncio.wait_for(probe.probe(running=False), 0.1)
@@ -94,9 +84,9 @@ class Manager:
 
 async def main():
     ours, theirs = socket.socketpair()
-    engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [])
-    info = SimpleNamespace(honours_seed=False)
-    serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).serve())
+    engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
+    info = SimpleNamespace(honours_seed=False, media=None)
+    serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
     async def until(kind):
@@ -252,11 +242,11 @@ async def turns_a_step_into_a_frame():
     warm, states = state(), {name: state() for name in names}
     manager = SimpleNamespace(enable_trace=False, rid_to_state={"warm": warm, **states}, generate_request=never,
                               _release_lora_once=lambda state: None)
-    engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [])
+    engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
-    host = server.Host(engine, SimpleNamespace(honours_seed=False), Peer("e", serves_max=20), theirs, None)
+    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None), Peer("e", serves_max=20), theirs, None)
     host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
-    serving = asyncio.create_task(host.serve())
+    serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     assert [type(each) for each in node.receive_data(await reader.read(65536))] == [Hello]
     for stream, name in enumerate(names, 1):
@@ -307,46 +297,11 @@ PARTS = {
     "b11_failing": HEAD + FAILING,
     "c11_warm": HEAD + WARM,
 }
-IMPORTED_ONCE = (
-    HEAD
-    + """
-import json, traceback
-from actors.engines.sglang.host import liveness, outputs, server, warm_up
-
-parts = json.load(sys.stdin)
-errors = {}
-for name, code in parts.items():
-    reads, writes = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        os.dup2(writes, 2)
-        try:
-            exec(code, {})
-            print("done", file=sys.stderr, flush=True)
-        except BaseException:
-            traceback.print_exc()
-        os.killpg(0, signal.SIGKILL)  # what it started, too
-    os.close(writes)
-    errors[name] = open(reads)
-print(json.dumps({name: error.read() for name, error in errors.items()}))
-"""
-)
 
 
 @pytest.fixture(scope="module")
 def written() -> dict[str, str]:
-    """Return what each part wrote to its standard error; forks of one process, which share its imports, run them."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED_ONCE],
-        env=host_environment(os.environ, "cpu"),
-        input=json.dumps(PARTS),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    errors: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return errors
+    return written_by(PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -1,0 +1,65 @@
+"""SGLang's vision tower behind the encoder port: a host at the other end of a link."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import trio
+from attrs import define, field
+
+from actors.engines.encoder_port import EncodingBatch
+from actors.engines.sglang.adapter import HostLink, wait_silent
+from actors.engines.sglang.boot_message import BATCHES_MAX
+from protocol.errors import BadRequest, Overloaded
+from protocol.media import EncodeBatch
+from protocol.messages import EngineInfo, EngineLoad, GetLoad
+
+
+@define(eq=False)
+class SglangEncoder:
+    """One encoder of SGLang; implements `actors.engines.encoder_port.Encoder`."""
+
+    link: HostLink
+    info: EngineInfo
+    _streams: dict[str, tuple[int, EncodingBatch]] = field(factory=dict)
+
+    def submit(self, batch: EncodeBatch) -> EncodingBatch:
+        """Start a batch; raises as the port says."""
+        if not 1 <= len(batch.items) <= self.info.running_max:
+            raise BadRequest(f"a batch has 1 to {self.info.running_max} items, and this one {len(batch.items)}")
+        if sum(not answer.over.is_set() for _, answer in self._streams.values()) >= BATCHES_MAX:
+            raise Overloaded(f"{BATCHES_MAX} batches wait in the encoder or are computed")
+        stream, answer = self.link.open(batch, 0)
+        encoding = cast("EncodingBatch", answer)  # the host answers a batch with nothing else
+        self._streams[batch.id] = stream, encoding
+        return encoding
+
+    def abort(self, batch_id: str) -> None:
+        """Stop a batch at whatever point it has reached."""
+        if (running := self._streams.get(batch_id)) is not None:
+            self.link.cancel(running[0])
+
+    async def wait_released(self, batch_id: str) -> None:
+        """Wait until the host has closed the batch's stream, as it does once nothing is computed for it."""
+        await trio.lowlevel.checkpoint()
+        if (running := self._streams.get(batch_id)) is not None:
+            await running[1].over.wait()
+            self._streams.pop(batch_id, None)
+
+    async def wait_lost(self) -> None:
+        """Wait for the end of the link, which is the end of the encoder."""
+        await self.link.wait_lost()
+
+    async def wait_silent(self, silent_s: float) -> None:
+        """Wait until the thread that computes has neither answered nor computed for `silent_s`.
+
+        Raises `EngineLost` at the end of the host. How long a batch may take is the actor's to know.
+        """
+        await wait_silent(self.link, silent_s)
+
+    async def load(self) -> EngineLoad:
+        """Return the host's own count of its items."""
+        async with self.link.ask(GetLoad(), 0) as answer:
+            load = await answer.result()
+        assert isinstance(load, EngineLoad)
+        return load

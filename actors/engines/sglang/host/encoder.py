@@ -1,0 +1,183 @@
+"""The encoder's host: the vision tower of one model in a process of its own, which answers its node over a link.
+
+One batch is computed at a time, in a thread, so that the link is answered meanwhile. A batch that nobody wants any more
+ends when the item that is being computed is done: nothing can interrupt it. An item that is wrong fails alone. The host
+may decide nothing about a request: which items make a batch, what is cached and how long anything may take is the
+node's. asyncio stays in this folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+import threading
+import traceback
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+from attrs import define, field
+from setproctitle import setproctitle
+from sglang.version import __version__
+
+from actors.engines.sglang import boot_message, model_files, shared_memory
+from actors.engines.sglang.boot_message import BATCHES_MAX
+from actors.engines.sglang.host.liveness import LivenessProbe, thread_of
+from actors.engines.sglang.host.served_link import ServedLink, last_line
+from actors.engines.sglang.host.vision_tower import VisionTower, make_tower
+from actors.engines.sglang.host.watchdog import Watchdog, print_reason
+from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded
+from protocol.frames import Bye, Cancel, Frame, Open
+from protocol.kind import Message
+from protocol.media import BatchEncoded, EncodeBatch, MediaItem
+from protocol.messages import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
+from protocol.peer import Peer
+
+STREAMS_BESIDE = 16  # of control operations
+
+
+@define(eq=False)
+class _Batch:
+    stream: int
+    items: tuple[MediaItem, ...]
+    left: bool = False
+
+    def is_wanted(self) -> bool:
+        return not self.left
+
+
+@define(eq=False)
+class EncoderHost:
+    """Serves one link from one vision tower."""
+
+    tower: VisionTower
+    info: EngineInfo
+    peer: Peer
+    link: socket.socket
+    watchdog: Watchdog
+    served: ServedLink = field(init=False)
+    _waiting: deque[_Batch] = field(factory=deque)
+    _computing: _Batch | None = None
+    _changed: asyncio.Event = field(factory=asyncio.Event)
+    _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "tower"))
+    _liveness: LivenessProbe = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.served = ServedLink(self.link, self.peer, self.watchdog, self._received)
+
+    async def serve(self) -> str:
+        """Answer the node until its Bye, or until batches have failed too often, and return the reason."""
+        loop = asyncio.get_running_loop()
+        for handled in (signal.SIGTERM, signal.SIGQUIT):
+            loop.add_signal_handler(handled, self.watchdog.end, handled.name)
+        thread = await loop.run_in_executor(self._thread, threading.get_native_id)
+        self._liveness = LivenessProbe(self._thread_answers, [thread_of(os.getpid(), thread)])
+        computing, serving = loop.create_task(self._compute()), loop.create_task(self.served.serve())
+        await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
+        return serving.result() if serving.done() else computing.result()
+
+    async def _thread_answers(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, int)
+
+    def _received(self, frame: Frame) -> None:
+        match frame:
+            case Open():
+                request = self.served.request(frame)
+                if isinstance(request, EncodeBatch):
+                    self._opened(_Batch(frame.stream, request.items))
+                elif request is not None:
+                    self.served.control(frame.stream, request, self._controlled)
+            case Cancel():
+                self._left(frame.stream)
+            case _:
+                pass
+
+    async def _controlled(self, request: Message) -> Message:
+        match request:
+            case GetInfo():
+                return self.info
+            case Ping():
+                await self._liveness.probe(running=self._computing is not None)
+                return Done()
+            case GetLoad():
+                running = 0 if self._computing is None else len(self._computing.items)
+                return EngineLoad(running, sum(len(batch.items) for batch in self._waiting), 0)
+            case _:
+                raise EngineRefused(f"this encodes images and videos, and answers no {type(request).__name__}")
+
+    # Batches -----------------------------------------------------------------------------
+
+    def _opened(self, batch: _Batch) -> None:
+        if not 1 <= len(batch.items) <= self.info.running_max:
+            error = EngineRefused(f"a batch has 1 to {self.info.running_max} items, not {len(batch.items)}")
+            self.served.fail(batch.stream, error)
+        elif len(self._waiting) + (self._computing is not None) >= BATCHES_MAX:
+            self.served.fail(batch.stream, Overloaded(f"{BATCHES_MAX} batches wait or are computed"))
+        else:
+            self._waiting.append(batch)
+            self._changed.set()
+
+    def _left(self, stream: int) -> None:
+        """Drop a batch that waits, or let the one that is being computed end with the item that it is at."""
+        if (batch := next((each for each in self._waiting if each.stream == stream), None)) is not None:
+            self._waiting.remove(batch)
+            self.served.fail(stream, AskerLeft("the asker left"))
+        elif self._computing is not None and self._computing.stream == stream:
+            self._computing.left = True
+
+    async def _compute(self) -> str:
+        """Compute the batches in their order, for ever."""
+        while True:
+            while not self._waiting:
+                self._changed.clear()
+                await self._changed.wait()
+            batch = self._computing = self._waiting.popleft()
+            await self._compute_one(batch)
+            self._computing = None
+            self._liveness.on_output()
+            self.served.flush()
+
+    async def _compute_one(self, batch: _Batch) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            outcomes = await loop.run_in_executor(self._thread, self.tower.encode, batch.items, batch.is_wanted)
+        except Exception as error:  # noqa: BLE001  # a fault of SGLang, or of this file: of the batch as a whole
+            failure = InternalError(f"the encoder failed the batch: {type(error).__name__}")
+            self.served.fail(batch.stream, failure, last_line(error))
+            return
+        for outcome in outcomes:
+            if outcome.code == InternalError.code:
+                self.served.note_failure(outcome.detail)
+        if batch.left:
+            self.served.fail(batch.stream, AskerLeft("the asker left"))
+        else:
+            self.served.messages.end(batch.stream, BatchEncoded(tuple(outcomes)))
+
+
+def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
+    """Encode for the model that `boot` describes and serve `link`, until the node or the watchdog ends it."""
+    assert boot.batch_max is not None
+    folder = Path(boot.folder)
+    setproctitle("espalier::encoder")
+    tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
+    os.environ.update(boot.environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
+    try:
+        tower = make_tower(boot.arguments, folder)
+        digest = model_files.model_digest(Path(str(boot.arguments["model_path"])))
+        info = encoder_info("sglang", __version__, tower.media, boot.batch_max, digest)
+        shared_memory.record(folder, shared_memory.mapped())
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # of any kind: it is the reason why this did not start
+        traceback.print_exc()
+        peer = Peer(boot.name, serves_max=0)
+        peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
+        link.sendall(peer.data_to_send())
+        watchdog.end(f"the encoder could not start: {error!r}")
+    host = EncoderHost(tower, info, Peer(boot.name, serves_max=BATCHES_MAX + STREAMS_BESIDE), link, watchdog)
+    print_reason(asyncio.run(host.serve()))
+    shared_memory.remove(folder)
+    os._exit(0)

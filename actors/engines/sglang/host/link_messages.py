@@ -1,0 +1,167 @@
+"""Requests and results at a host's end of its link, with their tensors; for any event loop, and for none.
+
+A request that cannot be read fails alone: the frames around it were legal, so the link and the engine go on. The memory
+of a request's tensors is mapped, and belongs to its stream: it is unmapped when the stream ends. Large tensors of a
+result are left in a region until the node has taken them, which it says by a `Cancel` of the stream that has ended; a
+node that never comes costs a lease.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+from actors.engines.shared_tensors import (
+    SHARED_BYTES_MIN,
+    Region,
+    SealedMapping,
+    new_region,
+    open_tensors,
+    region_bytes,
+)
+from protocol import codec
+from protocol.byte_budget import ByteBudget, ByteShare
+from protocol.errors import AskerLeft, InternalError, PeerViolation, RequestError, TooLarge
+from protocol.frames import FRAME_BYTES_MAX, End, Fail, Item, Open
+from protocol.kind import Message
+from protocol.peer import Peer
+from protocol.tensors import Tensor
+
+BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
+SHARED_BYTES_MAX = 512 * 1024 * 1024  # of results that the node has not taken; what finds no room is attached
+LEASE_S = 30.0  # for which a result waits for its node
+
+
+class CallLater(Protocol):
+    """`loop.call_later` of asyncio, as far as it is used here."""
+
+    def __call__(self, delay: float, callback: Callable[[int], None], stream: int, /) -> object:
+        """Call `callback(stream)` after `delay` seconds."""
+
+
+@frozen
+class HostStatistics:
+    """The mappings of requests, and the regions of results that the node has not taken, with their bytes."""
+
+    mappings: int = 0
+    mapped_bytes: int = 0
+    regions: int = 0
+    region_bytes: int = 0
+
+
+@define(eq=False)
+class LinkMessages:
+    """The messages of one link's streams; what is sent is queued in the `peer`, and written by whoever owns both.
+
+    Without `call_later` nothing that is sent is shared, since no lease could end.
+    """
+
+    peer: Peer
+    call_later: CallLater | None = None
+    shared_bytes_max: int = SHARED_BYTES_MAX
+    lease_s: float = LEASE_S
+    _views: dict[int, list[Tensor]] = field(factory=dict, init=False)  # of requests, by stream
+    _mappings: dict[int, list[SealedMapping]] = field(factory=dict, init=False)
+    _regions: dict[int, tuple[Region, ByteShare]] = field(factory=dict, init=False)  # of results, by stream
+    _budget: ByteBudget = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._budget = ByteBudget(self.shared_bytes_max)
+
+    def statistics(self) -> HostStatistics:
+        """Return what exists at this moment."""
+        mappings = [mapping for each in self._mappings.values() for mapping in each]
+        regions = [region for region, _ in self._regions.values()]
+        return HostStatistics(
+            len(mappings), sum(map(len, mappings)), len(regions), sum(region.size for region in regions)
+        )
+
+    # Requests --------------------------------------------------------------------------
+
+    def request(self, frame: Open) -> Message:
+        """Return the request of an `Open` that the peer yields at this moment; its tensors are there until its end.
+
+        Raises a `RequestError` if it cannot be read; then the stream is to be ended by `fail`.
+        """
+        try:
+            request = codec.decode(frame.body, self.peer.attached, shared=True)
+        except PeerViolation as error:
+            raise InternalError(f"the engine's process cannot read the request: {error}") from error
+        if all(tensor.shared is None for tensor in request.tensors):
+            return request
+        tensors, mappings = open_tensors(request.tensors)
+        for mapping in mappings:
+            os.close(mapping.descriptor)  # nobody opens it from here
+            mapping.descriptor = -1
+        self._mappings[frame.stream] = mappings
+        self._views[frame.stream] = [tensor for tensor in tensors if tensor.shared is not None]
+        return request.with_tensors(tensors)
+
+    def ended(self, stream: int) -> None:
+        """Unmap the memory of a request that has ended in a `Step`; idempotent.
+
+        Its views are released, whoever still refers to them: the mapping ends with the last one. A buffer that somebody
+        computes with cannot be released, and is there until that is done.
+        """
+        self._mappings.pop(stream, None)
+        for tensor in self._views.pop(stream, ()):
+            with suppress(BufferError):
+                tensor.data.release()
+
+    # Results ---------------------------------------------------------------------------
+
+    def end(self, stream: int, result: Message) -> None:
+        """End a stream with its result, whose tensors come before it; one that fits no link fails the stream."""
+        if self.peer.served.state(stream) == "leaving":  # nobody would come for its tensors
+            self.fail(stream, AskerLeft("the asker left"))
+            return
+        try:
+            self._end(stream, self._shared(stream, result))
+        except RequestError as error:
+            self.taken(stream)
+            self.fail(stream, error)
+        self.ended(stream)
+
+    def fail(self, stream: int, error: RequestError) -> None:
+        """End a stream with an error."""
+        self.peer.send(Fail(stream, error.code, error.detail))
+        self.ended(stream)
+
+    def taken(self, stream: int) -> None:
+        """Free the region of a result; to be called for every `Cancel`, since it has been taken then; idempotent."""
+        if (shared := self._regions.pop(stream, None)) is not None:
+            region, share = shared
+            region.close()
+            share.give_back()
+
+    def _shared(self, stream: int, result: Message) -> Message:
+        """Return a result with its large tensors in a region of the stream, if there is room for it."""
+        tensors = list(result.tensors)
+        places = [place for place, tensor in enumerate(tensors) if len(tensor.data) >= SHARED_BYTES_MIN]
+        large = [tensors[place] for place in places]
+        if self.call_later is None or not places or not self._budget.fits(region_bytes(large)):
+            return result
+        region, share = new_region(), self._budget.share(region_bytes(large), _ignore)
+        self._regions[stream] = region, share
+        for _ in region.write(large):
+            pass
+        for place, tensor in zip(places, region.describe(large), strict=True):
+            tensors[place] = tensor
+        self.call_later(self.lease_s, self.taken, stream)
+        return result.with_tensors(tensors)
+
+    def _end(self, stream: int, result: Message) -> None:
+        body, attached = codec.encode(result), codec.attached(result)
+        if len(body) > BODY_BYTES_MAX:
+            raise TooLarge(f"a {type(result).__name__} of {len(body)} bytes; the limit of a link is {BODY_BYTES_MAX}")
+        if attached:
+            self.peer.send(Item(stream, b"", 0, sum(map(len, attached))), attached)
+        self.peer.send(End(stream, body))
+
+
+def _ignore() -> None:
+    pass

@@ -1,0 +1,150 @@
+"""The vision tower of one model, without the language model: pixels to embeddings.
+
+It makes SGLang's own encoder and calls its tower directly: SGLang's door for requests fetches what URLs name, and takes
+no frames. On a CPU each item is computed by itself. A batch gains less than half of the time of small images there, and
+nothing of large ones; and in a batch the same image has other embeddings, in their last bits, each time it has other
+neighbours, so that an answer would depend on who else asked. On a GPU, where small images leave most of it idle, those
+of a modality are computed together. Written for SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from attrs import frozen
+from sglang.srt.disaggregation.encoder.server import MMEncoder
+from sglang.srt.managers.schedule_batch import MultimodalDataItem
+from sglang.srt.runtime_context import publish
+from sglang.srt.server_args import ServerArgs
+
+from actors.engines.media_check import check_pixels
+from actors.engines.sglang.host import towers
+from actors.engines.sglang.host.media_input import GRID_KEYS, MODALITIES
+from actors.engines.sglang.host.pixels import NAMES, PixelProcessor, as_message, folder_layout, smallest_item
+from actors.engines.sglang.spec import Setting
+from protocol.errors import EngineRefused, InternalError, RequestError
+from protocol.media import EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
+
+
+@frozen
+class VisionTower:
+    """The vision tower, and the processors in front of it."""
+
+    encoder: MMEncoder
+    pixels: PixelProcessor
+    media: MediaInfo
+    together: bool  # whether items of one modality are computed at once
+
+    def encode(self, items: Sequence[MediaItem], is_wanted: Callable[[], bool]) -> list[EncodedItem]:
+        """Return the outcome of each item, in their order; those of the first ones once nobody wants them any more."""
+        if not self.together:
+            outcomes = []
+            for item in items:
+                if not is_wanted():
+                    break
+                outcomes += self._encode([item])
+            return outcomes
+        by_place: dict[int, EncodedItem] = {}
+        for modality in Modality:
+            places = [place for place, item in enumerate(items) if item.modality is modality]
+            by_place |= zip(places, self._encode([items[place] for place in places]), strict=True)
+        return [by_place[place] for place in range(len(items))]
+
+    def _encode(self, items: Sequence[MediaItem]) -> list[EncodedItem]:
+        """Return the outcomes of items of one modality, each with an error of its own if it is wrong."""
+        outcomes: list[EncodedItem | torch.Tensor] = [self._patches(item) for item in items]
+        inputs = [(item, each) for item, each in zip(items, outcomes, strict=True) if isinstance(each, torch.Tensor)]
+        computed = iter(self._computed(inputs))
+        return [next(computed) if isinstance(each, torch.Tensor) else each for each in outcomes]
+
+    def _patches(self, item: MediaItem) -> torch.Tensor | EncodedItem:
+        try:
+            check_pixels(item, self.media)
+            return self.pixels.patches(item)
+        except RequestError as error:
+            return EncodedItem(code=error.code, detail=error.detail)
+        except Exception as error:  # noqa: BLE001  # of transformers or torchvision: about this item alone
+            traceback.print_exception(error, file=sys.stderr)
+            detail = f"the {item.modality} could not be processed: {type(error).__name__}"
+            return EncodedItem(code=EngineRefused.code, detail=detail)
+
+    def _computed(self, inputs: Sequence[tuple[MediaItem, torch.Tensor]]) -> list[EncodedItem]:
+        """Return the outcomes of patches; what fails together is tried one by one, to find the one that fails."""
+        if not inputs:
+            return []
+        try:
+            return [_outcome(rows) for rows in self._rows(inputs)]
+        except Exception as error:  # noqa: BLE001  # of any kind: it is a fault of the tower
+            if len(inputs) > 1:
+                return [outcome for each in inputs for outcome in self._computed([each])]
+            traceback.print_exception(error, file=sys.stderr)
+            return [_failed(f"the encoder failed: {type(error).__name__}")]
+
+    def _rows(self, inputs: Sequence[tuple[MediaItem, torch.Tensor]]) -> list[torch.Tensor]:
+        """Return the embeddings of each item, `[tokens, width]`."""
+        model, modality = self.encoder.model, inputs[0][0].modality
+        items = [
+            MultimodalDataItem(
+                modality=MODALITIES[modality],
+                feature=patches.to(self.encoder.device),
+                model_specific_data={GRID_KEYS[modality]: torch.tensor([item.grid])},
+            )
+            for item, patches in inputs
+        ]
+        compute = model.get_image_feature if modality is Modality.IMAGE else model.get_video_feature
+        with torch.inference_mode():
+            rows: torch.Tensor = compute(items).cpu()
+        # Each in memory of its own: else one that is kept keeps all of them.
+        return [part.clone() for part in torch.split(rows, [item.tokens for item, _ in inputs])]
+
+
+def _outcome(rows: torch.Tensor) -> EncodedItem:
+    if not bool(torch.isfinite(rows).all()):
+        return _failed("the encoder made embeddings that are no numbers")
+    return EncodedItem(as_message(rows))
+
+
+def _failed(detail: str) -> EncodedItem:
+    return EncodedItem(code=InternalError.code, detail=detail)
+
+
+def make_tower(arguments: dict[str, Setting], folder: Path) -> VisionTower:
+    """Return the vision tower that SGLang's arguments describe; `folder` is this process's own.
+
+    Raises `ValueError` for a model without a tower, and whatever SGLang raises.
+    """
+    layout = folder_layout(str(arguments["model_path"]))
+    if layout is None:
+        raise ValueError("the model has no vision tower, or one of a family that is not known here")
+    towers.leave_out_language()
+    server_args = ServerArgs(**arguments)
+    publish(server_args, role="encoder")
+    encoder = MMEncoder(server_args, dist_init_method=f"file://{folder}/rendezvous")  # at no port, which could be taken
+    own, config = encoder.preprocessor, encoder.model_config
+    pixels = PixelProcessor(own.image_processor, own.video_processor, layout, config.dtype)
+    media = MediaInfo(
+        form=MediaForm.EMBEDDINGS,
+        width=config.hidden_size,
+        dtype=NAMES[config.dtype],
+        merge=layout.merge,
+        image_token=layout.image_token,
+        video_token=layout.video_token,
+    )
+    tower = VisionTower(encoder, pixels, media, together=encoder.device != "cpu")
+    _warm_up(tower)
+    return tower
+
+
+def _warm_up(tower: VisionTower) -> None:
+    """Encode one small item; raises `RuntimeError` unless its embeddings are what the encoder says that it makes."""
+    item = smallest_item(tower.pixels.layout)
+    (outcome,) = tower.encode([item], lambda: True)
+    if outcome.code:
+        raise RuntimeError(f"it does not encode an {item.modality}: {outcome.detail}")
+    made, wanted = (outcome.data.shape, outcome.data.dtype), ((item.tokens, tower.media.width), tower.media.dtype)
+    if made != wanted:
+        raise RuntimeError(f"it makes embeddings of {made}, where the model's engines take {wanted}")
