@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,6 +20,15 @@ from pathlib import Path
 
 # Without it transformers asks the hub about every folder it opens.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+try:
+    import torchvision  # noqa: F401  # transformers imports it
+except RuntimeError:
+    # The package index has it for GPUs alone: where there is none, it misses two of its operators.
+    sys.path.append(str(Path(__file__).parents[1] / "actors" / "engines" / "sglang" / "host" / "cpu"))
+    import espalier_sglang_cpu
+
+    espalier_sglang_cpu.prepare()
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
