@@ -8,8 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo demo-disagg test check wide units realtime engines lint types lock coverage news \
-	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times tensor cluster-cost bench bench-full stages clean
+.PHONY: help demo demo-disagg demo-vision test check wide units realtime engines lint types lock coverage news \
+	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures tensor cluster-cost bench bench-full stages clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -19,6 +19,9 @@ demo: $(VENV)/ready  ## install what is needed and serve the tiny model on http:
 
 demo-disagg: $(VENV)/ready  ## the same by two engines, one for prompts and one for answers, and three nodes
 	@exec $(BIN)/python -m supervisor examples/disagg.toml
+
+demo-vision: $(VENV)/ready  ## a model that says what it sees, by an encoder, a prefill and a decode, and four nodes
+	@exec $(BIN)/python -m supervisor examples/vision.toml
 
 test: check  ## every test, the real engine included
 	@$(MAKE) --no-print-directory -j2 realtime engines
@@ -98,8 +101,9 @@ endings: $(VENV)/ready-dev  ## every way to end, ten times each, with times
 soak: $(VENV)/ready-dev  ## 2,000 requests, 30 % cancelled: nothing grows
 	$(BIN)/python -m bench.soak
 
-fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs to every endpoint: all are answered rightly, and nothing is left
+fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs to every endpoint and 20,000 damaged media: all are answered rightly, and nothing is left
 	$(BIN)/python -m tests.system.fuzz --inputs 200000
+	$(BIN)/python -m tests.system.fuzz.media --inputs 20000
 
 schema: $(VENV)/ready-dev $(VENV)/schema/ready  ## two minutes of schemathesis against what /openapi.json says
 	$(BIN)/python -m tests.system.fuzz.schema $(VENV)/schema/bin/st
@@ -135,6 +139,12 @@ rolling: $(VENV)/ready-dev  ## drain and restart each node under load: nothing f
 
 pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing in a prefill and a decode, 50 tries a stage
 	$(BIN)/python -m bench.pair_abort_times
+
+media-abort-times: $(VENV)/ready-dev  ## the same with a picture: fetched, decoded, encoded, sent, computed with
+	$(BIN)/python -m bench.media_abort_times
+
+pictures: $(VENV)/ready-dev  ## what 64 streams notice of 2 MB pictures, 2,000 pictures in memory, what the cache saves
+	$(BIN)/python -m bench.pictures
 
 tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
 	$(BIN)/python -m tests.system.link_tensor

@@ -22,6 +22,7 @@ from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, read_or
 from bench.rig.node import Node, metric, node, short_folder, wait_until
 from bench.rig.processes import memory_bytes, open_files, threads
 from bench.rig.prompts import PROMPTS
+from bench.rig.trend import slope
 
 LEAVE_SHARE = 0.39  # of the requests; about a fifth of them are answered before, so that 30 % really disconnect
 LEAVES_WITHIN_S = 1.2  # about as long as an answer takes among fifteen others
@@ -143,14 +144,6 @@ def sample(target: Node) -> Sample:
     values["node", "tasks"] = target.metric("espalier_node_tasks")
     values["node", "files"] = sum(1 for _ in target.tmp.rglob("*")) + len(target.shared_memory)
     return values
-
-
-def slope(points: list[tuple[float, float]]) -> float:
-    """Return the least-squares slope of points (requests, value), by 1,000 requests."""
-    count = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return 1000 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
 def run(target: Node, requests: int, concurrency: int, seed: int) -> tuple[Tally, list[tuple[int, Sample]]]:

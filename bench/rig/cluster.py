@@ -1,9 +1,10 @@
 """A cluster to measure: several nodes on this machine, each a process of its own, all of them always ended.
 
 Each node reads a file of its own. All files describe the same cluster but for two things. Each places the gateway on
-its own node, so that every node has a `/metrics` of its own, in which its engines' counts are read anew at each scrape.
-And a file may name another address for a node than the one where it listens: that of a proxy before it. Several fronts
-share the port for clients, and each has a port of its own for metrics.
+its own node, so that every node has a `/metrics` of its own, in which its engines' counts are read anew at each scrape;
+with `one_gateway` they have an endpoint for metrics instead. And a file may name another address for a node than the
+one where it listens: that of a proxy before it. Several fronts share the port for clients, and each has a port of its
+own for metrics.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SIMULATED = """\
 kind = "simulated"
 slots = {slots}
 {leg}
-context_max = 8192
+context_max = {context_max}
 kv_tokens_max = 1_000_000
 [engine.{name}.simulated]
 {simulated}
@@ -70,11 +71,22 @@ kv_tokens_max = 16384
 
 
 def simulated(
-    node: str, leg: str = "both", *, slots: int = 16, costs: Mapping[str, float] | None = None, **settings: float
+    node: str,
+    leg: str = "both",
+    *,
+    slots: int = 16,
+    context_max: int = 8192,
+    costs: Mapping[str, float] | None = None,
+    **settings: float,
 ) -> str:
     """Return the section of a simulated engine on a node; `settings` are the keys of its table `simulated`."""
     return SIMULATED.format(
-        name=node_engine_name(node), slots=slots, leg=_leg(leg), simulated=_lines(settings), costs=_lines(costs or {})
+        name=node_engine_name(node),
+        slots=slots,
+        leg=_leg(leg),
+        context_max=context_max,
+        simulated=lines(settings),
+        costs=lines(costs or {}),
     )
 
 
@@ -106,7 +118,8 @@ def _leg(leg: str) -> str:
     return "" if leg == "both" else f'leg = "{leg}"'
 
 
-def _lines(values: Mapping[str, float]) -> str:
+def lines(values: Mapping[str, object]) -> str:
+    """Return the keys of a table, a line each."""
     return "\n".join(f"{key} = {value}" for key, value in values.items())
 
 
@@ -121,6 +134,8 @@ class Plan:
     drain_s: float = 30.0
     front_drain_s: float | None = None  # if it differs
     gateways: int = 1  # fronts, which share a port
+    one_gateway: bool = False  # no other node has one
+    model_path: Path = ROOT / "examples" / MODEL
 
     @property
     def fronts(self) -> list[str]:
@@ -141,17 +156,19 @@ class Cluster:
     folder: Path
     gateway_ports: dict[str, int] = field(default_factory=dict)
     link_ports: dict[str, int] = field(default_factory=dict)  # where each worker listens for other nodes
-    metrics_ports: dict[str, int] = field(default_factory=dict)  # of each front, if there are several
+    metrics_ports: dict[str, int] = field(default_factory=dict)  # of each node whose gateway is not its own
     dialed_ports: dict[str, int] = field(default_factory=dict)  # where other nodes dial it, if that is another port
     nodes: dict[str, Node] = field(default_factory=dict)  # the latest process of each name
     past: list[Node] = field(default_factory=list)  # the processes before them
 
     def __post_init__(self) -> None:
-        ports = iter(free_ports(2 * len(self.plan.names)))
+        ports = iter(free_ports(3 * len(self.plan.names)))
         for name in self.plan.names:
             self.gateway_ports[name] = next(ports)
             if name not in self.plan.fronts:
                 self.link_ports[name] = next(ports)
+                if self.plan.one_gateway:
+                    self.metrics_ports[name] = next(ports)
             elif self.plan.gateways > 1:
                 self.metrics_ports[name] = next(ports)
                 self.gateway_ports[name] = self.gateway_ports[FRONT]
@@ -184,9 +201,9 @@ class Cluster:
         nodes = []
         for each in plan.names:
             port = self.link_ports.get(each) if each == name else self.dialed_ports.get(each, self.link_ports.get(each))
-            listen = "" if port is None else f'listen = "127.0.0.1:{port}"'
+            listen = "" if port is None else f'listen = "127.0.0.1:{port}"\n'
             if each in self.metrics_ports:
-                listen = f'metrics = "127.0.0.1:{self.metrics_ports[each]}"'
+                listen += f'metrics = "127.0.0.1:{self.metrics_ports[each]}"'
             drain_s = plan.drain_s if each not in plan.fronts or plan.front_drain_s is None else plan.front_drain_s
             nodes.append(NODE.format(name=each, drain_s=drain_s, logs=folder / "logs", listen=listen))
         engines = [
@@ -196,14 +213,19 @@ class Cluster:
         return FILE.format(
             cluster=plan.cluster,
             nodes="".join(nodes),
-            gateways=json.dumps(list(dict.fromkeys([*(plan.fronts if plan.gateways > 1 else ()), name]))),
+            gateways=json.dumps(self._gateways(name)),
             port=self.gateway_ports[name],
             gateway=plan.gateway if name in plan.fronts else "",
             model=MODEL,
-            path=ROOT / "examples" / MODEL,
+            path=plan.model_path,
             model_lines=plan.model,
             engines="".join(engines),
         )
+
+    def _gateways(self, name: str) -> list[str]:
+        if self.plan.one_gateway:
+            return self.plan.fronts
+        return list(dict.fromkeys([*(self.plan.fronts if self.plan.gateways > 1 else ()), name]))
 
     def start(self, name: str) -> Node:
         """Start a node, without waiting for it.

@@ -39,7 +39,7 @@ TURNS = (Turn(Role.SYSTEM, "You are a helpful assistant."), Turn(Role.USER, STOR
 CHAT_BODY = json.dumps(
     {
         "model": "tiny",
-        "messages": [{"role": turn.role.value, "content": turn.content} for turn in TURNS],
+        "messages": [{"role": turn.role.value, "content": turn.text} for turn in TURNS],
         "max_tokens": TOKENS_MAX,
         "temperature": 0.0,
         "stream": True,
