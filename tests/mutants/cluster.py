@@ -14,12 +14,8 @@ BUGS: Bugs = {
         Bug("an idle link sends no heartbeat", "self._writer.send(KeepAlive())", "pass"),
     ),
     "supervisor/links/asking.py": (
-        Bug("a deadline is not carried", "remaining_ms() if rules.first is None else None", "None"),
-        Bug(
-            "the deadline of the first token crosses",
-            "remaining_ms() if rules.first is None else None",
-            "remaining_ms()",
-        ),
+        Bug("a deadline is not carried", "body, credit, to, remaining_ms(until))", "body, credit, to, None)"),
+        Bug("the deadline of the first token crosses", "_deadline() if rules.first is None else inf", "_deadline()"),
     ),
     "supervisor/links/serving.py": (
         Bug("a deadline is read in seconds", "max(0, frame.within_ms) / 1000", "max(0, frame.within_ms)"),
@@ -86,7 +82,7 @@ BUGS: Bugs = {
             "        self.draining = True\n        self.notify()\n",
             "        self.draining = True\n",
         ),
-        Bug("a decode counts as the sibling of a prefill", "for leg in {worker.leg, Leg.BOTH})", "for leg in Leg)"),
+        Bug("a decode counts as the sibling of a prefill", "for leg in worker.leg.substitutes)", "for leg in Leg)"),
     ),
     "supervisor/cluster/node_records.py": (
         Bug(
@@ -138,8 +134,8 @@ BUGS: Bugs = {
         Bug("the window for attached bytes is never given back", "self.in_flight_bytes -= size", "pass"),
         Bug(
             "attached bytes of a cancelled request count for ever",
-            "self.promised_bytes -= unsent.size + sum(_size(views) for _, views in unsent.behind)",
-            "pass",
+            "            for share in unsent.shares():\n                share.give_back()\n",
+            "",
         ),
         Bug(
             "attached bytes of a cancelled request are not acknowledged",
@@ -148,7 +144,7 @@ BUGS: Bugs = {
             """        self.unacknowledged_bytes += len(data) * (key in self._incomplete)
         if self.unacknowledged_bytes > WINDOW_BYTES:""",
         ),
-        Bug("one stream's bytes hold up all others'", "self._unsent.move_to_end(key)", "pass"),
+        Bug("one stream's bytes hold up all others'", "self._turns.move_to_end(key)", "pass"),
     ),
     "protocol/peer.py": (
         Bug(
@@ -158,8 +154,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "an end overtakes what is attached before it",
-            "if isinstance(frame, Fail) or not",
-            "if isinstance(frame, Fail | End) or not",
+            "if isinstance(frame, Fail) or self",
+            "if isinstance(frame, Fail | End) or self",
         ),
     ),
 }

@@ -21,10 +21,8 @@ BUGS: Bugs = {
     ),
     "actors/engines/sglang/adapter.py": (
         Bug("a node that stood still blames its engine", "range(PROBES - 1)", "range(1)"),
-        Bug("an engine is asked whether it lives without a pause", "            await trio.sleep(probe_s)\n", ""),
-        Bug(
-            "silence is never noticed", "                if not answer.over.is_set():\n                    return\n", ""
-        ),
+        Bug("an engine is asked whether it lives without a pause", "        await trio.sleep(probe_s)\n", ""),
+        Bug("silence is never noticed", "            if not answer.over.is_set():\n                return\n", ""),
     ),
     "protocol/model_folder.py": (
         Bug(

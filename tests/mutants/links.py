@@ -124,8 +124,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "a frame overtakes the tokens that were gathered before it",
-            "            self._send_gathered()\n        self._send(frame, attached)",
-            "            pass\n        self._send(frame, attached)",
+            "            self._send_gathered()\n        self._send(frame, attached, share)",
+            "            pass\n        self._send(frame, attached, share)",
         ),
         Bug(
             "gathered tokens wake no writer",
@@ -155,6 +155,13 @@ BUGS: Bugs = {
         ),
         Bug("the first reply may come again, or late", "if self.first is not None and self.begun is", "if False and"),
         Bug("an answer may end before it has begun", "if not self.begun:\n", "if False:\n"),
+        Bug(
+            "the tensors of a result may come for any request",
+            " or item.units or self.result not in codec.WITH_TENSORS:",
+            " or item.units:",
+        ),
+        Bug("replies may follow the tensors of a result", "if self.attached is not None:\n", "if False:\n"),
+        Bug("the embeddings of another item are taken", "_identity(result.item) != _identity(self.item)", "False"),
         Bug("any number of likeliest tokens may come", "len(each.top) > self.likeliest_max", "False"),
         Bug("log probabilities may be left out", "len(tokens.logprobs) != len(ids) or ", ""),
         Bug("another node may count any number of tokens", " or usage.completion_tokens > self.tokens_max:", ":"),
@@ -163,8 +170,41 @@ BUGS: Bugs = {
         Bug("another node may say what only a gateway may", "RequestError).of_gateway:", "RequestError) is None:"),
     ),
     "protocol/peer.py": (
-        Bug("a Step overtakes an attachment", "takes_steps and not self.served.owing", "takes_steps"),
-        Bug("a node of an older version is sent a Step", "self.hello.takes_steps and", "True and"),
+        Bug(
+            "a Step overtakes an attachment",
+            "return (False, stream) not in self._outgoing.unsent and not self.served.owed(stream)[1]",
+            "return True",
+        ),
+        Bug("a node of an older version is sent a Step", " or not self.hello.takes_steps:", ":"),
+        Bug(
+            "a reply takes room that somebody waits for",
+            "(not size or self._outgoing.budget.fits(size))",
+            "True",
+        ),
+        Bug("a sender ignores its receiver's limit", "self._outgoing.budget.bytes_max = hello.attached_bytes_max", ""),
+    ),
+    "protocol/attachments.py": (
+        Bug(
+            "room is given back before the last piece has been sent",
+            "            del self._turns[key]\n        return key, data\n",
+            "            del self._turns[key]\n            self.piece_sent(key)\n        return key, data\n",
+        ),
+    ),
+    "protocol/byte_budget.py": (
+        Bug("small shares overtake a large one that waits", "return not self._waiting and self", "return self"),
+        Bug("whoever stops waiting keeps the others waiting", "self._waiting.remove(share)\n", "return\n"),
+    ),
+    "supervisor/links/waiting.py": (
+        Bug(
+            "an asker that leaves keeps its room",
+            "            share.give_back()\n            on_left()\n",
+            "            pass\n",
+        ),
+        Bug(
+            "nobody writes what follows an asker that has left",
+            "            share.give_back()\n            on_left()\n",
+            "            share.give_back()\n",
+        ),
     ),
     "supervisor/links/serving.py": (
         Bug("a stream is closed before its call is released", "if not call.answer.over.is_set():\n", "if False:\n"),
@@ -172,20 +212,26 @@ BUGS: Bugs = {
         Bug("credit that comes while the inbox is full is lost", "answer.credit += call.granted", "pass"),
     ),
     "supervisor/links/asking.py": (
-        Bug("no Cancel frame on leaving", 'self.send(Cancel(stream, "the asker left"))', "pass"),
+        Bug("no Cancel frame on leaving", 'self.writer.send(Cancel(stream, "the asker left"))', "pass"),
         Bug(
             "a lost link does not fail its askers",
             "            answer.fail(self.lost_error(detail))\n",
             "            pass\n",
         ),
-        Bug("a closed stream wakes no request that waits for one", "self._permits.unpark()\n", "pass\n"),
+        Bug(
+            "a closed stream wakes no request that waits for one",
+            "stream, 0), None)\n        self._permits.unpark()\n",
+            "stream, 0), None)\n",
+        ),
         Bug(
             "an End that breaks the rules does not fail its asker",
-            """        result = codec.decode(end.body) if end.body else None
-        self._rules[end.stream].end(result)
-        self._close(end.stream).end(result)
-""",
-            "        self._close(end.stream).end(codec.decode(end.body))\n",
+            "        rules.end(result)\n",
+            "",
+        ),
+        Bug(
+            "a result whose tensors crossed a Cancel ends the link",
+            "if end.stream in self._left and rules.result in codec.WITH_TENSORS:",
+            "if False:",
         ),
         Bug(
             "a Step loses the tokens of an answer's last step",

@@ -129,7 +129,7 @@ BUGS: Bugs = {
     "supervisor/node/assembly.py": (
         Bug(
             "one engine that cannot start ends its node",
-            "or not failures or len(failures) < len(self.engines)",
+            "or not failures or len(failures) < len(every)",
             "or not failures",
         ),
         Bug("a gateway falls with its own engine", "if serves_others or not", "if not"),

@@ -24,9 +24,15 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "supervision": ("tree",),
     "stalls": ("stall", "examples"),
     "grammars": ("grammars",),
+    "encoders": ("encoders",),
     "permissions": ("names",),
     "queues": ("pending", "fair"),
     "fast_path": ("fast_path", "ways"),
+    "tensors": ("tensors", "attached"),
+    "media": ("media",),
+    "pictures": ("alone", "sweep", "simulation", "cluster"),
+    "hostile_media": ("hostile_media",),
+    "asking": ("asking",),
 }
 
 
@@ -37,6 +43,28 @@ def planted(part: str) -> list[tuple[str, Bug, str]]:
 
 MUTANTS = [mutant for part in PARTS for mutant in planted(part)]
 SUITES = {  # the quickest first
+    "hostile_media": [
+        "tests/actors/kit/test_fair_budget.py",
+        "tests/actors/test_media.py",
+        "tests/supervisor/media",
+        "tests/actors/media_decoder",
+        "tests/system/test_hostile_media.py",
+    ],
+    "asking": [
+        "tests/protocol/dialects",
+        "tests/protocol/strict",
+        "tests/supervisor/gateway/test_gateway_media.py",
+        "tests/supervisor/gateway/websocket/test_history.py",
+    ],
+    "media": [
+        "tests/protocol/test_media.py",
+        "tests/actors/vision/test_placeholders.py",
+        "tests/actors/vision/test_layout.py",
+        "tests/actors/vision/test_model_files.py",
+        "tests/actors/test_processor_media.py",
+        "tests/actors/routing/test_encoding.py",
+        "tests/actors/routing/test_routed_request_resumes.py",
+    ],
     "fast_path": [
         "tests/actors/kit/test_fast_path.py",
         "tests/actors/test_decode_stuck_slots.py",
@@ -46,6 +74,12 @@ SUITES = {  # the quickest first
         "tests/system/test_token_ways.py",
         "tests/system/test_reference_cycles.py",
         "tests/supervisor/node/test_garbage.py",
+    ],
+    "tensors": [
+        "tests/actors/engines/test_shared_tensors.py",
+        "tests/actors/engines/sglang/host/test_link_messages.py",
+        "tests/supervisor/links/test_asking_tensors.py",
+        "tests/supervisor/tensors",
     ],
     "streams": ["tests/protocol/test_streams.py", "tests/protocol/test_frames.py"],
     "contract": ["tests/contracts/test_fake_engine.py"],
@@ -105,6 +139,14 @@ SUITES = {  # the quickest first
         "tests/actors/test_grammars.py",
         "tests/protocol/test_grammars.py",
         "tests/actors/engines/sglang/host/plugin/test_espalier_sglang.py",
+    ],
+    "encoders": [
+        "tests/actors/test_encoder.py",
+        "tests/actors/engines/test_embedding_cache.py",
+        "tests/actors/engines/test_media_check.py",
+        "tests/actors/engines/simulated/test_engine_media.py",
+        "tests/supervisor/cluster/test_workers_encoders.py",
+        "tests/supervisor/engines/test_children.py",
     ],
     "config": [
         "tests/supervisor/config/test_load.py",
@@ -194,7 +236,11 @@ SUITES = {  # the quickest first
     "cluster": ["tests/system/simulator/test_seeds.py", "-k", "by_a_cluster"],
     "alone": ["tests/system/simulator/test_single_fault.py"],
     "simulation": ["tests/system/simulator/test_seeds.py", "-k", "allowed_error and not by_a_cluster"],
-    "sweep": ["tests/system/test_sweep.py", "tests/system/test_sweep_clients.py"],
+    "sweep": [
+        "tests/system/test_sweep.py",
+        "tests/system/test_sweep_clients.py",
+        "tests/system/test_sweep_pictures.py",
+    ],
     # Minutes, for the few bugs that nothing above has noticed: a test of another file may.
     "rooms": [
         "tests/protocol",

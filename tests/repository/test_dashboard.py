@@ -41,6 +41,13 @@ node = "back"
 model = "tiny"
 kind = "simulated"
 kv_tokens_max = 4096
+simulated.media = {{ image_token = 5 }}
+[engine.eyes]
+node = "back"
+model = "tiny"
+kind = "simulated"
+leg = "encode"
+simulated.media = {{ image_token = 5 }}
 """
 
 
@@ -57,6 +64,12 @@ def happened(metrics: Metrics) -> None:
     metrics.aborted("tiny-0", 0.01)
     metrics.set_stuck_slots("tiny-0", 1)
     metrics.grammar_checked("tiny", "refused", 0.2)
+    metrics.encoding_ended("back/eyes", "image", "cached")
+    metrics.encoding_waited("back/eyes", 0.01)
+    metrics.batch_encoded("back/eyes", "ended", 0.1)
+    metrics.item_encoded("back/eyes", "image", 64)
+    metrics.set_encoder_queue("back/eyes", 1, 2)
+    metrics.media_prepared("tiny", "prepared", 0.2)
     RoutingMetrics(metrics, "tiny").call_ended("back/tiny-0", "ended")
     RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
     metrics.logs["tiny-0"] = QueuedWriter(lambda _: None)

@@ -87,8 +87,16 @@ credit and are dropped; `Credit`, `Cancel` and `RequestData` after an end have n
 {paragraph(attachments, 2)}
 
 A piece is at most {attachments.PIECE_BYTES:,} bytes, and {attachments.WINDOW_BYTES:,} may be in flight in each direction; each
-`WindowUpdate` gives back what has been received, needed or not. Up to {attachments.ATTACHED_BYTES_MAX:,} bytes may be attached at a
-time in each direction: a sender refuses more as `too_large` or `overloaded` before it sends anything.
+`WindowUpdate` gives back what has been received, needed or not. Up to `attached_bytes_max` bytes ({frames.ATTACHED_BYTES_MAX:,} by
+default) may be attached at a time, as the receiver states in its `Hello`: more wait at the sender, and one that can never fit is
+refused as `too_large` before anything is sent.
+
+The tensors of a result come before its `End`, in an `Item` of their own with an empty body and no units, after which nothing but
+`End` or `Fail` may come.
+
+Between a node and the process of an engine, a tensor may be described by a `SharedRegion` instead
+([decision 16](decisions/0016-shared-memory.md)); from another node, that ends the link. An asker that has taken the shared tensors of
+an answer says so by a `Cancel` of its stream, which has ended.
 
 ## Messages
 

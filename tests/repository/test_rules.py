@@ -22,7 +22,16 @@ FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / roo
 LINES_MAX = 400
 ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
 FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "actors" and path.parts[2:]}
-TRADE_OF = {"processor": ("text",), "router": ("routing",), "decode": ("engines",), "prefill": ("engines",)}
+TRADE_OF = {
+    "processor": ("text", "vision"),
+    "router": ("routing",),
+    "decode": ("engines",),
+    "prefill": ("engines",),
+    "text": ("vision",),
+    "encoder": ("engines", "vision"),
+    "media": ("vision",),
+    "media_decoder": ("vision",),
+}
 """The folders that an actor may import beside the kit; an actor without a row, and a folder, imports the kit alone."""
 FUNCTION_LINES_MAX = 60
 
@@ -30,8 +39,11 @@ STAGES = Path("bench/stages")  # measures the insides of the product, which the 
 
 SGLANG = Path("actors/engines/sglang")
 HOST = SGLANG / "host"
-# Beside the folder of the host: what a node imports too, to remove what hosts left and to compare models.
-SHARED = {SGLANG / "shared_memory.py", SGLANG / "model_files.py"}
+DECODER = Path("actors/media_decoder")  # processes that decode what clients send; no node imports it
+# Beside the folder of the host: what a node imports too, to remove what hosts left, to compare models, and to share
+# memory with hosts of any kind.
+SHARED_TENSORS = Path("actors/engines/shared_tensors.py")
+SHARED = {SGLANG / "shared_memory.py", SGLANG / "model_files.py", SHARED_TENSORS}
 
 # Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
 UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}
@@ -44,6 +56,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/logprobs.py"): {"tokenizers"},
     Path("actors/text/whole_tokens.py"): {"tokenizers"},
     SGLANG / "boot_message.py": {"msgspec"},
+    Path("actors/vision/jobs.py"): {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
     Path("supervisor/command_line.py"): {"random", "time"},
@@ -62,7 +75,8 @@ ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing t
 
 
 HOST_SIDE = [path for path in FILES if path in SHARED or HOST in path.parents]
-NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and path not in HOST_SIDE]
+DECODER_SIDE = [path for path in FILES if DECODER in path.parents]
+NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and path not in {*HOST_SIDE, *DECODER_SIDE}]
 each_file = pytest.mark.parametrize("path", FILES, ids=str)
 each_node_file = pytest.mark.parametrize("path", NODE_SIDE, ids=str)
 
@@ -149,7 +163,7 @@ def theirs(path: Path, modules: set[str]) -> set[str]:
 
 def test_what_is_called_an_actor_is_one() -> None:
     assert {"actors.decode", "actors.prefill", "actors.processor", "actors.router"} <= ACTORS
-    folders = {"actors.engines", "actors.kit", "actors.routing", "actors.text"}
+    folders = {f"actors.{name}" for name in ("engines", "kit", "media_decoder", "routing", "text", "vision")}
     assert folders == FOLDERS, "name a new folder here, and in TRADE_OF at the actor that may import it"
     assert theirs(Path("actors/decode.py"), {"actors.engines"})
     assert theirs(Path("actors/router.py"), {"actors.routing"})
@@ -173,14 +187,24 @@ def test_the_supervisor_imports_clocks_and_randomness_in_few_files(path: Path) -
 
 
 @each_node_file
-def test_a_node_imports_nothing_of_the_engine_host(path: Path) -> None:
-    assert not theirs(path, {module(HOST)})
+def test_a_node_imports_nothing_of_the_engine_host_and_of_the_decoders(path: Path) -> None:
+    assert not theirs(path, {module(HOST), module(DECODER)})
+
+
+@pytest.mark.parametrize("path", DECODER_SIDE, ids=str)
+def test_a_decoder_imports_the_protocol_and_its_jobs_alone(path: Path) -> None:
+    ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
+    own = ("protocol", "actors.media_decoder", "actors.vision.jobs")
+    assert all(name.startswith(own) or name == "actors.vision" for name in ours), ours
+    assert not foreign(path) - {"PIL", "attrs", "av", "actors", "protocol"}
 
 
 @pytest.mark.parametrize("path", HOST_SIDE, ids=str)
 def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path: Path) -> None:
     ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
-    assert all(name.startswith(("protocol", "actors.engines.sglang")) for name in ours)
+    pure = ("actors.engines.media_check", "actors.vision.layout", "actors.vision.model_files")
+    allowed = ("protocol", "actors.engines.sglang", *pure, module(SHARED_TENSORS))
+    assert all(name.startswith(allowed) for name in ours)
     assert "trio" not in roots(path)
 
 
@@ -219,7 +243,7 @@ def test_importing_a_whole_node_imports_neither_torch_nor_sglang() -> None:
 import importlib, sys
 for name in {names!r}:
     importlib.import_module(name)
-print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "sglang", "transformers", "numpy"}}))
+print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "sglang", "transformers", "numpy", "PIL", "av"}}))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
@@ -290,7 +314,7 @@ def test_the_version_of_a_checkout_is_that_of_its_package() -> None:
 
 def test_the_rules_see_every_room() -> None:
     assert {path.parts[0] for path in FILES} == set(ROOMS)
-    assert all((ROOT / path).exists() for path in {HOST, STAGES, *SHARED, *TRADES, *HANDS})
+    assert all((ROOT / path).exists() for path in {HOST, DECODER, STAGES, *SHARED, *TRADES, *HANDS})
 
 
 def test_every_planted_bug_replaces_text_that_is_once_in_its_file() -> None:

@@ -25,8 +25,14 @@ def everybody() -> Credentials:
 
 def built_assembly(cluster: Cluster, node: str, credentials: Credentials | None = None) -> tuple[Assembly, Metrics]:
     """Return an assembled node and its metrics; everybody may connect unless `credentials` are given."""
+    runtime = built_runtime()
+    return assemble(cluster, node, runtime, credentials or everybody()), runtime.metrics
+
+
+def built_runtime() -> Runtime:
+    """Return a runtime without threads and chance, whose folder is the working directory."""
     numbers = count(1)
-    runtime = Runtime(
+    return Runtime(
         folder=RunFolder(Path(), -1),
         logs=Path(),
         environment={},
@@ -40,4 +46,3 @@ def built_assembly(cluster: Cluster, node: str, credentials: Credentials | None 
         new_nonce=lambda: bytes(32),
         new_room=partial(next, numbers),
     )
-    return assemble(cluster, node, runtime, credentials or everybody()), runtime.metrics

@@ -27,6 +27,7 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import Leg
 from protocol.errors import EngineDied, EngineRefused, RequestError
+from protocol.media import MediaInfo
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Logprob, Sampling, Usage
 
 FORCED = 100.0
@@ -57,14 +58,17 @@ def prompt_of(request: Generate) -> tuple[int, ...]:
     return tuple(request.tokens[: len(request.tokens) - request.said])
 
 
-def answer_to(request: Generate, vocabulary_size: int = 100) -> Iterator[int]:
-    """Yield the token ids of an answer, without end; another seed gives another answer."""
+def answer_to(request: Generate, vocabulary_size: int = 100, media: MediaInfo | None = None) -> Iterator[int]:
+    """Yield the token ids of an answer, without end; another seed gives another answer, and so does another image."""
     wanted = request.sampling
+    never = {token for token, bias in wanted.logit_bias.items() if bias <= -FORCED}
+    never |= set() if media is None else {media.image_token or 0, media.video_token or 0}
     forced = next((token for token, bias in wanted.logit_bias.items() if bias >= FORCED), None)
     prompt = [*prompt_of(request), *([] if wanted.seed is None else [wanted.seed])]
+    prompt += [int(item.digest, 16) for item in request.media]
     for place in count(request.said):
         token = token_at(prompt, place, vocabulary_size) if forced is None else forced
-        while wanted.logit_bias.get(token, 0) <= -FORCED:
+        while token in never:
             token = (token + 1) % vocabulary_size
         yield token
 
@@ -99,6 +103,7 @@ class Costs:
     stuck: bool = False  # aborted requests keep their slots for ever
     refused: Callable[[str], bool] = lambda _: False  # ids that it finds wrong only after it has admitted them
     leg: Leg = Leg.BOTH
+    media: MediaInfo | None = None
 
     @property
     def spec(self) -> SimulatedSpec:
@@ -111,6 +116,7 @@ class Costs:
             page_size=self.page_size,
             prefix_cache=False,
             vocabulary_size=self.vocabulary_size,
+            media=self.media,
             costs=Prices(release_s=self.release_s),
         )
 
@@ -124,7 +130,7 @@ class Predictable(OutputGenerator):
     """The output that `whole` computes."""
 
     def answer(self, request: Generate, prompt: bytes) -> OutputSequence:  # it is in the request, too
-        ids = answer_to(request, self.spec.vocabulary_size)
+        ids = answer_to(request, self.spec.vocabulary_size, self.spec.media)
         return OutputSequence(ids, frozenset(request.sampling.stop_token_ids), b"", greedy=True)
 
     def logprob(self, sequence: OutputSequence, place: int, token: int, top: int) -> Logprob:
@@ -142,6 +148,10 @@ class Scheduler(Batch):
     failed: int = 0  # requests that did
     silent: set[str] = Factory(set)  # ids that get no further token, and keep their slots
     keeps_s: float = 0.0  # how much longer than it should the next slot is kept whose request is aborted
+
+    def prompt_of(self, request: Generate) -> tuple[int, ...]:
+        """Return a request's prompt, by which its tokens are counted."""
+        return prompt_of(request)
 
     @property
     def requests(self) -> list[Generate]:
@@ -184,7 +194,8 @@ class Scheduler(Batch):
             return
         super()._emit(held, update)
         if self.spec.leg is not Leg.PREFILL:
-            self.given[prompt_of(held.request), held.request.sampling.seed] = held.request.said + len(held.output)
+            asked = self.prompt_of(held.request), held.request.sampling.seed
+            self.given[asked] = held.request.said + len(held.output)
 
     def _fail_as_all(self, held: HeldRequest, update: BatchUpdate) -> None:
         assert self.fails is not None
@@ -215,12 +226,16 @@ class FakeEngine(SimulatedEngine):
         self._info = self.costs.info
         self._batch = self.scheduler = self.scheduler_of(
             self.spec,
-            Predictable(self.spec),
+            self.make_output(),
             self.chance,
             rendezvous_rooms=self.rendezvous_rooms,
             wake=self._wake.unpark_all,
             live=self.costs,
         )
+
+    def make_output(self) -> Predictable:
+        """Return what computes its answers."""
+        return Predictable(self.spec)
 
     def start(self, request: Generate) -> None:
         """Start a request as a host does, whose node has checked it, and which takes all updates by `deliver`."""

@@ -64,6 +64,8 @@ class FakeHost:
                 while data := await self.transport.receive_some():
                     for frame in self.peer.receive_data(data):
                         self._received(frame)
+                    if self.peer.ready:  # it answers some frames by itself
+                        self._writer.unpark_all()
                 nursery.cancel_scope.cancel()
         finally:
             self.transport.close()
@@ -71,7 +73,7 @@ class FakeHost:
     def _received(self, frame: Frame) -> None:
         match frame:
             case Open():
-                request = codec.decode(frame.body)
+                request = codec.decode(frame.body, self.peer.attached)
                 if isinstance(request, Generate):
                     self.streams[frame.stream] = request.id
                     self.numbers[request.id] = frame.stream

@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 from actors.kit.calls import BugCounter
 from protocol import codec
 from protocol.errors import LocalViolation, PeerLost, PeerViolation
-from protocol.frames import VERSION, Frame, FrameReader, Hello, encode
+from protocol.frames import ATTACHED_BYTES_MAX, VERSION, Frame, FrameReader, Hello, encode
 from protocol.kind import Kind, Message
 from protocol.messages import Done, FlushCache, Tokens
 from protocol.peer import Peer
@@ -133,16 +133,18 @@ async def linked(
     room: int = 65536,
     heartbeat: Heartbeat | None = None,
     acknowledges: bool = False,
+    request: type[Message] = FlushCache,
+    attached_bytes_max: int = ATTACHED_BYTES_MAX,
     **fields: Any,
 ) -> AsyncIterator[Ends]:
-    """Two ends of a link that both answer a FlushCache by `service`, or never if it is None; `fields` of the first."""
+    """Two ends of a link that both answer a `request` by `service`, or never if it is None; `fields` of the first."""
     near, far = sim_pair(rng, delay_s=0.01 if rng else 0, piece_max=9 if rng else 65536, room=room)
     address, inbox = mailbox(inbox_size)
     links = []
     for name, transport, own_fields in (("asker", near, fields), ("server", far, {})):
         more = own_fields | ({"acknowledged_s": transport.acknowledged_s} if acknowledges else {})
-        peer = Peer(name, serves_max=streams)
-        links.append(Link(transport, peer, {("", FlushCache): address}, heartbeat=heartbeat, **more))
+        peer = Peer(name, serves_max=streams, attached_bytes_max=attached_bytes_max)
+        links.append(Link(transport, peer, {("", request): address}, heartbeat=heartbeat, **more))
     ends = Ends(links[0], links[1], near, far)
     with any_answer():
         async with trio.open_nursery() as nursery:

@@ -90,15 +90,20 @@ def tasks(task: trio.lowlevel.Task | None = None) -> list[str]:
 STEPS_MAX = 5_000
 
 
-def sweep(at_step: Callable[[random.Random, int], Awaitable[bool]], steps_min: int = 60) -> None:
-    """Run `at_step` with one step number after the other, until it returns that its scenario was over by then."""
+def sweep(
+    at_step: Callable[[random.Random, int], Awaitable[bool]], steps_min: int = 60, first: int = 1, every: int = 1
+) -> None:
+    """Run `at_step` with one step number after the other, until it returns that its scenario was over by then.
+
+    It begins with step `first`, and takes each `every`-th.
+    """
     logging.disable(logging.CRITICAL)  # thousands of restarts, all of them wanted
 
     async def scenario(rng: random.Random) -> bool:
         return await at_step(rng, step)
 
     try:
-        for step in range(1, STEPS_MAX):
+        for step in range(first, STEPS_MAX, every):
             try:
                 if simulate(scenario, seed=1):
                     break

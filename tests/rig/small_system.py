@@ -91,6 +91,10 @@ class SmallSystem:
         """Return the children of the node."""
         return (*workers, Child(name="front", run=self._front))
 
+    def costs_of(self, number: int) -> Costs:
+        """Return the costs of one engine: those of all, as a rule."""
+        return self.costs
+
     def pair(self, name: str) -> tuple[SimTransport, SimTransport]:
         near, far = sim_pair(self.rng, **self.network)
         self.transports[name] = near
@@ -119,7 +123,7 @@ class SmallSystem:
         if self.starts_fail or number in self.never_up:
             raise StartFailed("it does not start")
         near, far = self.pair(f"line {number}")
-        host = self.hosts[number] = self.host_of(far, self.costs)
+        host = self.hosts[number] = self.host_of(far, self.costs_of(number))
         link = self.lines[number] = Link(near, Peer("node", serves_max=0), lost_error=EngineLost)
         async with trio.open_nursery() as nursery:
 

@@ -1,9 +1,10 @@
-"""Delays of the tokens of a link while a tensor crosses it: two processes, one real WebSocket.
+"""Delays of the tokens of a link while tensors cross it: two processes, one real WebSocket.
 
 `python -m tests.system.link_tensor` asks a second process for 64 streams of tokens, 20 a second each, and beside them
-for one tensor of 100 MB, again and again. Every token carries when it was sent, on the clock that all processes of a
-machine share, so its delay is known exactly. Alternated are stretches in which a tensor crosses and stretches of the
-same length in which none does; compared are the delays of the tokens that were sent in them.
+sends tensors of 100 MB in all, as requests of 2 MB, of which as many are in flight as would need twice the room that
+there is, and gets as many bytes back in their results. Every token carries when it was sent, on the clock that all
+processes of a machine share, so its delay is known exactly. Alternated are stretches in which tensors cross and
+stretches of the same length in which none does; compared are the delays of the tokens that were sent in them.
 """
 
 from __future__ import annotations
@@ -25,20 +26,23 @@ from attrs import define, field
 from actors.kit.calls import BugCounter, Call, mailbox
 from protocol.errors import PeerLost
 from protocol.greeting import Greeter
-from protocol.messages import Embedded, Finished, FinishReason, Generate, GetInfo, Sampling, Started, Tokens, Usage
+from protocol.media import Encode, Encoded
+from protocol.messages import Finished, FinishReason, Generate, Sampling, Started, Tokens, Usage
 from protocol.peer import Peer
-from protocol.tensors import Dtype, Tensor
 from supervisor.links import websocket
 from supervisor.links.encoding import TOKEN_IDS
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
+from tests.rig.tensors import embeddings, pixels
 
 ROOT = Path(__file__).parents[2]
 STREAMS = 64
 TOKENS_A_SECOND = 20.0
-TENSOR_BYTES = 100 * 1000 * 1000
+TENSORS_BYTES = 100 * 1000 * 1000  # of requests, and as many of results
+TENSOR_BYTES = 12 * (2 * 1000 * 1000 // 12)  # whole pixels, and whole elements of a result
+ROOM_BYTES = 8 * TENSOR_BYTES
 TIMES = 5
 BOUND_MS = 10.0
 GREET_S = 5.0
@@ -83,34 +87,34 @@ async def say_tokens(inbox: trio.MemoryReceiveChannel[Call[Generate, Started | T
             nursery.start_soon(answer_call, call)
 
 
-async def give_tensors(inbox: trio.MemoryReceiveChannel[Call[GetInfo, Embedded, None]], size: int) -> None:
-    """Answer each request with one tensor of `size` bytes."""
-    bugs, tensor = BugCounter(), Tensor(Dtype.UINT8, (size,), memoryview(bytes(size)))
+async def give_tensors(inbox: trio.MemoryReceiveChannel[Call[Encode, Encoded, Encoded]]) -> None:
+    """Answer each request with as many bytes as it has."""
+    bugs = BugCounter()
     async for call in inbox:
         with call.answering(bugs) as answer:
-            answer.put(Embedded((tensor,)), 1)
-            answer.end(None)
+            answer.end(Encoded(embeddings(call.request.item, TENSOR_BYTES)))
 
 
-async def serve(size: int) -> None:
+async def serve() -> None:
     """Listen on a free port, print it, and serve one link after the other."""
     tokens_inbox: trio.MemoryReceiveChannel[Call[Generate, Started | Tokens, Finished]]
-    tensors_inbox: trio.MemoryReceiveChannel[Call[GetInfo, Embedded, None]]
+    tensors_inbox: trio.MemoryReceiveChannel[Call[Encode, Encoded, Encoded]]
     tokens, tokens_inbox = mailbox(2 * STREAMS)
-    tensors, tensors_inbox = mailbox(1)
-    serves = cast("Services", {(TOKENS, Generate): tokens, (TENSORS, GetInfo): tensors})
+    tensors, tensors_inbox = mailbox(2 * STREAMS)
+    serves = cast("Services", {(TOKENS, Generate): tokens, (TENSORS, Encode): tensors})
 
     async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("listens", CLUSTER, LISTENS, b"", bytes(32), None), GREET_S)
         with suppress(PeerLost):
-            await Link(wire, Peer(LISTENS, serves_max=2 * STREAMS), serves, heartbeat=Heartbeat()).run()
+            peer = Peer(LISTENS, serves_max=4 * STREAMS, attached_bytes_max=ROOM_BYTES)
+            await Link(wire, peer, serves, heartbeat=Heartbeat()).run()
 
     async def accepted(stream: trio.SocketStream) -> None:
         await websocket.accept(stream, None, GREET_S, talk)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(say_tokens, tokens_inbox)
-        nursery.start_soon(give_tensors, tensors_inbox, size)
+        nursery.start_soon(give_tensors, tensors_inbox)
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         tell(str(listeners[0].socket.getsockname()[1]))
         await trio.serve_listeners(accepted, listeners)
@@ -140,12 +144,20 @@ async def listen_to(link: Link, number: int, tokens_max: int, arrivals: Arrivals
                 arrivals.tokens += [(sent, here) for sent in reply.ids]
 
 
-async def fetch(link: Link, size: int) -> None:
-    """Ask for one tensor, and wait until it is here and whole."""
-    async with link.ask(GetInfo(), 1, TENSORS) as replies:
-        async for reply in replies:
-            assert isinstance(reply, Embedded)
-            assert len(reply.tensors[0].data) == size, "the tensor is not whole"
+async def cross(link: Link, size: int) -> None:
+    """Send tensors of `size` bytes in all, and wait until those of their results are here and whole."""
+    request = Encode("0" * 32, pixels(TENSOR_BYTES))
+    limiter = trio.CapacityLimiter(2 * ROOM_BYTES // TENSOR_BYTES)
+
+    async def one() -> None:
+        async with limiter, link.ask(request, 1, TENSORS) as answer:
+            result = await answer.result()
+            assert isinstance(result, Encoded)
+            assert len(result.item.data.data) == TENSOR_BYTES, "the tensor is not whole"
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(size // TENSOR_BYTES):
+            nursery.start_soon(one)
 
 
 @asynccontextmanager
@@ -156,7 +168,7 @@ async def linked(port: int) -> AsyncIterator[Link]:
 
     async def talk(wire: websocket.WebSocketTransport) -> None:
         await websocket.greet(wire, Greeter("dials", CLUSTER, DIALS, b"", bytes(range(32)), LISTENS), GREET_S)
-        links.append(Link(wire, Peer(DIALS, serves_max=1), heartbeat=Heartbeat()))
+        links.append(Link(wire, Peer(DIALS, serves_max=1, attached_bytes_max=ROOM_BYTES), heartbeat=Heartbeat()))
         async with trio.open_nursery() as nursery:
             await nursery.start(links[0].run)
             up.set()
@@ -195,16 +207,16 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 async def measure(port: int, times: int, size: int) -> list[tuple[Stretch, Stretch]]:
-    """Return so many pairs of stretches: one while a tensor crosses, and one of its length in which none does."""
+    """Return so many pairs of stretches: one while tensors cross, and one of its length in which none does."""
     arrivals, found = Arrivals(), []
     async with linked(port) as link, trio.open_nursery() as nursery:
         for number in range(STREAMS):
             nursery.start_soon(listen_to, link, number, 1_000_000, arrivals)
         await trio.sleep(1.0)
-        await fetch(link, size)  # the first of anything is slower
+        await cross(link, size)  # the first of anything is slower
         for _ in range(times):
             begin_us = now_us()
-            await fetch(link, size)
+            await cross(link, size)
             crossed_us = now_us()
             await trio.sleep(0.5)  # what was late is here
             quiet_us = now_us()
@@ -217,9 +229,9 @@ async def measure(port: int, times: int, size: int) -> list[tuple[Stretch, Stret
 
 
 @contextmanager
-def other_end(size: int) -> Iterator[int]:
+def other_end() -> Iterator[int]:
     """Start the process that answers, and end it whatever happens in the body; yield its port."""
-    command = [sys.executable, "-m", "tests.system.link_tensor", "--serve", "--bytes", str(size)]
+    command = [sys.executable, "-m", "tests.system.link_tensor", "--serve"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
     assert process.stdout is not None
     try:
@@ -231,18 +243,19 @@ def other_end(size: int) -> Iterator[int]:
 
 
 def main() -> int:
-    """Print every stretch and the medians of what the tensor added; return 1 if its p99 is over the bound."""
+    """Print every stretch and the medians of what the tensors added; return 1 if its p99 is over the bound."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=TIMES)
-    parser.add_argument("--bytes", type=int, default=TENSOR_BYTES)
+    parser.add_argument("--bytes", type=int, default=TENSORS_BYTES)
     parser.add_argument("--serve", action="store_true", help="be the process that answers")
     arguments = parser.parse_args()
     if arguments.serve:
-        trio.run(serve, arguments.bytes)
+        trio.run(serve)
         return 0
-    with other_end(arguments.bytes) as port:
+    with other_end() as port:
         found = trio.run(partial(measure, port, arguments.times, arguments.bytes))
-    tell(f"{STREAMS} streams of {TOKENS_A_SECOND:g} tokens a second; a tensor of {arguments.bytes / 1e6:g} MB; in ms")
+    megabytes = arguments.bytes / 1e6
+    tell(f"{STREAMS} streams of {TOKENS_A_SECOND:g} tokens a second; {megabytes:g} MB in each direction; in ms")
     tell(f"{'':<10}{'s':>7}{'tokens':>8}{'p50':>8}{'p99':>8}{'max':>8}")
     for crossing, quiet in found:
         for name, stretch in (("crossing", crossing), ("quiet", quiet)):

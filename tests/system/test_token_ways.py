@@ -96,5 +96,5 @@ def test_these_seeds_have_tokens_that_go_either_way(monkeypatch: pytest.MonkeyPa
 def test_a_cluster_whose_nodes_take_no_steps_of_tokens_serves_as_well(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Peer, "may_send_steps", False)
+    monkeypatch.setattr(Peer, "takes_steps", lambda *_: False)
     run_cluster_seed.__wrapped__(seed)

@@ -245,7 +245,7 @@ async def test_a_trace_crosses_a_link_as_it_is() -> None:
     wanted = evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
     async with linked_nodes(a, b):
         await all_linked(a, b)
-        here = b.directory.local["b-0"].address
+        here = cast("GenerateAddress", b.directory.local["b-0"].address)
         (worker,) = (each for each in a.directory.workers("oak") if isinstance(each, RemoteWorker))
         b.directory.local["b-0"].address = cast("GenerateAddress", Noting(here, there))
         async with worker.ask(wanted, wanted.sampling.tokens_max) as replies:

@@ -10,7 +10,9 @@ from typing import Any
 from protocol.openapi.document import Operation
 from tests.system.fuzz.values import KEYS, corrupted, hostile_value, huge, text
 
-MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "n=3"}]
+Body = dict[str, object]
+
+MESSAGES: list[Body] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "n=3"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 OPTIONS = {
     "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 0.1, "presence_penalty": -0.1,
@@ -33,13 +35,64 @@ RESPONSE = {
     "previous_response_id": "resp_1", "tools": [], "reasoning": {}, **OPTIONS,
 }  # fmt: skip
 PROMPTS = ("n=3", ["n=2", "n=1"], [5, 6, 7], [[5, 6], [7]])
-INPUTS = (
+INPUTS: tuple[str | list[Body], ...] = (
     "n=3",
     [{"role": "user", "content": "n=2"}],
     [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "n=2"}], "id": "m"}],
 )
 
-Body = dict[str, object]
+DATA_URL = "data:image/png;base64,iVBORw0KGgo="
+MEDIA_URLS = (
+    DATA_URL, "DATA:video/mp4;BASE64,AAAA", "https://media.example/cat.png?size=1#top", "http://[2001:db8::1]:8080/a%20b.mp4",
+    "file:///srv/media/cat.png", "https://127.0.0.1/cat.png", "http://169.254.169.254/latest/meta-data",
+)  # fmt: skip
+HOSTILE_URLS = (
+    "https://", "https:///cat.png", "https://user:password@media.example/cat.png", "https://a.example:99999/", "https://[::1",
+    "file://media.example/cat.png", "file:cat.png", "file:///srv/../etc/passwd?x", "gopher://a.example/", "cat.png", "data:",
+    "data:image/png;base64", "data:image/png;base64,", "data:image/png,%89PNG", "https://a.example/\r\nhost: b.example",
+    "https://a.example\\@b.example/", "https://a.example/cat.pt", "file:///srv/media/CAT%2EPTH", "https://\u0430.example/",
+    "iVBORw0KGgo=", "data:" + "," * 5000, "data:" + "x" * 5000, "https://a.example/" + "x" * 9000,
+)  # fmt: skip
+
+
+def _chat_media(rng: Random) -> Body:
+    url, detail = rng.choice(MEDIA_URLS), rng.choice(("auto", "low", "high", "original", None))
+    parts: tuple[Body, ...] = (
+        {"type": "image_url", "image_url": {"url": url, "detail": detail}, "modalities": "image"},
+        {"type": "image_url", "image_url": {"url": url, "max_dynamic_patch": None}, "uuid": None},
+        {"type": "image_url", "image_url": url},
+        {"type": "video_url", "video_url": {"url": url, "fps": None}},
+        {"type": "video_url", "video_url": url},
+        {"type": "image_embeds", "image_embeds": "UAAAAAAAAAB7fQ=="},
+    )
+    return rng.choice(parts)
+
+
+def _response_media(rng: Random) -> Body:
+    url, detail = rng.choice(MEDIA_URLS), rng.choice(("auto", "low", "high", "original"))
+    parts: tuple[Body, ...] = (
+        {"type": "input_image", "image_url": url, "detail": detail, "file_id": None},
+        {"type": "input_image", "image_url": url},
+        {"type": "input_video", "video_url": url},
+    )
+    return rng.choice(parts)
+
+
+def _content(rng: Random, text: Body, media: Callable[[Random], Body]) -> list[Body]:
+    """Return texts and a few images and videos in any order, sometimes with URLs that must not be fetched."""
+    parts = [deepcopy(text) if rng.random() < 0.5 else media(rng) for _ in range(rng.randrange(1, 5))]
+    if rng.random() < 0.2:
+        replace_urls(rng, parts)
+    return parts
+
+
+def replace_urls(rng: Random, parts: list[Body]) -> None:
+    """Give some parts URLs that must not be fetched."""
+    for part in parts:
+        for name in ("image_url", "video_url", "image_embeds"):
+            if name in part and rng.random() < 0.7:
+                url = rng.choice(HOSTILE_URLS)
+                part[name] = {"url": url} if isinstance(part[name], dict) else url
 
 
 def _some(rng: Random, fields: Body) -> Body:
@@ -48,9 +101,13 @@ def _some(rng: Random, fields: Body) -> Body:
 
 
 def chat(rng: Random) -> Body:
-    parts = [{"type": "text", "text": "n="}, {"type": "text", "text": "2"}]
-    messages = rng.choice((MESSAGES, [{"role": "user", "content": parts}], [*MESSAGES, *MESSAGES]))
-    return {"model": "tiny", "messages": deepcopy(messages), **_some(rng, CHAT)}
+    parts: list[Body] = [{"type": "text", "text": "n="}, {"type": "text", "text": "2"}]
+    conversations: tuple[list[Body], ...] = (MESSAGES, [{"role": "user", "content": parts}], [*MESSAGES, *MESSAGES])
+    messages = deepcopy(rng.choice(conversations))
+    if rng.random() < 0.3:
+        role = "user" if rng.random() < 0.9 else "assistant"
+        messages.append({"role": role, "content": _content(rng, parts[0], _chat_media)})
+    return {"model": "tiny", "messages": messages, **_some(rng, CHAT)}
 
 
 def completion(rng: Random) -> Body:
@@ -58,11 +115,17 @@ def completion(rng: Random) -> Body:
 
 
 def response(rng: Random) -> Body:
-    return {"model": "tiny", "input": deepcopy(rng.choice(INPUTS)), **_some(rng, RESPONSE)}
+    items: str | list[Body] = deepcopy(rng.choice(INPUTS))
+    if isinstance(items, list) and rng.random() < 0.3:
+        role = "user" if rng.random() < 0.9 else "system"
+        items.append({"role": role, "content": _content(rng, {"type": "input_text", "text": "n=2"}, _response_media)})
+    return {"model": "tiny", "input": items, **_some(rng, RESPONSE)}
 
 
 def tokenize(rng: Random) -> Body:
-    fields = rng.choice(({"prompt": "a b", "add_special_tokens": True}, {"messages": deepcopy(MESSAGES)}))
+    seen = [{"role": "user", "content": [_chat_media(rng)]}]  # which is refused
+    messages = seen if rng.random() < 0.1 else deepcopy(MESSAGES)
+    fields = rng.choice(({"prompt": "a b", "add_special_tokens": True}, {"messages": messages}))
     return {**fields, **({"model": "tiny"} if rng.random() < 0.5 else {})}
 
 

@@ -85,6 +85,24 @@ SMALL: tuple[object, ...] = (
     {"type": "text"},
     {"type": "text", "text": "a"},
     {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+    {"type": "image_url", "image_url": {"url": "https://a\ud83d.example/"}},
+    {"type": "image_url", "image_url": {"url": {"url": {"url": {}}}}},
+    {"type": "image_url", "image_url": {"url": 7, "detail": 7}},
+    {"type": "image_url"},
+    {"type": "video_url", "video_url": {"url": "http://127.0.0.1:8000/admin", "fps": 1e308}},
+    {"type": "image_embeds", "image_embeds": "gASVAAAA"},
+    {"type": "image_embeds", "image_embeds": {"image_embeds": "AAAA", "image_grid_thw": "AAAA"}},
+    {"type": "input_image", "file_id": "file-1"},
+    {"type": "input_image", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    {"type": "input_video", "video_url": None},
+    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    {"type": "file", "file": {"file_id": "file-1"}},
+    {"url": "data:image/png;base64,AAAA", "detail": "original"},
+    "data:image/png;base64,AAAA",
+    "https://media.example/cat.png",
+    "file:///srv/media/cat.pt",
+    "data:image/png;base64,",
+    "javascript:alert(1)",
     {"type": "json_object"},
     {"type": "json_schema"},
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}},
@@ -114,6 +132,7 @@ KEYS = (
     "cache_salt", "n", "best_of", "response_format", "stream", "stream_options", "logprobs", "top_logprobs", "echo",
     "tools", "tool_choice", "functions", "user", "metadata", "store", "reasoning", "include", "truncation",
     "previous_response_id", "generate", "stream_id", "response_id", "tokens", "add_special_tokens", "background",
+    "image_url", "video_url", "image_embeds", "input_image", "url", "detail", "file_id", "fps", "modalities", "uuid",
     "name", "schema", "strict", "json_schema", "format", "", "\0", "__class__", "__proto__", "_model", "Model",
 )  # fmt: skip
 
@@ -136,9 +155,9 @@ def hostile_value(rng: Random, depth: int = 0) -> object:
 
 def huge(rng: Random) -> bytes:
     """Return the text of a value that is long or deep; a few of these are enough."""
-    kind = rng.randrange(8)
+    kind = rng.randrange(9)
     if kind < 3:
-        opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"":', b"}]")))
+        opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"":', b"}]"), (b'{"image_url":', b"}")))
         return opening * DEEP + b"1" + (closing * DEEP if rng.random() < 0.5 else b"")
     return (
         b'"' + rng.choice((b"x", b"\\n", "é".encode(), b"\\ud83d\\ude42", b"n=9 ")) * (LONG // 8) + b'"',
@@ -146,7 +165,17 @@ def huge(rng: Random) -> bytes:
         b"[" + b'{"role":"user","content":""},' * 2_000 + b"1]",
         b"{" + b",".join(b'"%d":%d' % (at, at) for at in range(5_000)) + b"}",
         rng.choice((b"1", b"-1", b"0.", b"1e")) + b"9" * 50_000,
+        _seen(rng),
     )[kind - 3]
+
+
+def _seen(rng: Random) -> bytes:
+    """Return the text of a conversation with an image of a megabyte, or with hundreds of them."""
+    data = rng.choice((b"A", b"A", b"\\n", "é".encode(), b":", b"{", b"%"))
+    url, count = (data * LONG, 1) if rng.random() < 0.5 else (b"AAAA", rng.choice((256, 257, 2_000)))
+    head = rng.choice((b"data:image/png;base64,", b"https://a.example/", b""))
+    part = b'{"type":"image_url","image_url":{"url":"' + head + url + b'"}}'
+    return b'[{"role":"user","content":[' + b",".join([part] * count) + b"]}]"
 
 
 def text(value: object) -> bytes:

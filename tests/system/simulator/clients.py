@@ -12,10 +12,12 @@ from contextlib import suppress
 import trio
 from attrs import define, field
 
+from protocol.media import Detail
 from tests.rig.gateway import Client, post
 from tests.system.simulator import judge, tls
 from tests.system.simulator.faults import Faults
-from tests.system.simulator.model import PlannedRequest, draw, whole
+from tests.system.simulator.model import PlannedRequest, draw, whole, with_other_pictures
+from tests.system.simulator.pictures import LARGE, SHARED, Content, Picture
 from tests.system.simulator.release_times import RELEASED_WITHIN_S
 from tests.system.simulator.system import System
 
@@ -78,7 +80,7 @@ def chat(wanted: PlannedRequest) -> dict[str, object]:
     """Return the body of a chat completion."""
     body: dict[str, object] = {
         "model": "tiny",
-        "messages": [{"role": role, "content": text} for role, text in wanted.turns],
+        "messages": [{"role": role, "content": chat_content(content)} for role, content in wanted.turns],
         "max_completion_tokens": wanted.tokens_max,
         "stream": wanted.stream,
         "n": wanted.n,
@@ -88,6 +90,20 @@ def chat(wanted: PlannedRequest) -> dict[str, object]:
     if wanted.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": wanted.logprobs}
     return body | options(wanted)
+
+
+def chat_content(content: Content) -> object:
+    """Return the content of a message as chat completions have it."""
+    return content if isinstance(content, str) else [_chat_part(part) for part in content]
+
+
+def _chat_part(part: str | Picture) -> dict[str, object]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.frames:
+        return {"type": "video_url", "video_url": {"url": part.url}}
+    detail = {} if part.detail is Detail.AUTO else {"detail": part.detail.value}
+    return {"type": "image_url", "image_url": {"url": part.url, **detail}}
 
 
 def options(wanted: PlannedRequest) -> dict[str, object]:
@@ -135,6 +151,8 @@ class HttpClient:
         rng = self.rng
         reader.pause_s = rng.choice((0, 0, 0, 0.3))
         asked = [self._draw(f"{self.name}.{number}") for number in range(rng.choice((1, 1, 2, 3)))]
+        if self.system.album is not None and rng.random() < 0.5:
+            asked += [with_other_pictures(wanted) for wanted in asked if wanted.pictures and not wanted.refused]
         self.system.refused |= {tuple(wanted.prompt) for wanted in asked if wanted.refused}
         ahead = len(asked) > 1 and rng.random() < 0.3
         self.slow = ahead or reader.pause_s > 0
@@ -151,7 +169,7 @@ class HttpClient:
                     await reader.send(self.post(wanted, x_request_id=self.name))
                 await reader.read_answer(received)
             outcome = self.judged(wanted, received, stayed=not left.cancelled_caught)
-            self.note(wanted.turns[-1][1].split()[0], outcome)
+            self.note(wanted.name, *["picture"] * bool(wanted.pictures), outcome)
             if received.status and not ahead:
                 assert received.headers["x-request-id"] == self.name
             if not self.slow:
@@ -169,7 +187,7 @@ class HttpClient:
         return trio.current_time() - self.faults.releases.jumped_s
 
     def _draw(self, name: str) -> PlannedRequest:
-        return draw(self.rng, name, choices_max=3)
+        return draw(self.rng, name, choices_max=3, album=self.system.album)
 
     def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         return post(chat(wanted), **headers)
@@ -181,12 +199,15 @@ class HttpClient:
         """Wait until the slots of this client must be free, and check that they are."""
         releases, system = self.faults.releases, self.system
         self.note(self.name, "gone", *await releases.wait_due(system.cancel_delay_s))
+        own = {picture.name for wanted in asked for picture in wanted.pictures} - {LARGE, *SHARED}
+        assert not any(system.gallery.held[name] for name in own), "a picture is held without a client"
+        system.gallery.gone |= own
         for wanted in asked:
             assert not system.holding(wanted.prompt), "a slot is held without a client"
             if system.network["delay_s"] < 0.01 and not releases.swallowed:
                 for number, choice in enumerate(whole(wanted).choices):
                     seed = None if wanted.seed is None else wanted.seed ^ number
-                    tokens = system.given(wanted.prompt, seed)
+                    tokens = system.given(wanted.seen, seed)
                     assert tokens <= len(choice.ids) + GIVEN_AHEAD_MAX, (
                         "tokens were computed after the answer had ended"
                     )

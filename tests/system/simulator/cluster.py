@@ -20,6 +20,7 @@ from tests.rig.fake_engine import prompt_of
 from tests.rig.fake_host import FakeHost
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import LONG_S, SmallSystem, living
+from tests.system.simulator.encoders import NodeEncoders
 from tests.system.simulator.legs import LegCosts, LegHost
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot, SimLinks, check_inboxes, check_links
 from tests.system.simulator.system import System
@@ -45,6 +46,7 @@ class Cluster(System):
         self.node.assembly.links = self.links
         for node_slot in self.node_slots:
             node_slot.costs.refused = self.costs.refused
+            node_slot.gallery = self.gallery
 
     def _register_workers(self) -> None:
         super()._register_workers()
@@ -61,9 +63,16 @@ class Cluster(System):
 
     @property
     def nodes_up(self) -> list[SmallSystem]:
-        """Every node that is up and has engines."""
+        """Every node that is up and has engines that compute tokens."""
         here: list[SmallSystem] = [self] if self.workers and not self.over.is_set() else []
-        return here + [node_slot.life for node_slot in self.node_slots if node_slot.life is not None]
+        return here + [node_slot.life for node_slot in self.node_slots if node_slot.life and node_slot.life.workers]
+
+    @property
+    def encoding_up(self) -> list[NodeEncoders]:
+        """The encoders of every node that is up."""
+        here = [] if self.over.is_set() else [self.encoding]
+        every = here + [node_slot.life.encoding for node_slot in self.node_slots if node_slot.life is not None]
+        return [encoding for encoding in every if encoding.count]
 
     @property
     def directories(self) -> list[Directory]:
@@ -119,8 +128,11 @@ class Cluster(System):
         """Remove all faults, and start every node that is down."""
         System.heal(self)
         for node_slot in self.node_slots:
+            node_slot.encoder_costs.heal()
             if node_slot.life is None:
                 node_slot.start()
+            else:
+                node_slot.life.encoding.heal()
 
     async def check_at_rest(self) -> None:
         await System.check_at_rest(self)
@@ -133,7 +145,13 @@ class Cluster(System):
     async def check_serves(self) -> None:
         """Check that all slots for answers can be taken at once."""
         await self.readmit_workers()
+        for encoding in self.encoding_up:
+            await encoding.check_serves()
         slots = dict.fromkeys(Leg, 0)
+        if self.sighted:
+            self.plan.rooms.transfer_s = (
+                0.0  # prompts with pictures are longer, so that a prefill takes fewer at a time
+            )
         for node in self.nodes_up:
             assert isinstance(node.costs, LegCosts)
             # Long answers and short prompts, so that all answers can be under way before one of them ends.

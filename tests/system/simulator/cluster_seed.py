@@ -17,17 +17,20 @@ from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
-from tests.rig.small_system import SmallSystem
 from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, OfCluster, linked, others_up, together
-from tests.system.simulator.cluster_single_fault import SINGLE_FAULTS
-from tests.system.simulator.faults import AWAY_ERRORS, OF_NODES, Faults
+from tests.system.simulator.cluster_faults import UNDER_A_TENSOR, ClusterFaults
+from tests.system.simulator.cluster_single_fault import SINGLE_FAULTS as CLUSTER_SINGLE_FAULTS
+from tests.system.simulator.faults import OF_NODES
 from tests.system.simulator.legs import BOTH_WITHIN_S, LegCosts, Rooms
+from tests.system.simulator.lost_encoders import LostEncoder
 from tests.system.simulator.model import VOCABULARY
 from tests.system.simulator.node_network import NodeNetwork
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot
+from tests.system.simulator.picture_faults import PICTURE_FAULTS
+from tests.system.simulator.pictured import Sight, draw_sight, encoder_costs
 from tests.system.simulator.probes import health
-from tests.system.simulator.release_times import DELAYS, SWALLOWS, ReleaseDeadlines, kept_s
 from tests.system.simulator.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run, traced
+from tests.system.simulator.single_fault import SingleFault
 from tests.system.simulator.system import LIMITS
 
 SHAPES = (  # the legs of the nodes beside the gateway's
@@ -51,135 +54,10 @@ KINDS = (
     "jump",
     *OF_NODES,
 )
+SINGLE_FAULTS: tuple[type[SingleFault], ...] = (*CLUSTER_SINGLE_FAULTS, LostEncoder)
 SINGLE_FAULT_SHARE = 0.25  # of the seeds, those with a single fault
-CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
+BLIND = Sight(None, 0, {})
 LOOKS_MAX = 3  # at a link that has just been lost, a tenth of a second apart
-NOTICED_S = 0.5  # until every node has the announcement that another one drains
-
-
-@define(eq=False)
-class ClusterFaults(OfCluster, Faults):
-    """Injects faults at any node."""
-
-    def __attrs_post_init__(self) -> None:
-        delays, swallows = DELAYS | CLUSTER_DELAYS, SWALLOWS | CLUSTER_DELAYS
-        self.releases = ReleaseDeadlines(kept_s(self.system.deadlines), delays, swallows=swallows)
-        self.cluster.plan.releases = self.releases
-
-    def choose_node(self) -> SmallSystem:
-        return self.rng.choice(self.cluster.nodes_up)
-
-    @property
-    def resume_may_fail(self) -> bool:
-        start_failed = any(node_slot.start_failed for node_slot in self.cluster.node_slots)
-        return super().resume_may_fail or start_failed or self.releases.jumped_s > 0
-
-    def may(self, code: str) -> bool:
-        jumped = (
-            self.releases.jumped_s > 0 and code in AWAY_ERRORS
-        )  # for each end the other is silent since before the jump
-        return jumped or Faults.may(self, code)
-
-    @property
-    def routes(self) -> int:
-        many = dict.fromkeys(Leg, 0)
-        many[Leg.BOTH] += self.system.workers
-        for node_slot in self.cluster.node_slots:
-            many[node_slot.costs.leg] += node_slot.kwargs["workers"]
-        return many[Leg.BOTH] + min(many[Leg.PREFILL], many[Leg.DECODE])
-
-    async def one(self, kind: str) -> None:
-        system, rng = self.cluster, self.rng
-        if kind == "a leg dies":
-            await trio.sleep(rng.random() * 3)
-            await self._kill_leg()
-            return
-        if kind not in OF_NODES:
-            await trio.sleep(rng.random() * 3)
-            if system.nodes_up and all(node.hosts for node in system.nodes_up):
-                await self.now(kind)
-            return
-        await trio.sleep(rng.random() * 5)
-        busy = [
-            node_slot
-            for node_slot in system.node_slots
-            if node_slot.life is not None and node_slot.life.directory.running
-        ]
-        node_slot = rng.choice(busy or system.node_slots)
-        if (
-            node_slot.life is None
-            or not node_slot.life.hosts
-            or node_slot.life.over.is_set()
-            or node_slot.life.directory.draining
-        ):
-            return
-        self.happened.add(kind)
-        self.losses += 1
-        self.away += node_slot.kwargs["workers"]
-        self.note(kind, node_slot.name)
-        await self._wrong(kind, node_slot)
-
-    async def _kill_leg(self) -> None:
-        """Crash the engine of one leg while it computes a request of two legs."""
-        rng, stage = self.rng, self.rng.choice((0.0, 0.05, 0.2, 1.0))
-        with trio.move_on_after(5.0):
-            while not self.cluster.plan.rooms.held():  # noqa: ASYNC110  # of many engines
-                await trio.sleep(0.05)
-            await trio.sleep(stage)
-            legs = self.cluster.plan.rooms.held()
-            if legs:
-                leg, engine = rng.choice(legs)
-                self.happened.add("a leg dies")
-                self.losses += 1
-                self.away += 1
-                self.deaths += 1
-                self.note("a leg dies", leg.value, stage)
-                for host in list(self.cluster.all_hosts()):
-                    if host.scheduler is engine:
-                        host.crash()
-
-    def front_of_fault(self) -> str:
-        """Return the gateway's node to which a link is cut."""
-        return "main"
-
-    async def _wrong(self, kind: str, node_slot: NodeSlot) -> None:
-        rng, net = self.rng, self.cluster.plan.net
-        nodes = node_slot.name, self.front_of_fault()
-        match kind:
-            case "cut a link":
-                net.cut(*nodes)
-            case "half-open link":
-                self.releases.wrong(kind, SECTION.silent_s)
-                for transport in net.transports(*nodes):
-                    transport.swallow()
-            case "stopped node":
-                lasts_s = rng.random() * 6
-                self.releases.wrong(kind, lasts_s)  # its kernel answers: it keeps what it has been asked for
-                net.stop(node_slot.name, trio.current_time() + lasts_s)
-            case "node crash":
-                await node_slot.crash()
-                await self._back(node_slot)
-            case "node drain":
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._check_avoided, node_slot)
-                    await node_slot.drain()
-                await self._back(node_slot)
-
-    async def _back(self, node_slot: NodeSlot) -> None:
-        if self.rng.random() < 0.7:
-            await trio.sleep(self.rng.random() * 3)
-            self.note("back", node_slot.name)
-            node_slot.start()
-        else:
-            self.happened.add("stays away")
-
-    async def _check_avoided(self, node_slot: NodeSlot) -> None:
-        await trio.sleep(NOTICED_S)
-        delayed = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.releases.periods)
-        chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
-        assert delayed or not any(name.startswith(f"{node_slot.name}/") for name in chosen), (
-            "a node that drains is chosen"
-        )
 
 
 @frozen
@@ -209,12 +87,13 @@ class ClusterRun(OfCluster, Run):
         self.front_ends = rng.choice((None, None, None, None, None, None, "drain", "crash"))
         self.drains = self.front_ends == "drain"
         self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
+        self.picture_times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in (*PICTURE_FAULTS, *UNDER_A_TENSOR)}
         if rng.random() < 0.7:
             self.times.pop("jump", None)
         self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < self.single_fault_share else None
         self.single_fault = self.only or self.single_fault
         if self.single_fault is not None:
-            self.clients, self.front_ends, self.drains, self.times = 0, None, False, {}
+            self.clients, self.front_ends, self.drains, self.times, self.picture_times = 0, None, False, {}, {}
             self.shape = self.single_fault.shape(rng)
         self.new_front = self._system()
         self.system = self.new_front()
@@ -252,6 +131,7 @@ class ClusterRun(OfCluster, Run):
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
         rooms = Rooms(transfer_s=rng.choice((0.0, 0.3, 1.0)))
         plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng, fronts=self.fronts)
+        sight = draw_sight(rng) if self.single_fault is None else self.shape.pop("sight", BLIND)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
@@ -270,13 +150,18 @@ class ClusterRun(OfCluster, Run):
                 simulated=leg is Leg.BOTH and rng.random() < 0.7 and not self.shape.get("fake"),
             )
         self.shape.pop("fake", None)
+        here = self._place_encoders(plan, sight, kwargs)
+        costs = self._costs()
+        for each in (costs, *(node_slot.costs for node_slot in plan.node_slots.values())):
+            sight.open(each)
         drawn: dict[str, Any] = dict(
             rng=rng,
             numbers=count(1),
             rooms=count(1),
             refused=set(),
             plan=plan,
-            costs=self._costs(),
+            costs=costs,
+            encoders=here,
             workers=rng.choice((0, 0, 0, 1)),
             prefill_tokens_min=rng.choice((0, 0, 45)),
             limits=evolve(LIMITS, backlog_bytes_max=100_000),
@@ -293,7 +178,26 @@ class ClusterRun(OfCluster, Run):
             ),
             **kwargs,
         )
-        return partial(Cluster, **drawn | self.shape)
+        return partial(Cluster, **drawn | sight.fields | self.shape)
+
+    def _place_encoders(self, plan: ClusterPlan, sight: Sight, kwargs: dict[str, Any]) -> int:
+        """Place encoders on nodes of their own and beside engines; return how many are on the gateway's node."""
+        rng, here = self.rng, 0
+        for number in range(sight.encoders):
+            places = ("alone", "alone", "beside", "here" if len(self.fronts) == 1 else "alone")
+            match rng.choice(places) if self.single_fault is None else "alone":
+                case "here":
+                    here += 1
+                case "beside":
+                    rng.choice(list(plan.node_slots.values())).encoders += 1
+                case _:
+                    name = f"{rng.choice('az')}e{number}"
+                    costs, own = self._costs(Leg.ENCODE, name), kwargs | {"workers": 0}
+                    drain_s = rng.choice((0.2, 5.0))
+                    plan.node_slots[name] = NodeSlot(name, plan, costs, own, self.nursery, encoders=1, drain_s=drain_s)
+        for node_slot in plan.node_slots.values():
+            node_slot.encoder_costs = encoder_costs(rng)
+        return here
 
     async def watch_legs(self) -> None:
         """Check that no leg continues for long without the other."""

@@ -11,6 +11,8 @@ from attrs import Factory, define, field
 from protocol.errors import ActorError, EngineStuck, StartFailed, TooManyInternalErrors
 from tests.rig.network import SimTransport
 from tests.rig.small_system import SmallSystem
+from tests.system.simulator.judge import PICTURES
+from tests.system.simulator.picture_faults import PictureFaults
 from tests.system.simulator.release_times import ReleaseDeadlines, kept_s
 from tests.system.simulator.system import System
 
@@ -102,12 +104,19 @@ class Faults:
     away: int = 0  # how many workers may have been out of reach, each as often as it was
     deaths: int = 0  # how often it may have been an engine that died
     releases: ReleaseDeadlines = field(init=False)
+    pictures: PictureFaults = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.releases = ReleaseDeadlines(kept_s(self.system.deadlines))
+        self.pictures = self._picture_faults()
+
+    def _picture_faults(self) -> PictureFaults:
+        return PictureFaults(self.system, self.rng, self.note, ALLOWED_ERRORS)
 
     def may(self, code: str) -> bool:
         """Whether an error with this code is allowed by the faults so far."""
+        if code.startswith(PICTURES):
+            return self.pictures.may(code.removeprefix(PICTURES))
         crowded = code == "overloaded" and self.system.gate.was_full
         causes = {kind for kind in self.happened if code in ALLOWED_ERRORS[kind]}
         resumed = code in RESUMABLE and not self.resume_may_fail

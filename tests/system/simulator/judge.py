@@ -18,6 +18,9 @@ May = Callable[[str], bool]
 `unanswered` stands for a connection that closes before the answer, `cut` for an answer that ends without an error.
 """
 
+PICTURES = "pictures: "
+"""Before a code: whether a request with pictures may get it, where one without may not."""
+
 OF_LINK = "the asker's time is up"  # the detail of an error whose deadline has crossed a link
 NO_TOKEN = "there was no token within"
 
@@ -36,14 +39,19 @@ class Received:
 
 def http(request: PlannedRequest, received: Received, may: May, *, stayed: bool) -> str:
     """Judge the answer to a completion, of a chat or of a text; return its outcome."""
-    outcome = _http(request, received, with_refusal(may, request), stayed=stayed)
-    assert not (request.refused and outcome == "whole"), "a request that the engine refuses was answered"
+    outcome = _http(request, received, may_of(may, request), stayed=stayed)
+    assert outcome != "whole" or not request.must_fail, "what must be refused was answered"
     return outcome
 
 
-def with_refusal(may: May, request: PlannedRequest) -> May:
-    """Return which codes this request may get: also `engine_refused` if the engine refuses it."""
-    return lambda code: may(code) or (request.refused and code == "engine_refused")
+def may_of(may: May, request: PlannedRequest) -> May:
+    """Return which codes this request may get: also those of its refusal, and of its pictures if it has any."""
+
+    def may_get(code: str) -> bool:
+        refused = code in request.errors or (request.refused and code == "engine_refused")
+        return refused or may(code) or (bool(request.pictures) and may(PICTURES + code))
+
+    return may_get
 
 
 def _http(request: PlannedRequest, received: Received, may: May, *, stayed: bool) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 
 import trio
 from attrs import Factory, define, field
 
 from protocol.dialects.responses import FINAL_EVENTS
+from protocol.media import Detail
 from tests.rig.gateway import frame
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, HttpClient, Reader, options
 from tests.system.simulator.model import PlannedRequest, draw, whole
+from tests.system.simulator.pictures import Content, Picture
 
-REFUSED = "engine_refused"
 CLOSES = {1000: "normal", 1012: "draining", 1013: "slow_client"}
 
 
@@ -49,6 +51,13 @@ class Transcript:
             len(self.asked) - len(self.errors) - sum(response.end is not None for response in self.responses.values())
         )
 
+    def ends(self) -> Iterator[str | None]:
+        """Yield the end of each response; that of one with pictures follows the word `picture`."""
+        for response in self.responses.values():
+            if response.wanted.pictures:
+                yield "picture"
+            yield response.end
+
     def last_id(self, name: str) -> str | None:
         """Return the id of a request's response if it was completed."""
         wanted = self.asked[name][0]
@@ -62,10 +71,8 @@ class Transcript:
         kind = event["type"]
         if kind == "error":
             assert len(self.errors) < len(self.asked)
-            refused = any(wanted.refused for wanted, _ in self.asked.values())
-            self.errors.append(
-                judge.error(event["error"], lambda code: self.may(code) or (refused and code == REFUSED))
-            )
+            mays = [judge.may_of(self.may, wanted) for wanted, _ in self.asked.values()]
+            self.errors.append(judge.error(event["error"], lambda code: any(may(code) for may in mays)))
             return
         number = (event.get("item_id") or event.get("item", {}).get("id") or event["response"]["id"]).partition("_")[2]
         # For a response that a slow client had not begun to get, it gets only the failure.
@@ -107,7 +114,7 @@ class Transcript:
             cause: str = body["error"]["cause"]
             dropped = cause == "slow_client"
             assert text == response.text or (dropped and correct.text.startswith(text))
-            may = judge.with_refusal(self.may, response.wanted)
+            may = judge.may_of(self.may, response.wanted)
             judge.error({"code": cause, "message": body["error"]["message"]}, may)
             return cause
         assert text == response.text
@@ -120,7 +127,7 @@ class Transcript:
         complete = (response.text, "stop" if details is None else "length")
         assert complete == (correct.text, correct.reason), "a truncated answer looks complete"
         cost = whole(response.wanted)
-        assert not response.wanted.refused, "what the engine refused was answered"
+        assert not response.wanted.must_fail, "what must be refused was answered"
         usage = (body["usage"]["input_tokens"], body["usage"]["output_tokens"])
         assert usage == (cost.prompt_tokens, cost.completion_tokens)
         return "completed"
@@ -167,8 +174,7 @@ class LaneClient(HttpClient):
                 with suppress(*GONE):  # the client may still read the reason
                     await self._send_requests(reader)
         self.transcript.closed(stayed=not patience.cancelled_caught)
-        ends = [response.end for response in self.transcript.responses.values()]
-        self.note(self.name, *ends, *self.transcript.errors, self.transcript.close_code)
+        self.note(self.name, *self.transcript.ends(), *self.transcript.errors, self.transcript.close_code)
         if patience.cancelled_caught:
             await reader.leave(rng.choice(("close", "reset", "half")))
         await self._check_gone([wanted for wanted, _ in self.transcript.asked.values()])
@@ -205,15 +211,16 @@ class LaneClient(HttpClient):
     async def _ask(self, reader: Reader, name: str, lane: str | None) -> None:
         """Request a response, sometimes as a continuation of the latest of some lane."""
         rng, transcript = self.rng, self.transcript
-        wanted = draw(rng, name)
+        album = self.system.album
+        wanted = draw(rng, name, album=album)
         event: dict[str, object] = {}
         before = self._last.get(rng.choice([lane, *self._last]))
         if before is not None and (response_id := transcript.last_id(before)) is not None and rng.random() < 0.7:
             asked, _ = transcript.asked[before]
             turns = tuple(turn for turn in asked.turns if turn[0] != "system")
             history = (*turns, ("assistant", whole(asked).choices[0].text))
-            wanted, event = draw(rng, name, history), {"previous_response_id": response_id}
-            event["input"] = [{"role": "user", "content": wanted.turns[-1][1]}]
+            wanted, event = draw(rng, name, history, album=album), {"previous_response_id": response_id}
+            event["input"] = [{"role": "user", "content": input_content(wanted.turns[-1][1])}]
         transcript.asked[name] = wanted, lane
         if wanted.refused:
             self.system.refused.add(tuple(wanted.prompt))
@@ -241,13 +248,27 @@ class LaneClient(HttpClient):
 
 def create(wanted: PlannedRequest, name: str, lane: str | None) -> dict[str, object]:
     """Return the `response.create` of a request."""
-    turns = [{"role": role, "content": text} for role, text in wanted.turns if role != "system"]
+    turns = [{"role": role, "content": input_content(content)} for role, content in wanted.turns if role != "system"]
     body: dict[str, object] = {"type": "response.create", "model": "tiny", "input": turns, "metadata": {"k": name}}
     body |= {"max_output_tokens": wanted.tokens_max}
     if wanted.turns[0][0] == "system":
         body["instructions"] = wanted.turns[0][1]
     body |= {} if lane is None else {"stream_id": lane}
     return body | options(wanted)
+
+
+def input_content(content: Content) -> object:
+    """Return the content of a message as Responses has it."""
+    return content if isinstance(content, str) else [_input_part(part) for part in content]
+
+
+def _input_part(part: str | Picture) -> dict[str, object]:
+    if isinstance(part, str):
+        return {"type": "input_text", "text": part}
+    if part.frames:
+        return {"type": "input_video", "video_url": part.url}
+    detail = {} if part.detail is Detail.AUTO else {"detail": part.detail.value}
+    return {"type": "input_image", "image_url": part.url, **detail}
 
 
 @define(eq=False)

@@ -12,9 +12,11 @@ from actors.engines.simulated.batch import BatchUpdate, HeldRequest
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from protocol.cluster import Leg
 from protocol.errors import RequestError
+from protocol.media import MediaForm
 from protocol.messages import EngineInfo, Generate
-from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
+from tests.rig.fake_engine import Costs, FakeEngine
 from tests.rig.fake_host import FakeHost
+from tests.system.simulator.engines import SeeingEngine, SeeingScheduler
 
 BOTH_WITHIN_S = 1.0  # from the end of one leg to the end of the other, a release not counted
 OTHER = {Leg.PREFILL: Leg.DECODE, Leg.DECODE: Leg.PREFILL}
@@ -38,6 +40,7 @@ class Room:
 
     request: Generate
     legs: dict[Leg, LegScheduler] = Factory(dict)  # the engine of each
+    requests: dict[Leg, Generate] = Factory(dict)  # that each was asked
     computed: bool = False  # the prompt
     transferred_at: float = inf
     alone_since: float | None = None
@@ -78,11 +81,9 @@ class Rooms(RendezvousRooms):
         assert request.rendezvous is not None, "one leg was asked for all of a request"
         room = self.rooms.setdefault(request.rendezvous.room, Room(request))
         assert leg not in room.legs, "a room was used twice"
-        asked = (request.tokens, request.rendezvous, request.said)
-        assert asked == (room.request.tokens, room.request.rendezvous, room.request.said), (
-            "the legs were asked otherwise"
-        )
-        room.legs[leg] = engine
+        assert _asked(request) == _asked(room.request), "the legs were asked otherwise"
+        assert leg is Leg.PREFILL or all(item.form is MediaForm.PLACES for item in request.media)
+        room.legs[leg], room.requests[leg] = engine, request
 
     def expect(self, room: int) -> None:
         """A decode was asked: `enter` has noted it."""
@@ -136,11 +137,22 @@ class Rooms(RendezvousRooms):
         return found
 
 
+def _asked(request: Generate) -> tuple[object, ...]:
+    places = tuple(item.place for item in request.media)
+    return request.tokens, request.rendezvous, request.said, places
+
+
 @define(eq=False)
-class LegScheduler(Scheduler):
-    """The scheduler of one leg, or of both."""
+class LegScheduler(SeeingScheduler):
+    """The scheduler of one leg, or of both; what a decode knows of a prompt is what its prefill has seen."""
 
     crashed: bool = False
+
+    def prompt_of(self, request: Generate) -> tuple[int, ...]:
+        if self.spec.leg is Leg.DECODE:
+            assert request.rendezvous is not None
+            request = self.rooms.rooms[request.rendezvous.room].requests[Leg.PREFILL]
+        return super().prompt_of(request)
 
     @property
     def rooms(self) -> Rooms:
@@ -176,7 +188,7 @@ class LegScheduler(Scheduler):
             super()._begin(held, update)
 
 
-class LegEngine(FakeEngine):
+class LegEngine(SeeingEngine):
     """An engine that computes one leg."""
 
     scheduler_of = LegScheduler  # type: ignore[mutable-override]

@@ -1,4 +1,9 @@
-"""The model of an answer, computed from the request and the tokenizer alone."""
+"""The model of an answer, computed from the request and the tokenizer alone.
+
+An answer is a function of what a model sees: the token ids of the prompt, and in place of each placeholder a row of the
+embeddings of its image or video (`tests/system/simulator/pictures.py`). So an answer about another picture, about none,
+or about two in the wrong order is a wrong answer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from attrs import evolve, frozen
 
 from tests.rig.fake_engine import logprob_at, token_at
 from tests.rig.gateway import TINY
+from tests.system.simulator.pictures import SIGHTED, Album, Content, Picture, pictures_of, seen, text_of, with_others
 
 VOCABULARY = 512
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -19,7 +25,7 @@ WORDS = ("oak", "wörld", "日本", "🙂", "fox", "a", "old", "b\n", "<|x|>", "
 class PlannedRequest:
     """One request of a client, in no dialect."""
 
-    turns: tuple[tuple[str, str], ...]  # of (role, text)
+    turns: tuple[tuple[str, Content], ...]  # of (role, message)
     plain: bool = False  # the prompt is the last text without the template
     echo: bool = False  # the answer begins with the prompt
     tokens_max: int
@@ -31,11 +37,37 @@ class PlannedRequest:
     stream: bool = True
     usage: bool = False
     refused: bool = False  # by the engine
+    errors: frozenset[str] = frozenset()  # of its pictures: it must end in one of them, if there are any
+
+    @property
+    def must_fail(self) -> bool:
+        """Whether it may not be answered."""
+        return self.refused or bool(self.errors)
+
+    @property
+    def name(self) -> str:
+        """The first word of its last message."""
+        return self.text.split()[0]
+
+    @property
+    def text(self) -> str:
+        """The text of its last message."""
+        return text_of(self.turns[-1][1])
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The images and videos of all its messages."""
+        return tuple(picture for _, content in self.turns for picture in pictures_of(content))
 
     @property
     def prompt(self) -> list[int]:
         """The token ids that an engine must get."""
         return prompt_of(self.turns, self.plain)
+
+    @property
+    def seen(self) -> list[int]:
+        """What the model sees."""
+        return seen_of(self.turns, self.plain)
 
 
 @frozen
@@ -66,11 +98,23 @@ class Whole:
 
 
 @cache
-def prompt_of(turns: tuple[tuple[str, str], ...], plain: bool) -> list[int]:
+def prompt_of(turns: tuple[tuple[str, Content], ...], plain: bool) -> list[int]:
     if plain:
-        return TINY.tokenizer.encode(turns[-1][1]).ids
-    text = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
-    return TINY.tokenizer.encode(f"{text}<|im_start|>assistant\n", add_special_tokens=False).ids
+        return TINY.tokenizer.encode(text_of(turns[-1][1])).ids
+    text = "".join(f"<|im_start|>{role}\n{_with_places(content)}<|im_end|>\n" for role, content in turns)
+    model = SIGHTED if any(pictures_of(content) for _, content in turns) else TINY
+    return model.tokenizer.encode(f"{text}<|im_start|>assistant\n", add_special_tokens=False).ids
+
+
+def _with_places(content: Content) -> str:
+    parts = (content,) if isinstance(content, str) else content
+    return "".join(part if isinstance(part, str) else f"<|{part.modality}_pad|>" * part.item.tokens for part in parts)
+
+
+@cache
+def seen_of(turns: tuple[tuple[str, Content], ...], plain: bool) -> list[int]:
+    items = [picture.item for _, content in turns for picture in pictures_of(content)]
+    return seen(prompt_of(turns, plain), items)
 
 
 @cache
@@ -81,9 +125,9 @@ def whole(request: PlannedRequest) -> Whole:
 
 def _choice(request: PlannedRequest, number: int) -> Choice:
     seeded = [] if request.seed is None else [request.seed ^ number]
-    ids = [token_at([*request.prompt, *seeded], place, VOCABULARY) for place in range(request.tokens_max)]
+    ids = [token_at([*request.seen, *seeded], place, VOCABULARY) for place in range(request.tokens_max)]
     text, reason, tokens = _cut(request, ids)
-    return Choice(request.turns[-1][1] + text if request.echo else text, reason, tuple(ids[:tokens]))
+    return Choice(request.text + text if request.echo else text, reason, tuple(ids[:tokens]))
 
 
 def _cut(request: PlannedRequest, ids: list[int]) -> tuple[str, str, int]:
@@ -107,13 +151,24 @@ def decoded(ids: list[int]) -> str:
 
 
 def draw(
-    rng: random.Random, name: str, history: tuple[tuple[str, str], ...] = (), choices_max: int = 1
+    rng: random.Random,
+    name: str,
+    history: tuple[tuple[str, Content], ...] = (),
+    choices_max: int = 1,
+    album: Album | None = None,
 ) -> PlannedRequest:
-    """Draw a request that no other client sends; many end at a stop string or stop token of their own answer."""
+    """Draw a request that no other client sends; many end at a stop string or stop token of their own answer.
+
+    Some have pictures from an `album`.
+    """
     text = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, 12))])
     tokens_max = rng.choice((rng.randint(1, 8), rng.randint(1, 24), 40))
     first = (("system", "Be brief."),) if rng.random() < 0.2 and not history else ()
-    turns = (*first, *history, ("user", text))
+    content: Content = text
+    errors: frozenset[str] = frozenset()
+    if album is not None:
+        content, errors = album.content(name, text, sum(len(pictures_of(each)) for _, each in history))
+    turns = (*first, *history, ("user", content))
     request = PlannedRequest(
         turns=turns,
         tokens_max=tokens_max,
@@ -123,6 +178,7 @@ def draw(
         stream=rng.random() < 0.7,
         usage=rng.random() < 0.5,
         refused=rng.random() < 0.05,
+        errors=errors,
     )
     match rng.choice(("", "", "stop", "stop", "token")):
         case "stop":
@@ -131,6 +187,11 @@ def draw(
             return evolve(request, stop_token_ids=(rng.choice(whole(request).choices[0].ids),))
         case _:
             return request
+
+
+def with_other_pictures(request: PlannedRequest) -> PlannedRequest:
+    """Return a request with the same texts, and other pictures of the same sizes."""
+    return evolve(request, turns=tuple((role, with_others(content)) for role, content in request.turns))
 
 
 def _stops(rng: random.Random, text: str) -> tuple[str, ...]:

@@ -13,10 +13,12 @@ from typing import Any, cast
 import trio
 from attrs import Factory, define, field
 
-from protocol.cluster import Offer
+from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
 from protocol.greeting import Incarnation
+from protocol.media import Encode
 from protocol.messages import Generate
+from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import GuardedWorker
@@ -33,6 +35,7 @@ from supervisor.supervision.tree import Child, Tree
 from tests.rig.fake_engine import Costs
 from tests.rig.network import SimTransport
 from tests.rig.small_system import SmallSystem
+from tests.system.simulator.encoders import EncoderCosts, Gallery, NodeEncoders
 from tests.system.simulator.legs import LegCosts, LegHost, Rooms
 from tests.system.simulator.node_network import NodeNetwork
 from tests.system.simulator.offers import offer_of, register_workers, work
@@ -117,7 +120,10 @@ class ClusterPlan:
             name=name,
             section=self.section,
             directory=directory,
-            services={(each, Generate): cast("Service", GuardedWorker(here)) for each, here in directory.local.items()},
+            services={
+                (each, Encode if here.leg is Leg.ENCODE else Generate): cast("Service", GuardedWorker(here))
+                for each, here in directory.local.items()
+            },
             listen=Endpoint(name, 7400) if listens else None,
             secret=SECRET,
             tls=None,
@@ -137,20 +143,24 @@ class NodeLife(SmallSystem):
     node_slot: NodeSlot = field(kw_only=True)
     directory: Directory = field(init=False)
     inboxes: list[RequestInbox] = field(init=False)
+    encoding: NodeEncoders = field(init=False)
     links: SimLinks = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         SmallSystem.__attrs_post_init__(self)
         node_slot = self.node_slot
         self.directory = Directory(node_slot.name)
-        self.inboxes = register_workers(self, self.directory, node_slot.costs.leg)
+        self.inboxes = register_workers(self, self.directory)
+        self.encoding = NodeEncoders(
+            self.directory, node_slot.encoders, node_slot.encoder_costs, node_slot.gallery, node_slot.plan.rng
+        )
         self.links = node_slot.plan.links(
             node_slot.name, self.directory, listens=node_slot.listens, joins=node_slot.joins
         )
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
         links = Child(name="links", run=self.links.run, stop_within_s=2.0)
-        return in_order(gateway=(), monitoring=(), links=(links,), others=tuple(workers))
+        return in_order(gateway=(), monitoring=(), links=(links,), others=(*workers, *self.encoding.trees()))
 
     async def _engine(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         if not self.node_slot.simulated:
@@ -174,6 +184,7 @@ class NodeLife(SmallSystem):
                 assert self.engines[number].current is host, "an engine is down"
         else:
             self.check_engines()
+        self.encoding.check_idle()
         check_links(self.directory, gone)
         check_inboxes(self.directory, self.inboxes)
 
@@ -190,6 +201,9 @@ class NodeSlot:
     listens: bool = True
     joins: bool = False
     drain_s: float = 5.0
+    encoders: int = 0
+    encoder_costs: EncoderCosts = field(factory=EncoderCosts)
+    gallery: Gallery = field(factory=Gallery)
     simulated: bool = False  # its engines are the product's own simulated ones
     start_failed: bool = False  # in one of its processes
     life: NodeLife | None = None
@@ -199,7 +213,8 @@ class NodeSlot:
     def offers(self) -> list[Offer]:
         """The workers that it will have."""
         many, costs = self.kwargs["workers"], self.costs
-        return [offer_of(f"{self.name}-{each}", costs.leg, costs) for each in range(many)]
+        engines = [offer_of(f"{self.name}-{each}", costs.leg, costs) for each in range(many)]
+        return engines + NodeEncoders.offers(self.name, self.encoders, self.encoder_costs)
 
     @property
     def host_of(self) -> Callable[[SimTransport, Costs], LegHost]:
@@ -277,6 +292,12 @@ def check_inboxes(directory: Directory, inboxes: list[RequestInbox]) -> None:
         )
 
 
+def check_tensors(peer: Peer) -> None:
+    """Check that an end of a link neither sends nor receives a tensor."""
+    now = peer.statistics()
+    assert (now.sending_bytes, now.receiving_bytes, now.buffered_bytes) == (0, 0, 0), "a tensor is on its way"
+
+
 def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
     """Check that a node is linked to all others, and that nothing is open on its links.
 
@@ -292,3 +313,4 @@ def check_links(directory: Directory, gone: Collection[str] = ()) -> None:
         assert not link.statistics().answers, "an asked stream is open"
         assert not link.statistics().calls, "a served stream is open"
         assert len(link.peer.asked) == len(link.peer.served) == 0, "a stream is open"
+        check_tensors(link.peer)

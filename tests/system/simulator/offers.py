@@ -32,12 +32,13 @@ def offer_of(name: str, leg: Leg, costs: Costs) -> Offer:
     return Offer(name, "tiny", leg, costs.slots, up=False, pending_prefill_tokens_max=most)
 
 
-def register_workers(system: SmallSystem, directory: Directory, leg: Leg = Leg.BOTH) -> list[RequestInbox]:
+def register_workers(system: SmallSystem, directory: Directory) -> list[RequestInbox]:
     """Offer the workers of a node in its directory, as `supervisor.node.assembly` does, and return their inboxes."""
     inboxes: list[RequestInbox] = []
     system.engines = [Registration(directory.notify) for _ in range(system.workers)]
     for number, each in enumerate(system.engines):
-        offer = offer_of(f"{directory.name}-{number}", leg, system.costs)
+        costs = system.costs_of(number)
+        offer = offer_of(f"{directory.name}-{number}", costs.leg, costs)
         inbox: RequestInbox
         address, inbox = priority_inbox(max(1, system.inbox_size), urgency, owner, generation_tokens)
         inboxes.append(inbox)
@@ -57,7 +58,8 @@ async def work(
     engine = await system.engines[number].wait()
     directory.reroute_queued()
     try:
-        costs, leg = system.costs, list(directory.local.values())[number].leg
+        costs = system.costs_of(number)
+        leg = costs.leg
         own = inboxes[number], engine, costs.slots, system.deadlines, None
         if leg is Leg.PREFILL:
             await prefill(*own, task_status=task_status)

@@ -18,7 +18,7 @@ class TextClient(HttpClient):
     """A client of text completions."""
 
     def _draw(self, name: str) -> PlannedRequest:
-        wanted = evolve(super()._draw(name), plain=True, logprobs=None)
+        wanted = evolve(draw(self.rng, name, choices_max=3), plain=True, logprobs=None)
         return evolve(wanted, turns=wanted.turns[-1:], echo=self.rng.random() < 0.3)
 
     def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
@@ -34,17 +34,17 @@ class PostClient(HttpClient):
     """A client of responses over HTTP, streamed as the events of a WebSocket, or in one piece."""
 
     def _draw(self, name: str) -> PlannedRequest:
-        return evolve(draw(self.rng, name), logprobs=None)
+        return evolve(draw(self.rng, name, album=self.system.album), logprobs=None)
 
     def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
-        event = create(wanted, wanted.turns[-1][1].split()[0], None) | {"stream": wanted.stream}
+        event = create(wanted, wanted.name, None) | {"stream": wanted.stream}
         del event["type"]
         return post(event, "/v1/responses", **headers)
 
     def judged(self, wanted: PlannedRequest, received: judge.Received, *, stayed: bool) -> str:
         if received.status != 200 or not (wanted.stream or received.whole):
             return judge.http(wanted, received, self.allowed, stayed=stayed)
-        transcript = Transcript(self.allowed, {wanted.turns[-1][1].split()[0]: (wanted, None)})
+        transcript = Transcript(self.allowed, {wanted.name: (wanted, None)})
         if wanted.stream:
             *events, rest = bytes(received.body).decode(errors="ignore").split("\n\n")
             assert not (stayed and rest), "half an event"

@@ -11,11 +11,16 @@ from tests.system.simulator import judge
 from tests.system.simulator.clients import Reader, chat
 from tests.system.simulator.lanes import Transcript, create
 from tests.system.simulator.model import PlannedRequest
+from tests.system.simulator.pictures import Content, Picture
 from tests.system.simulator.system import System
 
 
-def _request(number: int, tokens: int = 20) -> PlannedRequest:
-    return PlannedRequest(turns=(("user", f"probe {number}"),), tokens_max=tokens)
+def _request(system: System, number: int, tokens: int = 20) -> PlannedRequest:
+    text, pictures = f"probe {number}", number % 3 if system.sighted else 0
+    content: Content = text
+    if pictures:
+        content = (*(Picture(f"probe-{number}-{which}", 4, 2 + 2 * which) for which in range(pictures)), text)
+    return PlannedRequest(turns=(("user", content),), tokens_max=tokens)
 
 
 def _none_allowed(_: str) -> bool:
@@ -32,8 +37,8 @@ async def health(system: System) -> None:
     await reader.leave("close")
 
 
-async def each_alone(system: System, count: int, tokens: int = 20) -> None:
-    """Check so many concurrent answers, each over a connection of its own."""
+async def each_alone(system: System, count: int, tokens: int = 20, first: int = 0) -> None:
+    """Check so many concurrent answers, each over a connection of its own; two of three probes have pictures."""
 
     async def probe(request: PlannedRequest) -> None:
         received = judge.Received()
@@ -44,8 +49,8 @@ async def each_alone(system: System, count: int, tokens: int = 20) -> None:
         await reader.leave("close")
 
     async with trio.open_nursery() as nursery:
-        for number in range(count):
-            nursery.start_soon(probe, _request(number, tokens))
+        for number in range(first, first + count):
+            nursery.start_soon(probe, _request(system, number, tokens))
 
 
 async def in_lanes(system: System, count: int) -> None:
@@ -55,8 +60,8 @@ async def in_lanes(system: System, count: int) -> None:
     assert (await reader.upgrade()).status == 101
     for number in range(count):
         name, lane = f"p{number}", f"lane.{number}"
-        transcript.asked[name] = _request(number), lane
-        await reader.say(create(_request(number), name, lane))
+        transcript.asked[name] = _request(system, number), lane
+        await reader.say(create(transcript.asked[name][0], name, lane))
     while transcript.open:
         first, payload = await reader.frame()
         assert first == 0x81

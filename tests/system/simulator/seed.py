@@ -17,11 +17,15 @@ from supervisor.node.node import BYE_S, FAREWELL_S
 from tests.rig.fake_engine import Costs
 from tests.rig.scheduler import simulate
 from tests.rig.small_system import LONG_S, living
+from tests.system.simulator.broken_encoders import BrokenEncoder, KillingPicture
 from tests.system.simulator.clients import DeafClient, HttpClient
 from tests.system.simulator.faults import FALLS, FAULTS, Faults
 from tests.system.simulator.lanes import DeafLaneClient, LaneClient
+from tests.system.simulator.media import LIMITS as MEDIA_LIMITS
 from tests.system.simulator.model import VOCABULARY
 from tests.system.simulator.neighbours import CrashingNeighbour, NeverUp
+from tests.system.simulator.picture_faults import PICTURE_FALLS, PICTURE_FAULTS
+from tests.system.simulator.pictured import draw_sight
 from tests.system.simulator.post_clients import PostClient, TextClient
 from tests.system.simulator.probes import health
 from tests.system.simulator.single_fault import FailingEngine, SingleFault, StuckSlot, UnfairKeys, ejection
@@ -37,6 +41,8 @@ SINGLE_FAULTS: tuple[type[SingleFault], ...] = (
     NeverUp,
     CrashingNeighbour,
     SlowReaders,
+    BrokenEncoder,
+    KillingPicture,
 )
 PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by the length of a step, since another draw would change every seed
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
@@ -55,6 +61,7 @@ class Run:
     drains: bool = field(init=False)
     clients: int = field(init=False)
     times: dict[str, int] = field(init=False)  # of each fault, within three seconds
+    picture_times: dict[str, int] = field(init=False)  # the same of faults that concern pictures alone
     single_fault: type[SingleFault] | None = field(init=False, default=None)  # instead of them
     trace: list[tuple[object, ...]] = field(factory=list)
 
@@ -64,10 +71,12 @@ class Run:
         self.drains = rng.random() < 0.15
         # Most seeds have few faults, so that each is seen alone.
         self.times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in FAULTS} if rng.random() < 0.8 else {}
+        self.picture_times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in PICTURE_FAULTS}
         self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < SINGLE_FAULT_SHARE else None
         self.single_fault = self.only or self.single_fault
         if self.single_fault is not None:
             self.clients, self.drains, self.times = 0, self.single_fault.drains, {}
+            self.picture_times = {}
         self.system = self._system()
         self.faults = Faults(self.system, rng, self.note)
         self._small_limits()
@@ -76,6 +85,8 @@ class Run:
     def _expect_falls(self) -> None:
         for kind in (*self.faults.happened, *(kind for kind, times in self.times.items() if times)):
             self.system.faults += FALLS.get(kind, ())
+        for kind, times in self.picture_times.items():
+            self.system.faults += PICTURE_FALLS.get(kind, ()) if times else ()
         if self.single_fault is not None:
             self.system.faults += self.single_fault.falls
 
@@ -125,6 +136,9 @@ class Run:
             ),
             "tls": tls,
         }
+        sight = draw_sight(rng)
+        sight.open(costs)
+        drawn |= sight.fields | {"encoders": sight.encoders}
         return System(**drawn | ({} if self.single_fault is None else self.single_fault.shape(rng)))
 
     def _small_limits(self) -> None:
@@ -132,6 +146,8 @@ class Run:
         if self.trickles:
             happened.add("trickles")
             self.faults.releases.always("trickles")
+        if self.system.media_limits.waiting_max < MEDIA_LIMITS.waiting_max:
+            self.faults.pictures.happened.add("crowded")
         if min(self.system.first_token_s, self.system.total_s) < LONG_S:
             happened.add("impatient")
 
@@ -162,6 +178,9 @@ class Run:
             for kind, times in self.times.items():
                 for _ in range(times):
                     nursery.start_soon(self.faults.one, kind)
+            for kind, times in self.picture_times.items():
+                for _ in range(times if self.system.sighted else 0):
+                    nursery.start_soon(self.faults.pictures.one, kind)
             if self.drains:
                 nursery.start_soon(self._drain)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import inf
 
 from actors.engines.simulated.engine import SimulatedEngine
-from tests.rig.fake_engine import FakeEngine
+from tests.system.simulator.engines import SeeingEngine
 
 
-class LocalEngine(FakeEngine):
+class LocalEngine(SeeingEngine):
     """An engine in the place of a host: without a link between them, a fault of the link is a fault of the engine."""
 
     run = SimulatedEngine.run

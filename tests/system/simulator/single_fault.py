@@ -22,6 +22,7 @@ from tests.system.simulator import judge
 from tests.system.simulator.clients import HttpClient, Reader
 from tests.system.simulator.faults import Faults
 from tests.system.simulator.model import VOCABULARY, PlannedRequest
+from tests.system.simulator.pictures import Content
 from tests.system.simulator.system import System
 
 PATIENT: dict[str, object] = {
@@ -55,11 +56,14 @@ class HonestClient(HttpClient):
     def allowed(self, code: str) -> bool:
         return (self.crowds and code == "overloaded") or HttpClient.allowed(self, code)
 
-    async def ask(self, tokens: int, n: int = 1, **headers: str) -> tuple[str, float]:
-        """Send one request; return its outcome, and how long it took."""
+    async def ask(
+        self, tokens: int, n: int = 1, content: Content = "", errors: frozenset[str] = frozenset(), **headers: str
+    ) -> tuple[str, float]:
+        """Send one request; return its outcome, and how long it took. It may end in `errors`."""
         self.asked += 1
         text = f"{self.name}.{self.asked}"
-        wanted = PlannedRequest(turns=(("user", text),), tokens_max=tokens, n=n, stream=self.rng.random() < 0.5)
+        turns, stream = (("user", content or text),), self.rng.random() < 0.5
+        wanted = PlannedRequest(turns=turns, tokens_max=tokens, n=n, stream=stream, errors=errors)
         reader, received, asked_at = Reader(self.system.connect()), judge.Received(), trio.current_time()
         try:
             await reader.send(self.post(wanted, **headers))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import cast
@@ -12,9 +11,8 @@ from typing import cast
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.kit.calls import Address, Answer, Call, mailbox
+from actors.kit.calls import Call, mailbox
 from actors.kit.direct import DirectAddress, DirectCalls
-from actors.kit.fair_queue import Entry
 from actors.kit.offload import run_inline
 from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
@@ -22,9 +20,10 @@ from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import LoadUpdate, NodeState, check_loads, check_state
+from protocol.cluster import Leg, LoadUpdate, NodeState, check_loads, check_state
 from protocol.cost import generation_tokens
 from protocol.errors import PeerLost
+from protocol.media import Encode
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.peer import Peer
 from supervisor.cluster import models, readiness
@@ -34,7 +33,6 @@ from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.limits import GatewayLimits
 from supervisor.engines.work import RequestInbox
-from supervisor.gateway.admission import AdmissionGate, Waiter
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import KEYS, Keys, KeySources
@@ -55,8 +53,12 @@ from tests.rig.network import SimTransport
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator import tls
+from tests.system.simulator.engines import SeeingHost
+from tests.system.simulator.instrumented import FaultyDecode, RecordingGate
 from tests.system.simulator.nodes import bare_node
 from tests.system.simulator.offers import owner, register_workers, urgency, work
+from tests.system.simulator.picture_system import PictureSystem
+from tests.system.simulator.pictures import SIGHTED
 
 LIMITS = GatewayLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
@@ -67,41 +69,10 @@ NOON = 1_700_000_000.5
 
 
 @define(eq=False)
-class _Decode:
-    """The decoding worker of the processor: the router, or a planted bug in front of it."""
-
-    router: Address[Generate, Started | Tokens, Finished] | DirectAddress[Generate, Started | Tokens, Finished]
-    bugs: int = 0  # that are still to come
-
-    @asynccontextmanager
-    async def ask(self, request: Generate, credit: int) -> AsyncIterator[Answer[Started | Tokens, Finished]]:
-        if self.bugs:
-            self.bugs -= 1
-            raise ZeroDivisionError("a planted bug")
-        async with self.router.ask(request, credit) as answer:
-            yield answer
-
-
-@define(eq=False)
-class _Gate(AdmissionGate):
-    """An admission gate that records whether any request had to wait; if none had, it must refuse none."""
-
-    was_full: bool = False
-
-    async def _wait(self, waiter: Waiter, entry: Entry[Waiter]) -> None:
-        self.was_full = True
-        await super()._wait(waiter, entry)
-
-    async def _enter(self, waiter: Waiter) -> None:
-        await super()._enter(waiter)
-        assert self.inside <= self.requests_max
-
-
-@define(eq=False)
-class System(SmallSystem):
+class System(PictureSystem):
     """Everything from a client's socket to an engine's host, in the shape that `supervisor.node.assembly` gives it."""
 
-    host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
+    host_of: Callable[[SimTransport, Costs], FakeHost] = SeeingHost
     route: FailoverLimits = FailoverLimits()
     node_name: str = "main"
     far: bool = False  # the workers are on another node, behind a link
@@ -116,8 +87,8 @@ class System(SmallSystem):
     drain_s: float = 5.0
     secrets: Mapping[str, str] = Factory(dict)  # of client keys, by name; without any, clients need no key
     gateway: Gateway = field(init=False)
-    decode: _Decode = field(init=False)
-    gate: _Gate = field(init=False)
+    decode: FaultyDecode = field(init=False)
+    gate: RecordingGate = field(init=False)
     asked_direct: DirectCalls[TextRequest, TextReply, TextResult] = field(factory=DirectCalls)
     routed_direct: DirectCalls[Generate, Started | Tokens, Finished] = field(init=False)
     asked_inbox: trio.MemoryReceiveChannel[Call[TextRequest, TextReply, TextResult]] = field(init=False)
@@ -135,7 +106,7 @@ class System(SmallSystem):
     _gateway_nursery: trio.Nursery | None = None
 
     def __attrs_post_init__(self) -> None:
-        SmallSystem.__attrs_post_init__(self)
+        PictureSystem.__attrs_post_init__(self)
         self._register_workers()
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
         address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens)
@@ -149,7 +120,7 @@ class System(SmallSystem):
             NEVER_ENDS,
         )
         self.routed_direct = DirectCalls(self.routed.pass_by)
-        self.decode = _Decode(DirectAddress(address.inbox, self.routed_direct) if self.direct else address)
+        self.decode = FaultyDecode(DirectAddress(address.inbox, self.routed_direct) if self.direct else address)
         self.costs.refused = self._refuses
         asked, self.asked_inbox = mailbox(self.requests_max)
         model, longest = (
@@ -159,7 +130,7 @@ class System(SmallSystem):
         engines = {str(number): registration for number, registration in enumerate(self.engines)}
         metrics = Metrics()
         never_ready = partial(readiness.never_ready, self.directory, ("tiny",))
-        self.gate = _Gate(self.requests_max, self.admit_s, self.waiting_max, never_ready)
+        self.gate = RecordingGate(self.requests_max, self.admit_s, self.waiting_max, never_ready)
         self.gateway = Gateway(
             runner=RequestRunner(
                 {
@@ -189,14 +160,17 @@ class System(SmallSystem):
         self.directory = Directory(self.node_name)
         self.offered = Directory("far") if self.far else self.directory
         self.inboxes = register_workers(self, self.offered)
+        self.encoding = self.node_encoders(self.offered)
         if self.far:
             self.directory.configure("far", None, self.offered.state().offers)
 
     def children(self, *workers: Tree) -> tuple[Child | Tree, ...]:
-        front = (Child(name="front", run=self._front),) if self.far else ()
+        front = (Child(name="front", run=self._front, start_within_s=15.0),) if self.far else ()
         others = (
             *workers,
+            *self.encoding.trees(),
             *front,
+            *self.media_children(),
             Child(name="router", run=router, args=(self.routed, self.routing, self.routed_direct), needs=()),
             Child(name="processor", run=self._processor, needs=()),
         )
@@ -222,8 +196,15 @@ class System(SmallSystem):
 
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
         limits = partial(models.request_limits, self.directory, "tiny", 2048)
-        serve = partial(processor, self.asked_inbox, TINY, self.decode, limits, run_inline, self.requests_max)
-        await serve(direct=self.asked_direct, task_status=task_status)
+        model, vision = TINY, None
+        if self.sighted:
+            model = SIGHTED
+            vision = self.vision(self.directory, self.route, self.gateway.new_id, self._encoded_elsewhere)
+        serve = partial(processor, self.asked_inbox, model, self.decode, limits, run_inline, self.requests_max)
+        await serve(direct=self.asked_direct, vision=vision, task_status=task_status)
+
+    def _encoded_elsewhere(self, code: str, sent: int) -> None:
+        self.routing.observer.call_resumed(code, sent)
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         await work(self, self.offered, self.inboxes, number, task_status=task_status)
@@ -233,7 +214,10 @@ class System(SmallSystem):
         near, far = self.pair("front")
         near_link = Link(near, Peer("main", serves_max=0), on_announcement=partial(self._on_announcement, "far"))
         workers = self.offered.local.items()
-        serves: Services = {(name, Generate): cast("Service", GuardedWorker(here, "main")) for name, here in workers}
+        serves: Services = {
+            (name, Encode if here.leg is Leg.ENCODE else Generate): cast("Service", GuardedWorker(here, "main"))
+            for name, here in workers
+        }
         server = self.server = Link(far, Peer("far", serves_max=self.streams), serves)
 
         async def carry() -> None:
@@ -250,7 +234,7 @@ class System(SmallSystem):
                 await near_link.wait_ready()
                 self.directory.linked("far", near_link)
                 self.offered.linked("main", server)
-                self.offered.merge_state("main", NodeState(routes=True))
+                self.offered.merge_state("main", NodeState(routes=True, takes_encoders=True))
                 announcer = Announcer(self.offered)
                 announcer.add("main", server)
                 nursery.start_soon(announcer.run, float, name="front.teller")
@@ -288,6 +272,7 @@ class System(SmallSystem):
     def heal(self) -> None:
         """Remove all faults, and lengthen every deadline."""
         self.decode.bugs = 0
+        self.heal_pictures()
         self.gateway.keys = Keys()
         self.gateway.runner.first_token_s = self.gateway.runner.total_s = 300.0
         self.gateway.gate.admit_s, self.gateway.gate.waiting_max = 300.0, 16
@@ -319,6 +304,7 @@ class System(SmallSystem):
     async def check_serves(self) -> None:
         """Check that all slots can be taken at once."""
         await self.readmit_workers()
+        await self.encoding.check_serves()
         await SmallSystem.check_serves(self)
 
     def _refuses(self, request_id: str) -> bool:
@@ -348,20 +334,22 @@ class System(SmallSystem):
         assert all(outbox.backlog_bytes <= most for outbox in self.gateway.connections), "a backlog is above its limit"
 
     def given(self, prompt: list[int], seed: int | None) -> int:
-        """Return the number of tokens that the engines computed for a prompt and a seed."""
+        """Return the number of tokens that the engines computed for what they saw and a seed."""
         return max(int(host.scheduler.given.get((tuple(prompt), seed), 0)) for host in self.hosts.values())
 
     def check_nothing_is_left(self) -> None:
         """Check that nothing of a node that has ended is left."""
         self._check_gateway()
+        self.media.check_free()
         assert self.over.is_set()
         assert not {"host", "line", "connection", "front.asker", "front.server"} & set(tasks()), (
             "a task outlives the node"
         )
 
     async def check_at_rest(self) -> None:
-        """Check that nothing is left of any client, in the gateway, the router or the workers."""
+        """Check that nothing is left of any client, in the gateway, the router, the media actor or the workers."""
         self._check_gateway()
+        self.check_no_pictures()
         self.check_routes()
         inbox = self.asked_inbox.statistics()
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)

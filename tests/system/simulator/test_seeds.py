@@ -13,6 +13,7 @@ import pytest
 
 from tests.system.simulator.cluster_seed import KINDS, run_cluster_seed
 from tests.system.simulator.faults import FAULTS
+from tests.system.simulator.picture_faults import PICTURE_FAULTS
 from tests.system.simulator.release_times import DELAYS, KEEPS
 from tests.system.simulator.seed import run_seed
 from tests.system.simulator.two_gateways import run_gateways_seed
@@ -53,6 +54,7 @@ def test_the_seeds_see_every_fault_and_every_outcome() -> None:
     traces = "".join(run_seed(seed) for seed in (*range(SEEDS), RARE_SEED))
     for kind in (
         *FAULTS,
+        *PICTURE_FAULTS,
         "tls",
         "plain",
         "drain",
@@ -65,6 +67,8 @@ def test_the_seeds_see_every_fault_and_every_outcome() -> None:
         "garbled",
     ):
         assert repr(kind) in traces, kind
+    for end in ("whole", "completed", "left", "invalid_request", "unsupported_parameter"):
+        assert f"'picture', {end!r}" in traces, end
     late = {kind for each in GONE.findall(traces) for kind in ast.literal_eval(f"[{each}]")}
     assert late == DELAYS | KEEPS, "clients that leave meet every fault that keeps slots"
     for code in ("link_lost", "engine_lost", "actor_lost", "deadline_exceeded", "overloaded", "draining"):
@@ -98,6 +102,10 @@ def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers() -> None:
         "'front crash'",
         "'drain'",
         "'resumed'",
+        "'picture', 'whole'",
+        "'picture', 'completed'",
+        "encode ",
+        "'encode link_lost'",
     ):
         assert what in traces, what
 

@@ -7,20 +7,20 @@ import random
 import pytest
 import trio
 
-from tests.system.simulator import cluster_single_fault
+from tests.system.simulator import cluster_seed
 from tests.system.simulator.cluster_seed import ClusterRun
 from tests.system.simulator.seed import SINGLE_FAULTS, Run, traced
 from tests.system.simulator.single_fault import SingleFault
 
 SEEDS = 3  # of each; the seeds of the simulator draw more
-CLUSTER_SEEDS = 9
+CLUSTER_SEEDS = 7
 
 
 @pytest.mark.parametrize(
     ("single_fault", "seed"),
     [
         *((single_fault, seed) for single_fault in SINGLE_FAULTS for seed in range(SEEDS)),
-        *((single_fault, seed) for single_fault in cluster_single_fault.SINGLE_FAULTS for seed in range(CLUSTER_SEEDS)),
+        *((single_fault, seed) for single_fault in cluster_seed.SINGLE_FAULTS for seed in range(CLUSTER_SEEDS)),
     ],
     ids=lambda each: getattr(each, "__name__", str(each)),
 )

@@ -20,7 +20,8 @@ from supervisor.cluster.directory import Directory
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import living
 from tests.system.simulator.cluster import BRIEF_S, LINKED_WITHIN_S, SECTION, SETTLED_S, Cluster, linked, others_up
-from tests.system.simulator.cluster_seed import ClusterFaults, ClusterRun, Noting
+from tests.system.simulator.cluster_faults import ClusterFaults
+from tests.system.simulator.cluster_seed import ClusterRun, Noting
 from tests.system.simulator.probes import health
 from tests.system.simulator.seed import CHAOS_S, traced
 from tests.system.simulator.system import System
