@@ -290,7 +290,7 @@ TABLE: list[tuple[str, str, type[RequestError], str]] = [
     # What it is
     ("another type than was claimed", MEDIA + "/text", Unsupported, "HTML"),
     ("no base64", "data:image/png;base64,%%%", BadRequest, "not valid base64"),
-    ("no content", "data:image/png;base64,", Unsupported, "empty"),
+    ("no content", "data:image/png;base64,", BadRequest, "has no data behind its comma"),
     ("text", data(b"hello"), Unsupported, "of no type that is known here"),
     ("a truncated image", data(samples.png()[:-60]), BadRequest, "truncated or corrupt"),
     ("a truncated header", data(samples.png()[:20]), BadRequest, "header"),
