@@ -19,7 +19,8 @@ UNDER_A_TENSOR = {"cut under a tensor": "cut a link", "half-open under a tensor"
 
 CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
 LOOK_S, LOOKS_S = 0.005, 2.0  # at links, for tensors on their way
-NOTICED_S = 0.5  # until every node has the announcement that another one drains
+NOTICED_S = 0.5  # until every node has the announcement that another one drains, on a network without delay
+DELAYS_MAX = 10  # usual delays of the network that the last of the many pieces of a tensor, and what follows it, may have
 
 
 @define(eq=False)
@@ -184,7 +185,8 @@ class ClusterFaults(OfCluster, Faults):
             self.pictures.lost("stays away", away=True)
 
     async def _check_avoided(self, node_slot: NodeSlot) -> None:
-        await trio.sleep(NOTICED_S)
+        usual_delay_s = self.cluster.plan.net.network["delay_s"]
+        await trio.sleep(NOTICED_S + DELAYS_MAX * usual_delay_s)
         delayed = any(period.kind in CLUSTER_DELAYS | {"jump"} for period in self.releases.periods)
         chosen = [worker.load.name for worker in self.system.directory.workers("tiny")]
         assert delayed or not any(name.startswith(f"{node_slot.name}/") for name in chosen), (
