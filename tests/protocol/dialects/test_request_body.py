@@ -74,13 +74,18 @@ def test_an_unterminated_string_of_escapes_is_scanned_once(end: str) -> None:
     assert time.process_time() - begun < 10  # some 20 ms; scanning it from each escape takes hours
 
 
-@given(
-    st.recursive(st.text('"\\[{:a') | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+JSON = st.recursive(
+    st.text('"\\[{:a') | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text('"\\[:'), inner)
 )
-def test_the_pattern_counts_containers_exactly(value: object) -> None:
+
+
+@given(JSON, st.integers(1, 9))
+def test_containers_are_counted_exactly_however_windows_cut_strings_and_escapes(value: object, window: int) -> None:
     raw = json.dumps(value).encode()
-    for limit in {0, max(0, counted(raw) - 1), counted(raw)}:
-        assert (request_body.pattern_of_excess(limit).match(raw) is not None) == (counted(raw) > limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_body, "WINDOW_BYTES", window)
+        for limit in {0, max(0, counted(raw) - 1), counted(raw)}:
+            assert request_body.has_more_containers(raw, limit) == (counted(raw) > limit)
 
 
 def test_long_prompts_and_conversations_are_accepted() -> None:
