@@ -287,14 +287,16 @@ def padded_tokens(tokens: Sequence[int], items: Sequence[MediaItem], info: Media
     for modality in Modality:
         placeholder = info.placeholder(modality)
         places = (place for place, token in enumerate(tokens) if token == placeholder)
-        pads = (_pad(item, row) for item in items if item.modality is modality for row in range(item.tokens))
+        of_modality = ((_named(item), item.tokens) for item in items if item.modality is modality)
+        pads = (-1 - (name ^ row) for name, rows in of_modality for row in range(rows))
         for place, pad in zip(places, pads, strict=False):
             padded[place] = pad
     return padded
 
 
-def _pad(item: MediaItem, row: int) -> int:
-    return -1 - (int(item.digest[:12] or "0", 16) ^ row)
+def _named(item: MediaItem) -> int:
+    """Return a number of 48 bits by which an item differs from others."""
+    return int(item.digest[:12] or "0", 16)
 
 
 def _exactly(count: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -48,7 +48,7 @@ def item_places(request: Generate, media: MediaInfo) -> tuple[range, ...]:
     Raises `BadRequest` unless there are as many as the items have tokens, those of one item in one piece behind the
     token that begins an item. What the answer before a resume has of such tokens is text.
     """
-    tokens = request.tokens[: len(request.tokens) - request.said] if request.said > 0 else request.tokens
+    tokens = request.tokens[: len(request.tokens) - request.said] if request.said else request.tokens
     places = [range(0)] * len(request.media)
     for modality in Modality:
         placeholder = media.placeholder(modality)

@@ -14,7 +14,7 @@ PORT_MAX = 65535
 
 def check_request(request: Generate, info: EngineInfo) -> None:
     """Raise `BadRequest` for what an engine would die of or change in silence, `ContextTooLong` for a long request."""
-    _check_ids(request, info.vocabulary_size)
+    _check_tokens(request, info.vocabulary_size)
     wanted = request.sampling
     if not all(map(isfinite, wanted.logit_bias.values())):
         raise BadRequest("a logit_bias is not a finite number", param="logit_bias")
@@ -42,10 +42,12 @@ def check_request(request: Generate, info: EngineInfo) -> None:
     check_media(request, info)
 
 
-def _check_ids(request: Generate, vocabulary_size: int) -> None:
+def _check_tokens(request: Generate, vocabulary_size: int) -> None:
     wanted, last = request.sampling, vocabulary_size - 1
     if not request.tokens:
         raise BadRequest("the prompt is empty")
+    if not 0 <= request.said < len(request.tokens):
+        raise BadRequest(f"said must be from 0 to {len(request.tokens) - 1}, got {request.said}", param="said")
     if min(request.tokens) < 0 or max(request.tokens) > last:
         raise BadRequest(f"the prompt has a token id outside 0 to {last}")
     if any(not 0 <= token <= last for token in wanted.stop_token_ids):

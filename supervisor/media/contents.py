@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from attrs import define
 
@@ -74,10 +75,13 @@ def content_writer() -> Iterator[ContentWriter]:
 def sealed_size(descriptor: int) -> int | None:
     """Return the size of a file that nobody can change any more; None if somebody can.
 
-    A file that shrinks while it is mapped would kill this process, so nothing else is ever mapped.
+    A file that shrinks while it is mapped would kill this process, so nothing else is ever mapped. None also for one
+    whose name is not ASCII: messages to engines contain it.
     """
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            return None
+        if not str(Path(f"/proc/self/fd/{descriptor}").readlink()).isascii():
             return None
         return os.fstat(descriptor).st_size
     except OSError:  # no file in memory

@@ -150,9 +150,7 @@ class SimulatedEngine:
             self._end("the engine was stopped")
 
     def _check_leg(self, request: Generate) -> None:
-        """Raise `BadRequest` for more resumed tokens than the prompt has, or for a rendezvous at another prefill."""
-        if not 0 <= request.said < len(request.tokens):
-            raise BadRequest(f"said must be from 0 to {len(request.tokens) - 1}, got {request.said}", param="said")
+        """Raise `BadRequest` for a rendezvous at another prefill."""
         where, own = request.rendezvous, self.info.bootstrap
         if where is not None and own is not None and (where.host, where.port) != own:
             raise BadRequest("the rendezvous is at another prefill", param="rendezvous")

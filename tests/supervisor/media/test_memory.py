@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import os
@@ -13,7 +14,7 @@ import trio
 from actors.engines.shared_tensors import open_tensors, passed_on
 from protocol.errors import DeadlineExceeded
 from protocol.tensors import Dtype, Tensor
-from supervisor.media.contents import content_writer, sealed_size
+from supervisor.media.contents import SEALS, content_writer, sealed_size
 from supervisor.media.memory import COPIED_BYTES_MAX, MediaMemory
 from tests.rig.media import open_descriptors
 
@@ -116,3 +117,11 @@ def test_only_files_that_nobody_can_change_have_a_size() -> None:
     for unsealed in (os.memfd_create("x"), os.open("/dev/zero", os.O_RDONLY), os.open("/etc/passwd", os.O_RDONLY)):
         assert sealed_size(unsealed) is None
         os.close(unsealed)
+
+
+@pytest.mark.parametrize(("name", "size"), [(b"decoded", 0), (b"d\xe9cod\xe9", None), ("é".encode(), None)])
+def test_only_a_file_whose_name_can_stand_in_a_message_has_a_size(name: bytes, size: int | None) -> None:
+    descriptor = os.memfd_create(os.fsdecode(name), os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    assert sealed_size(descriptor) == size
+    os.close(descriptor)

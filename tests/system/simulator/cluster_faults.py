@@ -20,7 +20,9 @@ UNDER_A_TENSOR = {"cut under a tensor": "cut a link", "half-open under a tensor"
 CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
 LOOK_S, LOOKS_S = 0.005, 2.0  # at links, for tensors on their way
 NOTICED_S = 0.5  # until every node has the announcement that another one drains, on a network without delay
-DELAYS_MAX = 10  # usual delays of the network that the last of the many pieces of a tensor, and what follows it, may have
+DELAYS_MAX = (
+    10  # usual delays of the network that the last of the many pieces of a tensor, and what follows it, may have
+)
 
 
 @define(eq=False)
