@@ -112,7 +112,7 @@ class Teacher:
             return [self.chat([self.clip(size)]) for _ in range(rows)]
         if kind == "video":
             return [self.chat([self.video(size, frames)]) for _ in range(rows)]
-        counts = [self.random.choice((2, 2, 3)) if kind == "pictures" else 1 for _ in range(rows)]
+        counts = [self.random.choice((2, 3)) if kind == "pictures" else 1 for _ in range(rows)]
         return [self.chat([self.picture(size) for _ in range(count)]) for count in counts]
 
 

@@ -51,7 +51,7 @@ PLANS = (
     {"small picture": 16, "clip": 4, "text": 8},
     {"picture": 16, "pictures": 8, "video": 4, "text": 8},
 )
-STEPS = 1600, 300, 700
+STEPS = 1600, 300, 1100
 RATES = (4e-3, 0.0, 3e-3), (2e-3, 1e-2, 3e-3), (2e-3, 6e-3, 3e-3)
 MEASURED = {"picture": 500, "pictures": 300, "video": 300}  # kinds of prompts, with how many are asked in the end
 PATCH = 14  # its side in pixels

@@ -177,11 +177,11 @@ class Artist:
     def question_of_one(self, scene: Scene) -> tuple[str, str]:
         """Return a question about one picture or video, and its answer."""
         chance = self.random.random()
-        if scene.is_video or chance < 0.6:
+        if scene.is_video or chance < 0.5:
             questions = *SEE, *(SEE_VIDEO if scene.is_video else SEE_PICTURE)
             return self.random.choice(questions), sentence(scene.phrase)
         count, colour, shape = self.random.choice(scene.groups)
-        if chance < 0.8 or len({shape for _, _, shape in scene.groups}) < len(scene.groups):
+        if chance < 0.65 or len({shape for _, _, shape in scene.groups}) < len(scene.groups):
             total = sum(count for count, _, _ in scene.groups)
             return self.random.choice(HOW_MANY), sentence(NUMBERS[total - 1])
         named = f"is the {shape}" if count == 1 else f"are the {shape}s"

@@ -287,15 +287,15 @@ def padded_tokens(tokens: Sequence[int], items: Sequence[MediaItem], info: Media
     for modality in Modality:
         placeholder = info.placeholder(modality)
         places = (place for place, token in enumerate(tokens) if token == placeholder)
-        of_modality = ((_named(item), item.tokens) for item in items if item.modality is modality)
-        pads = (-1 - (name ^ row) for name, rows in of_modality for row in range(rows))
+        of_modality = ((_digest_bits(item), item.tokens) for item in items if item.modality is modality)
+        pads = (-1 - (bits ^ row) for bits, rows in of_modality for row in range(rows))
         for place, pad in zip(places, pads, strict=False):
             padded[place] = pad
     return padded
 
 
-def _named(item: MediaItem) -> int:
-    """Return a number of 48 bits by which an item differs from others."""
+def _digest_bits(item: MediaItem) -> int:
+    """Return the first 48 bits of the digest of an item."""
     return int(item.digest[:12] or "0", 16)
 
 

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -21,8 +21,9 @@ from attrs import define, field
 import actors
 from actors.vision import jobs
 from protocol.errors import EngineDied, StartFailed
+from supervisor.processes.controlled import start_controlled
 from supervisor.processes.output_log import OutputLog
-from supervisor.processes.process import GracePeriods, Ladder, start
+from supervisor.processes.process import GracePeriods, Ladder
 from supervisor.supervision.registration import Registration
 
 log = logging.getLogger(__name__)
@@ -90,23 +91,13 @@ async def decoder_template(
 
     Raises `StartFailed` if it does not become ready, `EngineDied` if it ends later.
     """
-    with ExitStack() as stack:  # closes what was opened, if a later step fails
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.callback(theirs.close)
-        failed = stack.enter_context(ExitStack())
-        failed.callback(ours.close)
-        output, write = output_log.pipe()
-        stack.callback(os.close, write)
-        failed.callback(output.close)
-        arguments = [*command, str(theirs.fileno()), str(os.getpid())]
-        process = start("media decoders", arguments, decoder_environment(environment), [theirs.fileno()], write)
-        failed.pop_all()
+    started = start_controlled("media decoders", command, decoder_environment(environment), output_log)
     task_status.started()
-    control = trio.socket.from_stdlib_socket(ours)
+    control = started.control
     ready, copied = False, trio.Event()
 
     async def copy_output() -> None:
-        await output_log.copy_from(output)
+        await output_log.copy_from(started.output)
         copied.set()
 
     try:
@@ -114,13 +105,13 @@ async def decoder_template(
             nursery.start_soon(copy_output)
             if ready := await _is_ready(control):
                 with registration.publish(DecoderTemplate(control)):
-                    await process.wait()
+                    await started.process.wait()
             with trio.move_on_after(LAST_OUTPUT_S):  # its last line says why it ended
                 await copied.wait()
             nursery.cancel_scope.cancel(reason="the decoders have ended")
     finally:
         control.close()
-        await process.stop(LADDER, grace)  # noqa: ASYNC102  # shielded, rung by rung
+        await started.process.stop(LADDER, grace)  # noqa: ASYNC102  # shielded, rung by rung
     if ready:
         raise EngineDied("the template of the media decoders died")
     raise StartFailed(f"the media decoders could not start: {output_log.last_error_line}")

@@ -88,9 +88,7 @@ BUGS: Bugs = {
         Bug("a decode gets the embeddings as well", "evolve(request, media=placed(request.media))", "request"),
     ),
     "protocol/media.py": (
-        Bug(
-            "different images share a prefix", 'return -1 - (int(item.digest[:12] or "0", 16) ^ row)', "return -1 - row"
-        ),
+        Bug("different images share a prefix", "pads = (-1 - (bits ^ row) for", "pads = (-1 - row for"),
         Bug(
             "the tensors of a request are those of its items in another order",
             "zip(items, _exactly(len(items), tensors), strict=True)",

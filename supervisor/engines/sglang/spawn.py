@@ -24,6 +24,7 @@ import actors
 from actors.engines.sglang import boot_message
 from protocol.errors import EngineDied, StartFailed
 from supervisor.engines.sglang.section import OWN_ZYGOTE_PREFIX, SHARED_ZYGOTE, SglangSection
+from supervisor.processes.controlled import start_controlled
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process, start
 from supervisor.processes.run_folder import RunFolder
@@ -115,30 +116,19 @@ async def zygote(
 
     Raises `StartFailed` if it cannot import SGLang.
     """
-    with ExitStack() as stack:  # closes what was opened, if a later step fails
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.callback(theirs.close)
-        failed = stack.enter_context(ExitStack())
-        failed.callback(ours.close)
-        output, write = output_log.pipe()
-        stack.callback(os.close, write)
-        failed.callback(output.close)
-        arguments = [*command, str(theirs.fileno()), str(os.getpid())]
-        process = start("zygote", arguments, host_environment(environment, "cpu", own), [theirs.fileno()], write)
-        failed.pop_all()
-    control = trio.socket.from_stdlib_socket(ours)
-    ready = False
+    started = start_controlled("zygote", command, host_environment(environment, "cpu", own), output_log)
+    control, ready = started.control, False
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(output_log.copy_from, output)
+            nursery.start_soon(output_log.copy_from, started.output)
             if ready := bool(await _received(control)):
                 task_status.started()
                 with trio.CancelScope() as scope, registration.publish(Zygote(control, trio.Lock(), scope)):
-                    await process.wait()
+                    await started.process.wait()
             nursery.cancel_scope.cancel(reason="the zygote has ended")
     finally:
         control.close()
-        await process.stop(ladder, grace)  # noqa: ASYNC102  # shielded, rung by rung
+        await started.process.stop(ladder, grace)  # noqa: ASYNC102  # shielded, rung by rung
     if ready:
         raise EngineDied("the zygote died")
     raise StartFailed(f"the zygote could not import SGLang: {output_log.last_error_line}")
