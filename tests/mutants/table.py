@@ -33,6 +33,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "pictures": ("alone", "sweep", "simulation", "cluster"),
     "hostile_media": ("hostile_media",),
     "asking": ("asking",),
+    "hosts": ("hosts",),
 }
 
 
@@ -43,6 +44,11 @@ def planted(part: str) -> list[tuple[str, Bug, str]]:
 
 MUTANTS = [mutant for part in PARTS for mutant in planted(part)]
 SUITES = {  # the quickest first
+    "hosts": [
+        "tests/actors/engines/sglang/host/test_encoder.py",
+        "tests/actors/engines/sglang/host/test_media_input.py",
+        "tests/actors/engines/sglang/host/test_liveness.py",
+    ],
     "hostile_media": [
         "tests/actors/kit/test_fair_budget.py",
         "tests/actors/test_media.py",
