@@ -9,7 +9,7 @@ frames of a video before that.
 
 from __future__ import annotations
 
-from math import ceil, floor, sqrt
+from math import ceil, floor, prod, sqrt
 
 from attrs import evolve, field, frozen
 
@@ -81,15 +81,11 @@ class VisionLayout:
 
     def fit_image(self, height: int, width: int, detail: Detail = Detail.AUTO) -> Fit:
         """Return the fit of an image of a size; raises `BadRequest` for one that is too narrow for the model."""
-        limits = self.image
-        own = resize(height, width, self.factor, limits)
-        size = own
-        if detail is Detail.LOW:
-            low = max(limits.pixels_min, LOW_DETAIL_TOKENS * self.factor**2)
-            size = resize(height, width, self.factor, evolve(limits, pixels_max=min(limits.pixels_max, low)))
-        # An image that was resized to its final size stays as it is when the model's processor resizes it.
-        too_large = height * width > limits.pixels_max or size != own
-        return self._fit(size, 1, size if too_large else (height, width))
+        own = resize(height, width, self.factor, self.image)
+        if detail is Detail.LOW and (low := self._low(height, width, own)) != own:
+            return self._fit(low, 1, low)
+        too_large = height * width > self.image.pixels_max
+        return self._fit(own, 1, self._shrunk(height, width, own) if too_large else (height, width))
 
     def sample(self, frames: int, frames_per_second: float) -> Sampling:
         """Return the frames of a video that a model sees; raises `BadRequest` for one with too few frames."""
@@ -112,6 +108,35 @@ class VisionLayout:
         """Return the height and width to which SGLang resizes each frame, before the model's own processor does."""
         limits = PixelLimits(FRAME_PIXELS_MIN, _frame_pixels_max(frames))
         return resize_frame(height, width, FRAME_SIZE_FACTOR, limits)
+
+    def _low(self, height: int, width: int, own: tuple[int, int]) -> tuple[int, int]:
+        """Return the size of an image of low detail, which the model's processor keeps; `own` if there is none."""
+        limits = self.image
+        most = min(limits.pixels_max, max(limits.pixels_min, LOW_DETAIL_TOKENS * self.factor**2))
+        if prod(own) <= most:
+            return own
+        rows, columns = resize(height, width, self.factor, evolve(limits, pixels_max=most))
+        longest = ASPECT_MAX * min(rows, columns)
+        low = resize(min(rows, longest), min(columns, longest), self.factor, limits)  # rounding may have gone below
+        return low if prod(low) < prod(own) and self._becomes(low, low) else own
+
+    def _shrunk(self, height: int, width: int, own: tuple[int, int]) -> tuple[int, int]:
+        """Return the size to which a large image is decoded, so that the model's processor resizes it to `own`.
+
+        That is `own`, but where its rounding exceeds a limit of the same processor: the sides of a narrow image are
+        rounded by much. There the image is halved, as often as that leads to the same.
+        """
+        if self._becomes(own, own):
+            return own
+        best = height, width
+        while (height := height // 2) >= own[0] and (width := width // 2) >= own[1]:
+            if self._becomes((height, width), own):
+                best = height, width
+        return best
+
+    def _becomes(self, size: tuple[int, int], own: tuple[int, int]) -> bool:
+        """Whether the model's processor resizes an image of a size to `own`; it refuses one that is too narrow."""
+        return max(size) <= ASPECT_MAX * min(size) and resize(*size, self.factor, self.image) == own
 
     def _fit(self, size: tuple[int, int], steps: int, decoded: tuple[int, int]) -> Fit:
         grid = steps, size[0] // self.patch, size[1] // self.patch

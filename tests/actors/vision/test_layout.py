@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -13,6 +14,14 @@ from protocol.media import Detail, Modality
 IMAGES, FRAMES = PixelLimits(3136, 1_003_520), PixelLimits(100_352, 602_112)
 LAYOUT = VisionLayout(14, 2, 2, IMAGES, FRAMES, image_token=7)
 SIDES = st.integers(1, 4000)
+MODELS = [  # the least and the most pixels of an image, in folders of models and as their users set them
+    IMAGES,
+    PixelLimits(3136, 12_845_056),
+    PixelLimits(200_704, 1_003_520),
+    PixelLimits(200_704, 12_845_056),
+    PixelLimits(12_544, 50_176),
+    PixelLimits(50_176, 50_176),
+]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +85,40 @@ def test_an_image_that_was_resized_by_its_decoder_keeps_its_grid_in_the_models_p
     assert (again.grid, again.tokens) == (fit.grid, fit.tokens)
     assert fit.decoded[0] * fit.decoded[1] <= max(IMAGES.pixels_max, 1)
     assert IMAGES.pixels_min <= fit.tokens * LAYOUT.factor**2 <= IMAGES.pixels_max
+
+
+@given(
+    st.sampled_from(MODELS), st.integers(1, 50_000), st.floats(1, ASPECT_MAX), st.booleans(), st.sampled_from(Detail)
+)
+def test_the_processor_of_any_model_makes_of_what_was_decoded_the_grid_that_the_prompt_counts(
+    limits: PixelLimits, shorter: int, aspect: float, upright: bool, detail: Detail
+) -> None:
+    longer = int(shorter * aspect)
+    assume(shorter * longer <= 50_000_000)
+    size = (longer, shorter) if upright else (shorter, longer)
+    layout = evolve(LAYOUT, image=limits)
+    fit = layout.fit_image(*size, detail)
+    assert layout.fit_image(*fit.decoded).grid == fit.grid
+    assert fit.decoded[0] * fit.decoded[1] <= max(size[0] * size[1], fit.tokens * layout.factor**2)
+    if detail is not Detail.LOW:
+        assert (fit.grid[1] * 14, fit.grid[2] * 14) == resize(*size, 28, limits)
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "detail", "grid", "decoded"),
+    [
+        (PixelLimits(12_544, 50_176), (20_000, 100), Detail.AUTO, (1, 226, 2), (10_000, 50)),  # one row of tokens
+        (PixelLimits(3136, 12_845_056), (300, 59_882), Detail.AUTO, (1, 18, 3616), (300, 59_882)),  # 201 times as wide
+        (PixelLimits(3136, 12_845_056), (64, 10_929), Detail.LOW, (1, 2, 400), (28, 5600)),
+        (PixelLimits(200_704, 12_845_056), (700, 1000), Detail.LOW, (1, 28, 40), (392, 560)),  # was below the least
+        (PixelLimits(50_176, 50_176), (132, 1578), Detail.LOW, (1, 4, 54), (132, 1578)),
+    ],
+)
+def test_an_image_is_not_decoded_to_a_size_that_the_models_processor_would_change_again(
+    limits: PixelLimits, size: tuple[int, int], detail: Detail, grid: tuple[int, int, int], decoded: tuple[int, int]
+) -> None:
+    fit = evolve(LAYOUT, image=limits).fit_image(*size, detail)
+    assert (fit.grid, fit.decoded) == (grid, decoded)
 
 
 @given(st.integers(2, 768), SIDES, SIDES)
