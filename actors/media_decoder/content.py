@@ -28,7 +28,7 @@ def decode_data_url(url: bytes, bytes_max: int) -> bytes:
     try:
         content = _from_base64(url.partition(b",")[2])
     except binascii.Error as error:
-        raise Refusal("the data URL is not valid base64") from error
+        raise Refusal("its base64 is not valid") from error
     if len(content) > bytes_max:
         raise Refusal(f"it has {len(content):,} bytes; the limit is {bytes_max:,}", "too_large")
     return content

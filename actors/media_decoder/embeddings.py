@@ -90,7 +90,9 @@ def _stored(header: dict[str, object], name: str, content: bytes, begin: int, ty
         raise Refusal(f"the shape or the place of {name} is not stated as it should be")
     first, behind = (begin + offset for offset in offsets)
     size = prod(shape) * BYTES[DTYPES[dtype]]
-    if not first <= behind <= len(content) or behind - first != size:
+    if behind > len(content):
+        raise Refusal(f"it is truncated: {name} ends at byte {behind}, and the file at byte {len(content)}")
+    if behind - first != size:
         raise Refusal(f"{name} has {max(0, behind - first)} bytes, and its shape {list(shape)} takes {size}")
     return _Stored(DTYPES[dtype], shape, content[first:behind])
 

@@ -222,6 +222,8 @@ class _Answers:
             )
         self.decoders.counts.crashes += 1
         log.warning("a media decoder crashed", extra={"modality": self.modality.value, "signal": answer.signal})
+        if answer.signal == signal.SIGKILL:  # by the kernel, which has no memory left: no content does that
+            raise NotReady(f"the decoder of the {self.modality} was killed")
         raise BadRequest(f"the {self.modality} cannot be read: its decoder crashed")
 
     def lied(self, what: str) -> NoReturn:

@@ -289,7 +289,7 @@ TABLE: list[tuple[str, str, type[RequestError], str]] = [
     ("an error", MEDIA + "/missing", BadRequest, "status 404"),
     # What it is
     ("another type than was claimed", MEDIA + "/text", Unsupported, "HTML"),
-    ("no base64", "data:image/png;base64,%%%", BadRequest, "not valid base64"),
+    ("no base64", "data:image/png;base64,%%%", BadRequest, "base64 is not valid"),
     ("no content", "data:image/png;base64,", BadRequest, "has no data behind its comma"),
     ("text", data(b"hello"), Unsupported, "of no type that is known here"),
     ("a truncated image", data(samples.png()[:-60]), BadRequest, "truncated or corrupt"),

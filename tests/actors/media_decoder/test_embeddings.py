@@ -62,7 +62,7 @@ REFUSED = [
     (safetensors({"embeddings": ("F32", (0, 8), b""), "grid_thw": GRID}), r"shape \[tokens, width\]"),
     (safetensors({"embeddings": ROWS, "grid_thw": ("I64", (4,), bytes(32))}), r"shape \[3\] or \[1, 3\]"),
     (safetensors({"embeddings": ("F32", (5, 8), bytes(128)), "grid_thw": GRID}), r"128 bytes, and its shape \[5, 8\] takes 160"),
-    (of_header({"embeddings": entry(data_offsets=[0, 400], shape=[10, 10])}), "has 400 bytes"),
+    (of_header({"embeddings": entry(data_offsets=[0, 400], shape=[10, 10])}), "truncated: embeddings ends at byte"),
     (of_header({"embeddings": entry(data_offsets=[4, 0])}, bytes(8)), "has 0 bytes"),
     (of_header({"embeddings": entry(data_offsets=[-4, 0])}, bytes(8)), "not stated as it should be"),
     (of_header({"embeddings": entry(shape=[1 << 40, 1 << 40])}, bytes(8)), "not stated as it should be"),
@@ -76,7 +76,7 @@ REFUSED = [
     (of_header('{"embeddings": 1}'.encode("utf-16-le")), "no JSON"),
     ((1 << 40).to_bytes(8, "little") + b"{}", "too long, or it is truncated"),
     (of_header(b"{" + b" " * 70_000 + b"}"), "too long"),
-    (samples.embeddings()[:-1], "bytes, and its shape"),
+    (samples.embeddings()[:-1], "truncated: "),
     *(
         (safetensors({"embeddings": (dtype, (1, 1), data), "grid_thw": GRID}), "finite")
         for dtype, data in NOT_FINITE.items()

@@ -307,7 +307,7 @@ async def test_a_descriptor_that_nobody_asked_for_is_closed(tmp_path: Path) -> N
         assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGILL])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGILL])
 async def test_a_crash_costs_its_own_item_alone(tmp_path: Path, number: signal.Signals) -> None:
     async with decoders(tmp_path, command=hostile(f"os.kill(os.getpid(), {number.value})")) as found:
         (template,) = processes()
@@ -316,6 +316,13 @@ async def test_a_crash_costs_its_own_item_alone(tmp_path: Path, number: signal.S
                 await found.inspect(content, Modality.IMAGE)
             assert found.counts.crashes == count
         assert processes() == [template]
+
+
+async def test_a_decoder_that_the_system_kills_is_no_fault_of_the_content(tmp_path: Path) -> None:
+    async with decoders(tmp_path, command=hostile(f"os.kill(os.getpid(), {signal.SIGKILL.value})")) as found:
+        with stored(samples.png()) as content, pytest.raises(NotReady, match="decoder of the image was killed"):
+            await found.inspect(content, Modality.IMAGE)
+        assert found.counts.crashes == 1
 
 
 async def test_a_process_that_ends_without_an_answer_is_an_error_of_its_item(tmp_path: Path) -> None:
