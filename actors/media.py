@@ -203,7 +203,8 @@ class Preparations(Generic[C]):
             else:
                 item.content = await self.ports.fetch(item.media.url)
             if sum(map(_held_bytes, items)) > bytes_max:
-                raise TooLarge(f"the images and videos of one request can have {bytes_max:,} bytes together")
+                most = f"{bytes_max:,} bytes together, and each counts {CONTENT_BYTES_MIN:,} at least"
+                raise TooLarge(f"the images and videos of one request can have {most}")
             async with self._decodes.taking(1, owner):
                 inspected = await self.ports.inspect(item.content, item.media.modality)
             item.content = inspected.content

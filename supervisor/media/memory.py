@@ -70,11 +70,12 @@ class MediaMemory:
         limiter = trio.CapacityLimiter(1)
         try:
             while True:
-                while self._dropped:
-                    await _drop_pages(self._dropped.popleft())
-                while self._closing:
-                    await trio.to_thread.run_sync(os.close, self._closing[0], limiter=limiter)
-                    self._closing.popleft()  # behind it: a cancellation may come before the thread begins
+                while self._dropped or self._closing:  # either grows while the other is being worked on
+                    if self._dropped:
+                        await _drop_pages(self._dropped.popleft())
+                    else:
+                        await trio.to_thread.run_sync(os.close, self._closing[0], limiter=limiter)
+                        self._closing.popleft()  # behind it: a cancellation may come before the thread begins
                 await self._changed.park()
         finally:
             self._token = None

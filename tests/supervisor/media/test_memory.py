@@ -6,10 +6,12 @@ import fcntl
 import gc
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from actors.engines.shared_tensors import open_tensors, passed_on
 from protocol.errors import DeadlineExceeded
@@ -68,6 +70,30 @@ async def test_the_pages_of_a_lease_that_has_ended_are_dropped_and_its_file_is_c
     assert tensor.data[LARGE - 1] == 7  # whoever still reads it can
     del tensor
     gc.collect()
+    await settled(before)
+
+
+async def test_a_lease_that_ends_while_a_file_is_being_closed_is_not_forgotten(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, before, close = MediaMemory(), open_descriptors(), os.close
+    tensor = Tensor(Dtype.UINT8, (LARGE,), memory.take(sealed(LARGE), LARGE))
+    began, go_on = trio.Event(), threading.Event()
+
+    def close_slowly(descriptor: int) -> None:
+        trio.from_thread.run_sync(began.set)
+        go_on.wait(10)
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", close_slowly)
+    nursery.start_soon(memory.run)
+    memory.close_later(os.dup(0))
+    await began.wait()
+    memory.release(tensor)
+    del tensor
+    await trio.testing.wait_all_tasks_blocked()  # it was woken, and had no time for that
+    monkeypatch.undo()
+    go_on.set()
     await settled(before)
 
 
