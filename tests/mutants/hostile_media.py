@@ -51,6 +51,7 @@ BUGS: Bugs = {
         Bug("a device is read", " or not stat.S_ISREG(os.fstat(place).st_mode)", ""),
     ),
     "supervisor/media/decoding.py": (
+        Bug("a decoder that the system kills is its client's fault", "if answer.signal == signal.SIGKILL:", "if False:"),
         Bug("what a decoder says of a size is believed", "answers.checked_facts(inspected.facts)", "inspected.facts"),
         Bug("a descriptor that nobody wants stays open", "                    answers.close()\n", "                    pass\n"),
         Bug("a file of another size is mapped", "if not 0 <= size_bytes == sealed_size(self.received[0]):", "if sealed_size(self.received[0]) is None:"),
@@ -59,6 +60,11 @@ BUGS: Bugs = {
         Bug("a file that may shrink is mapped", "if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:", "if False:"),
     ),
     "supervisor/media/memory.py": (
+        Bug(
+            "a lease that ends while a file is being closed is forgotten",
+            "self._closing.popleft()  #",
+            "self._closing.popleft()\n                        if not self._closing:\n                            break  #",
+        ),
         Bug("the pages of a lease stay mapped", "madvise(mmap.MADV_DONTNEED,", "madvise(mmap.MADV_NORMAL,"),
     ),
     "actors/media_decoder/__main__.py": (

@@ -21,8 +21,18 @@ BUGS: Bugs = {
         ),
         Bug(
             "an image of low detail is resized by the engine, which knows nothing of it",
-            "too_large = height * width > limits.pixels_max or size != own",
-            "too_large = height * width > limits.pixels_max",
+            "return self._fit(low, 1, low)",
+            "return self._fit(low, 1, (height, width))",
+        ),
+        Bug(
+            "a narrow image is decoded to a size that the engine changes again",
+            "        if self._becomes(own, own):\n            return own\n        best",
+            "        return own\n        best",
+        ),
+        Bug(
+            "rounding makes an image of low detail smaller than the engine leaves it",
+            "low = resize(min(rows, longest), min(columns, longest), self.factor, limits)",
+            "low = rows, columns",
         ),
         Bug(
             "the last frame of a video is left out",
