@@ -102,7 +102,14 @@ class VisionLayout:
         """Return the fit of a video of so many sampled frames; raises `BadRequest` for one that is too narrow."""
         first = self.frame_size(frames, height, width)
         decoded = first if height * width > _frame_pixels_max(frames) else (height, width)
-        return self._fit(resize(*first, self.factor, self.video), ceil(frames / self.temporal_patch), decoded)
+        try:
+            size = resize(*first, self.factor, self.video)
+        except BadRequest as error:
+            raise BadRequest(
+                f"a video of {width} x {height} pixels is too narrow: resized to {first[1]} x {first[0]}, one side of"
+                f" its frames is more than {ASPECT_MAX} times the other"
+            ) from error
+        return self._fit(size, ceil(frames / self.temporal_patch), decoded)
 
     def frame_size(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which SGLang resizes each frame, before the model's own processor does."""

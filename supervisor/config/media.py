@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 
 from attrs import frozen
 
+from actors.media import CONTENT_BYTES_MIN
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, describe
 from supervisor.config.limits import WILDCARD, Count, Seconds
@@ -110,6 +111,9 @@ def mistakes(section: MediaSection, folder: Path) -> Iterator[Mistake]:
         yield Mistake(f"{key}.tls_authority", f"there is no file {folder / section.tls_authority}")
     if section.bytes_max > section.fetched_bytes_max:
         yield Mistake(f"{key}.bytes_max", f"is more than fetched_bytes_max ({section.fetched_bytes_max})")
+    if section.items_max * CONTENT_BYTES_MIN > section.fetched_bytes_max:
+        least = f"{section.items_max} contents count {section.items_max * CONTENT_BYTES_MIN} bytes at least"
+        yield Mistake(f"{key}.items_max", f"{least}, and fetched_bytes_max is {section.fetched_bytes_max}")
     if section.prepare_s < section.fetch_s:
         yield Mistake(f"{key}.prepare_s", f"is less than fetch_s ({section.fetch_s:g})")
 

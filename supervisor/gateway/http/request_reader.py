@@ -27,7 +27,7 @@ PIECES_FREE = 4  # that are read without waiting for other clients that send man
 BYTES_FREE = 256 * 1024  # of a body that are read without waiting for other clients that send as much
 BYTES_A_TURN = 64 * 1024  # of a longer body, before it is the turn of the next one
 SYNTAX_CHARACTERS_MAX = 200
-ADVICE = "(gateway.limits.body_bytes_max); images may be named by https: URLs instead"
+ADVICE = "(gateway.limits.body_bytes_max); images may be named by URLs of allowed hosts"
 SHUTS_DOWN = "the server is shutting down"
 VERSION_NOT_SUPPORTED, HEAD_TOO_LARGE = 505, 431
 

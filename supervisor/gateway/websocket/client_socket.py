@@ -74,7 +74,7 @@ class ClientSocket:
         self._size += len(event.data)
         if self._size > self.message_max:
             limit = f"{self.message_max} (body_bytes_max)"
-            self.close(TOO_BIG, f"a message is longer than {limit}; images may be named by https: URLs instead")
+            self.close(TOO_BIG, f"a message is longer than {limit}; images may be named by URLs of allowed hosts")
             self._end("a message is too long")
         data = event.data
         if event.message_finished and not self._parts:  # nearly always

@@ -69,6 +69,11 @@ def test_an_image_that_is_too_narrow_is_refused_with_its_size(size: tuple[int, i
         LAYOUT.fit_video(4, *size)
 
 
+def test_a_video_whose_frames_become_too_narrow_is_refused_with_its_own_size() -> None:
+    with pytest.raises(BadRequest, match="a video of 8000 x 40 pixels is too narrow: resized to "):
+        LAYOUT.fit_video(4, 40, 8000)
+
+
 @pytest.mark.parametrize("frames", [0, 1])
 def test_a_video_of_one_frame_is_refused(frames: int) -> None:
     with pytest.raises(BadRequest, match=f"this one has {frames}"):

@@ -59,6 +59,7 @@ MISTAKES = [
     ('file_root = "nowhere"', "file_root", "there is no folder"),
     ('tls_authority = "none.pem"', "tls_authority", "there is no file"),
     ("bytes_max = 500_000_000", "bytes_max", "more than fetched_bytes_max"),
+    ("items_max = 257", "items_max", "257 contents count 269484032 bytes at least, and fetched_bytes_max is 268435456"),
     ("prepare_s = 1", "prepare_s", "less than fetch_s (15)"),
     ("aspect_max = 0.5", "aspect_max", "at least 1"),
     ("decoders = 0", "decoders", "at least 1"),

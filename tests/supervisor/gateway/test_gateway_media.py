@@ -212,13 +212,13 @@ async def test_a_body_whose_images_are_too_large_is_told_what_to_do(rather_slow:
     async with gateway_rig(body_bytes_max=100_000, close_s=0.1) as rig:
         reply = await (await rig.client()).ask(post(chat_body(CAT)))
         assert reply.status == 413
-        advice = "at most 100000 are read (gateway.limits.body_bytes_max); images may be named by https: URLs instead"
+        advice = "at most 100000 are read (gateway.limits.body_bytes_max); images may be named by URLs of allowed hosts"
         assert reply.error["message"].endswith(advice)
         client = await websocket_client(rig)
         await client.say({"type": "response.create", **response_body(CAT)})
         code, reason = await client.close_frame()
         assert code == 1009
-        assert "100000 (body_bytes_max); images may be named by https: URLs instead" in reason
+        assert "100000 (body_bytes_max); images may be named by URLs of allowed hosts" in reason
         await leave_all(rig)
 
 

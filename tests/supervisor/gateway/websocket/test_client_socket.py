@@ -110,7 +110,7 @@ def test_the_parts_of_a_message_are_limited_together(parts: list[int]) -> None:
     assert received(cut, cut.socket(10)) == ["x" * 10]
     [close] = cut.events()
     assert isinstance(close, CloseConnection)
-    reason = "a message is longer than 10 (body_bytes_max); images may be named by https: URLs instead"
+    reason = "a message is longer than 10 (body_bytes_max); images may be named by URLs of allowed hosts"
     assert (close.code, close.reason) == (1009, reason)
     assert cut.ended
 
