@@ -44,11 +44,6 @@ def planted(part: str) -> list[tuple[str, Bug, str]]:
 
 MUTANTS = [mutant for part in PARTS for mutant in planted(part)]
 SUITES = {  # the quickest first
-    "hosts": [
-        "tests/actors/engines/sglang/host/test_encoder.py",
-        "tests/actors/engines/sglang/host/test_media_input.py",
-        "tests/actors/engines/sglang/host/test_liveness.py",
-    ],
     "hostile_media": [
         "tests/actors/kit/test_fair_budget.py",
         "tests/actors/test_media.py",
@@ -246,6 +241,11 @@ SUITES = {  # the quickest first
         "tests/system/test_sweep.py",
         "tests/system/test_sweep_clients.py",
         "tests/system/test_sweep_pictures.py",
+    ],
+    "hosts": [
+        "tests/actors/engines/sglang/host/test_encoder.py",
+        "tests/actors/engines/sglang/host/test_media_input.py",
+        "tests/actors/engines/sglang/host/test_liveness.py",
     ],
     # Minutes, for the few bugs that nothing above has noticed: a test of another file may.
     "rooms": [
