@@ -92,6 +92,28 @@ class Rendezvous:
 
 
 @frozen
+class PromptBlocks:
+    """The hashes of a prompt's full blocks of `page_size` tokens, up to its first image or video."""
+
+    page_size: int
+    hashes: tuple[int, ...]
+
+
+@frozen
+class RoutingHints:
+    """Hints for the router of a request, which sends none of them to a worker.
+
+    Requests of one `session` share a beginning, and go to one worker rather than to others. The targets are those of
+    the client, in milliseconds: to the first token, and from one token to the next.
+    """
+
+    session: str = ""
+    blocks: tuple[PromptBlocks, ...] = ()
+    ttft_target_ms: float | None = None
+    itl_target_ms: float | None = None
+
+
+@frozen
 class Generate(Message):
     """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`.
 
@@ -113,6 +135,8 @@ class Generate(Message):
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
     media: tuple[MediaItem, ...] = ()
+    cached_tokens: int = 0  # that its router expects in the worker's prefix cache
+    hints: RoutingHints | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
