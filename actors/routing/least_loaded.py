@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
+from actors.routing.candidates import Candidates, Choice
 from actors.routing.load import Load
 from protocol.messages import Generate
 
 Rank: TypeAlias = tuple[float, int, str]
 
 
-def least_loaded(request: Generate, loads: Sequence[Load]) -> int:
-    """Return the place of the worker to ask.
+def least_loaded(request: Generate, candidates: Candidates) -> Choice | None:
+    """Return the worker to ask.
 
     Those whose KV memory has room come first, then those with the largest share of slots free, then those with the
     least to compute; the same loads always give the same one.
     """
-
-    def order(place: int) -> tuple[bool, Rank]:
-        load = loads[place]
-        return not load.fits(request), rank(load)
-
-    return min(range(len(loads)), key=order)
+    loads = candidates.leading(request)
+    if not loads:
+        return None
+    return Choice(min(loads, key=lambda load: (not load.fits(request), rank(load))))
 
 
 def rank(load: Load) -> Rank:

@@ -1,8 +1,8 @@
-"""The load of a worker, and what a routing policy is."""
+"""The load of a worker, as routers compare it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 from attrs import frozen
@@ -22,7 +22,7 @@ class Load:
     for each have an equal share of it. No two workers of one pool have the same `name`.
 
     `own` of the requests are this node's, `unstarted` of those have no first token. `routers` nodes ask the worker, and
-    this one has `place` among them, from 0.
+    this one has `place` among them, from 0. For `reserved` of the busy it was chosen, and has not been asked yet.
     Where there are several, one with less than an equal share of the slots may let one request wait for a slot there:
     the others, who would refill each slot that they free, then leave the next one to it.
     """
@@ -41,6 +41,7 @@ class Load:
     unstarted: int = 0
     routers: int = 1
     place: int = 0
+    reserved: int = 0
 
     @property
     def full(self) -> bool:
@@ -80,10 +81,3 @@ def begins(load: Load) -> bool:
 
 HasRoom: TypeAlias = Callable[[Load], bool]
 """Either of these two."""
-
-Policy: TypeAlias = Callable[[Generate, Sequence[Load]], int]
-"""Chooses the worker of a request: returns its place among the loads of those with room, at least one.
-
-A request that continues after the loss of a worker has the tokens of its answer so far at the end of its prompt. A
-policy is pure: it may be asked more than once for a request, and for either leg of a pair.
-"""

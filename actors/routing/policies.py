@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
+from attrs import frozen
+
+from actors.routing.candidates import Chance, Policy
 from actors.routing.least_loaded import least_loaded
-from actors.routing.load import Policy
+from actors.routing.random_two import RandomTwo
+from actors.routing.round_robin import RoundRobin
+from actors.routing.session import BySession
 
-POLICIES: Mapping[str, Policy] = {
-    "least_loaded": least_loaded,
+
+@frozen
+class PolicyContext:
+    """The parts that a policy may be made of, for one model."""
+
+    chance: Chance
+
+
+MakePolicy: TypeAlias = Callable[[PolicyContext], Policy]
+
+
+def stateless(policy: Policy) -> MakePolicy:
+    """Return how a policy is made that is the same for all models."""
+    return lambda _: policy
+
+
+POLICIES: Mapping[str, MakePolicy] = {
+    "least_loaded": stateless(least_loaded),
+    "random_two": lambda context: RandomTwo(context.chance),
+    "round_robin": lambda _: RoundRobin(),
+    "session": lambda _: BySession(),
 }

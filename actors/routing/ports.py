@@ -50,6 +50,9 @@ class Ranking(Protocol):
     def __iter__(self) -> Iterator[Worker]:
         """Yield the preferred worker first."""
 
+    def get(self, name: str) -> Worker | None:
+        """Return the worker of a name, None if it is not among these."""
+
 
 class Pool(Protocol):
     """The workers of one model."""

@@ -93,4 +93,5 @@ class Reservations:
             return load
         requests, prompts = self.requests[load.name], self.prompts[load.name]
         own, unstarted = load.own + requests, load.unstarted + requests
-        return evolve(load, busy=load.busy + requests, pending=load.pending + prompts, own=own, unstarted=unstarted)
+        busy, pending = load.busy + requests, load.pending + prompts
+        return evolve(load, busy=busy, pending=pending, own=own, unstarted=unstarted, reserved=requests)

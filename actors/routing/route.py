@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
+from actors.routing.candidates import Choice
 from actors.routing.outliers import Ejection, OutlierDetector
 from actors.routing.ports import Replies, Worker
 from actors.routing.reservations import Reservations
@@ -30,15 +31,24 @@ class FailoverLimits:
     pause_max_s: float = 2.0  # the same for a worker that stays unready: twice as long each time, up to this
 
 
+@frozen
+class Chosen:
+    """A worker, and why it was chosen."""
+
+    worker: Worker
+    choice: Choice
+
+
 @define(eq=False)
 class Route:
     """The workers of one attempt: one that computes all of the request, or a decode and its prefill.
 
-    Each worker has a reservation until it is asked. `end` must always be called: it releases those that were not asked.
+    Each worker has a reservation until it is asked, for the tokens of the prompt that it is expected to compute. `end`
+    must always be called: it releases those that were not asked.
     """
 
-    decode: Worker
-    prefill: Worker | None
+    chosen: Chosen  # the decode, or the worker that computes all
+    chosen_prefill: Chosen | None
     _reservations: Reservations
     _outliers: OutlierDetector
     _wake: Callable[[], None]  # tasks that wait for a reservation or a probe to end
@@ -50,11 +60,31 @@ class Route:
     def __attrs_post_init__(self) -> None:
         self._reserved = list(self.names)
         for name in self._reserved:
-            self._reservations.reserve(name, self._prompt)
+            self._reservations.reserve(name, self.uncached)
         if self.prefill is not None:
             self._pending = self.prefill.full_name, self.decode.full_name
-            self._reservations.add(*self._pending, self._prompt)
+            self._reservations.add(*self._pending, self.uncached)
         self.probed = [name for name in {*self.names, self.name} if self._outliers.begin_probe(name, self)]
+
+    @property
+    def decode(self) -> Worker:
+        """The worker that computes the answer."""
+        return self.chosen.worker
+
+    @property
+    def prefill(self) -> Worker | None:
+        """The worker that computes the prompt, None if the other does that too."""
+        return None if self.chosen_prefill is None else self.chosen_prefill.worker
+
+    @property
+    def overlap(self) -> int:
+        """The tokens of the prompt that are expected in the prefix cache of the worker that computes it."""
+        return (self.chosen_prefill or self.chosen).choice.overlap
+
+    @property
+    def uncached(self) -> int:
+        """The tokens of the prompt that are expected to be computed."""
+        return max(0, self._prompt - self.overlap)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,6 +110,9 @@ class Route:
     async def ask(self, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
         """Ask one of its workers, which counts the request itself from then on."""
         self._release(worker.full_name)
+        if request.hints is not None:
+            expected = self.overlap if worker is (self.prefill or self.decode) else 0
+            request = evolve(request, hints=None, cached_tokens=expected)
         try:
             async with worker.ask(request, request.sampling.tokens_max) as replies:
                 yield replies
@@ -90,7 +123,7 @@ class Route:
     def begun(self) -> None:
         """Stop counting the prompt as pending at the prefill, if there is one."""
         if self._pending is not None:
-            self._reservations.discard(*self._pending, self._prompt)
+            self._reservations.discard(*self._pending, self.uncached)
             self._pending = None
 
     def end(self) -> None:
@@ -106,7 +139,7 @@ class Route:
 
     def _release(self, name: str) -> None:
         self._reserved.remove(name)
-        self._reservations.release(name, self._prompt)
+        self._reservations.release(name, self.uncached)
 
 
 def pair_name(prefill: Worker, decode: Worker) -> str:

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from itertools import product
 
 import trio
 from attrs import define, field
 
-from actors.routing.least_loaded import least_loaded
-from actors.routing.load import HasRoom, Load, Policy, begins, has_room
+from actors.routing.candidates import Choice, Policy, WorkerCandidates
+from actors.routing.load import HasRoom, Load, begins, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
-from actors.routing.route import FailoverLimits, Route, pair_name
+from actors.routing.route import Chosen, FailoverLimits, Route, pair_name
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Generate
@@ -57,10 +57,10 @@ class Routing:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
         return self._reserve(request, self._select(request, excluded))
 
-    def _reserve(self, request: Generate, workers: tuple[Worker, Worker | None] | None) -> Route | None:
-        if workers is None:
+    def _reserve(self, request: Generate, chosen: tuple[Chosen, Chosen | None] | None) -> Route | None:
+        if chosen is None:
             return None
-        return Route(*workers, self.reservations, self.outliers, self.pool.wake, len(request.tokens))
+        return Route(*chosen, self.reservations, self.outliers, self.pool.wake, len(request.tokens))
 
     def statistics(self) -> ReservationStatistics:
         """Return what is reserved for requests on their way."""
@@ -70,7 +70,7 @@ class Routing:
         """Whether there is a route for any request now."""
         return self._select(None, ()) is not None
 
-    def _select(self, request: Generate | None, excluded: Collection[str]) -> tuple[Worker, Worker | None] | None:
+    def _select(self, request: Generate | None, excluded: Collection[str]) -> tuple[Chosen, Chosen | None] | None:
         """Return a worker that computes both legs, or a decode and its prefill; without a request, any with room.
 
         A request waits at a full worker only if no others could begin it at once.
@@ -81,8 +81,8 @@ class Routing:
 
     def _select_of(
         self, request: Generate | None, excluded: Collection[str], has_room: HasRoom
-    ) -> tuple[Worker, Worker | None] | None:
-        whole = self._pick(self._candidates(Leg.BOTH, request, excluded, has_room), request, has_room)
+    ) -> tuple[Chosen, Chosen | None] | None:
+        whole = self._pick(request, self._candidates(Leg.BOTH, excluded, has_room))
         if whole is not None and (request is None or len(request.tokens) < self.prefill_tokens_min):
             return whole, None
         if (pair := self._pair(request, excluded, has_room)) is not None:
@@ -90,33 +90,39 @@ class Routing:
             return decode, prefill
         return None if whole is None else (whole, None)
 
-    def _workers(self, leg: Leg) -> Ranking:
+    def _workers(self, leg: Leg) -> Ranking | list[Worker]:
         """Return the workers of a leg that can be asked now, ranked if `ranked` is there."""
         if self.ranked is not None:
             return self.ranked(leg)
         return [worker for worker in self.pool.workers() if worker.leg is leg]
 
     def _candidates(
-        self, leg: Leg, request: Generate | None, excluded: Collection[str], has_room: HasRoom
-    ) -> list[Worker]:
-        """Return the eligible workers of a leg; if they are ranked, up to the first that is preferred to all others.
+        self,
+        leg: Leg,
+        excluded: Collection[str],
+        has_room: HasRoom,
+        accepts: Callable[[Load], bool] | None = None,
+    ) -> WorkerCandidates:
+        """Return the workers of a leg that a policy may choose."""
+        now = trio.current_time() if self.outliers else 0.0
+        return WorkerCandidates(
+            self._workers(leg),
+            ranked=self.ranked is not None,
+            has_room=has_room,
+            excluded=excluded,
+            avoided=(lambda name: self.outliers.avoided(name, now)) if self.outliers else None,
+            with_reserved=self.reservations.with_reserved,
+            accepts=accepts,
+        )
 
-        That is the first with room for the request and without a reservation. So the cost of a choice does not grow
-        with the number of workers while one of the first will do.
-        """
-        if self.ranked is None or self.policy is not least_loaded:
-            return list(self._eligible(self._workers(leg), excluded))
-        candidates = list[Worker]()
-        for worker in self._eligible(self._workers(leg), excluded):
-            load = worker.load
-            if not has_room(load):  # nor have all that follow
-                break
-            if leg is Leg.PREFILL and worker.bootstrap is None:
-                continue
-            candidates.append(worker)
-            if (request is None or load.fits(request)) and load.name not in self.reservations.requests:
-                break
-        return candidates
+    def _pick(self, request: Generate | None, candidates: WorkerCandidates) -> Chosen | None:
+        """Return the candidate that the policy prefers; without a request, any. None if there is none."""
+        if request is None:
+            load = next(iter(candidates), None)
+            choice = None if load is None else Choice(load)
+        else:
+            choice = self.policy(request, candidates)
+        return None if choice is None else Chosen(candidates.worker(choice.load), choice)
 
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
@@ -166,6 +172,66 @@ class Routing:
         legs = {leg for name, leg in self.pool.expected().items() if name not in crashed}
         return Leg.BOTH in legs or {Leg.PREFILL, Leg.DECODE} <= legs
 
+    # Pairs ----------------------------------------------------------------------
+
+    def _pair(
+        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom
+    ) -> tuple[Chosen, Chosen] | None:
+        """Return a prefill and a decode that have room and can meet; None if there are none now.
+
+        An ejected pair is not taken while another exists, even if that has no room: it is worth waiting for.
+        """
+        prefill = self._pick(request, self._candidates(Leg.PREFILL, excluded, has_room))
+        decode = self._pick(request, self._candidates(Leg.DECODE, excluded, has_room))
+        if prefill is None or decode is None:
+            return None
+        now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
+
+        def can_meet(prefill: Load, decode: Load) -> bool:
+            return self.reservations.has_room(prefill, decode.name, decodes)
+
+        def can_meet_well(prefill: Load, decode: Load) -> bool:
+            return can_meet(prefill, decode) and not self.outliers.avoided(f"{prefill.name}+{decode.name}", now)
+
+        if can_meet_well(prefill.choice.load, decode.choice.load):
+            return prefill, decode
+        if (others := self._find_pair(request, excluded, can_meet_well, has_room)) is not None:
+            return others
+        if not self.outliers or self._has_eligible_pair(excluded, now):
+            return None
+        return self._find_pair(request, excluded, can_meet, has_room)
+
+    def _find_pair(
+        self,
+        request: Generate | None,
+        excluded: Collection[str],
+        meet: Callable[[Load, Load], bool],
+        has_room: HasRoom,
+    ) -> tuple[Chosen, Chosen] | None:
+        """Return the preferred prefill of those that can meet a decode, and that decode.
+
+        A prefill is compared with the decodes that have prompts there, and one more at most; so the cost grows with
+        the numbers of workers and requests, not of pairs.
+        """
+        decodes = list(self._candidates(Leg.DECODE, excluded, has_room))
+        prefills = self._candidates(
+            Leg.PREFILL, excluded, has_room, lambda prefill: any(meet(prefill, decode) for decode in decodes)
+        )
+        if (prefill := self._pick(request, prefills)) is None:
+            return None
+        load = prefill.choice.load
+        meeting = self._candidates(Leg.DECODE, excluded, has_room, lambda decode: meet(load, decode))
+        decode = self._pick(request, meeting)
+        return None if decode is None else (prefill, decode)
+
+    def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
+        """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
+        workers = [worker for worker in self.pool.workers() if worker.full_name not in excluded]
+        eligible = [worker for worker in workers if not self.outliers.avoided(worker.full_name, now)]
+        prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and worker.bootstrap is not None]
+        decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
+        return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))
+
     # Ejection -------------------------------------------------------------------
 
     def failed(self, name: str, error: RequestError) -> None:
@@ -191,100 +257,3 @@ class Routing:
         if self.outliers.answered(name, self.limits.ejection, trio.current_time()):
             log.info("an ejected worker is readmitted", extra={"worker": name})
             self.observer.readmitted(name)
-
-    def _eligible(self, workers: Iterable[Worker], excluded: Collection[str]) -> Iterator[Worker]:
-        """Yield the workers that are neither excluded nor ejected; if all others are ejected, the ejected ones.
-
-        They keep their order, and each is examined only when the caller asks for it.
-        """
-        if not self.outliers:
-            yield from (worker for worker in workers if worker.full_name not in excluded)
-            return
-        now, ejected = trio.current_time(), list[Worker]()
-        any_eligible = False
-        for worker in workers:
-            name = worker.full_name
-            if name in excluded:
-                continue
-            if not self.outliers.avoided(name, now):
-                any_eligible = True
-                yield worker
-            elif not any_eligible:
-                ejected.append(worker)
-        if not any_eligible:
-            yield from ejected
-
-    def _pair(
-        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom
-    ) -> tuple[Worker, Worker] | None:
-        """Return a prefill and a decode that have room and can meet; None if there are none now.
-
-        An ejected pair is not taken while another exists, even if that has no room: it is worth waiting for.
-        """
-        prefill = self._pick(self._candidates(Leg.PREFILL, request, excluded, has_room), request, has_room)
-        decode = self._pick(self._candidates(Leg.DECODE, request, excluded, has_room), request, has_room)
-        if prefill is None or decode is None:
-            return None
-        now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
-
-        def can_meet(prefill: Load, decode: Load) -> bool:
-            return self.reservations.has_room(prefill, decode.name, decodes)
-
-        def can_meet_well(prefill: Load, decode: Load) -> bool:
-            return can_meet(prefill, decode) and not self.outliers.avoided(f"{prefill.name}+{decode.name}", now)
-
-        if can_meet_well(self.reservations.with_reserved(prefill.load), decode.load):
-            return prefill, decode
-        if (others := self._find_pair(request, excluded, can_meet_well, has_room)) is not None:
-            return others
-        if not self.outliers or self._has_eligible_pair(excluded, now):
-            return None
-        return self._find_pair(request, excluded, can_meet, has_room)
-
-    def _find_pair(
-        self,
-        request: Generate | None,
-        excluded: Collection[str],
-        meet: Callable[[Load, Load], bool],
-        has_room: HasRoom,
-    ) -> tuple[Worker, Worker] | None:
-        """Return the preferred prefill of those that can meet a decode, and that decode.
-
-        A prefill is compared with the decodes that have prompts there, and one more at most; so the cost grows with
-        the numbers of workers and requests, not of pairs.
-        """
-        decodes = self._with_room(Leg.DECODE, excluded, has_room)
-        prefills = [
-            worker
-            for worker, load in self._with_room(Leg.PREFILL, excluded, has_room)
-            if any(meet(load, other) for _, other in decodes)
-        ]
-        if (prefill := self._pick(prefills, request, has_room)) is None:
-            return None
-        load = self.reservations.with_reserved(prefill.load)
-        decode = self._pick([worker for worker, other in decodes if meet(load, other)], request, has_room)
-        return None if decode is None else (prefill, decode)
-
-    def _with_room(self, leg: Leg, excluded: Collection[str], has_room: HasRoom) -> list[tuple[Worker, Load]]:
-        eligible = self._eligible(self._workers(leg), excluded)
-        ready = [worker for worker in eligible if leg is Leg.DECODE or worker.bootstrap is not None]
-        loads = ((worker, self.reservations.with_reserved(worker.load)) for worker in ready)
-        return [(worker, load) for worker, load in loads if has_room(load)]
-
-    def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
-        """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
-        workers = [worker for worker in self.pool.workers() if worker.full_name not in excluded]
-        eligible = [worker for worker in workers if not self.outliers.avoided(worker.full_name, now)]
-        prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and worker.bootstrap is not None]
-        decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
-        return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))
-
-    def _pick(self, workers: Sequence[Worker], request: Generate | None, has_room: HasRoom) -> Worker | None:
-        """Return the worker with room that the policy prefers; without a request, any. None if all are full."""
-        # A prefill whose rendezvous is not known yet cannot be met there.
-        ready = [worker for worker in workers if worker.leg is not Leg.PREFILL or worker.bootstrap is not None]
-        loads = [(worker, self.reservations.with_reserved(worker.load)) for worker in ready]
-        with_room = [(worker, load) for worker, load in loads if has_room(load)]
-        if not with_room or request is None:
-            return with_room[0][0] if with_room else None
-        return with_room[self.policy(request, [load for _, load in with_room])][0]

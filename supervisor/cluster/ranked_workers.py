@@ -56,6 +56,10 @@ class RankedWorkers(Generic[W]):
         for *_, name in self._order:
             yield self._workers[name]
 
+    def get(self, name: str) -> W | None:
+        """Return the worker of a name, None if it is not among these."""
+        return self._workers.get(name)
+
     def move(self, worker: W) -> None:
         """Move a worker whose load has changed to its place; one that is not among these stays out."""
         key = _key(worker)

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from actors.kit.calls import Address, mailbox
 from actors.kit.direct import DirectAddress, DirectCalls
 from actors.processor import TextReply, TextRequest, TextResult, processor
-from actors.routing.policies import POLICIES
+from actors.routing.policies import POLICIES, PolicyContext
 from actors.routing.routing import Routing
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
@@ -36,6 +36,7 @@ class Reloadable:
 
     prompt_tokens_max: int
     routings: dict[str, Routing] = field(factory=dict)  # by model
+    policies: dict[str, PolicyContext] = field(factory=dict)  # what a policy of each model is made of
 
 
 @frozen
@@ -66,7 +67,8 @@ def model_children(
         requests: Address[TextRequest, TextReply, TextResult]
         requests, requests_inbox = mailbox(cluster.gateway.requests_max)
         processed: DirectCalls[TextRequest, TextReply, TextResult] = DirectCalls()
-        routing = _routing(cluster, name, texts[name], directory, runtime)
+        context = reloadable.policies[name] = PolicyContext(runtime.chance(runtime.new_room()).random)
+        routing = _routing(cluster, name, texts[name], directory, runtime, context)
         reloadable.routings[name] = routing
         served[name] = ServedModel(
             partial(models.model_object, name, directory, int(runtime.now())),
@@ -93,11 +95,13 @@ def model_children(
     return Models(served, tuple(children))
 
 
-def _routing(cluster: Cluster, name: str, text: TextModel, directory: Directory, runtime: Runtime) -> Routing:
+def _routing(
+    cluster: Cluster, name: str, text: TextModel, directory: Directory, runtime: Runtime, context: PolicyContext
+) -> Routing:
     section = cluster.model[name]
     return Routing(
         pool=WorkerPool(directory, name),
-        policy=POLICIES[section.policy],
+        policy=POLICIES[section.policy](context),
         limits=router_child.limits(section),
         new_room=runtime.new_room,
         new_id=runtime.new_id,

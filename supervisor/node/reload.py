@@ -341,7 +341,8 @@ class Reloader:
             return False if is_served_here and not (keys and keys[0] in RELOADABLE) else None
         if routing is None or section is None or not keys or keys[0] not in RELOADABLE:
             return False
-        routing.policy = POLICIES[section.policy]
+        if keys[0] == "policy":  # else it keeps what it remembers
+            routing.policy = POLICIES[section.policy](self.assembly.reloadable.policies[name])
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)
         return True

@@ -62,7 +62,7 @@ BUGS: Bugs = {
     "actors/routing/route.py": (
         Bug(
             "a prompt of a prefill is pending for ever",
-            "            self._reservations.discard(*self._pending, self._prompt)\n",
+            "            self._reservations.discard(*self._pending, self.uncached)\n",
             "",
         ),
     ),

@@ -73,7 +73,7 @@ BUGS: Bugs = {
         Bug("the loss of a link fails the request", "HandOffFailed, LinkLost, NotReady", "HandOffFailed, NotReady"),
     ),
     "actors/routing/reservations.py": (
-        Bug("places that are kept are not counted", "busy=load.busy + requests,", "busy=load.busy,"),
+        Bug("places that are kept are not counted", "= load.busy + requests, load", "= load.busy, load"),
     ),
     "actors/routing/routing.py": (
         Bug(

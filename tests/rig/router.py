@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -141,6 +141,22 @@ class Fake:
         if scope.cancelled_caught:
             await trio.sleep(self.release_s)
             answer.fail(AskerLeft("the asker left"))
+
+
+@frozen
+class Loads:
+    """Candidates of a policy: these loads, in no order."""
+
+    every: Sequence[Load]
+
+    def __iter__(self) -> Iterator[Load]:
+        return iter(self.every)
+
+    def leading(self, _: Generate) -> Sequence[Load]:
+        return self.every
+
+    def find(self, name: str) -> Load | None:
+        return next((load for load in self.every if load.name == name), None)
 
 
 @define(eq=False)

@@ -11,6 +11,7 @@ from attrs import define, evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.reservations import Reservations
@@ -18,16 +19,29 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.messages import Generate
-from tests.rig.router import Fake, FakePool, generate
+from tests.rig.router import Fake, FakePool, Loads, generate
 
 names, tokens_held = st.text("abc", max_size=3), st.integers(0, 99)
 every_load = st.lists(st.builds(Load, names, st.integers(0, 12), st.integers(0, 8), tokens_held), max_size=9)
+
+
+def least_of(loads: Sequence[Load], request: Generate | None = None) -> Load:
+    choice = least_loaded(request or generate(), Loads(loads))
+    assert choice is not None
+    return choice.load
+
+
+def last(_: Generate, candidates: Candidates) -> Choice | None:
+    loads = list(candidates)
+    return Choice(loads[-1]) if loads else None
+
+
 loads = every_load.map(lambda every: [load for load in every if not load.full]).filter(bool)
 
 
 @given(loads)
 def test_the_least_loaded_is_chosen(every: list[Load]) -> None:
-    chosen = every[least_loaded(generate(), every)]
+    chosen = least_of(every)
     assert all(chosen.busy * load.slots <= load.busy * chosen.slots for load in every)
     same = [load for load in every if load.busy * chosen.slots == chosen.busy * load.slots]
     assert chosen.tokens == min(load.tokens for load in same)
@@ -37,9 +51,11 @@ def test_the_least_loaded_is_chosen(every: list[Load]) -> None:
 def test_a_policy_is_asked_about_workers_with_room_alone(every: list[Load]) -> None:
     seen: list[Load] = []
 
-    def policy(_: Generate, loads: Sequence[Load]) -> int:
-        seen.extend(loads)
-        return len(loads) - 1
+    def policy(request: Generate, candidates: Candidates) -> Choice | None:
+        choice = last(request, candidates)
+        if choice is not None:
+            seen.extend(candidates)
+        return choice
 
     workers = [Fake(f"{place}", slots=load.slots, more=load.busy) for place, load in enumerate(every)]
     for worker in workers:
@@ -63,9 +79,6 @@ class SharedWorker(Fake):
 
 
 async def test_a_request_waits_at_a_full_worker_only_while_no_other_could_begin_it() -> None:
-    def last(_: Generate, loads: Sequence[Load]) -> int:
-        return len(loads) - 1
-
     def chosen(*workers: Fake) -> list[str | None]:
         routing = Routing(FakePool([*workers], None), last, FailoverLimits(), lambda: 1, lambda: "", 100, frozenset())
         names = list[str | None]()
@@ -99,7 +112,7 @@ memories = st.builds(
 @given(st.lists(memories, min_size=1, max_size=6), st.integers(0, 9))
 def test_one_whose_memory_has_room_is_chosen(every: list[Any], tokens: int) -> None:
     request = generate(prompt=[], tokens_max=tokens)
-    chosen = every[least_loaded(request, every)]
+    chosen = least_of(every, request)
     assert chosen.fits(request) == any(load.fits(request) for load in every)
 
 
@@ -120,17 +133,17 @@ def test_a_worker_whose_memory_is_unknown_has_room() -> None:
 @given(loads, st.randoms(use_true_random=False))
 def test_the_choice_does_not_depend_on_the_order(every: list[Load], rng: random.Random) -> None:
     mixed = rng.sample(every, len(every))
-    assert every[least_loaded(generate(), every)] == mixed[least_loaded(generate(), mixed)]
+    assert least_of(every) == least_of(mixed)
 
 
 @given(loads, st.data())
 def test_a_busier_worker_does_not_change_the_choice(every: list[Load], data: st.DataObject) -> None:
-    chosen = least_loaded(generate(), every)
+    chosen = next(place for place, load in enumerate(every) if load is least_of(every))
     other = data.draw(st.integers(0, len(every) - 1))
     busier = [*every]
     if other != chosen:
         busier[other] = evolve(every[other], busy=every[other].busy + 1)
-    assert least_loaded(generate(), busier) == chosen
+    assert least_of(busier) is busier[chosen]
 
 
 def test_a_router_with_less_than_its_share_may_let_one_request_wait_at_a_full_worker() -> None:

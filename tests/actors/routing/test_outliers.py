@@ -426,6 +426,9 @@ class Ordered:
             self.looks[self.leg] += 1
             yield each
 
+    def get(self, name: str) -> Fake | None:
+        return next((each for each in self.workers if each.name == name), None)
+
 
 async def chooses(workers: Sequence[Fake], ejected_names: Sequence[str] = ()) -> tuple[Routing, Ordered]:
     """Return a routing that ranks these workers, of which some are ejected, and the ranks."""

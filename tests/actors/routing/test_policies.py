@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.routing.least_loaded import least_loaded
-from actors.routing.policies import POLICIES
+from actors.routing.policies import POLICIES, PolicyContext
 from supervisor.config.load import FileMistakes
 from supervisor.engines.kinds import read_cluster
 from tests.rig.scratch import ROOT, scratch
@@ -32,15 +32,14 @@ DUMMY = '''
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from actors.routing.load import Load
+from actors.routing.candidates import Candidates, Choice
 from protocol.messages import Generate
 
 
-def by_prompt(request: Generate, loads: Sequence[Load]) -> int:
-    """Return the place of the worker to ask."""
-    return request.tokens[0] % len(loads)
+def by_prompt(request: Generate, candidates: Candidates) -> Choice | None:
+    """Return the worker to ask."""
+    loads = sorted(candidates, key=lambda load: load.name)
+    return Choice(loads[request.tokens[0] % len(loads)]) if loads else None
 '''
 
 ROUTED = """
@@ -56,7 +55,7 @@ from tests.rig.assembly import built_assembly
 async def main():
     assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
     routing = assembly.reloadable.routings["tiny"]
-    assert routing.policy is POLICIES["by_prompt"]
+    assert routing.policy is POLICIES["by_prompt"](assembly.reloadable.policies["tiny"])
     chosen = []
     with assembly.engines["a"].publish(Up()), assembly.engines["b"].publish(Up()):
         for first in (0, 1, 2, 1, 1):
@@ -80,7 +79,7 @@ def write(folder: Path, policy: str) -> Path:
 
 def test_the_policy_of_a_model_is_named_in_its_section(tmp_path: Path) -> None:
     assert read_cluster(write(tmp_path, "least_loaded")).model["tiny"].policy == "least_loaded"
-    assert POLICIES["least_loaded"] is least_loaded
+    assert POLICIES["least_loaded"](PolicyContext(lambda: 0.0)) is least_loaded
     with pytest.raises(FileMistakes, match=r'model\.tiny\.policy: must be .*least_loaded.*, got "by_prompt"'):
         read_cluster(write(tmp_path, "by_prompt"))
 
@@ -88,7 +87,7 @@ def test_the_policy_of_a_model_is_named_in_its_section(tmp_path: Path) -> None:
 def test_a_policy_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
     copy = scratch(tmp_path)
     copy.add("actors/routing/by_prompt.py", DUMMY)
-    copy.insert("actors/routing/policies.py", '    "least_loaded"', '"by_prompt": by_prompt,\n')
+    copy.insert("actors/routing/policies.py", '    "least_loaded"', '"by_prompt": stateless(by_prompt),\n')
     copy.insert(
         "actors/routing/policies.py",
         "from actors.routing.least_loaded import least_loaded",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.fast_path import FastPath
+from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
-from actors.routing.load import Load
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
 from protocol.messages import Generate, Grammar, GrammarKind, Started, Tokens, Usage
@@ -53,10 +52,10 @@ async def test_a_pair_without_a_rendezvous_leaves_no_reservation(autojump_clock:
         prefill = rig.worker("p")
         await wait_all_tasks_blocked()
 
-        def forgetful(request: Generate, loads: Sequence[Load]) -> int:
-            if [load.name for load in loads] == ["d"]:  # the prefill has just been chosen
+        def forgetful(request: Generate, candidates: Candidates) -> Choice | None:
+            if [load.name for load in candidates] == ["d"]:  # the prefill has just been chosen
                 prefill.bootstrap = None
-            return least_loaded(request, loads)
+            return least_loaded(request, candidates)
 
         rig.routing.policy = forgetful
         got = await ask(rig, generate())

@@ -1,0 +1,158 @@
+"""The workers that a routing policy may choose from, and what a policy is.
+
+Candidates are the workers of one leg that can be asked, have room, and are neither excluded nor ejected. They are found
+only as far as a policy looks: a pool may have thousands of workers, and the cost of a choice must not grow with them.
+So a policy that needs a few names them (`find`) or takes the first (`leading`); iterating over all costs as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from attrs import define, field, frozen
+
+from actors.routing.load import HasRoom, Load
+from actors.routing.ports import Ranking, Worker
+from protocol.cluster import Leg
+from protocol.messages import Generate
+
+
+@frozen
+class Choice:
+    """The worker that a policy prefers, by its load.
+
+    `overlap` is how many tokens of the prompt are expected in its prefix cache. `score` is what the policy compared,
+    None where it compared no numbers.
+    """
+
+    load: Load
+    overlap: int = 0
+    score: float | None = None
+
+
+class Candidates(Protocol):
+    """The loads of the workers of one leg that may be chosen."""
+
+    def __iter__(self) -> Iterator[Load]:
+        """Yield all of them; where they are ranked, the least loaded first."""
+
+    def leading(self, request: Generate) -> Sequence[Load]:
+        """Return those of which one is the least loaded for a request: all up to the first that nothing speaks against.
+
+        That is the first with memory for the request and without a reservation. They may be all of them.
+        """
+
+    def find(self, name: str) -> Load | None:
+        """Return the candidate of that name, None if it is none."""
+
+
+class Policy(Protocol):
+    """A routing policy: the choice of the worker of a request, for each leg of it.
+
+    A request that continues after the loss of a worker has the tokens of its answer so far at the end of its prompt. A
+    policy may be asked more than once for a request, and its choice may come to nothing.
+    """
+
+    def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
+        """Return its choice, None if there are no candidates."""
+
+
+Chance: TypeAlias = Callable[[], float]
+"""Draws a number from 0 to below 1."""
+
+Reserve: TypeAlias = Callable[[Load], Load]
+"""Adds to a load what is reserved there."""
+
+
+@define(eq=False)
+class WorkerCandidates:
+    """The candidates among some workers; what it yields is found again by `worker`.
+
+    `workers` are in the order of their ranks if `ranked`. `avoided` tells which are ejected: those are candidates only
+    while all others are ejected, too.
+    """
+
+    workers: Ranking | Sequence[Worker]
+    ranked: bool
+    has_room: HasRoom
+    excluded: Collection[str]
+    avoided: Callable[[str], bool] | None  # None: no worker is ejected
+    with_reserved: Reserve
+    accepts: Callable[[Load], bool] | None = None  # what else a candidate must fulfil
+    _found: dict[str, Worker] = field(init=False, factory=dict)
+
+    def __iter__(self) -> Iterator[Load]:
+        """Yield the load of each candidate."""
+        for worker in self._eligible(self.workers):
+            load = worker.load
+            if not self.has_room(load):
+                if self.ranked:  # nor have all that follow
+                    return
+                continue
+            if (candidate := self._candidate(worker, load)) is not None:
+                yield candidate
+
+    def leading(self, request: Generate) -> list[Load]:
+        """Return the candidates up to the first that is preferred to all that follow."""
+        leading = list[Load]()
+        for load in self:
+            leading.append(load)
+            if self.ranked and not load.reserved and load.fits(request):
+                break
+        return leading
+
+    def find(self, name: str) -> Load | None:
+        """Return the candidate of that name."""
+        worker = self._named(name)
+        if worker is None or name in self.excluded or (self.avoided is not None and self.avoided(name)):
+            return None
+        load = worker.load
+        return self._candidate(worker, load) if self.has_room(load) else None
+
+    def worker(self, load: Load) -> Worker:
+        """Return the worker of a candidate."""
+        return self._found[load.name]
+
+    def any(self) -> Worker | None:
+        """Return a candidate, None if there is none."""
+        for load in self:
+            return self.worker(load)
+        return None
+
+    def _candidate(self, worker: Worker, load: Load) -> Load | None:
+        # A prefill whose rendezvous is not known yet cannot be met there.
+        if worker.leg is Leg.PREFILL and worker.bootstrap is None:
+            return None
+        load = self.with_reserved(load)
+        if not self.has_room(load) or (self.accepts is not None and not self.accepts(load)):
+            return None
+        self._found[load.name] = worker
+        return load
+
+    def _named(self, name: str) -> Worker | None:
+        if isinstance(self.workers, Sequence):
+            return next((worker for worker in self.workers if worker.full_name == name), None)
+        return self.workers.get(name)
+
+    def _eligible(self, workers: Iterable[Worker]) -> Iterator[Worker]:
+        """Yield the workers that are neither excluded nor ejected; if all others are ejected, the ejected ones.
+
+        They keep their order, and each is examined only when it is asked for.
+        """
+        if self.avoided is None:
+            yield from (worker for worker in workers if worker.full_name not in self.excluded)
+            return
+        ejected = list[Worker]()
+        any_eligible = False
+        for worker in workers:
+            name = worker.full_name
+            if name in self.excluded:
+                continue
+            if not self.avoided(name):
+                any_eligible = True
+                yield worker
+            elif not any_eligible:
+                ejected.append(worker)
+        if not any_eligible:
+            yield from ejected

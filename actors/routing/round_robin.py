@@ -1,0 +1,26 @@
+"""The policy `round_robin`: the workers in turn, whatever their loads."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from actors.routing.candidates import Candidates, Choice
+from protocol.cluster import Leg
+from protocol.messages import Generate
+
+
+@define(eq=False)
+class RoundRobin:
+    """The turns of the workers of one model, each leg's apart."""
+
+    _last: dict[Leg, str] = field(factory=dict)
+
+    def __call__(self, _: Generate, candidates: Candidates, /) -> Choice | None:
+        """Return the worker whose name follows that of the last one."""
+        loads = list(candidates)
+        if not loads:
+            return None
+        last = self._last.get(loads[0].leg, "")
+        load = min(loads, key=lambda load: (load.name <= last, load.name))
+        self._last[load.leg] = load.name
+        return Choice(load)
