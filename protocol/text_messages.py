@@ -82,6 +82,7 @@ class Respond(Message):
     warm_up: bool = False  # compute the prompt, and end each choice before its first text
     priority: int | None = None  # of waiting requests the highest is first; None: the default of the client's key
     cache_salt: str | None = None
+    session: str = ""  # requests of one session share a beginning; empty: of none
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key

@@ -75,6 +75,14 @@ class RoutingMetrics(RoutingObserver):
         """Count a call to a worker that has ended."""
         self.metrics.worker_called(self.model, worker, outcome)
 
+    def chosen(self, seconds: float) -> None:
+        """Count the time of a choice."""
+        self.metrics.route_chosen(self.model, seconds)
+
+    def answer_begun(self, overlap: int, cached: int) -> None:
+        """Count the tokens of a prompt that were expected in the prefix cache, and those that were there."""
+        self.metrics.overlap_found(self.model, overlap, cached)
+
     def call_resumed(self, code: str, sent: int) -> None:
         """Count a request that is resumed at another worker, after `sent` tokens were sent to its client."""
         self.metrics.worker_lost(self.model, code, "resumed" if sent else "retried")

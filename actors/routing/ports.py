@@ -101,6 +101,12 @@ class RoutingObserver:
     def call_ended(self, worker: str, outcome: str) -> None:
         """The answer of a worker has ended; `outcome` is `ended`, `left`, or an error's code."""
 
+    def chosen(self, seconds: float) -> None:
+        """The choice of workers for a request took so long."""
+
+    def answer_begun(self, overlap: int, cached: int) -> None:
+        """A first token has come: so many tokens of the prompt were expected in the cache, and so many were there."""
+
     def call_resumed(self, code: str, sent: int) -> None:
         """A request goes on elsewhere: the error's code that its worker was lost with, and the tokens sent before."""
 

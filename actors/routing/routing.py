@@ -49,13 +49,17 @@ class Routing:
     ends: frozenset[int]  # the token ids that end an answer of the model
     observer: RoutingObserver = RoutingObserver()
     ranked: Callable[[Leg], Ranking] | None = None  # the workers of a leg, as `least_loaded` prefers them
+    clock: Callable[[], float] = float  # by which choices are timed; as it is, they take no time
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
     _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
     def choose(self, request: Generate, excluded: Collection[str] = ()) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
-        return self._reserve(request, self._select(request, excluded))
+        began = self.clock()
+        route = self._reserve(request, self._select(request, excluded))
+        self.observer.chosen(self.clock() - began)
+        return route
 
     def _reserve(self, request: Generate, chosen: tuple[Chosen, Chosen | None] | None) -> Route | None:
         if chosen is None:

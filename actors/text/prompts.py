@@ -15,7 +15,7 @@ from actors.text.model import TextModel
 from actors.vision.placeholders import expand
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.media import MediaItem
-from protocol.messages import EngineInfo, Generate, Sampling
+from protocol.messages import EngineInfo, Generate, RoutingHints, Sampling
 from protocol.text_messages import Respond, Role, Turn
 
 
@@ -26,6 +26,7 @@ class PromptLimits:
     info: EngineInfo
     total_max: int
     prompt_max: int
+    page_sizes: tuple[int, ...] = ()  # of the engines, if prompts are routed by what those have in their caches
 
     @property
     def tokens_max(self) -> int:
@@ -222,6 +223,7 @@ def make_generations(
                     trace=request.trace,
                     owner=request.owner,
                     media=prompt.media,
+                    hints=RoutingHints(request.session) if request.session else None,
                 )
                 for choice in range(choices)
             ]

@@ -106,6 +106,8 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
         gauges.add_gateway_gauges(registry, gateway)
         gauges.add_media_gauges(registry, media)
         router_child.add_ejected_gauge(registry, reloadable.routings)
+        indexes = {name: context.index for name, context in reloadable.policies.items()}
+        router_child.add_index_gauges(registry, indexes, reloadable.subscribers)
         controls.ejections = partial(router_child.ejected, reloadable.routings)
     if links is not None:
         gauges.add_link_metrics(registry, directory, links.traffic)

@@ -46,6 +46,9 @@ class Metrics:
     _calls: Counter = field(init=False)
     _ejections: Counter = field(init=False)
     _resumes: Counter = field(init=False)
+    _choices: Histogram = field(init=False)
+    _overlaps: Counter = field(init=False)
+    _predictions: Counter = field(init=False)
     _abort_duration: Histogram = field(init=False)
     _grammar_checks: Histogram = field(init=False)
     _media_preparations: Histogram = field(init=False)
@@ -77,6 +80,13 @@ class Metrics:
         )
         self._resumes = counter(
             "espalier_resumes", "Requests whose worker was lost, by what followed", "model code kind"
+        )
+        self._choices = histogram("espalier_routing_decision", "Time to choose the workers of a request", "model")
+        self._overlaps = counter(
+            "espalier_routing_overlap_tokens", "Prompt tokens expected in prefix caches, and found there", "model kind"
+        )
+        self._predictions = counter(
+            "espalier_routing_predictions", "Requests by how what was found compares with that", "model outcome"
         )
         self._abort_duration = histogram(
             "espalier_engine_abort_duration", "Time from a cancellation to the release of its slot", "engine"
@@ -189,6 +199,17 @@ class Metrics:
     def worker_called(self, model: str, worker: str, outcome: str) -> None:
         """Count a call to a worker that has ended: `ended`, `left`, or an error's code."""
         self._calls[model, worker, outcome] += 1
+
+    def route_chosen(self, model: str, seconds: float) -> None:
+        """Count the time of a choice of workers."""
+        self._choices[model,].observe(seconds)
+
+    def overlap_found(self, model: str, expected: int, found: int) -> None:
+        """Count the prompt tokens of a request that a router expected in a prefix cache, and those that were there."""
+        self._overlaps[model, "expected"] += expected
+        self._overlaps[model, "found"] += found
+        outcome = "equal" if found == expected else "more" if found > expected else "less"
+        self._predictions[model, outcome] += 1
 
     def worker_ejected(self, model: str, worker: str, code: str) -> None:
         """Count a worker, or a pair, that is ejected; `code` is that of its last failure."""

@@ -70,6 +70,8 @@ def happened(metrics: Metrics) -> None:
     metrics.item_encoded("back/eyes", "image", 64)
     metrics.set_encoder_queue("back/eyes", 1, 2)
     metrics.media_prepared("tiny", "prepared", 0.2)
+    metrics.route_chosen("tiny", 1e-4)
+    metrics.overlap_found("tiny", 64, 64)
     RoutingMetrics(metrics, "tiny").call_ended("back/tiny-0", "ended")
     RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
     metrics.logs["tiny-0"] = QueuedWriter(lambda _: None)
