@@ -98,11 +98,15 @@ class NodeState(Message):
 
 @frozen
 class OfferLoad:
-    """The load of one worker without the receiver's own: requests, and the tokens that those may still hold."""
+    """The load of one worker without the receiver's own: requests, and the tokens that those may still hold.
+
+    `queued` are the tokens of their prompts that are still to be computed, as far as their caches are known.
+    """
 
     name: str
     requests: int
     tokens: int
+    queued: int = 0
 
 
 @frozen
@@ -159,7 +163,8 @@ def check_loads(loads: LoadUpdate) -> LoadUpdate:
     if len(loads.loads) > OFFERS_MAX:
         raise PeerViolation(f"{len(loads.loads)} loads of one node")
     for load in loads.loads:
-        if min(load.requests, load.tokens) < 0 or max(load.requests, load.tokens) > COUNT_MAX:
+        numbers = load.requests, load.tokens, load.queued
+        if min(numbers) < 0 or max(numbers) > COUNT_MAX:
             raise PeerViolation("a load has impossible numbers")
     return loads
 

@@ -6,7 +6,7 @@ subclasses here connect the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import define, frozen
 
@@ -18,12 +18,21 @@ from protocol.media import MediaItem
 from supervisor.telemetry.metrics import Metrics
 
 
+def _ignore(_: str) -> None:
+    pass
+
+
 @define(eq=False)
 class SlotMetrics(SlotObserver):
     """The metrics of one engine's slots."""
 
     metrics: Metrics
     engine: str
+    on_begun: Callable[[str], None] = _ignore  # called with the id of a request whose prompt has been computed
+
+    def begun(self, request_id: str) -> None:
+        """Pass on that the prompt of a request has been computed."""
+        self.on_begun(request_id)
 
     def aborted(self, seconds: float) -> None:
         """Count how long a slot was kept after its request had been cancelled."""

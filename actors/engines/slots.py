@@ -56,6 +56,9 @@ class Deadlines:
 class SlotObserver:
     """Receives events of an engine's slots; this one ignores them."""
 
+    def begun(self, request_id: str) -> None:
+        """The first token of a request has come."""
+
     def aborted(self, seconds: float) -> None:
         """The slot of a request whose asker has left is free again, `seconds` after the asker left."""
 
@@ -92,6 +95,7 @@ async def generate(
             call.answer.extend_fast_path(generation, record)
         else:
             on_begun()
+            slots.observer.begun(call.request.id)
             call.answer.put(reply, 0)
 
     def record(_: Sequence[int], last_at: float) -> None:

@@ -108,7 +108,7 @@ class KvPolicy:
         if load.leg is not Leg.DECODE:
             overlap = prompt.overlap(load.name)
             uncached = len(request.tokens) - max(overlap, prompt.expected.get(load.name, 0))
-            cost += settings.prefill_weight * (uncached + load.pending)
+            cost += settings.prefill_weight * (uncached + load.queued)
         if load.leg is not Leg.PREFILL:
             cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request))
         if not load.fits(request):  # it would wait there for memory, behind all who have it

@@ -25,6 +25,8 @@ class Load:
     this one has `place` among them, from 0. For `reserved` of the busy it was chosen, and has not been asked yet.
     Where there are several, one with less than an equal share of the slots may let one request wait for a slot there:
     the others, who would refill each slot that they free, then leave the next one to it.
+
+    `queued` are the prompt tokens that are to be computed there before another request, those of other nodes included.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Load:
     routers: int = 1
     place: int = 0
     reserved: int = 0
+    queued: int = 0
 
     @property
     def full(self) -> bool:

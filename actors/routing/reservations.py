@@ -94,4 +94,5 @@ class Reservations:
         requests, prompts = self.requests[load.name], self.prompts[load.name]
         own, unstarted = load.own + requests, load.unstarted + requests
         busy, pending = load.busy + requests, load.pending + prompts
-        return evolve(load, busy=busy, pending=pending, own=own, unstarted=unstarted, reserved=requests)
+        queued = load.queued + prompts
+        return evolve(load, busy=busy, pending=pending, own=own, unstarted=unstarted, reserved=requests, queued=queued)

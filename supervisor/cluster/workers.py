@@ -99,6 +99,7 @@ class LocalWorker:
     tokens: int = 0
     asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # by other node, its requests and their tokens
     pending: PendingPrefill = field(factory=PendingPrefill)  # of requests of this node
+    queued_by: dict[str, PendingPrefill] = field(factory=dict)  # the same of each other node
 
     @property
     def name(self) -> str:
@@ -149,13 +150,24 @@ class LocalWorker:
         own = self.busy - sum(requests for requests, _ in self.asked_by.values())
         ours = own, self.pending.prompts, *self.directory.routers
         return Load(
-            name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours
+            *(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours),
+            0,
+            self.queued,
         )
+
+    @property
+    def queued(self) -> int:
+        """The tokens of prompts of all nodes that have no first token yet, but for those expected in its cache."""
+        if not self.queued_by:
+            return self.pending.tokens
+        return self.pending.tokens + sum(pending.tokens for pending in self.queued_by.values())
 
     def load_without(self, node: str) -> OfferLoad:
         """Return its load without the requests of one other node, which counts those itself."""
         requests, tokens = self.asked_by.get(node, (0, 0))
-        return OfferLoad(self.name, self.busy - requests, min(self.tokens - tokens, COUNT_MAX))
+        own = self.queued_by.get(node)
+        queued = self.queued - (0 if own is None else own.tokens)
+        return OfferLoad(self.name, self.busy - requests, min(self.tokens - tokens, COUNT_MAX), min(queued, COUNT_MAX))
 
     def offer_for(self, node: str) -> Offer:
         """Return its offer at this moment as it is announced to another node."""
@@ -183,14 +195,16 @@ class LocalWorker:
         if self.engine.current is None and self.directory.has_sibling(self):
             raise NotReady(f"engine {self.name} is starting")
         first, tokens = _tokens(request)
-        if asker is None:
-            self.pending.add(request.id, first)
+        pending = self.pending if asker is None else self.queued_by.setdefault(asker, PendingPrefill())
+        pending.add(request.id, first)
         self._count(asker, 1, tokens)
         try:
             async with cast("AnyAddress", self.address).ask(request, credit) as replies:
                 yield cast("AnyReplies", replies)
         finally:
-            self.pending.discard(request.id)
+            pending.discard(request.id)
+            if asker is not None and not pending.prompts and self.queued_by.get(asker) is pending:
+                del self.queued_by[asker]
             self._count(asker, -1, -tokens)
 
     async def call(self, request: Message) -> Message | None:
@@ -208,6 +222,13 @@ class LocalWorker:
         """Record that the first token of a request has come, so that its prompt is no longer pending."""
         if self.pending.discard(request_id):
             self.directory.prefill_done(self)
+
+    def computed(self, request_id: str) -> None:
+        """Record that the prompt of a request, of whichever node, has been computed."""
+        for asker, pending in self.queued_by.items():
+            if pending.discard(request_id):
+                self.directory.load_changed(self, asker)
+                return
 
     def reroute_queued(self) -> None:
         """Fail what waits in the inbox, if a sibling can serve it."""
@@ -264,6 +285,7 @@ class RemoteWorker:
     busy: int = 0  # with requests of this node
     tokens: int = 0  # of those requests
     pending: PendingPrefill = field(factory=PendingPrefill)  # of those requests
+    queued_by_others: int = 0  # the tokens of prompts that wait there, as its node announced them last
 
     @property
     def name(self) -> str:
@@ -300,7 +322,9 @@ class RemoteWorker:
         name, bounds = self.full_name, _prefill_bounds(offer)
         ours = self.busy, self.pending.prompts, *self.directory.routers
         return Load(
-            name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours
+            *(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours),
+            0,
+            self.pending.tokens + self.queued_by_others,
         )
 
     def replace_offer(self, offer: Offer) -> None:
@@ -312,6 +336,7 @@ class RemoteWorker:
         """Replace the load of other nodes' requests, as its node announces it."""
         running = min(load.requests, self.offer.slots)
         self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)
+        self.queued_by_others = load.queued
 
     @overload
     def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[Replies]: ...

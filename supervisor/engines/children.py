@@ -101,9 +101,8 @@ def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel
     local_worker = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
     directory.local[name] = local_worker
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
-    return LocalEngine(
-        name, section, registration, inbox, directory.reroute_queued, local_worker.reroute_queued, text, digest
-    )
+    moves = directory.reroute_queued, local_worker.reroute_queued
+    return LocalEngine(name, section, registration, inbox, *moves, text, digest, local_worker.computed)
 
 
 def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEncoder:
@@ -128,7 +127,7 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
         Child(
             name="prefill" if section.leg == "prefill" else "decode",
             run=run_prefill if section.leg == "prefill" else run_decode,
-            args=(local, SlotMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
+            args=(local, SlotMetrics(context.runtime.metrics, f"{section.node}/{local.name}", local.on_begun)),
             stop_within_s=section.deadlines.release_s + 1.0,
             about="one slot a prompt" if section.leg == "prefill" else "one slot a request",
             limits=(

@@ -55,9 +55,18 @@ class _Local(Generic[E, InboxT]):
     digest: Digest = ()  # of the model's folder, as this node has read it
 
 
+def _ignore(_: str) -> None:
+    pass
+
+
 @frozen
 class LocalEngine(_Local[Engine, RequestInbox]):
-    """One engine that this node is to run: its section, its inbox, and where it is published."""
+    """One engine that this node is to run: its section, its inbox, and where it is published.
+
+    `on_begun` is called with the id of each request whose prompt has been computed.
+    """
+
+    on_begun: Callable[[str], None] = _ignore
 
 
 @frozen

@@ -25,7 +25,9 @@ BUGS: Bugs = {
             "    finally:\n        pass\n",
         ),
         Bug(
-            "a prompt is pending until its answer ends", "            on_begun()\n            call", "            call"
+            "a prompt is pending until its answer ends",
+            "            on_begun()\n            slots",
+            "            slots",
         ),
     ),
     "actors/prefill.py": (
@@ -129,8 +131,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "a prompt that never began is pending at its worker for ever",
-            "            self.pending.discard(request.id)\n            self._count(asker",
-            "            self._count(asker",
+            "            pending.discard(request.id)\n            if asker is not None",
+            "            if asker is not None",
         ),
     ),
 }

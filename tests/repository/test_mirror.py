@@ -260,6 +260,7 @@ RUN_BY_HAND = (  # they check their own results
     "bench/attacks/node_attacks.py",
     "bench/crowd.py",
     "bench/link_price.py",
+    "bench/policies.py",
     "bench/rig/client_keys.py",
     "bench/rig/load_run.py",
 )

@@ -58,8 +58,8 @@ def test_the_last_token_is_never_expected_in_a_cache() -> None:
 
 def test_a_queue_that_is_longer_than_what_is_saved_is_avoided() -> None:
     made = policy({"b": PROMPT})
-    assert chosen(made, wanted(), A, evolve(B, pending=8 * PAGE)) == ("b", 9 * PAGE)
-    assert chosen(made, wanted(), A, evolve(B, pending=11 * PAGE)) == ("a", 0)
+    assert chosen(made, wanted(), A, evolve(B, queued=8 * PAGE)) == ("b", 9 * PAGE)
+    assert chosen(made, wanted(), A, evolve(B, queued=11 * PAGE)) == ("a", 0)
 
 
 def test_running_requests_and_kv_memory_count() -> None:
@@ -68,7 +68,7 @@ def test_running_requests_and_kv_memory_count() -> None:
     assert chosen(made, wanted(), A, evolve(B, busy=3))[0] == "a"
     full = evolve(B, kv_tokens=900, kv_tokens_max=1000)
     assert chosen(made, wanted(), A, full)[0] == "a"
-    assert chosen(policy(load_tokens=0.0), wanted(), evolve(A, busy=7), evolve(B, pending=PAGE))[0] == "a"
+    assert chosen(policy(load_tokens=0.0), wanted(), evolve(A, busy=7), evolve(B, queued=PAGE))[0] == "a"
 
 
 def test_a_worker_without_memory_for_the_request_is_the_last() -> None:

@@ -139,7 +139,7 @@ async def test_b14_the_requests_of_others_are_announced(autojump_clock: MockCloc
         async with back.local["w0"].ask(request(1), 1), worker.ask(request(2), 1):
             await trio.sleep(0.3)
             assert (worker.load.busy, back.local["w0"].load.busy) == (2, 2)
-            assert [message.loads for message in received] == [(OfferLoad("w0", 1, worker.offer.tokens),)]  # type: ignore[attr-defined]
+            assert [message.loads for message in received] == [(OfferLoad("w0", 1, worker.offer.tokens, 4),)]  # type: ignore[attr-defined]
         await trio.sleep(0.3)
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer, check_state
+from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer, OfferLoad, check_state
 from protocol.errors import ActorLost, BadRequest, NotReady
 from protocol.messages import EngineInfo, Generate
 from protocol.peer import Peer
@@ -193,3 +193,40 @@ async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock: MockCloc
                     pytest.fail("it may not ask")
         async with worker.ask(request, 9):
             assert far.running == 1
+
+
+# Prompts that are still to be computed -----------------------------------------------------------
+
+
+async def test_prompts_of_all_nodes_are_queued_until_they_are_computed_but_for_what_is_cached() -> None:
+    directory = Directory("here")
+    worker = add_worker(directory, slots=8, inbox_size=8)
+    wanted = evolve(generate(prompt=range(10)), cached_tokens=4)
+    async with AsyncExitStack() as asking:
+        for asker, request_id in ((None, "0"), ("far", "1"), ("far", "2"), ("off", "3")):
+            await asking.enter_async_context(worker.ask_for(asker, evolve(wanted, id=request_id * 32), 9))
+        assert (worker.load.queued, worker.load.pending) == (24, 6)
+        assert worker.load_without("far").queued == 12
+        assert worker.load_without("off").queued == 18
+        worker.begun("0" * 32)
+        worker.computed("1" * 32)
+        worker.computed("1" * 32)
+        worker.computed("of nobody")
+        assert (worker.load.queued, worker.load_without("far").queued) == (12, 6)
+    assert worker.load.queued == 0
+    assert worker.queued_by == {}
+
+
+async def test_a_request_that_claims_to_be_cached_beyond_its_prompt_is_queued_all_the_same() -> None:
+    worker = add_worker(Directory("here"))
+    for cached in (10**9, -(10**9)):
+        async with worker.ask_for("far", evolve(generate(), cached_tokens=cached), 9):
+            assert 1 <= worker.load.queued <= len(generate().tokens)
+
+
+def test_what_others_have_queued_is_as_their_node_announced_it_last() -> None:
+    worker = RemoteWorker("far", ONE, Directory("here"))
+    worker.merge_load(OfferLoad("one", 2, 20, 7))
+    assert (worker.load.queued, worker.load.busy) == (7, 2)
+    worker.merge_load(OfferLoad("one", 0, 0))
+    assert worker.load.queued == 0

@@ -37,7 +37,7 @@ context_max = 8192
 """
 TASKS_MAX = 1  # decode's: the processor and the router answer in the asker's
 SCOPES_MAX = 10  # those of the engine's publisher among them
-STEPS_MAX = 20  # of tasks, those of the simulated engine among them
+STEPS_MAX = 21  # of tasks, those of the simulated engine and of its publisher among them
 LOADS_MAX = 5  # of a worker, which are dear to make: its name alone needs none
 
 

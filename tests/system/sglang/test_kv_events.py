@@ -29,7 +29,8 @@ PAGE = 16
 SETTLED_S = 0.3  # after an answer: its events have come
 EVICTING = {"publishes": True, "kv_tokens_max": 1024, "slots": 4}
 OUTSIDER = """
-import sys, msgspec, zmq
+import sys, espalier_sglang_cpu, msgspec, zmq
+espalier_sglang_cpu.prepare()
 from sglang.srt.disaggregation.kv_events import BlockStored, KVEventBatch
 subscriber = zmq.Context.instance().socket(zmq.SUB)
 subscriber.setsockopt(zmq.SUBSCRIBE, b"kv-events")

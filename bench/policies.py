@@ -1,0 +1,255 @@
+"""The routing policies beside each other, on the same engines and the same load, one after the other in turns.
+
+Two or three engines have together the memory for all that the load shares, and none has it alone. Each policy in turn
+is chosen by a reload of the configuration, the caches are flushed, and the load is sent. Then one engine with all the
+memory gets the same load: more than it finds in its cache no routing can find. Reported are, for each policy, the share
+of prompt tokens that were found in a cache, the times to the first token, the throughput, and how often the router's
+prediction of what would be found was right.
+
+`python -m bench.policies` takes some minutes; `--engines simulated` needs no real engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from urllib.request import Request, urlopen
+
+from attrs import define, field, frozen
+
+from bench.rig.node import MODEL, ROOT, Node, free_port, short_folder, start_process, wait_until
+from bench.rig.processes import MARK
+
+POLICIES = ("round_robin", "random_two", "least_loaded", "session", "kv")
+REFERENCE = "one engine"
+SETTLED_S = 1.0  # after a reload or a load
+LOAD_WITHIN_S = 600.0
+FILE = """\
+[gateway]
+port = {port}
+requests_max = 512
+[model.{model}]
+path = "{path}"
+policy = "{policy}"
+queue_max = 256
+{engines}
+"""
+ENGINE = """\
+[engine.e{number}]
+model = "{model}"
+slots = {slots}
+kv_tokens_max = {kv_tokens}
+events.publish = true
+{kind}
+"""
+KINDS = {
+    "sglang": 'device = "cpu"',
+    "simulated": 'kind = "simulated"\nsimulated.costs = { fixed_s = 0.01, per_prefill_token_s = 0.0002 }',
+}
+
+
+@frozen
+class Load:
+    """One load, as words for `bench load`, and the memory of each engine that makes it worth routing."""
+
+    words: tuple[str, ...]
+    kv_tokens: int
+
+
+def loads(folder: Path, scale: float) -> dict[str, Load]:
+    """Return the loads by name; `scale` is a factor for the number of their requests."""
+
+    def many(number: int) -> str:
+        return str(max(8, round(number * scale)))
+
+    trace = folder / "trace.jsonl"
+    trace.write_text(mooncake_trace(max(40, round(160 * scale))))
+    shared = ("--prefixes", "12", "--prefix-tokens", "400", "--prompt-tokens", "10:30", "--output-tokens", "4:12")
+    turns = ("--turns", "4:6", "--prompt-tokens", "40:80", "--output-tokens", "8:16")
+    return {
+        "shared": Load((*shared, "--clients", "6", "--requests", many(160)), 7_000),
+        "turns": Load((*turns, "--clients", "6", "--requests", many(40)), 7_000),
+        "trace": Load(("--trace", str(trace), "--trace-scale", "0.1", "--clients", "6"), 7_000),
+    }
+
+
+def mooncake_trace(requests: int, seed: int = 7) -> str:
+    """Return a trace in Mooncake's form: conversations that grow turn by turn, on a few system prompts."""
+    chance, block, lines = Random(seed), iter(range(100, 10**6)), list[str]()
+    talks = [[*range(10 * system, 10 * system + 2)] for system in range(4)]  # the blocks of each system prompt
+    running: list[list[int]] = []
+    for number in range(requests):
+        if running and chance.random() < 0.6:
+            talk = chance.choice(running)
+        else:
+            running.append(talk := list(chance.choice(talks)))
+            del running[:-12]
+        talk += [next(block) for _ in range(chance.randint(0, 1))]
+        own = chance.randint(20, 500)
+        fields = {
+            "timestamp": 200 * number,
+            "input_length": 512 * len(talk) + own,
+            "output_length": chance.randint(40, 120),
+            "hash_ids": [*talk, next(block)],
+        }
+        lines.append(json.dumps(fields))
+    return "\n".join(lines)
+
+
+@define
+class Figures:
+    """The figures of one policy, one value a round."""
+
+    hit_share: list[float] = field(factory=list)
+    ttft_p50_ms: list[float] = field(factory=list)
+    ttft_p99_ms: list[float] = field(factory=list)
+    tokens_s: list[float] = field(factory=list)
+    equal: float = 0.0
+    predicted: float = 0.0
+
+    def row(self) -> str:
+        """Return the medians as a line of a table."""
+        medians = [statistics.median(values) for values in (self.hit_share, self.ttft_p50_ms, self.ttft_p99_ms)]
+        right = f"{100 * self.equal / self.predicted:6.1f} %" if self.predicted else "       -"
+        return "{:8.1%} {:9.1f} {:9.1f}".format(*medians) + f" {statistics.median(self.tokens_s):8.0f} {right}"
+
+
+@define
+class Cluster:
+    """One node with engines, whose policy is changed by reloads."""
+
+    node: Node
+    file: Path
+    text: str
+
+    def choose(self, policy: str) -> None:
+        """Change the routing policy, and flush the caches."""
+        self.file.write_text(re.sub(r'policy = "\w+"', f'policy = "{policy}"', self.text))
+        self.node.signal(signal.SIGHUP)
+        time.sleep(SETTLED_S)
+        urlopen(Request(f"http://127.0.0.1:{self.node.port}/flush_cache", method="POST"), timeout=30).close()
+        time.sleep(SETTLED_S)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a metric of the node."""
+        return self.node.metric(name, **labels)
+
+
+@contextmanager
+def cluster(folder: Path, kind: str, engines: int, kv_tokens: int, slots: int) -> Iterator[Cluster]:
+    """Run a node with so many engines, each with so much KV memory, and end it whatever happens."""
+    port = free_port()
+    text = FILE.format(
+        port=port,
+        model=MODEL,
+        path=ROOT / "examples" / MODEL,
+        policy="kv",
+        engines="".join(
+            ENGINE.format(number=number, model=MODEL, slots=slots, kv_tokens=kv_tokens, kind=KINDS[kind])
+            for number in range(engines)
+        ),
+    )
+    tmp, file = folder / f"t{port}", folder / f"{port}.toml"
+    tmp.mkdir()
+    file.write_text(text)
+    mark = f"policies-{port}"
+    with (folder / "output").open("wb") as output:
+        process = start_process([str(file)], output, {"TMPDIR": str(tmp), MARK: mark, "OMP_NUM_THREADS": "1"})
+    node = Node(process, port, folder, tmp, mark, time.perf_counter())
+    try:
+        node.wait_ready(180.0)
+        wait_until(lambda: node.metric("espalier_engine_up") >= engines, 120.0, every_s=0.2)
+        time.sleep(SETTLED_S)
+        yield Cluster(node, file, text)
+    finally:
+        node.end()
+
+
+def measure(running: Cluster, load: Load, seed: int, figures: Figures, folder: Path) -> None:
+    """Send a load once, and add what came of it."""
+
+    def counts() -> dict[str, float]:
+        names = {"input": "espalier_tokens_total", "cached": "espalier_tokens_total"}
+        found = {kind: running.metric(name, kind=kind) for kind, name in names.items()}
+        outcomes = "espalier_routing_predictions_total"
+        return {
+            **found,
+            "equal": running.metric(outcomes, outcome="equal"),
+            "predicted": running.metric(outcomes),
+        }
+
+    before, result = counts(), folder / "load.json"
+    words = [*load.words, "--seed", str(seed), "--url", f"http://127.0.0.1:{running.node.port}", "--model", MODEL]
+    subprocess.run(
+        [sys.executable, "-m", "bench", "load", *words, "--json", str(result), "--quiet"],
+        cwd=ROOT,
+        check=True,
+        timeout=LOAD_WITHIN_S,
+        stdout=subprocess.DEVNULL,
+    )
+    time.sleep(SETTLED_S)
+    after, document = counts(), json.loads(result.read_text())
+    change = {name: after[name] - before[name] for name in after}
+    figures.hit_share.append(change["cached"] / change["input"])
+    figures.equal += change["equal"]
+    figures.predicted += change["predicted"]
+    summary = document.get("result", document)
+    ttft = summary["ttft_ms"]
+    figures.ttft_p50_ms.append(ttft["p50"])
+    figures.ttft_p99_ms.append(ttft["p99"])
+    figures.tokens_s.append(summary["output_tokens_per_s"])
+
+
+def compare(
+    name: str, load: Load, kind: str, engines: int, rounds: int, slots: int, policies: Sequence[str]
+) -> dict[str, Figures]:
+    """Return what each policy reached on a load, and one engine with all the memory."""
+    table = {policy: Figures() for policy in (*policies, REFERENCE)}
+    with short_folder() as folder:
+        with cluster(folder, kind, engines, load.kv_tokens, slots) as running:
+            for number in range(rounds):
+                for policy in policies if number % 2 == 0 else policies[::-1]:
+                    running.choose(policy)
+                    measure(running, load, number, table[policy], folder)
+                    sys.stderr.write(f"{name} {policy} round {number}: {table[policy].row()}\n")
+        with cluster(folder, kind, 1, engines * load.kv_tokens, engines * slots) as running:
+            for number in range(rounds):
+                running.choose("kv")
+                measure(running, load, number, table[REFERENCE], folder)
+    return table
+
+
+def main(words: Sequence[str]) -> None:
+    """Print a table for each load."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", choices=KINDS, default="sglang")
+    parser.add_argument("--count", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--loads", nargs="*", default=["shared", "turns", "trace"])
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES))
+    options = parser.parse_args(words)
+    with short_folder() as folder:
+        every = loads(folder, options.scale)
+        for name in options.loads:
+            arguments = (options.engines, options.count, options.rounds, options.slots, options.policies)
+            table = compare(name, every[name], *arguments)
+            sys.stdout.write(f"\n{name}: {options.count} engines ({options.engines}), medians of {options.rounds}\n")
+            sys.stdout.write(f"{'':14}{'cached':>8} {'TTFT p50':>9} {'p99 ms':>9} {'tokens/s':>8} {'predicted':>8}\n")
+            for policy, figures in table.items():
+                sys.stdout.write(f"{policy:14}{figures.row()}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
