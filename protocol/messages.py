@@ -223,6 +223,7 @@ class EngineInfo(Message):
     ranks: int = 1
     digest: Digest = ()  # of its model's folder; empty if it has not been read
     media: MediaInfo | None = None  # None: it takes neither images nor videos
+    metrics: bool = False  # whether it answers `GetMetrics`
 
     @property
     def media_form(self) -> MediaForm | None:
@@ -267,6 +268,25 @@ class EngineLoad(Message):
     running: int
     waiting: int
     kv_tokens_used: int
+
+
+@frozen
+class GetMetrics(Message):
+    """Ask an engine whose info says that it has `metrics` for them; the result is `EngineMetrics`."""
+
+
+METRICS_PREFIX = "sglang:"
+"""The beginning of the name of every metric that an engine reports; no metric of a node begins so."""
+
+METRICS_BYTES_MAX = 1024 * 1024
+
+
+@frozen
+class EngineMetrics(Message):
+    """An engine's own metrics in the text format of Prometheus, at most `METRICS_BYTES_MAX` bytes of whole families."""
+
+    text: str
+    left_out: int = 0  # series that found no room
 
 
 @frozen
@@ -344,4 +364,6 @@ KINDS = (
     Kind(29, Ping, result=Done),
     Kind(30, CheckGrammar, result=GrammarChecked),
     Kind(31, GrammarChecked),
+    Kind(36, GetMetrics, result=EngineMetrics),
+    Kind(37, EngineMetrics),
 )

@@ -32,7 +32,7 @@ from protocol.cost import encoding_tokens, generation_tokens
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.kind import Message
 from protocol.media import Encode, Encoded
-from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
+from protocol.messages import REQUEST_ID_LENGTH, EngineInfo, Finished, Generate, Started, Tokens
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
@@ -123,6 +123,11 @@ class LocalWorker:
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous, if it is a prefill."""
         return None if self.engine.current is None else self.engine.current.info.bootstrap
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The info of its engine, None if it is down."""
+        return None if self.engine.current is None else self.engine.current.info
 
     @property
     def offer(self) -> Offer:
@@ -284,6 +289,11 @@ class RemoteWorker:
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous, if it is a prefill."""
         return None if self.offer.engine is None else self.offer.engine.bootstrap
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The info of its engine, None if it is down."""
+        return self.offer.engine if self.offer.up else None
 
     @property
     def load(self) -> Load:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
+import trio
 from attrs import define, field
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -25,6 +27,8 @@ ENGINE_LOADS = {  # fields of an engine's load, and what they are
     "waiting": "Requests that wait inside the engine, by its own count",
     "kv_tokens_used": "KV memory that running requests hold, in tokens, by the engine's own count",
 }
+SCRAPES_MAX = 4  # that collect and merge the metrics of engines at a time; others wait
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @define(eq=False)
@@ -32,6 +36,7 @@ class Metrics:
     """The metrics of one node."""
 
     registry: Registry = field(factory=Registry)
+    scrapes: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(SCRAPES_MAX))
     logs: dict[str, QueuedWriter] = field(factory=dict)  # of the node and of each of its processes, by name
     _first_token: Histogram = field(init=False)
     _gap: Histogram = field(init=False)
@@ -206,20 +211,28 @@ class Metrics:
 
     # Text --------------------------------------------------------------------------------
 
-    def render(self, loads: Mapping[str, EngineLoad]) -> bytes:
-        """Return all metrics in Prometheus's text format; `loads` is each engine's own count, by its name."""
-        return b"".join(registry.render(self.families(loads)))
+    def render(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> bytes:
+        """Return all metrics in Prometheus's text format.
 
-    async def render_in_steps(self, loads: Mapping[str, EngineLoad]) -> bytes:
+        `loads` are the engines' own counts, and `left_out` how many series of their own metrics are, by engine.
+        """
+        return b"".join(registry.render(self.families(loads, left_out)))
+
+    async def render_in_steps(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> bytes:
         """Return the same text, with a checkpoint after each piece."""
-        return await registry.render_in_steps(self.families(loads))
+        return await registry.render_in_steps(self.families(loads, left_out))
 
-    def families(self, loads: Mapping[str, EngineLoad]) -> Iterator[Metric]:
+    def families(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> Iterator[Metric]:
         """Yield all metric families as they are now; those with many samples in pieces."""
         yield from self.registry.families()
         for key, about in ENGINE_LOADS.items():
             samples = (((engine,), float(getattr(load, key))) for engine, load in loads.items())
             yield from pieces(GaugeMetricFamily, f"espalier_engine_{key}", about, "engine", samples)
+        counts = (((engine,), float(series)) for engine, series in left_out.items())
+        yield from pieces(
+            *(GaugeMetricFamily, "espalier_engine_metrics_left_out", "Series of the engine's own that found no place"),
+            *("engine", counts),
+        )
 
     def _lost_bytes(self) -> Iterable[tuple[LabelValues, float]]:
         return [((name,), log.lost_bytes) for name, log in self.logs.items()]

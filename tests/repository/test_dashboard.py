@@ -95,7 +95,8 @@ async def exported(tmp_path: Path) -> dict[str, set[str]]:
         for other in cluster.node.keys() - {node}:
             assembly.links.traffic[other].sent(1)
             assembly.directory.linked(other, idle_link())
-        text = metrics.render({name: EngineLoad(0, 0, 0) for name in assembly.directory.local}).decode()
+        loads = {name: EngineLoad(0, 0, 0) for name in assembly.directory.local}
+        text = metrics.render(loads, dict.fromkeys(loads, 1)).decode()
         families += text_string_to_metric_families(text)
     named: dict[str, set[str]] = {}
     for family in families:

@@ -101,7 +101,7 @@ async def count_tokens(call: AnyCall, answer: AnyAnswer, step_s: float) -> None:
 class Engine:
     """An engine that is nothing but its limits."""
 
-    info = submit = abort = wait_released = wait_lost = load = flush_cache = cast("Any", None)
+    info = submit = abort = wait_released = wait_lost = load = metrics = flush_cache = cast("Any", None)
 
 
 @define(eq=False)

@@ -29,6 +29,9 @@ GRAMMAR_TOO_SLOW = "the grammar takes too long for a token"
 VISION_PART, EMBEDDINGS_ONLY = "ESPALIER_VISION_PART", "embeddings"
 """The variable, and its value, by which a scheduler knows that it needs no vision tower."""
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable that names the folder in which the processes of a host write their metrics."""
+
 BATCHES_MAX = 4
 """The batches in the process of an encoder: the one that is computed, and those that wait."""
 
@@ -92,6 +95,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
         "context_length": spec.context_max,
         "chunked_prefill_size": spec.prefill_chunk,
         "mem_fraction_static": spec.memory_fraction,
+        "enable_metrics": spec.metrics or None,
     }
     if spec.leg is not Leg.BOTH:
         arguments |= {
@@ -118,6 +122,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
             **limits,
             **({} if loads_tower else {VISION_PART: EMBEDDINGS_ONLY}),
             **spec.environment,
+            **({METRICS_FOLDER: folder} if spec.metrics else {}),
         },
         checks=spec.grammars if spec.checks_grammars else None,
         has_tower=spec.has_tower,

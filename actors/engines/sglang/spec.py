@@ -58,3 +58,4 @@ class SglangSpec:
     checks_grammars: bool = False  # it runs no engine, but checks grammars for engines like it
     has_tower: bool = True  # where the model has one; without it the engine computes with embeddings
     batch_max: int = 0  # items of a batch of an encoder
+    metrics: bool = False  # whether it reports SGLang's own

@@ -17,8 +17,8 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
-from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
-from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
+from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
+from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, Generate, Started, Tokens
 from protocol.model_folder import Digest
 
 
@@ -98,6 +98,11 @@ class SimulatedEngine:
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
         return self._batch.load()
+
+    async def metrics(self) -> EngineMetrics:
+        """Raise `Unsupported`: it has no metrics of its own."""
+        await trio.lowlevel.checkpoint()
+        raise Unsupported("a simulated engine keeps no metrics of its own")
 
     async def flush_cache(self) -> None:
         """Drop the prefix cache; raises `Overloaded` while requests run."""

@@ -235,4 +235,5 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         environment=section.environment,
         has_tower=section.has_tower(cluster),
         batch_max=section.encoder.batch_max,
+        metrics=section.metrics,
     )
