@@ -82,6 +82,10 @@ class Sampling:
 # Requests to an engine ----------------------------------------------------------------
 
 
+NO_PARTNER = "2.2.2.2"
+"""The host of a rendezvous without a partner, as SGLang knows it; no prefill is there."""
+
+
 @frozen
 class Rendezvous:
     """The meeting point of a prefill and a decode for a KV cache: a room of the prefill's bootstrap server."""
@@ -89,6 +93,16 @@ class Rendezvous:
     room: int  # from 0 to 2**63 - 1, of this request alone
     host: str
     port: int
+
+    @classmethod
+    def without_partner(cls, room: int) -> Rendezvous:
+        """Return one at which nobody is met: either leg does its part alone, and no KV cache is moved."""
+        return cls(room, NO_PARTNER, 1)
+
+    @property
+    def has_partner(self) -> bool:
+        """Whether a prefill and a decode meet there."""
+        return self.host != NO_PARTNER
 
 
 @frozen

@@ -72,8 +72,8 @@ async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
 
     async with trio.open_nursery() as nursery:
         for name, registration in engines.items():
-            if registration.current is not None:
-                nursery.start_soon(ask, name, registration.current)
+            if registration.live is not None:
+                nursery.start_soon(ask, name, registration.live)
     return loads
 
 
@@ -131,17 +131,17 @@ async def _ask_all(
 
 async def _load(engine: Registration[Engine] | Registration[Encoder], _: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    return await _up(engine.current).load()
+    return await _up(engine.live).load()
 
 
 async def _metrics(engine: Registration[Engine], _: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    return await _up(engine.current).metrics()
+    return await _up(engine.live).metrics()
 
 
 async def _flush(engine: Registration[Engine], _: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    await _up(engine.current).flush_cache()
+    await _up(engine.live).flush_cache()
     return Done()
 
 

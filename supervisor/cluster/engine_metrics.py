@@ -58,7 +58,7 @@ async def local_metrics(engines: Engines, bytes_max: int = TEXTS_BYTES_MAX) -> B
 
     async with trio.open_nursery() as nursery:
         for name, registration in engines.items():
-            engine = registration.current
+            engine = registration.live
             if engine is not None and engine.info.metrics:
                 nursery.start_soon(ask, name, cast("Engine", engine))  # no encoder has metrics
     return texts.kept

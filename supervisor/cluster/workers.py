@@ -126,8 +126,8 @@ class LocalWorker:
 
     @property
     def info(self) -> EngineInfo | None:
-        """The info of its engine, None if it is down."""
-        return None if self.engine.current is None else self.engine.current.info
+        """The info of its engine, also while that is out of service; None if it is down."""
+        return None if self.engine.live is None else self.engine.live.info
 
     @property
     def offer(self) -> Offer:
@@ -292,8 +292,8 @@ class RemoteWorker:
 
     @property
     def info(self) -> EngineInfo | None:
-        """The info of its engine, None if it is down."""
-        return self.offer.engine if self.offer.up else None
+        """The info of its engine, as its node announced it last; None if it was never up."""
+        return self.offer.engine
 
     @property
     def load(self) -> Load:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
+from actors.engines.slots import Slots
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.text.model import TextModel
@@ -58,6 +59,8 @@ class _Local(Generic[E, InboxT]):
 @frozen
 class LocalEngine(_Local[Engine, RequestInbox]):
     """One engine that this node is to run: its section, its inbox, and where it is published."""
+
+    slots: Registration[Slots] = field(factory=Registration)  # of its present life
 
 
 @frozen

@@ -55,6 +55,8 @@ class Metrics:
     _grammar_checks: Histogram = field(init=False)
     _media_preparations: Histogram = field(init=False)
     _stuck_slots: Counter = field(init=False)
+    _canaries: Counter = field(init=False)
+    _canary_times: Histogram = field(init=False)
     _encodings: Counter = field(init=False)
     _encoder_queue: Counter = field(init=False)
     _encoding_waits: Histogram = field(init=False)
@@ -89,6 +91,8 @@ class Metrics:
         self._grammar_checks = histogram(
             "espalier_grammar_check_duration", "Time to check a grammar, by outcome", "model outcome"
         )
+        self._canaries = counter("espalier_canaries", "Canaries of idle engines, by outcome", "engine rank outcome")
+        self._canary_times = histogram("espalier_canary", "Time for the whole answer to a canary", "engine rank")
         self._encodings = counter(
             "espalier_encoder_requests", "Requests for embeddings ended, by outcome", "engine modality outcome"
         )
@@ -168,6 +172,14 @@ class Metrics:
     def set_stuck_slots(self, engine: str, slots: int) -> None:
         """Set the number of slots of an engine whose requests have ended and that it has not released."""
         self._stuck_slots[engine,] = slots
+
+    def canary_ended(self, engine: str, rank: str, outcome: str) -> None:
+        """Count a canary of an engine: `answered`, `late`, `failed`, or `yielded` to a request."""
+        self._canaries[engine, rank, outcome] += 1
+
+    def canary_answered(self, engine: str, rank: str, seconds: float) -> None:
+        """Count how long an engine took for the whole answer to a canary."""
+        self._canary_times[engine, rank].observe(seconds)
 
     def encoding_ended(self, engine: str, modality: str, outcome: str) -> None:
         """Count a request to an encoder that has ended; the outcomes are those of its observer."""

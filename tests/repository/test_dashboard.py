@@ -63,6 +63,8 @@ def happened(metrics: Metrics) -> None:
     metrics.response_incomplete("chat", "drain")
     metrics.aborted("tiny-0", 0.01)
     metrics.set_stuck_slots("tiny-0", 1)
+    metrics.canary_ended("back/tiny-0", "0", "answered")
+    metrics.canary_answered("back/tiny-0", "0", 0.01)
     metrics.grammar_checked("tiny", "refused", 0.2)
     metrics.encoding_ended("back/eyes", "image", "cached")
     metrics.encoding_waited("back/eyes", 0.01)

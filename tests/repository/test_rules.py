@@ -27,6 +27,7 @@ TRADE_OF = {
     "router": ("routing",),
     "decode": ("engines",),
     "prefill": ("engines",),
+    "canary": ("engines",),
     "text": ("vision",),
     "encoder": ("engines", "vision"),
     "media": ("vision",),

@@ -157,7 +157,7 @@ class SimulatedEngine:
     def _check_leg(self, request: Generate) -> None:
         """Raise `BadRequest` for a rendezvous at another prefill."""
         where, own = request.rendezvous, self.info.bootstrap
-        if where is not None and own is not None and (where.host, where.port) != own:
+        if where is not None and own is not None and where.has_partner and (where.host, where.port) != own:
             raise BadRequest("the rendezvous is at another prefill", param="rendezvous")
 
     def _wake_if_due(self) -> None:
