@@ -12,8 +12,7 @@ from functools import partial
 
 import trio
 
-from actors.engines.port import Engine
-from actors.engines.slots import Deadlines, SlotObserver, Slots, generate, raise_when_lost
+from actors.engines.slots import Slots, generate, raise_when_lost
 from actors.kit.calls import BugCounter, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
@@ -22,22 +21,18 @@ from protocol.messages import Finished, Generate, Started, Tokens
 
 async def decode(
     inbox: PriorityInbox[Generate, Started | Tokens, Finished],
-    engine: Engine,
-    slots: int,
-    deadlines: Deadlines,
-    observer: SlotObserver | None = None,
+    slots: Slots,
     pending_prefill_tokens_max: int = 0,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve generations, at most `slots` at a time; what an engine cannot take yet waits in the inbox.
+    """Serve generations, one in each of the engine's slots; what it cannot take yet waits in the inbox.
 
     The prompts in the engine that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no
     limit); a longer prompt is taken when none is pending. Several actors may share one inbox: the one with a free slot
     takes the next call. Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests
     have ended.
     """
-    engine_slots = Slots(engine, slots, deadlines, observer or SlotObserver())
     bugs, pending = BugCounter(), PendingPrefill(pending_prefill_tokens_max)
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
@@ -45,10 +40,10 @@ async def decode(
             inbox.recheck()
 
     async with trio.open_nursery() as requests:
-        requests.start_soon(raise_when_lost, engine)
+        requests.start_soon(raise_when_lost, slots.engine)
         task_status.started()
         while True:
-            await engine_slots.free.acquire()  # first, so that a call waits where others can take it
-            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
+            await slots.free.acquire()  # first, so that a call waits where others can take it
+            call = await inbox.receive(lambda request: slots.in_service() and pending.fits(len(request.tokens)))
             pending.add(call, len(call.request.tokens))
-            requests.start_soon(generate, call, engine_slots, bugs, partial(on_begun, call))
+            requests.start_soon(generate, call, slots, bugs, partial(on_begun, call))

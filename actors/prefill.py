@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import trio
 
-from actors.engines.port import Engine
-from actors.engines.slots import Deadlines, SlotObserver, Slots, generate, raise_when_lost
+from actors.engines.slots import Slots, generate, raise_when_lost
 from actors.kit.calls import BugCounter
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -23,21 +22,19 @@ from protocol.messages import Finished, Generate, Started, Tokens
 
 async def prefill(
     inbox: PriorityInbox[Generate, Started | Tokens, Finished],
-    engine: Engine,
-    slots: int,
-    deadlines: Deadlines,
-    observer: SlotObserver | None = None,
+    slots: Slots,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Compute prompts, at most `slots` at a time; each keeps its slot until its cache is at the decode.
+    """Compute prompts, one in each of the engine's slots; each keeps its slot until its cache is at the decode.
 
     Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
-    engine_slots, bugs = Slots(engine, slots, deadlines, observer or SlotObserver()), BugCounter()
+    bugs = BugCounter()
     async with trio.open_nursery() as requests:
-        requests.start_soon(raise_when_lost, engine)
+        requests.start_soon(raise_when_lost, slots.engine)
         task_status.started()
         while True:
-            await engine_slots.free.acquire()
-            requests.start_soon(generate, await inbox.receive(), engine_slots, bugs)
+            await slots.free.acquire()
+            call = await inbox.receive(lambda _: slots.in_service())
+            requests.start_soon(generate, call, slots, bugs)

@@ -292,7 +292,7 @@ class ActorError(EspalierError):
 
 
 class EngineStuck(ActorError):
-    """The engine did not release a slot within its deadline."""
+    """The engine did not release a slot within its deadline, or did not answer its canary."""
 
 
 class EngineDied(ActorError):

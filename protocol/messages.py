@@ -82,6 +82,10 @@ class Sampling:
 # Requests to an engine ----------------------------------------------------------------
 
 
+NO_PARTNER = "2.2.2.2"
+"""The host of a rendezvous without a partner, as SGLang knows it; no prefill is there."""
+
+
 @frozen
 class Rendezvous:
     """The meeting point of a prefill and a decode for a KV cache: a room of the prefill's bootstrap server."""
@@ -89,6 +93,16 @@ class Rendezvous:
     room: int  # from 0 to 2**63 - 1, of this request alone
     host: str
     port: int
+
+    @classmethod
+    def without_partner(cls, room: int) -> Rendezvous:
+        """Return one at which nobody is met: either leg does its part alone, and no KV cache is moved."""
+        return cls(room, NO_PARTNER, 1)
+
+    @property
+    def has_partner(self) -> bool:
+        """Whether a prefill and a decode meet there."""
+        return self.host != NO_PARTNER
 
 
 @frozen
@@ -237,6 +251,7 @@ class EngineInfo(Message):
     ranks: int = 1
     digest: Digest = ()  # of its model's folder; empty if it has not been read
     media: MediaInfo | None = None  # None: it takes neither images nor videos
+    metrics: bool = False  # whether it answers `GetMetrics`
 
     @property
     def media_form(self) -> MediaForm | None:
@@ -281,6 +296,25 @@ class EngineLoad(Message):
     running: int
     waiting: int
     kv_tokens_used: int
+
+
+@frozen
+class GetMetrics(Message):
+    """Ask an engine whose info says that it has `metrics` for them; the result is `EngineMetrics`."""
+
+
+METRICS_PREFIX = "sglang:"
+"""The beginning of the name of every metric that an engine reports; no metric of a node begins so."""
+
+METRICS_BYTES_MAX = 1024 * 1024
+
+
+@frozen
+class EngineMetrics(Message):
+    """An engine's own metrics in the text format of Prometheus, at most `METRICS_BYTES_MAX` bytes of whole families."""
+
+    text: str
+    left_out: int = 0  # series that found no room
 
 
 @frozen
@@ -358,4 +392,6 @@ KINDS = (
     Kind(29, Ping, result=Done),
     Kind(30, CheckGrammar, result=GrammarChecked),
     Kind(31, GrammarChecked),
+    Kind(36, GetMetrics, result=EngineMetrics),
+    Kind(37, EngineMetrics),
 )

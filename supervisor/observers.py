@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, frozen
 
+from actors.canary import ANSWERED, CanaryObserver
 from actors.engines.encoder_limits import EncoderObserver
 from actors.engines.outcomes import ENDED
 from actors.engines.slots import SlotObserver
@@ -41,6 +42,20 @@ class SlotMetrics(SlotObserver):
     def stuck(self, slots: int) -> None:
         """Set the number of slots that the engine has not released."""
         self.metrics.set_stuck_slots(self.engine, slots)
+
+
+@define(eq=False)
+class CanaryMetrics(CanaryObserver):
+    """The metrics of one engine's canaries."""
+
+    metrics: Metrics
+    engine: str
+
+    def ended(self, rank: int, outcome: str, seconds: float) -> None:
+        """Count a canary, and the time of one that was answered."""
+        self.metrics.canary_ended(self.engine, str(rank), outcome)
+        if outcome == ANSWERED:
+            self.metrics.canary_answered(self.engine, str(rank), seconds)
 
 
 @frozen

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
 from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import EngineInfo, EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, Finished, Generate, Started, Tokens
 
 Generation: TypeAlias = Answer[Started | Tokens, Finished]
 """The tokens of one request: one `Started`, then `Tokens`, one unit of credit a token, and `Finished`."""
@@ -55,6 +55,9 @@ class Engine(Protocol):
 
     async def load(self) -> EngineLoad:
         """Return the engine's own count of its requests and of its KV tokens in use."""
+
+    async def metrics(self) -> EngineMetrics:
+        """Return the engine's own metrics; raises `Unsupported` unless its info has `metrics`."""
 
     async def flush_cache(self) -> None:
         """Drop the prefix cache; raises `Overloaded` while requests run."""

@@ -7,6 +7,9 @@ the next request too early, two requests would use the same memory.
 An engine may never confirm. The slot is then stuck: it is not used, and waited for. One stuck slot may be the fault of
 its request, so it costs that slot and no other stream. Several, or one in an engine that sends nothing to any request,
 are the fault of the engine: `EngineStuck` ends the actor, and the supervisor starts the engine and the actor again.
+
+An engine without requests has room for one *probe*, which is nobody's request and yields to any: a request that comes
+cancels it, and waits for its slot only if there is no other.
 """
 
 from __future__ import annotations
@@ -76,6 +79,10 @@ def _ignore() -> None:
     pass
 
 
+def _always() -> bool:
+    return True
+
+
 async def generate(
     call: Call[Generate, Started | Tokens, Finished],
     slots: Slots,
@@ -86,6 +93,7 @@ async def generate(
 
     `on_begun` is called at the first token, and again when the request has ended.
     """
+    slots.begin_request()
     pace = _Pace(slots.deadlines)
 
     def pass_on(reply: Started | Tokens) -> None:
@@ -104,6 +112,8 @@ async def generate(
 
     try:
         with call.answering(bugs) as answer, report_outcome(call, partial(log_outcome, call, "generation ended")):
+            if slots.probe is not None:
+                await slots.replace_probe(slots.probe, pace)
             async with slots.hold(call, pace) as generation:
                 finished = await generation.relay(pass_on, pace.until)
                 if finished is None:
@@ -114,21 +124,36 @@ async def generate(
         on_begun()
     if call.request.id in slots.stuck:
         await slots.wait_released(call.request.id)
-    slots.free.release()
+    slots.end_request()
+
+
+@define(eq=False)
+class Probe:
+    """The probe of an idle engine: its scope, and the event that the engine holds nothing of it any more."""
+
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    over: trio.Event = field(factory=trio.Event)
 
 
 @define(eq=False)
 class Slots:
-    """The slots of one engine: how many are free, and which are stuck."""
+    """The slots of one engine: how many are free, and which are stuck.
+
+    Requests are taken from an inbox only while the engine is `in_service`.
+    """
 
     engine: Engine
     number: int
     deadlines: Deadlines
-    observer: SlotObserver
+    observer: SlotObserver = field(factory=SlotObserver)
+    in_service: Callable[[], bool] = _always
     last_reply_at: float = -inf  # the last reply of the engine to any request
     stuck: dict[str, bool] = field(factory=dict)  # request ids of stuck slots; True if the engine was silent
     free: trio.Semaphore = field(init=False)
+    probe: Probe | None = field(init=False, default=None)
     _generations: set[Generation] = field(factory=set)
+    _requests: int = field(init=False, default=0)  # that have a slot
+    _idle_since: float = field(init=False, factory=trio.current_time)
 
     def __attrs_post_init__(self) -> None:
         self.free = trio.Semaphore(self.number)
@@ -187,6 +212,54 @@ class Slots:
         for generation in self._generations:
             if generation.fast_path is not None:
                 generation.fast_path.settle()
+
+    # Requests and the probe ------------------------------------------------------------
+
+    def begin_request(self) -> None:
+        """Count a request that has been given a slot."""
+        self._requests += 1
+
+    def end_request(self) -> None:
+        """Give the slot of a request back, which the engine has released."""
+        self._requests -= 1
+        self._idle_since = trio.current_time()
+        self.free.release()
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the last request or probe left the engine; None while there is one, or a slot is stuck."""
+        return None if self._requests or self.stuck or self.probe is not None else self._idle_since
+
+    def begin_probe(self) -> Probe:
+        """Give the idle engine its probe."""
+        assert self.idle_since is not None, "an engine with requests is not probed"
+        self.probe = Probe()
+        return self.probe
+
+    def end_probe(self) -> None:
+        """Count the probe as gone, which the engine has released."""
+        assert self.probe is not None
+        self.probe.over.set()
+        self.probe, self._idle_since = None, trio.current_time()
+
+    def cancel_probe(self, reason: str) -> None:
+        """Cancel the probe, if there is one."""
+        if self.probe is not None:
+            self.probe.scope.cancel(reason=reason)
+
+    async def replace_probe(self, probe: Probe, pace: _Pace) -> None:
+        """Cancel the probe for a request, and wait until its slot is free if there is no other.
+
+        Raises `DeadlineExceeded` if that takes longer than the request's first token may.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.cancel_probe("a request has come")
+        if self._requests < self.number:
+            return
+        with trio.move_on_at(pace.until()) as waiting:
+            await probe.over.wait()
+        if waiting.cancelled_caught:
+            raise DeadlineExceeded(f"the engine took longer than {pace.waited_for}")
 
     async def wait_released(self, request_id: str) -> None:
         """Wait for a stuck slot; raises `EngineStuck` once the engine is at fault."""

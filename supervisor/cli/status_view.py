@@ -13,6 +13,7 @@ from rich.text import Text
 
 from protocol.cluster import ChildState, Leg, Reloaded, Status
 from supervisor.printable import printable
+from supervisor.supervision.registration import OUT_OF_SERVICE
 from supervisor.supervision.status import READY
 
 StatusOrError: TypeAlias = Status | str
@@ -58,6 +59,8 @@ def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]
         for child in status.tree:
             if child.state != READY and (child.why or child.path not in parents):  # else its children have the reason
                 yield f"{child.path} {VERBS.get(child.state, child.state)}{': ' * bool(child.why)}{child.why}", WARN
+        out = (offer for offer in status.state.offers if offer.why.startswith(OUT_OF_SERVICE))
+        yield from ((f"engine {name}/{offer.name} {offer.why}", WARN) for offer in out)
         yield from ((f"node {name} does without an engine: {sentence}", BAD) for sentence in status.refused)
         for ejection in status.aside:
             probe = f"is probed in {ejection.for_s:.0f} s" if ejection.for_s else "is being probed"
@@ -202,7 +205,8 @@ def _engines(answered: Sequence[Status]) -> _Columns:
     table = _Columns(heads, ("slots", "leg", "model", "tokens"), numbers)
     for status in answered:
         for offer in status.state.offers:
-            state = "draining" if status.state.draining else READY if offer.up else "starting"
+            down = "out of service" if offer.why.startswith(OUT_OF_SERVICE) else "starting"
+            state = "draining" if status.state.draining else READY if offer.up else down
             names = (Text(printable(word)) for word in (offer.name, status.node, offer.model, offer.leg))
             counts = map(str, (offer.running, offer.waiting, offer.slots))
             kv_used = "" if offer.leg is Leg.ENCODE else f"{offer.kv_used:.0%}"  # an encoder has no KV memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.cluster import COUNT_MAX, Leg, Offer
 from protocol.errors import PeerViolation
 from protocol.media import MediaForm, MediaInfo
-from protocol.messages import EngineInfo, GrammarKind
+from protocol.messages import NO_PARTNER, EngineInfo, GrammarKind
 
 PORT_MAX = 65535
 HOST_LENGTH_MAX = 253  # of a name in the DNS
@@ -21,7 +21,7 @@ def check_engine(offer: Offer) -> None:
         raise PeerViolation(f"offer {name} has an engine that cannot be")
     if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
         raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
-    if engine.bootstrap is not None and not 0 < engine.bootstrap[1] <= PORT_MAX:
+    if engine.bootstrap is not None and (engine.bootstrap[0] == NO_PARTNER or not 0 < engine.bootstrap[1] <= PORT_MAX):
         raise PeerViolation(f"offer {name} has a rendezvous that cannot be")
     if engine.bootstrap is not None and len(engine.bootstrap[0]) > HOST_LENGTH_MAX:
         raise PeerViolation(f"offer {name} has a rendezvous at a host of {len(engine.bootstrap[0])} characters")

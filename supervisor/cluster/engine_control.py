@@ -6,7 +6,7 @@ another node may be wrong: impossible loads are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -20,7 +20,7 @@ from actors.kit.calls import Function
 from protocol.cluster import COUNT_MAX
 from protocol.errors import DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
 from protocol.kind import Message
-from protocol.messages import Done, EngineLoad, FlushCache, GetLoad
+from protocol.messages import Done, EngineLoad, FlushCache, GetLoad, GetMetrics
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import AnyWorker
 from supervisor.links.serving import Services
@@ -34,6 +34,34 @@ E = TypeVar("E", bound=Engine | Encoder)
 Engines: TypeAlias = Mapping[str, Registration[Engine] | Registration[Encoder]]
 
 
+Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
+"""A function that takes the answer or the error of an engine, by its name in the cluster."""
+
+
+async def call_each(workers: Sequence[AnyWorker], request: Message, within_s: float, take: Take) -> None:
+    """Ask workers concurrently, each with a timeout of its own, and give each answer to `take` as soon as it is there.
+
+    One that does not answer in time has failed with `DeadlineExceeded`.
+    """
+
+    async def ask(worker: AnyWorker) -> None:
+        answer: Message | RequestError | None
+        try:
+            with trio.fail_after(within_s):
+                answer = await worker.call(request)
+        except trio.TooSlowError:
+            answer = DeadlineExceeded(f"it did not answer within {within_s:g} s")
+        except RequestError as error:
+            answer = error
+        take(worker.full_name, answer)
+
+    async with trio.open_nursery() as nursery:
+        for number, worker in enumerate(workers, start=1):
+            nursery.start_soon(ask, worker)
+            if not number % ENGINES_A_TURN:
+                await trio.lowlevel.checkpoint()
+
+
 async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
     """Return the load of each engine of this node by its name; one that does not answer in time is left out."""
     loads: dict[str, EngineLoad] = {}
@@ -44,8 +72,8 @@ async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
 
     async with trio.open_nursery() as nursery:
         for name, registration in engines.items():
-            if registration.current is not None:
-                nursery.start_soon(ask, name, registration.current)
+            if registration.live is not None:
+                nursery.start_soon(ask, name, registration.live)
     return loads
 
 
@@ -79,13 +107,14 @@ def engine_services(
     encoders: Mapping[str, Registration[Encoder]],
     embeddings: Mapping[str, EmbeddingCache],
 ) -> Services:
-    """Return the services of this node's engines for other nodes: their loads, and the flush of their caches.
+    """Return the services of this node's engines for other nodes: their loads, their metrics, and the flush of caches.
 
     `embeddings` are those that each encoder has made.
     """
     both: Engines = {**engines, **encoders}
     return {
         **{(name, GetLoad): Function(partial(_load, engine)) for name, engine in both.items()},
+        **{(name, GetMetrics): Function(partial(_metrics, engine)) for name, engine in engines.items()},
         **{(name, FlushCache): Function(partial(_flush, engine)) for name, engine in engines.items()},
         **{(name, FlushCache): Function(partial(_drop, cache)) for name, cache in embeddings.items()},
     }
@@ -96,33 +125,23 @@ async def _ask_all(
 ) -> dict[str, Message | RequestError | None]:
     """Ask all engines concurrently, and return the answer or the error of each, by its name in the cluster."""
     answers: dict[str, Message | RequestError | None] = {}
-
-    async def ask(worker: AnyWorker) -> None:
-        name = worker.full_name
-        try:
-            with trio.fail_after(within_s):
-                answers[name] = await worker.call(request)
-        except trio.TooSlowError:
-            answers[name] = DeadlineExceeded(f"it did not answer within {within_s:g} s")
-        except RequestError as error:
-            answers[name] = error
-
-    async with trio.open_nursery() as nursery:
-        for number, worker in enumerate(tuple(directory.all_workers()), start=1):
-            nursery.start_soon(ask, worker)
-            if not number % ENGINES_A_TURN:
-                await trio.lowlevel.checkpoint()
+    await call_each(tuple(directory.all_workers()), request, within_s, answers.__setitem__)
     return answers
 
 
 async def _load(engine: Registration[Engine] | Registration[Encoder], _: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    return await _up(engine.current).load()
+    return await _up(engine.live).load()
+
+
+async def _metrics(engine: Registration[Engine], _: Message) -> Message:
+    await trio.lowlevel.checkpoint()
+    return await _up(engine.live).metrics()
 
 
 async def _flush(engine: Registration[Engine], _: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    await _up(engine.current).flush_cache()
+    await _up(engine.live).flush_cache()
     return Done()
 
 

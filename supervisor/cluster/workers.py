@@ -32,7 +32,7 @@ from protocol.cost import encoding_tokens, generation_tokens
 from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
 from protocol.kind import Message
 from protocol.media import Encode, Encoded
-from protocol.messages import REQUEST_ID_LENGTH, Finished, Generate, Started, Tokens
+from protocol.messages import REQUEST_ID_LENGTH, EngineInfo, Finished, Generate, Started, Tokens
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
@@ -125,6 +125,11 @@ class LocalWorker:
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous, if it is a prefill."""
         return None if self.engine.current is None else self.engine.current.info.bootstrap
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The info of its engine, also while that is out of service; None if it is down."""
+        return None if self.engine.live is None else self.engine.live.info
 
     @property
     def offer(self) -> Offer:
@@ -311,6 +316,11 @@ class RemoteWorker:
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous, if it is a prefill."""
         return None if self.offer.engine is None else self.offer.engine.bootstrap
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The info of its engine, as its node announced it last; None if it was never up."""
+        return self.offer.engine
 
     @property
     def load(self) -> Load:

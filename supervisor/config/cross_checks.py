@@ -26,7 +26,17 @@ from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, En
 
 TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers")
 TREE_PREFIXES = ("prefixes-", "processor-", "router-")
-TOKEN_KEYS = ("kv_tokens_max", "context_max", "page_size", "prefill_chunk", "pending_prefill_tokens_max", "deadlines")
+TOKEN_KEYS = (
+    *(
+        "kv_tokens_max",
+        "context_max",
+        "page_size",
+        "prefill_chunk",
+        "pending_prefill_tokens_max",
+        "deadlines",
+        "canary",
+    ),
+)
 HEARTBEAT_S_MIN = 0.01
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from attrs import Factory, evolve, frozen
 
+from actors.canary import CanaryLimits
 from actors.engines.encoder_limits import EncoderLimits
 from actors.engines.slots import Deadlines
 from actors.routing.kv import KvSettings
@@ -176,6 +177,7 @@ class EngineSection:
     start_within_s: Seconds = 120.0
     silent_s: Seconds = 10.0  # after which a process that neither answers nor computes is killed
     deadlines: Deadlines = Deadlines()
+    canary: CanaryLimits = CanaryLimits()
     encoder: EncoderLimits = EncoderLimits()
     events: EventsSection = EventsSection()
     ladder: Ladder = Ladder()

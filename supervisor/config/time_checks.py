@@ -26,6 +26,7 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
         path = join("engine", segment(name))
         yield from _ordered(engine.deadlines, DEADLINES, f"{path}.deadlines")
         yield from _too_short(engine.deadlines, f"{path}.deadlines")
+        yield from _too_short(engine.canary, f"{path}.canary")
         yield from _too_short(engine.encoder, f"{path}.encoder")
 
 

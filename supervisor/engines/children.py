@@ -1,27 +1,28 @@
 """The children of a node that compute: its engines, of whatever kind, and the actors that give them requests.
 
-An engine and its actor are one tree of two children that start and end together, because neither is of use without the
-other: an engine that nobody asks computes nothing, and the requests of an actor whose engine is gone are lost. What a
-kind shares between its engines (a zygote, a grammar checker) is beside them, never inside, so that the failure of one
-engine is no other's. Nothing here may depend on the kind of an engine.
+An engine, its actor and its canary are one tree of children that start and end together, because none is of use without
+the others: an engine that nobody asks computes nothing, and the requests of an actor whose engine is gone are lost.
+What a kind shares between its engines (a zygote, a grammar checker) is beside them, never inside, so that the failure
+of one engine is no other's. Nothing here may depend on the kind of an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
 from attrs import asdict, frozen
 
+from actors.canary import CanaryObserver, canary
 from actors.decode import decode
 from actors.encoder import encoder
 from actors.engines.embedding_cache import EmbeddingCache
 from actors.engines.encoder_limits import EncoderObserver
 from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
-from actors.engines.slots import SlotObserver
+from actors.engines.slots import SlotObserver, Slots
 from actors.kit.calls import Function
 from actors.prefill import prefill
 from actors.text.model import TextModel
@@ -37,7 +38,7 @@ from supervisor.engines.kinds import KINDS
 from supervisor.engines.publishers import publisher_children
 from supervisor.engines.work import LocalEncoder, LocalEngine, encode_inbox, request_inbox
 from supervisor.links.serving import Services
-from supervisor.observers import EncoderMetrics, SlotMetrics
+from supervisor.observers import CanaryMetrics, EncoderMetrics, SlotMetrics
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
@@ -96,13 +97,21 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
 
 def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
     directory, section = context.directory, context.cluster.engine[name]
-    registration: Registration[Engine] = Registration(directory.notify)
+    slots: Registration[Slots] = Registration()
     address, inbox = request_inbox(context.cluster.model[section.model].queue_max)
+
+    def on_change() -> None:
+        directory.notify()
+        inbox.recheck()  # requests that wait until the engine is in service again
+        if not registration.in_service and slots.live is not None:
+            slots.live.cancel_probe("the engine is out of service")
+
+    registration: Registration[Engine] = Registration(on_change)
     local_worker = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
     directory.local[name] = local_worker
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
     moves = directory.reroute_queued, local_worker.reroute_queued
-    return LocalEngine(name, section, registration, inbox, *moves, text, digest, local_worker.computed)
+    return LocalEngine(name, section, registration, inbox, *moves, text, digest, slots, local_worker.computed)
 
 
 def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEncoder:
@@ -118,9 +127,10 @@ def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextMode
 
 
 def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tree:
-    """Return an engine and the actor that gives it requests."""
+    """Return an engine, the actor that gives it requests, and its canary."""
     section = local.section
     pending_max = section.pending_prefill_max
+    canary_child = _canary(context, local)
     return _tree(
         local,
         engine,
@@ -135,6 +145,23 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
                 *((("pending prefill tokens", pending_max),) if pending_max else ()),
             ),
         ),
+        *(() if canary_child is None else (canary_child,)),
+    )
+
+
+def _canary(context: NodeContext, local: LocalEngine) -> Child | None:
+    """Return the child that watches an engine while it is idle, None if the file switches it off."""
+    section, runtime = local.section, context.runtime
+    if not section.canary.enabled:
+        return None
+    observer = CanaryMetrics(runtime.metrics, f"{section.node}/{local.name}")
+    return Child(
+        name="canary",
+        run=run_canary,
+        args=(local, runtime.new_id, runtime.new_room, observer),
+        stop_within_s=section.deadlines.release_s + 1.0,
+        about="asks the idle engine for a token",
+        limits=(("after s", section.canary.after_s), ("within s", section.canary.within_s)),
     )
 
 
@@ -155,7 +182,7 @@ def _encoder_worker(context: NodeContext, local: LocalEncoder, cache: EmbeddingC
     )
 
 
-def _tree(local: LocalEngine | LocalEncoder, engine: EngineChild, actor: Child) -> Tree:
+def _tree(local: LocalEngine | LocalEncoder, engine: EngineChild, *actors: Child) -> Tree:
     return Tree(
         name=local.name,
         strategy=Strategy.ONE_FOR_ALL,
@@ -164,7 +191,7 @@ def _tree(local: LocalEngine | LocalEncoder, engine: EngineChild, actor: Child) 
         backoff=Backoff(min_s=engine.retry_min_s, crashes=True),
         needs=engine.needs,
         about=f"{local.section.model} {engine.about}",
-        children=(engine.child, actor),
+        children=(engine.child, *actors),
     )
 
 
@@ -172,21 +199,39 @@ async def run_decode(  # noqa: ASYNC128  # decode calls started()
     local: LocalEngine, observer: SlotObserver, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Run `decode` with an engine, from when that is up."""
-    section = local.section
-    async with _up(local, local.registration) as engine:
-        pending_max = section.pending_prefill_max
-        await decode(
-            local.inbox, engine, section.slots, section.deadlines, observer, pending_max, task_status=task_status
-        )
+    async with _slots(local, observer) as slots:
+        await decode(local.inbox, slots, local.section.pending_prefill_max, task_status=task_status)
 
 
 async def run_prefill(  # noqa: ASYNC128  # prefill calls started()
     local: LocalEngine, observer: SlotObserver, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Run `prefill` with an engine, from when that is up."""
+    async with _slots(local, observer) as slots:
+        await prefill(local.inbox, slots, task_status=task_status)
+
+
+async def run_canary(  # noqa: ASYNC128  # canary calls started()
+    local: LocalEngine,
+    new_id: Callable[[], str],
+    new_room: Callable[[], int],
+    observer: CanaryObserver,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Run `canary` with the slots of an engine, from when it has them."""
+    slots = await local.slots.wait()
+    await canary(slots, local.section.canary, new_id, new_room, observer, task_status=task_status)
+
+
+@asynccontextmanager
+async def _slots(local: LocalEngine, observer: SlotObserver) -> AsyncIterator[Slots]:
+    """Wait until an engine is up, and publish its slots."""
     section = local.section
     async with _up(local, local.registration) as engine:
-        await prefill(local.inbox, engine, section.slots, section.deadlines, observer, task_status=task_status)
+        slots = Slots(engine, section.slots, section.deadlines, observer, lambda: local.registration.in_service)
+        with local.slots.publish(slots):
+            yield slots
 
 
 async def run_encoder(  # noqa: ASYNC128  # encoder calls started()

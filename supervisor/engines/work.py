@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
+from actors.engines.slots import Slots
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.text.model import TextModel
@@ -66,6 +67,7 @@ class LocalEngine(_Local[Engine, RequestInbox]):
     `on_begun` is called with the id of each request whose prompt has been computed.
     """
 
+    slots: Registration[Slots] = field(factory=Registration)  # of its present life
     on_begun: Callable[[str], None] = _ignore
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import trio
 from attrs import evolve
 
+from protocol.messages import EngineLoad
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.engine_metrics import ByEngine, cluster_metrics, local_metrics
 from supervisor.config.limits import WILDCARD, GatewayLimits
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
@@ -25,6 +28,7 @@ from supervisor.links.endpoint import Endpoint
 from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
+from supervisor.telemetry.engine_metrics import merge_in_steps
 from supervisor.telemetry.metrics import Metrics
 
 # Not configurable: there are few scrapers and probes, their requests are small, and none of them is a client.
@@ -101,11 +105,31 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
 
 
 async def local_metrics_text(engines: engine_control.Engines, metrics: Metrics) -> bytes:
-    """Return the metrics with the load of each engine of this node, as `local_loads` returns it."""
-    return await metrics.render_in_steps(await engine_control.local_loads(engines))
+    """Return the metrics of this node, with the loads of its engines and their own metrics."""
+    return await _text(metrics, partial(engine_control.local_loads, engines), partial(local_metrics, engines))
 
 
 async def cluster_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
-    """Return the metrics with the load of each engine of the cluster, and without nodes that have been forgotten."""
+    """Return the metrics with the loads of all engines of the cluster and their own metrics.
+
+    Nodes that have been forgotten are left out.
+    """
     metrics.retain_nodes({directory.name, *directory.nodes})
-    return await metrics.render_in_steps(await engine_control.cluster_loads(directory))
+    return await _text(metrics, partial(engine_control.cluster_loads, directory), partial(cluster_metrics, directory))
+
+
+async def _text(
+    metrics: Metrics, loads: Callable[[], Awaitable[dict[str, EngineLoad]]], own: Callable[[], Awaitable[ByEngine]]
+) -> bytes:
+    """Return the metrics of a node, and those of engines, which are asked for both concurrently."""
+    loaded: dict[str, EngineLoad] = {}
+
+    async def load() -> None:
+        loaded.update(await loads())
+
+    async with metrics.scrapes:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load)
+            reported = await own()
+        text, left_out = await merge_in_steps(reported)
+    return await metrics.render_in_steps(loaded, left_out) + text

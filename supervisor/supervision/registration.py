@@ -3,6 +3,9 @@
 A child that is restarted is a new object each time, so nobody may keep a reference to it. What outlives its restarts
 is a `Registration`, made together with the tree: the child publishes its value there for as long as it can be used,
 its siblings read `current` or wait for it, and while there is none, the registration knows why.
+
+A value may live and yet be out of service for a while, such as an engine whose weights are being replaced: then
+`current` is None and the reason is told, but its publisher and whoever serves it go on, and use `live`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from protocol.errors import StartFailed
 
 T = TypeVar("T")
 REASON_LENGTH_MAX = 500
+OUT_OF_SERVICE = "is out of service"
+"""The beginning of the status of what lives and is not to be used."""
 
 
 def _ignore() -> None:
@@ -47,6 +52,7 @@ class Registration(Generic[T]):
     failure: Failure | None = None  # of the publisher, until something is published again
     _published: bool = False  # by the present life of the publisher
     _current: T | None = None
+    _out_of_service: list[str] = field(factory=list)  # the reasons that hold
     _waiting: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     @contextmanager
@@ -68,9 +74,31 @@ class Registration(Generic[T]):
         self._current = None
         self.on_change()
 
+    @contextmanager
+    def out_of_service(self, reason: str) -> Iterator[None]:
+        """Keep the value out of service while the body runs, whether or not it lives; several may do so at a time."""
+        reason = reason[:REASON_LENGTH_MAX]
+        self._out_of_service.append(reason)
+        self.on_change()
+        try:
+            yield
+        finally:
+            self._out_of_service.remove(reason)
+            self.on_change()
+
     @property
     def current(self) -> T | None:
-        """The published value, None if there is none."""
+        """The published value, None if there is none or it is out of service."""
+        return None if self._out_of_service else self._current
+
+    @property
+    def in_service(self) -> bool:
+        """Whether nobody keeps the value out of service, if there is one."""
+        return not self._out_of_service
+
+    @property
+    def live(self) -> T | None:
+        """The published value, be it in service or not; None if there is none."""
         return self._current
 
     def set_blocked_by(self, reason: str | None) -> None:
@@ -89,22 +117,24 @@ class Registration(Generic[T]):
 
     @property
     def status_text(self) -> str:
-        """The state while nothing is published, as the end of a sentence."""
+        """The state while there is no `current`, as the end of a sentence."""
+        if self._current is not None and self._out_of_service:
+            return f"{OUT_OF_SERVICE}: {self._out_of_service[0]}"
         if self.failure is not None and self.blocked_by is None:
             return str(self.failure)
         return f"is starting{'' if self.blocked_by is None else f': {self.blocked_by}'}"
 
     @property
     def unavailable_reason(self) -> str:
-        """The same without times, for nodes that read it later; empty while something is published."""
+        """The same without times, for nodes that read it later; empty while there is a `current`."""
         if self._current is not None:
-            return ""
+            return self.status_text if self._out_of_service else ""
         if self.failure is None or self.blocked_by is not None:
             return self.status_text
         return f"failed: {self.failure.reason}"
 
     async def wait(self) -> T:
-        """Wait until something is published, and return it."""
+        """Wait until something is published, be it in service or not, and return it."""
         await trio.lowlevel.checkpoint()
         while self._current is None:
             await self._waiting.park()

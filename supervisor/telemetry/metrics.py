@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
+import trio
 from attrs import define, field
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -25,6 +27,8 @@ ENGINE_LOADS = {  # fields of an engine's load, and what they are
     "waiting": "Requests that wait inside the engine, by its own count",
     "kv_tokens_used": "KV memory that running requests hold, in tokens, by the engine's own count",
 }
+SCRAPES_MAX = 4  # that collect and merge the metrics of engines at a time; others wait
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @define(eq=False)
@@ -32,6 +36,7 @@ class Metrics:
     """The metrics of one node."""
 
     registry: Registry = field(factory=Registry)
+    scrapes: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(SCRAPES_MAX))
     logs: dict[str, QueuedWriter] = field(factory=dict)  # of the node and of each of its processes, by name
     _first_token: Histogram = field(init=False)
     _gap: Histogram = field(init=False)
@@ -53,6 +58,8 @@ class Metrics:
     _grammar_checks: Histogram = field(init=False)
     _media_preparations: Histogram = field(init=False)
     _stuck_slots: Counter = field(init=False)
+    _canaries: Counter = field(init=False)
+    _canary_times: Histogram = field(init=False)
     _encodings: Counter = field(init=False)
     _encoder_queue: Counter = field(init=False)
     _encoding_waits: Histogram = field(init=False)
@@ -81,19 +88,15 @@ class Metrics:
         self._resumes = counter(
             "espalier_resumes", "Requests whose worker was lost, by what followed", "model code kind"
         )
-        self._choices = histogram("espalier_routing_decision", "Time to choose the workers of a request", "model")
-        self._overlaps = counter(
-            "espalier_routing_overlap_tokens", "Prompt tokens expected in prefix caches, and found there", "model kind"
-        )
-        self._predictions = counter(
-            "espalier_routing_predictions", "Requests by how what was found compares with that", "model outcome"
-        )
+        self._define_routing()
         self._abort_duration = histogram(
             "espalier_engine_abort_duration", "Time from a cancellation to the release of its slot", "engine"
         )
         self._grammar_checks = histogram(
             "espalier_grammar_check_duration", "Time to check a grammar, by outcome", "model outcome"
         )
+        self._canaries = counter("espalier_canaries", "Canaries of idle engines, by outcome", "engine rank outcome")
+        self._canary_times = histogram("espalier_canary", "Time for the whole answer to a canary", "engine rank")
         self._encodings = counter(
             "espalier_encoder_requests", "Requests for embeddings ended, by outcome", "engine modality outcome"
         )
@@ -119,6 +122,16 @@ class Metrics:
         )
         self.registry.add_counter("espalier_log_lost_bytes", "Bytes of a log dropped", "log", self._lost_bytes)
         self.registry.add_gauge("espalier_log_failing", "Whether a log cannot be written", "log", self._failing)
+
+    def _define_routing(self) -> None:
+        counter, histogram = self.registry.counter, self.registry.histogram
+        self._choices = histogram("espalier_routing_decision", "Time to choose the workers of a request", "model")
+        self._overlaps = counter(
+            "espalier_routing_overlap_tokens", "Prompt tokens expected in prefix caches, and found there", "model kind"
+        )
+        self._predictions = counter(
+            "espalier_routing_predictions", "Requests by how what was found compares with that", "model outcome"
+        )
 
     # What happens to requests ------------------------------------------------------------
 
@@ -174,6 +187,14 @@ class Metrics:
         """Set the number of slots of an engine whose requests have ended and that it has not released."""
         self._stuck_slots[engine,] = slots
 
+    def canary_ended(self, engine: str, rank: str, outcome: str) -> None:
+        """Count a canary of an engine: `answered`, `late`, `failed`, or `yielded` to a request."""
+        self._canaries[engine, rank, outcome] += 1
+
+    def canary_answered(self, engine: str, rank: str, seconds: float) -> None:
+        """Count how long an engine took for the whole answer to a canary."""
+        self._canary_times[engine, rank].observe(seconds)
+
     def encoding_ended(self, engine: str, modality: str, outcome: str) -> None:
         """Count a request to an encoder that has ended; the outcomes are those of its observer."""
         self._encodings[engine, modality, outcome] += 1
@@ -227,20 +248,28 @@ class Metrics:
 
     # Text --------------------------------------------------------------------------------
 
-    def render(self, loads: Mapping[str, EngineLoad]) -> bytes:
-        """Return all metrics in Prometheus's text format; `loads` is each engine's own count, by its name."""
-        return b"".join(registry.render(self.families(loads)))
+    def render(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> bytes:
+        """Return all metrics in Prometheus's text format.
 
-    async def render_in_steps(self, loads: Mapping[str, EngineLoad]) -> bytes:
+        `loads` are the engines' own counts, and `left_out` how many series of their own metrics are, by engine.
+        """
+        return b"".join(registry.render(self.families(loads, left_out)))
+
+    async def render_in_steps(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> bytes:
         """Return the same text, with a checkpoint after each piece."""
-        return await registry.render_in_steps(self.families(loads))
+        return await registry.render_in_steps(self.families(loads, left_out))
 
-    def families(self, loads: Mapping[str, EngineLoad]) -> Iterator[Metric]:
+    def families(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> Iterator[Metric]:
         """Yield all metric families as they are now; those with many samples in pieces."""
         yield from self.registry.families()
         for key, about in ENGINE_LOADS.items():
             samples = (((engine,), float(getattr(load, key))) for engine, load in loads.items())
             yield from pieces(GaugeMetricFamily, f"espalier_engine_{key}", about, "engine", samples)
+        counts = (((engine,), float(series)) for engine, series in left_out.items())
+        yield from pieces(
+            *(GaugeMetricFamily, "espalier_engine_metrics_left_out", "Series of the engine's own that found no place"),
+            *("engine", counts),
+        )
 
     def _lost_bytes(self) -> Iterable[tuple[LabelValues, float]]:
         return [((name,), log.lost_bytes) for name, log in self.logs.items()]

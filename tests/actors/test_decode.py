@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.port import Generation
-from actors.engines.slots import Deadlines
+from actors.engines.slots import Deadlines, Slots
 from actors.kit.calls import Answer
 from protocol.errors import (
     ActorLost,
@@ -56,7 +56,7 @@ async def working(
     async with trio.open_nursery() as engines:
         engines.start_soon(engine.run)
         async with trio.open_nursery() as actors:
-            await actors.start(decode, inbox, engine, slots, deadlines or Deadlines())
+            await actors.start(decode, inbox, Slots(engine, slots, deadlines or Deadlines()))
             yield Worker(address, engine, actors.cancel_scope)
             actors.cancel_scope.cancel()
         engines.cancel_scope.cancel()

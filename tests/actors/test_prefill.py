@@ -17,7 +17,7 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP
-from actors.engines.slots import Deadlines
+from actors.engines.slots import Deadlines, Slots
 from actors.prefill import prefill
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, EngineDied, EngineLost
@@ -48,8 +48,8 @@ async def pair(*, slots: int = 2, decode_memory: int = 4096) -> AsyncIterator[Pa
     ):
         to_prefill, prompts = priority_inbox(8, lambda request: request.priority)
         to_decode, requests = priority_inbox(8, lambda request: request.priority)
-        await actors.start(prefill, prompts, first, slots, Deadlines())
-        await actors.start(decode, requests, second, 4, Deadlines())
+        await actors.start(prefill, prompts, Slots(first, slots, Deadlines()))
+        await actors.start(decode, requests, Slots(second, 4, Deadlines()))
         yield Pair(to_prefill, to_decode, first)
         actors.cancel_scope.cancel()
 

@@ -13,7 +13,7 @@ from attrs import define, field
 from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.slots import Deadlines
+from actors.engines.slots import Deadlines, Slots
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import ActorLost, EngineDied
@@ -39,7 +39,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[RouterRig]:
 
         async def act(inbox: AnyPriorityInbox, engine: SimulatedEngine, name: str) -> None:
             try:
-                await decode(inbox, engine, engine.info.running_max, Deadlines())
+                await decode(inbox, Slots(engine, engine.info.running_max, Deadlines()))
             except* EngineDied:
                 rig.pool.change(name, *rig.pool.gone)
             while True:  # nobody starts it again here, so whoever waits in the inbox is told

@@ -73,13 +73,21 @@ BUGS: Bugs = {
             "move_on_after(self.deadlines.release_s, shield=True)",
             "move_on_after(self.deadlines.release_s)",
         ),
-        Bug("an engine that does not release a slot is not ended", "if waiting.cancelled_caught:", "if False:"),
+        Bug(
+            "an engine that does not release a slot is not ended",
+            "if waiting.cancelled_caught:\n                self.stuck",
+            "if False:\n                self.stuck",
+        ),
         Bug(
             "a slot is lost with each request that is left",
-            "    slots.free.release()",
-            "    if not call.scope.cancel_called:\n        slots.free.release()",
+            "    slots.end_request()",
+            "    if not call.scope.cancel_called:\n        slots.end_request()",
         ),
-        Bug("work is begun for an asker that has left", "await trio.lowlevel.checkpoint_if_cancelled()", "pass"),
+        Bug(
+            "work is begun for an asker that has left",
+            "        await trio.lowlevel.checkpoint_if_cancelled()\n        request = ",
+            "        request = ",
+        ),
         Bug(
             "no deadline for the first token",
             "self.started_at + self.deadlines.first_token_s)",
@@ -90,11 +98,11 @@ BUGS: Bugs = {
     "actors/decode.py": (
         Bug(
             "a call is taken before there is a slot for it",
-            """            await engine_slots.free.acquire()  # first, so that a call waits where others can take it
-            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
+            """            await slots.free.acquire()  # first, so that a call waits where others can take it
+            call = await inbox.receive(lambda request: slots.in_service() and pending.fits(len(request.tokens)))
 """,
-            """            call = await inbox.receive(lambda request: pending.fits(len(request.tokens)))
-            await engine_slots.free.acquire()
+            """            call = await inbox.receive(lambda request: slots.in_service() and pending.fits(len(request.tokens)))
+            await slots.free.acquire()
 """,
         ),
     ),

@@ -33,7 +33,7 @@ BUGS: Bugs = {
     "actors/prefill.py": (
         Bug(
             "a prefill takes any number of prompts",
-            "await engine_slots.free.acquire()",
+            "await slots.free.acquire()",
             "await trio.lowlevel.checkpoint()",
         ),
     ),

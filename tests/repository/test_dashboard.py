@@ -63,6 +63,8 @@ def happened(metrics: Metrics) -> None:
     metrics.response_incomplete("chat", "drain")
     metrics.aborted("tiny-0", 0.01)
     metrics.set_stuck_slots("tiny-0", 1)
+    metrics.canary_ended("back/tiny-0", "0", "answered")
+    metrics.canary_answered("back/tiny-0", "0", 0.01)
     metrics.grammar_checked("tiny", "refused", 0.2)
     metrics.encoding_ended("back/eyes", "image", "cached")
     metrics.encoding_waited("back/eyes", 0.01)
@@ -97,7 +99,8 @@ async def exported(tmp_path: Path) -> dict[str, set[str]]:
         for other in cluster.node.keys() - {node}:
             assembly.links.traffic[other].sent(1)
             assembly.directory.linked(other, idle_link())
-        text = metrics.render({name: EngineLoad(0, 0, 0) for name in assembly.directory.local}).decode()
+        loads = {name: EngineLoad(0, 0, 0) for name in assembly.directory.local}
+        text = metrics.render(loads, dict.fromkeys(loads, 1)).decode()
         families += text_string_to_metric_families(text)
     named: dict[str, set[str]] = {}
     for family in families:

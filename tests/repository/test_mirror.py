@@ -41,6 +41,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "actors/kit/test_fair_queue.py": ("supervisor/engines/work.py",),
     "actors/kit/test_pending_prefill.py": ("supervisor/cluster/ranked_workers.py",),
     "actors/routing/test_outliers.py": ("actors/routing/reservations.py", "supervisor/node/router_child.py"),
+    "actors/test_canary.py": ("actors/engines/probe.py",),
     "actors/test_decode.py": ("actors/engines/outcomes.py", "actors/engines/slots.py"),
     "actors/test_grammars.py": ("supervisor/engines/grammar_checks.py",),
     "actors/test_processor.py": ("actors/text/chat_template.py", "actors/text/model.py", "actors/text/prompts.py"),

@@ -29,6 +29,7 @@ TRADE_OF = {
     "publisher": ("engines",),
     "decode": ("engines",),
     "prefill": ("engines",),
+    "canary": ("engines",),
     "text": ("vision",),
     "encoder": ("engines", "vision"),
     "media": ("vision",),

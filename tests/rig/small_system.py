@@ -14,7 +14,7 @@ from attrs import Factory, define, field
 from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
-from actors.engines.slots import Deadlines
+from actors.engines.slots import Deadlines, Slots
 from actors.kit.groups import first_leaf
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
@@ -146,7 +146,7 @@ class SmallSystem:
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         engine = await self.engines[number].wait()
-        await decode(self.inbox, engine, self.costs.slots, self.deadlines, task_status=task_status)
+        await decode(self.inbox, Slots(engine, self.costs.slots, self.deadlines), task_status=task_status)
 
     # Requests and checks ----------------------------------------------------------------
 

@@ -11,9 +11,10 @@ from attrs import define, field
 from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.kit.calls import Answer, Askable
+from protocol.errors import Unsupported
 from protocol.kind import Message
 from protocol.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
-from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
+from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, FlushCache, Generate, GetLoad, GetMetrics, Ping
 
 PROBES = 4  # in the time that an engine may be silent
 WATCH_CREDIT = 1024  # replies, after which a stream is asked for again
@@ -83,6 +84,14 @@ class SglangEngine:
         load = await self._control(GetLoad())
         assert isinstance(load, EngineLoad)
         return load
+
+    async def metrics(self) -> EngineMetrics:
+        """Return SGLang's own metrics; raises `Unsupported` if it keeps none."""
+        if not self.info.metrics:
+            raise Unsupported("this engine keeps no metrics of its own")
+        metrics = await self._control(GetMetrics())
+        assert isinstance(metrics, EngineMetrics)
+        return metrics
 
     async def flush_cache(self) -> None:
         """Drop the prefix cache; raises `Overloaded` while requests run."""

@@ -33,6 +33,9 @@ VISION_PART, EMBEDDINGS_ONLY = "ESPALIER_VISION_PART", "embeddings"
 EVENTS_TOPIC = "kv-events"
 """The topic of KV events on their ZMQ sockets."""
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable that names the folder in which the processes of a host write their metrics."""
+
 BATCHES_MAX = 4
 """The batches in the process of an encoder: the one that is computed, and those that wait."""
 
@@ -105,6 +108,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
         "context_length": spec.context_max,
         "chunked_prefill_size": spec.prefill_chunk,
         "mem_fraction_static": spec.memory_fraction,
+        "enable_metrics": spec.metrics or None,
     }
     if spec.leg is not Leg.BOTH:
         arguments |= {
@@ -132,6 +136,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
             **limits,
             **({} if loads_tower else {VISION_PART: EMBEDDINGS_ONLY}),
             **spec.environment,
+            **({METRICS_FOLDER: folder} if spec.metrics else {}),
         },
         checks=spec.grammars if spec.checks_grammars else None,
         has_tower=spec.has_tower,

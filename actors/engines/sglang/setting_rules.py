@@ -28,6 +28,7 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
     "bootstrap_port": "disaggregation_bootstrap_port",
     "vision": "enable_multimodal",
     "[engine.NAME.events]": "kv_events_config",
+    "metrics": "enable_metrics",
 }
 _REASONS = {  # why the host cannot do with any other value than its own
     "images and videos are made into the input of the model by the host, and limited by the gateway": (

@@ -61,3 +61,4 @@ class SglangSpec:
     publishes: bool = False  # the events of its KV memory
     events_address: str | None = None  # host:port, where others than its node may listen for them
     events_replay_address: str | None = None  # host:port, where they ask for events that they have missed
+    metrics: bool = False  # whether it reports SGLang's own

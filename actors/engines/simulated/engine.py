@@ -19,9 +19,9 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
-from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
+from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
 from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
+from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, Generate, Started, Tokens
 from protocol.model_folder import Digest
 
 LOAD_EVERY_S = 0.05  # between two reports of the load
@@ -106,6 +106,11 @@ class SimulatedEngine:
             raise EngineLost("the engine has ended")
         return self._batch.load()
 
+    async def metrics(self) -> EngineMetrics:
+        """Raise `Unsupported`: it has no metrics of its own."""
+        await trio.lowlevel.checkpoint()
+        raise Unsupported("a simulated engine keeps no metrics of its own")
+
     async def flush_cache(self) -> None:
         """Drop the prefix cache; raises `Overloaded` while requests run."""
         await trio.lowlevel.checkpoint()
@@ -180,7 +185,7 @@ class SimulatedEngine:
     def _check_leg(self, request: Generate) -> None:
         """Raise `BadRequest` for a rendezvous at another prefill."""
         where, own = request.rendezvous, self.info.bootstrap
-        if where is not None and own is not None and (where.host, where.port) != own:
+        if where is not None and own is not None and where.has_partner and (where.host, where.port) != own:
             raise BadRequest("the rendezvous is at another prefill", param="rendezvous")
 
     def _wake_if_due(self) -> None:

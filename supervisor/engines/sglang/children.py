@@ -238,4 +238,5 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         publishes=section.publishes(cluster),
         events_address=None if section.events.listen is None else str(section.events.listen),
         events_replay_address=None if section.events.replay is None else str(section.events.replay),
+        metrics=section.metrics,
     )

@@ -24,7 +24,7 @@ SHARED_ZYGOTE = "zygote"  # the child that forks the hosts of engines without va
 OWN_ZYGOTE_PREFIX = f"{SHARED_ZYGOTE}-"  # before the name of an engine with variables of its own
 CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that checks its grammars
 
-NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "grammars")
+NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "grammars", "metrics")
 
 Port = Annotated[int, Within(at_least=1, at_most=65535)]
 
@@ -46,6 +46,7 @@ class SglangSection(EngineSection):
     # What it computes images with; None: embeddings if this file has an encoder of its model, else its own tower.
     vision: Literal["tower", "embeddings"] | None = None
     grammars: GrammarLimits = GrammarLimits()
+    metrics: bool = False  # whether `/metrics` has SGLang's own metrics, too
     settings: dict[str, Setting] = Factory(dict)
     environment: dict[str, str] = Factory(dict)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from actors.decode import decode
+from actors.engines.slots import Slots
 from actors.kit.priority_inbox import priority_inbox
 from actors.prefill import prefill
 from protocol.cluster import Leg, Offer
@@ -60,7 +61,7 @@ async def work(
     try:
         costs = system.costs_of(number)
         leg = costs.leg
-        own = inboxes[number], engine, costs.slots, system.deadlines, None
+        own = inboxes[number], Slots(engine, costs.slots, system.deadlines)
         if leg is Leg.PREFILL:
             await prefill(*own, task_status=task_status)
         else:

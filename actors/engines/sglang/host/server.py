@@ -35,6 +35,7 @@ from actors.engines.sglang.host.follower_rank import pin_to_core, serve_follower
 from actors.engines.sglang.host.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.media_input import MediaInput, media_info
+from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
 from actors.engines.sglang.host.pixels import folder_layout
 from actors.engines.sglang.host.requests import Requests, Running
@@ -48,7 +49,7 @@ from protocol.frames import Bye, Cancel, Frame, Open
 from protocol.kind import Message
 from protocol.kv_events import WatchBlocks, WatchLoad
 from protocol.media import MediaForm
-from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
+from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, GetMetrics, Ping
 from protocol.peer import Peer
 
 CONTROL_STREAMS = 16  # beside one stream a slot
@@ -102,6 +103,7 @@ class Host:
         blocks = BlockLog(uuid4().hex)
         self.events = KvEventReceivers(blocks, sources)
         self.watchers = Watchers(self.link, blocks, self.manager.get_loads)
+        self.metrics = MetricsReader(read_files)
 
     async def start(self, listener: socket.socket) -> None:
         """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
@@ -241,6 +243,8 @@ class Host:
                     waiting=sum(load.num_waiting_reqs for load in loads),
                     kv_tokens_used=sum(load.num_used_tokens for load in loads),
                 )
+            case GetMetrics() if self.info.metrics:
+                return await self.metrics.metrics()
             case FlushCache():
                 if not (await self.manager.flush_cache()).success:
                     raise Overloaded("the prefix cache is in use")

@@ -135,4 +135,5 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         ranks=arguments.tp_size * arguments.pp_size,
         digest=digest,
         media=media,
+        metrics=arguments.enable_metrics,
     )

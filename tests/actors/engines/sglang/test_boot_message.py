@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.arguments import CHOICES, TYPES
-from actors.engines.sglang.boot_message import CPU_ARGUMENTS, DEFAULT_ARGUMENTS, build
+from actors.engines.sglang.boot_message import CPU_ARGUMENTS, DEFAULT_ARGUMENTS, METRICS_FOLDER, build
 from actors.engines.sglang.spec import SglangSpec
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
+from supervisor.engines.sglang.children import spec_of
 from supervisor.engines.sglang.section import SglangSection
 
 FILE = """\
@@ -51,6 +53,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ('model_path = "x"', "settings.model_path: is given by the model's path"),
         ("port = 1", "settings.port: cannot be set: it is for SGLang's own server"),
         ("enable_multimodal = false", "settings.enable_multimodal: is given by vision"),
+        ("enable_metrics = true", "settings.enable_metrics: is given by metrics"),
         (
             "limit_mm_data_per_request = '{}'",
             "settings.limit_mm_data_per_request: cannot be set: images and videos are",
@@ -126,3 +129,23 @@ def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: Leg
 def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings() -> None:
     tunable = {"sleep_on_idle", "constrained_json_disable_any_whitespace", "log_level"}
     assert arguments("cuda", Leg.PREFILL).keys() - tunable <= setting_rules.REFUSED.keys()
+
+
+def test_an_engine_with_metrics_keeps_them_in_its_own_folder_whatever_the_environment_says() -> None:
+    without = SglangSpec("e", "/m", "cpu", 4, 4096, environment={METRICS_FOLDER: "/elsewhere"})
+    assert "enable_metrics" not in build(without, "folder").arguments
+    boot = build(evolve(without, metrics=True), "folder")
+    assert (boot.arguments["enable_metrics"], boot.environment[METRICS_FOLDER]) == (True, "folder")
+
+
+def test_metrics_are_a_key_of_sglangs_engines_that_are_no_encoders(read: Callable[..., Cluster]) -> None:
+    assert not read().engines_of(SglangSection)["tiny-0"].metrics
+    assert not spec_of(read(), "tiny-0").metrics
+    on = read("[engine.tiny-1]", 'model = "tiny"', 'device = "cpu"', "kv_tokens_max = 4096", "metrics = true")
+    assert spec_of(on, "tiny-1").metrics
+    encoder = ("[engine.eyes]", 'model = "tiny"', 'device = "cpu"', 'leg = "encode"', "metrics = true")
+    with pytest.raises(StartFailed, match=r"engine\.eyes\.metrics: is for engines that compute tokens"):
+        read(*encoder)
+    simulated = ("[engine.fake]", 'kind = "simulated"', 'model = "tiny"', "kv_tokens_max = 4096", "metrics = true")
+    with pytest.raises(StartFailed, match=r"engine\.fake\.metrics"):
+        read(*simulated)

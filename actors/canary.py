@@ -1,0 +1,143 @@
+"""Canary: ask an engine that nobody has asked for a while for a token, and have it replaced if it does not answer.
+
+Whether an engine lives is told only by an answer: a process that runs, a socket that accepts and a count in shared
+memory outlive what computes. A busy engine is watched by the deadlines of its requests; an idle one would be found out
+by the next client. So the canary is a request like any other, through the same port, and all of its answer counts. It
+is nobody's: it has a salt of its own, so that it shares no cache, it is in no usage and in no load, and it yields to
+the first request that comes. It never asks an engine that is out of service on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated
+
+import trio
+from attrs import define, frozen
+
+from actors.engines.port import Generation
+from actors.engines.probe import probing
+from actors.engines.slots import Slots
+from protocol.errors import EngineDied, EngineLost, EngineStuck, InternalError, RequestError
+from protocol.messages import EngineInfo, Generate, HandOff, Rendezvous, Sampling, Tokens
+from protocol.strict.checks import Within
+
+WAITS = 4  # in which the time for an answer is waited: one in which this process was stopped counts as one of them
+PRIORITY_MIN = -(2**31)
+PROMPT_TOKENS = (1, 2, 3, 0)  # the first that is in the vocabulary and no placeholder is the prompt
+
+ANSWERED, YIELDED, LATE, FAILED = "answered", "yielded", "late", "failed"
+"""The outcomes of a canary: two are no news of the engine, and two are its end."""
+
+Time = Annotated[float, Within(above=0, at_most=86_400)]
+
+
+@frozen(kw_only=True)
+class CanaryLimits:
+    """`[engine.NAME.canary]`: whether an idle engine is asked, after how long, and how long its answer may take."""
+
+    enabled: bool = True
+    after_s: Time = 10.0  # without a request, or since the last canary
+    within_s: Time = 10.0
+
+
+@define(eq=False)
+class CanaryObserver:
+    """Receives the ends of canaries; this one ignores them."""
+
+    def ended(self, rank: int, outcome: str, seconds: float) -> None:
+        """A canary of a rank has ended, after so many seconds."""
+
+
+async def canary(
+    slots: Slots,
+    limits: CanaryLimits,
+    new_id: Callable[[], str],
+    new_room: Callable[[], int],
+    observer: CanaryObserver,
+    rank: int = 0,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Watch one rank of an engine.
+
+    Raises `EngineStuck` if a canary gets no whole answer within its time, or an error, and `EngineDied` when the engine
+    is lost.
+    """
+    task_status.started()
+    while True:
+        await _wait_idle(slots, limits.after_s)
+        request = canary_request(slots.engine.info, new_id(), new_id(), new_room())
+        await _ask(slots, request, limits.within_s, partial(_report, observer, rank, trio.current_time()))
+
+
+def canary_request(info: EngineInfo, request_id: str, salt: str, room: int) -> Generate:
+    """Return the request of a canary: one token, greedily, and one step more of a decode.
+
+    A decode computes nothing for its first token, which comes from a prefill, and a leg of a pair does without the
+    other one.
+    """
+    is_pair = info.hand_off is HandOff.RENDEZVOUS
+    is_decode = is_pair and info.bootstrap is None
+    media = info.media
+    special = () if media is None else (media.image_token, media.video_token)
+    prompt = next(token for token in PROMPT_TOKENS if token < info.vocabulary_size and token not in special)
+    return Generate(
+        request_id,
+        [prompt],
+        Sampling(min(2 if is_decode else 1, info.request_tokens_max - 1), temperature=0.0, ignore_eos=True),
+        cache_salt=salt,
+        priority=PRIORITY_MIN,
+        rendezvous=Rendezvous.without_partner(room) if is_pair else None,
+    )
+
+
+async def _wait_idle(slots: Slots, after_s: float) -> None:
+    """Wait until the engine is in service and has had no request for so long."""
+    while True:
+        now, since = trio.current_time(), slots.idle_since
+        due_at = now + after_s if since is None or not slots.in_service() else since + after_s
+        if due_at <= now:
+            return
+        await trio.sleep_until(due_at)
+
+
+async def _ask(slots: Slots, request: Generate, within_s: float, report: Callable[[str], None]) -> None:
+    """Ask for one answer, and report its outcome; raises as `canary` does."""
+    outcome = YIELDED
+    try:
+        async with probing(slots, request) as generation:
+            if not await _is_over(generation, within_s):
+                report(LATE)
+                raise EngineStuck(f"its canary got no whole answer within {within_s:g} s")
+            await _check_whole(generation)
+            outcome = ANSWERED
+        report(outcome)
+    except EngineLost as error:
+        raise EngineDied("the engine is lost") from error
+    except RequestError as error:
+        report(FAILED)
+        raise EngineStuck(f"its canary failed: {error.code}: {error.detail}") from error
+
+
+async def _is_over(generation: Generation, within_s: float) -> bool:
+    """Wait for the end of an answer, and return whether it came in time."""
+    for _ in range(WAITS):
+        with trio.move_on_after(within_s / WAITS):
+            await generation.over.wait()
+            return True
+    return generation.over.is_set()
+
+
+async def _check_whole(generation: Generation) -> None:
+    """Raise the `RequestError` that an answer ended with, and `InternalError` for one that has no token."""
+    tokens = 0
+    async for reply in generation:
+        tokens += len(reply.ids) if isinstance(reply, Tokens) else 0
+    if await generation.result() is None or not tokens:
+        raise InternalError("it ended without a token")
+
+
+def _report(observer: CanaryObserver, rank: int, began_at: float, outcome: str) -> None:
+    observer.ended(rank, outcome, trio.current_time() - began_at)
