@@ -34,6 +34,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "hostile_media": ("hostile_media",),
     "asking": ("asking",),
     "hosts": ("hosts",),
+    "canaries": ("canaries",),
 }
 
 
@@ -44,6 +45,11 @@ def planted(part: str) -> list[tuple[str, Bug, str]]:
 
 MUTANTS = [mutant for part in PARTS for mutant in planted(part)]
 SUITES = {  # the quickest first
+    "canaries": [
+        "tests/actors/test_canary.py",
+        "tests/supervisor/engines/test_children_canary.py",
+        "tests/supervisor/cluster/test_engine_metrics.py",
+    ],
     "hostile_media": [
         "tests/actors/kit/test_fair_budget.py",
         "tests/actors/test_media.py",

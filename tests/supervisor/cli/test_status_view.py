@@ -14,6 +14,7 @@ from protocol.cluster import ChildState, EjectionState, GateState, Leg, LinkStat
 from supervisor.cli import status_view
 from supervisor.cli.commands import as_json_object
 from supervisor.printable import TEXT_LENGTH_MAX, printable
+from supervisor.supervision.registration import OUT_OF_SERVICE
 
 TREE = (
     ChildState("one", "starts again", 0, 7300.0, "node on localhost"),
@@ -68,6 +69,15 @@ def test_every_node_engine_and_link_has_a_row() -> None:
         "one two up 0.2 s 4 1,200 999 B 2.5 MB",
         "one three down",
     ]
+
+
+def test_an_engine_out_of_service_is_shown_with_the_reason() -> None:
+    offer = evolve(OFFER, up=False, why=f"{OUT_OF_SERVICE}: its weights are replaced")
+    one = evolve(ONE, state=NodeState((offer, evolve(OFFER, name="b", up=False, why="failed: no GPU"))))
+    lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", {"one": one}))]
+    assert "engine one/a is out of service: its weights are replaced" in lines
+    assert "a one tiny decode out of service 3 2 16 12,345 50%" in lines
+    assert "b one tiny decode starting 3 2 16 12,345 50%" in lines
 
 
 def test_an_encoder_has_no_kv_memory_to_show() -> None:

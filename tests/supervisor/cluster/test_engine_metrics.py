@@ -54,11 +54,11 @@ class Silent(Engine):
 
 
 @asynccontextmanager
-async def front(here: Engine, **there: Engine) -> AsyncIterator[tuple[Directory, dict[str, SimTransport]]]:
+async def front(here: Engine, **there: Engine | None) -> AsyncIterator[tuple[Directory, dict[str, SimTransport]]]:
     async with test_engine_control.front(here, **there) as (directory, transports):
         for name, engine in there.items():
             (worker,) = directory.records[name].workers.values()
-            worker.offer = evolve(worker.offer, engine=engine.info)
+            worker.offer = evolve(worker.offer, engine=Engine.info if engine is None else engine.info)
         yield directory, transports
 
 
@@ -95,11 +95,15 @@ async def test_an_engine_that_is_stuck_lost_or_cut_off_is_left_out_and_delays_no
 
 
 async def test_an_engine_that_is_down_has_no_series(autojump_clock: MockClock) -> None:
-    async with front(Engine(), a=Engine()) as (directory, _):
-        (worker,) = directory.records["a"].workers.values()
-        worker.offer = evolve(worker.offer, up=False)
+    async with front(Engine(), a=None) as (directory, _):
         directory.local["tiny-0"].engine.withdraw()
         assert series(await monitoring.cluster_metrics_text(directory, Metrics())) == []
+
+
+async def test_an_engine_out_of_service_has_its_series(autojump_clock: MockClock) -> None:
+    async with front(Engine()) as (directory, _):
+        with directory.local["tiny-0"].engine.out_of_service("its weights are replaced"):
+            assert len(series(await monitoring.cluster_metrics_text(directory, Metrics()))) == 1
 
 
 async def test_texts_that_find_no_room_are_counted(autojump_clock: MockClock) -> None:
