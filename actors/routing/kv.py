@@ -39,8 +39,8 @@ class KvSettings:
     """`[model.NAME.kv]`: what the policy `kv` weighs, and the size of its index."""
 
     prefill_weight: Weight = 1.0  # of a prompt token that is to be computed, this request's or a queued one
-    load_tokens: Weight = 64.0  # that a running request counts as, and a slot's share of KV memory
-    session_tokens: Weight = 128.0  # that the worker of the session's last request is preferred by
+    load_tokens: Weight = 256.0  # that a running request counts as, and a slot's share of KV memory
+    session_tokens: Weight = 256.0  # that the worker of the session's last request is preferred by
     temperature: Annotated[float, Within(at_least=0, at_most=100)] = 0.0  # of the softmax over costs; 0: the least cost
     blocks_max: Annotated[int, Within(at_least=256, at_most=100_000_000)] = BLOCKS_MAX  # in the index, 125 bytes each
 

@@ -35,6 +35,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "asking": ("asking",),
     "hosts": ("hosts",),
     "canaries": ("canaries",),
+    "prefixes": ("prefixes",),
 }
 
 
@@ -49,6 +50,19 @@ SUITES = {  # the quickest first
         "tests/actors/test_canary.py",
         "tests/supervisor/engines/test_children_canary.py",
         "tests/supervisor/cluster/test_engine_metrics.py",
+    ],
+    "prefixes": [
+        "tests/protocol/test_block_hashes.py",
+        "tests/protocol/test_kv_events.py",
+        "tests/actors/engines/test_block_log.py",
+        "tests/actors/engines/simulated/test_cache_events.py",
+        "tests/actors/test_publisher.py",
+        "tests/actors/test_prefix_subscriber.py",
+        "tests/actors/routing/test_prefix_index.py",
+        "tests/actors/routing/test_expected_prefixes.py",
+        "tests/actors/routing/test_kv.py",
+        "tests/supervisor/cluster/test_workers.py",
+        "tests/actors/text/test_prompt_blocks.py",
     ],
     "hostile_media": [
         "tests/actors/kit/test_fair_budget.py",

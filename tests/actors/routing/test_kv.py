@@ -30,7 +30,7 @@ def wanted(prompt: Sequence[int] = PROMPT, session: str = "", salt: str | None =
 
 
 def policy(has: dict[str, Sequence[int]] | None = None, seed: int = 0, **settings: Any) -> KvPolicy:
-    made = KvPolicy(KvSettings(**settings), PrefixIndex(), random.Random(seed).random)
+    made = KvPolicy(KvSettings(**{"load_tokens": 64.0, **settings}), PrefixIndex(), random.Random(seed).random)
     for worker, prompt in (has or {}).items():
         event = BlockEvent(BlockChange.STORED, 0, block_hashes(list(prompt), PAGE))
         made.index.apply(worker, [event])

@@ -1,0 +1,165 @@
+"""Bugs of routing by prefix: of what engines tell, how it is passed on, what an index keeps, and how a worker is chosen."""
+
+from __future__ import annotations
+
+from tests.mutants.bug import Bug, Bugs
+
+BUGS: Bugs = {
+    "protocol/block_hashes.py": (
+        Bug("tenants share prompts", "sha256(_SALT_TAG + cache_salt.encode()).digest()", 'b""'),
+        Bug("a block does not depend on those before it", "before = hashed(before + packed", "before = hashed(packed"),
+    ),
+    "protocol/kv_events.py": (
+        Bug(
+            "a reply may have any number of blocks",
+            "    if sum(max(1, len(event.hashes)) for event in events) > HASHES_MAX:",
+            "    if False:",
+        ),
+    ),
+    "actors/engines/block_log.py": (
+        Bug(
+            "a reader that comes back has lost its life",
+            "if self.life == log.life and self.since else None",
+            "if self.since else None",
+        ),
+        Bug("an interrupted list counts as complete", "number if place == last else 0", "number"),
+        Bug(
+            "what changes during a list is lost",
+            "self.life, self.since = log.life, log.number\n            self._parts = _snapshot(log, log.number)",
+            "self.life, self.since = log.life, log.number\n            self._parts = _snapshot(log, log.number + 1)",
+        ),
+        Bug(
+            "a reader from the future waits for ever",
+            "if not 0 <= missed <= len(self._tail):",
+            "if missed > len(self._tail):",
+        ),
+        Bug(
+            "an engine that is gone keeps its second rank",
+            "for rank in {rank for rank, *_ in self._blocks}",
+            "for rank in (0,)",
+        ),
+    ),
+    "actors/engines/simulated/kv_memory.py": (
+        Bug(
+            "an eviction is not told",
+            "            self.events.removed(digest)\n        self._own += missing",
+            "        self._own += missing",
+        ),
+        Bug("a flush is not told", "            self.events.cleared()\n", "            pass\n"),
+    ),
+    "actors/publisher.py": (
+        Bug(
+            "a lost engine keeps its blocks",
+            "        finally:\n            published.blocks.clear()\n",
+            "        finally:\n",
+        ),
+        Bug(
+            "a watcher that has left keeps its place",
+            "                watchers.release_on_behalf_of(call)\n",
+            "                pass\n",
+        ),
+        Bug(
+            "an idle engine tells its load again and again",
+            "if published.loads is not None and published.loads != sent:",
+            "if published.loads is not None:",
+        ),
+    ),
+    "actors/prefix_subscriber.py": (
+        Bug("a gap is not noticed", "return events.number == self.since + len(events.events)", "return True"),
+        Bug("events of another life are applied", "if events.life != self.life:", "if False:"),
+        Bug("a worker that lies is believed again at once", "                    await trio.sleep(DISTRUST_S)\n", ""),
+        Bug(
+            "a worker that lies is still believed",
+            "                    self._forget()\n                    await trio.sleep(DISTRUST_S)",
+            "                    await trio.sleep(DISTRUST_S)",
+        ),
+        Bug("a worker that has gone is remembered for ever", "if subscription.gone_for_s > FORGET_S:", "if False:"),
+        Bug(
+            "a new list of blocks is added to the old one",
+            "        if events.reset:\n            self.index.forget(self.name)\n        self.index.apply",
+            "        self.index.apply",
+        ),
+        Bug(
+            "a worker is asked for all of its blocks each time",
+            "WatchBlocks(self.life, self.since), CREDIT",
+            "WatchBlocks(), CREDIT",
+        ),
+    ),
+    "actors/routing/prefix_index.py": (
+        Bug("a bit is used again before it was removed", "taken = self._used | self._retired", "taken = self._used"),
+        Bug(
+            "a retired worker still matches",
+            "having, count = self._used, 0",
+            "having, count = self._used | self._retired, 0",
+        ),
+        Bug("the whole of a sweep's end is taken for clean", "self._retired &= ~gone", "self._retired = 0"),
+        Bug(
+            "blocks of an adapter match all prompts",
+            "elif event.medium != GPU or event.lora is not None:",
+            "elif event.medium != GPU:",
+        ),
+        Bug(
+            "blocks on a disk match as if they were in memory",
+            "elif event.medium != GPU or event.lora is not None:",
+            "elif event.lora is not None:",
+        ),
+        Bug(
+            "the beginning of a prefix is dropped first",
+            "for number in reversed(hashes):  # so",
+            "for number in hashes:  # so",
+        ),
+        Bug("the index has no limit", "if len(shard) >= shard_max:", "if False:"),
+    ),
+    "actors/routing/kv.py": (
+        Bug(
+            "the last token is expected in a cache",
+            "len(request.tokens) - 1)\n\n    @property",
+            "len(request.tokens))\n\n    @property",
+        ),
+        Bug("what is queued costs nothing", "(uncached + load.queued)", "uncached"),
+        Bug(
+            "a burst is sent to one worker",
+            "settings.load_tokens * (load.busy +",
+            "settings.load_tokens * (0 * load.busy +",
+        ),
+        Bug(
+            "prompts that come together are computed by everybody",
+            "max(overlap, prompt.expected.get(load.name, 0))",
+            "overlap",
+        ),
+        Bug(
+            "near equals are always the first",
+            "near[int(self.chance() * len(near))] if len(near) > 1 else near[0]",
+            "near[0]",
+        ),
+        Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
+    ),
+    "actors/routing/route.py": (
+        Bug("a prompt is expected for ever", "            self._on_begun()\n", ""),
+        Bug("what is cached counts as to be computed", "max(0, self._prompt - self.overlap)", "self._prompt"),
+    ),
+    "supervisor/cluster/workers.py": (
+        Bug(
+            "a computed prompt is queued until its answer ends",
+            "            if pending.discard(request_id):\n                self.directory.load_changed(self, asker)\n                return",
+            "            if pending is None:\n                return",
+        ),
+        Bug(
+            "a router hears of its own prompts",
+            "queued = self.queued - (0 if own is None else own.tokens)",
+            "queued = self.queued",
+        ),
+    ),
+    "actors/text/prompt_blocks.py": (
+        Bug(
+            "images are hashed by their placeholders",
+            "tokens = first.tokens[: _text_tokens(first, media)]",
+            "tokens = first.tokens",
+        ),
+        Bug(
+            "the salt of a request is forgotten",
+            "partial(_blocks, tokens, page_sizes, first.cache_salt)",
+            "partial(_blocks, tokens, page_sizes, None)",
+        ),
+    ),
+}
