@@ -15,7 +15,7 @@ from actors.text.model import TextModel
 from actors.vision.placeholders import expand
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.media import MediaItem
-from protocol.messages import EngineInfo, Generate, Sampling
+from protocol.messages import EngineInfo, Generate, RoutingHints, Sampling
 from protocol.text_messages import Respond, Role, Turn
 
 
@@ -207,6 +207,7 @@ def make_generations(
     _check_options(request, limits.info)
     choices = request.n if request.best_of is None else request.best_of
     out: list[list[Generate]] = []
+    hints = _hints(request)
     for place, prompt in enumerate(prompts):
         room = limits.total_max - len(prompt.tokens)
         sampling = _sampling(request, model, room if request.tokens_max is None else request.tokens_max)
@@ -222,6 +223,7 @@ def make_generations(
                     trace=request.trace,
                     owner=request.owner,
                     media=prompt.media,
+                    hints=hints,
                 )
                 for choice in range(choices)
             ]
@@ -233,6 +235,14 @@ def _logprobs(request: Respond) -> int | None:
     """Return how many log probabilities to ask for: those that the client wants, or those that rank the choices."""
     ranked = request.best_of is not None and request.best_of > request.n
     return 0 if request.logprobs is None and ranked else request.logprobs
+
+
+def _hints(request: Respond) -> RoutingHints | None:
+    """Return what a router should know of a request beside its tokens, None if there is nothing."""
+    targets = request.ttft_target_ms, request.itl_target_ms
+    if targets == (None, None):
+        return None
+    return RoutingHints(ttft_target_ms=request.ttft_target_ms, itl_target_ms=request.itl_target_ms)
 
 
 def _choice_id(request_id: str, choice: int) -> str:

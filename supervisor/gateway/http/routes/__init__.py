@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.dialects import chat
+from protocol.dialects import chat, targets
 from protocol.dialects import completions as completions_dialect
 from protocol.dialects import responses as responses_dialect
 from protocol.dialects import tokens as tokens_dialect
@@ -53,6 +53,7 @@ ROUTES = RouteTable(
                 chat.ChatRequest,
                 {"model": "tiny", "messages": _CONVERSATION},
                 errors=(404,),
+                parameters=targets.PARAMETERS,
             ),
             completions.CHAT,
         ),
@@ -65,6 +66,7 @@ ROUTES = RouteTable(
                 completions_dialect.CompletionRequest,
                 {"model": "tiny", "prompt": "The oak"},
                 errors=(404,),
+                parameters=targets.PARAMETERS,
             ),
             completions.COMPLETIONS,
         ),
@@ -75,6 +77,7 @@ ROUTES = RouteTable(
                 "Open a WebSocket for the events that `x-websocket` names.",
                 {},
                 errors=(426,),
+                parameters=targets.PARAMETERS,
                 extensions={"x-websocket": {"client": ["Create", "CancelResponse"]}},
             ),
             responses.upgrade,
@@ -89,6 +92,7 @@ ROUTES = RouteTable(
                 responses_dialect.CreateHttp,
                 {"model": "tiny", "input": "Tell me about the oak."},
                 errors=(404,),
+                parameters=targets.PARAMETERS,
             ),
             responses.answer,
         ),
