@@ -101,6 +101,9 @@ class RoutingObserver:
     def call_ended(self, worker: str, outcome: str) -> None:
         """The answer of a worker has ended; `outcome` is `ended`, `left`, or an error's code."""
 
+    def diverted(self, pool: str, actual: str) -> None:
+        """A leg is asked in another pool than it is mapped to; `actual` is empty for a worker that is in none."""
+
     def call_resumed(self, code: str, sent: int) -> None:
         """A request goes on elsewhere: the error's code that its worker was lost with, and the tokens sent before."""
 
