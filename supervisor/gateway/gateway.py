@@ -58,6 +58,10 @@ def _no_server_info() -> dict[str, object]:
     raise NotFound("this server gives no information about itself")
 
 
+def _no_pools() -> dict[str, object]:
+    return {"pools": [], "grids": []}
+
+
 async def _nothing_to_flush() -> None:
     await trio.lowlevel.checkpoint()
     raise NotFound("there is no cache here that could be flushed")
@@ -99,6 +103,7 @@ class Gateway:
     wait_ready: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint  # until requests are admitted
     missing: Callable[[], str | None] = _nothing_missing  # what some requests need; all others can be served
     server_info: Callable[[], dict[str, object]] = _no_server_info
+    pools: Callable[[], dict[str, object]] = _no_pools
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     run_in_thread: RunInThread = run_inline  # for long texts: to parse one would block the event loop
     grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own

@@ -45,6 +45,8 @@ class Metrics:
     _incomplete: Counter = field(init=False)
     _calls: Counter = field(init=False)
     _ejections: Counter = field(init=False)
+    _pool_calls: Counter = field(init=False)
+    _pool_diversions: Counter = field(init=False)
     _resumes: Counter = field(init=False)
     _abort_duration: Histogram = field(init=False)
     _grammar_checks: Histogram = field(init=False)
@@ -74,6 +76,12 @@ class Metrics:
         self._calls = counter("espalier_worker_calls", "Calls to workers, by outcome", "model worker outcome")
         self._ejections = counter(
             "espalier_worker_ejections", "Workers ejected, by the code of their last failure", "model worker code"
+        )
+        self._pool_calls = counter(
+            "espalier_pool_requests", "Requests asked of workers of a pool, by outcome", "pool outcome"
+        )
+        self._pool_diversions = counter(
+            "espalier_pool_diversions", "Requests mapped to a pool that another stood in for", "pool actual"
         )
         self._resumes = counter(
             "espalier_resumes", "Requests whose worker was lost, by what followed", "model code kind"
@@ -189,6 +197,14 @@ class Metrics:
     def worker_called(self, model: str, worker: str, outcome: str) -> None:
         """Count a call to a worker that has ended: `ended`, `left`, or an error's code."""
         self._calls[model, worker, outcome] += 1
+
+    def pool_called(self, pool: str, outcome: str) -> None:
+        """Count a call to a worker of a pool that has ended, with the same outcomes."""
+        self._pool_calls[pool, outcome] += 1
+
+    def pool_diverted(self, pool: str, actual: str) -> None:
+        """Count a request that the grid maps to one pool and that another serves; empty: a worker without a pool."""
+        self._pool_diversions[pool, actual] += 1
 
     def worker_ejected(self, model: str, worker: str, code: str) -> None:
         """Count a worker, or a pair, that is ejected; `code` is that of its last failure."""

@@ -7,7 +7,7 @@ from protocol.dialects import completions as completions_dialect
 from protocol.dialects import responses as responses_dialect
 from protocol.dialects import tokens as tokens_dialect
 from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Access, Operation, json_body
-from supervisor.gateway.http.routes import admin, completions, health, models, openapi, responses, tokens
+from supervisor.gateway.http.routes import admin, completions, health, models, openapi, pools, responses, tokens
 from supervisor.gateway.http.routes.route import Handler, Resource, Route, RouteTable, options
 
 __all__ = ["ROUTES", "Handler", "Resource", "Route", "RouteTable", "options"]
@@ -142,6 +142,16 @@ ROUTES = RouteTable(
             ),
             admin.model_info,
             aliases=("/get_model_info",),  # as SGLang called it before
+        ),
+        Route(
+            Operation(
+                "GET",
+                "/pools",
+                "The pools of engines, and the grids that map requests to them.",
+                json_body("Pools"),
+                access=Access.ADMIN,
+            ),
+            pools.pools,
         ),
         *(
             Route(
