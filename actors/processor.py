@@ -25,6 +25,7 @@ from actors.kit.offload import Offload, RunInThread
 from actors.text.choices import Choices, Emit
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
+from actors.text.prompt_blocks import with_blocks
 from actors.text.prompts import Prompt, PromptLimits, echo_texts, encode_prompts, make_generations, param_name
 from actors.text.stop_strings import StopStrings
 from actors.vision.preparation import (
@@ -158,6 +159,8 @@ async def _respond(
     emit: Emit = partial(_put, answer.put)
     async with AsyncExitStack() as held:
         generations = await _generations(request, model, limits, work, vision, held)
+        if limits.page_sizes:
+            generations = await with_blocks(generations, limits.page_sizes, limits.info.media, work)
         prompts = [choices[0].tokens for choices in generations]
         echoes = await echo_texts(request, model, prompts, work) if request.echo else []
         stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
-from attrs import Factory, evolve, frozen
+from attrs import Factory, evolve, field, frozen
 
 from protocol.kind import Kind, Message
 from protocol.media import MediaForm, MediaInfo, MediaItem, check_item, with_data
@@ -154,10 +154,24 @@ class Generate(Message):
 
 
 @frozen
+class RouteTaken:
+    """The route of a request, for those who want to know why; within its node alone.
+
+    `overlap` tokens of the prompt were expected in the prefix cache of the worker that computes it. `score` is what the
+    routing policy compared, None where it compared no numbers.
+    """
+
+    workers: str
+    overlap: int
+    score: float | None = None
+
+
+@frozen
 class Started(Message):
     """The first token has been computed; `cached_tokens` of the prompt came from the prefix cache."""
 
     cached_tokens: int = 0
+    route: RouteTaken | None = field(default=None, eq=False)  # tells how it was answered, not what
 
 
 @frozen

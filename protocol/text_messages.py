@@ -84,6 +84,7 @@ class Respond(Message):
     cache_salt: str | None = None
     ttft_target_ms: float | None = None  # to its first token; None: the default of the client's key, or of the model
     itl_target_ms: float | None = None  # from one token to the next
+    session: str = ""  # requests of one session share a beginning; empty: of none
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key

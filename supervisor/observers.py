@@ -77,11 +77,19 @@ class RoutingMetrics(RoutingObserver):
         """Count a call to a worker that has ended, and to its pool if it has one."""
         self.metrics.worker_called(self.model, worker, outcome)
         if pool := self.levels.pool_of(worker):
-            self.metrics.pool_called(pool, outcome)
+            self.metrics.pools.called(pool, outcome)
 
     def diverted(self, pool: str, actual: str) -> None:
         """Count a leg of a request for which another pool stands in."""
-        self.metrics.pool_diverted(pool, actual)
+        self.metrics.pools.diverted(pool, actual)
+
+    def chosen(self, seconds: float) -> None:
+        """Count the time of a choice."""
+        self.metrics.route_chosen(self.model, seconds)
+
+    def answer_begun(self, overlap: int, cached: int) -> None:
+        """Count the tokens of a prompt that were expected in the prefix cache, and those that were there."""
+        self.metrics.overlap_found(self.model, overlap, cached)
 
     def call_resumed(self, code: str, sent: int) -> None:
         """Count a request that is resumed at another worker, after `sent` tokens were sent to its client."""

@@ -14,9 +14,11 @@ reach their limit. The last `said` tokens of a prompt are the beginning of the a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
+from protocol.kv_events import BlockEvents, EngineLoads
 from protocol.messages import EngineInfo, EngineLoad, Finished, Generate, Started, Tokens
 
 Generation: TypeAlias = Answer[Started | Tokens, Finished]
@@ -56,3 +58,13 @@ class Engine(Protocol):
 
     async def flush_cache(self) -> None:
         """Drop the prefix cache; raises `Overloaded` while requests run."""
+
+    async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
+        """Pass on which blocks are in the prefix cache, and then each change; raises `EngineLost` at the end.
+
+        The first events have `reset`, and so have those after a gap. An engine that tells nothing of its blocks passes
+        on nothing.
+        """
+
+    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+        """Pass on the scheduler's load, and again when it has changed; raises `EngineLost` at the end."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
 
 from actors.routing.candidates import Chance, Policy
+from actors.routing.kv import KvPolicy, KvSettings
 from actors.routing.least_loaded import least_loaded
+from actors.routing.prefix_index import PrefixIndex
 from actors.routing.random_two import RandomTwo
 from actors.routing.round_robin import RoundRobin
 from actors.routing.session import BySession
@@ -19,6 +21,8 @@ class PolicyContext:
     """The parts that a policy may be made of, for one model."""
 
     chance: Chance
+    kv: KvSettings = KvSettings()
+    index: PrefixIndex = field(factory=PrefixIndex)
 
 
 MakePolicy: TypeAlias = Callable[[PolicyContext], Policy]
@@ -30,6 +34,7 @@ def stateless(policy: Policy) -> MakePolicy:
 
 
 POLICIES: Mapping[str, MakePolicy] = {
+    "kv": lambda context: KvPolicy(context.kv, context.index, context.chance),
     "least_loaded": stateless(least_loaded),
     "random_two": lambda context: RandomTwo(context.chance),
     "round_robin": lambda _: RoundRobin(),

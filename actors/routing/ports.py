@@ -104,6 +104,12 @@ class RoutingObserver:
     def diverted(self, pool: str, actual: str) -> None:
         """A leg is asked in another pool than it is mapped to; `actual` is empty for a worker that is in none."""
 
+    def chosen(self, seconds: float) -> None:
+        """The choice of workers for a request took so long."""
+
+    def answer_begun(self, overlap: int, cached: int) -> None:
+        """A first token has come: so many tokens of the prompt were expected in the cache, and so many were there."""
+
     def call_resumed(self, code: str, sent: int) -> None:
         """A request goes on elsewhere: the error's code that its worker was lost with, and the tokens sent before."""
 

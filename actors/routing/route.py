@@ -11,7 +11,7 @@ from actors.routing.candidates import Choice
 from actors.routing.outliers import Ejection, OutlierDetector
 from actors.routing.ports import Replies, Worker
 from actors.routing.reservations import Reservations
-from protocol.messages import Generate
+from protocol.messages import Generate, RouteTaken
 
 
 @frozen
@@ -55,6 +55,7 @@ class Route:
     _prompt: int  # tokens
     _reserved: list[str] = field(init=False)
     _pending: tuple[str, str] | None = field(init=False, default=None)  # while the prompt has not begun
+    _on_begun: Callable[[], None] | None = field(init=False, default=None)  # tells the policy
     probed: list[str] = field(init=False)  # names of ejected workers, or of the pair, that this request probes
 
     def __attrs_post_init__(self) -> None:
@@ -64,6 +65,8 @@ class Route:
         if self.prefill is not None:
             self._pending = self.prefill.full_name, self.decode.full_name
             self._reservations.add(*self._pending, self.uncached)
+        if (on_taken := (self.chosen_prefill or self.chosen).choice.on_taken) is not None:
+            self._on_begun = on_taken()
         self.probed = [name for name in {*self.names, self.name} if self._outliers.begin_probe(name, self)]
 
     @property
@@ -80,6 +83,11 @@ class Route:
     def overlap(self) -> int:
         """The tokens of the prompt that are expected in the prefix cache of the worker that computes it."""
         return (self.chosen_prefill or self.chosen).choice.overlap
+
+    @property
+    def taken(self) -> RouteTaken:
+        """Its description, for the answer's beginning."""
+        return RouteTaken(self.name, self.overlap, (self.chosen_prefill or self.chosen).choice.score)
 
     @property
     def uncached(self) -> int:
@@ -121,16 +129,20 @@ class Route:
                 self.begun()  # in the turn in which the worker stops counting it: waiting tasks look in the next
 
     def begun(self) -> None:
-        """Stop counting the prompt as pending at the prefill, if there is one."""
+        """Stop counting the prompt as one that has not begun."""
+        if self._on_begun is not None:
+            self._on_begun()
+            self._on_begun = None
         if self._pending is not None:
             self._reservations.discard(*self._pending, self.uncached)
             self._pending = None
 
     def end(self) -> None:
         """Release the reservations at workers that were not asked, and end the probes."""
-        if not (self._reserved or self.probed or self._pending):
-            return
+        holds = self._reserved or self.probed or self._pending
         self.begun()
+        if not holds:
+            return
         for name in tuple(self._reserved):
             self._release(name)
         for name in self.probed:

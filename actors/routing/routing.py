@@ -53,12 +53,16 @@ class Routing:
     ranked: Callable[[Leg], Ranking] | None = None  # the workers of a leg, as `least_loaded` prefers them
     levels: ServiceLevels = field(factory=ServiceLevels)
     ranked_among: Callable[[Leg, Names], Ranking] | None = None  # the same, of some workers
+    clock: Callable[[], float] = float  # by which choices are timed; as it is, they take no time
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
 
     def choose(self, request: Generate, excluded: Collection[str] = (), reach: Reach = Reach.MAPPED) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
-        return self._reserve(request, self._select(request, excluded, self._scopes(request, excluded, reach)))
+        began = self.clock()
+        route = self._reserve(request, self._select(request, excluded, self._scopes(request, excluded, reach)))
+        self.observer.chosen(self.clock() - began)
+        return route
 
     def _reserve(self, request: Generate, chosen: tuple[Chosen, Chosen | None] | None) -> Route | None:
         if chosen is None:

@@ -26,6 +26,7 @@ class PromptLimits:
     info: EngineInfo
     total_max: int
     prompt_max: int
+    page_sizes: tuple[int, ...] = ()  # of the engines, if prompts are routed by what those have in their caches
 
     @property
     def tokens_max(self) -> int:
@@ -238,11 +239,9 @@ def _logprobs(request: Respond) -> int | None:
 
 
 def _hints(request: Respond) -> RoutingHints | None:
-    """Return what a router should know of a request beside its tokens, None if there is nothing."""
-    targets = request.ttft_target_ms, request.itl_target_ms
-    if targets == (None, None):
-        return None
-    return RoutingHints(ttft_target_ms=request.ttft_target_ms, itl_target_ms=request.itl_target_ms)
+    """Return the hints for the router of a request, None if there is nothing that it should know."""
+    hints = RoutingHints(request.session, ttft_target_ms=request.ttft_target_ms, itl_target_ms=request.itl_target_ms)
+    return None if hints == RoutingHints() else hints
 
 
 def _choice_id(request_id: str, choice: int) -> str:

@@ -46,7 +46,6 @@ class ChatRequest(ChoiceOptions):
         "user": (str,),
         "safety_identifier": (str,),
         "metadata": (dict,),
-        "prompt_cache_key": (str,),
         "prompt_cache_retention": ("in_memory",),
         "prompt_cache_options": ({},),
         "chat_template_kwargs": ({},),

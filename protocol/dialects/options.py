@@ -16,6 +16,7 @@ from protocol.strict.mistakes import Mistake, describe
 from protocol.strict.objects import Harmless
 from protocol.text_messages import Respond, Turn
 
+SESSION_LENGTH_MAX = 256  # of a name of a session; of a longer one, the beginning
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 STOPS_MAX = 16
@@ -88,6 +89,7 @@ class Options:
     cache_salt: Name | None = None
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None
+    prompt_cache_key: str | None = None  # names a session, whose requests go to one worker rather than to others
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return the name of the dialect's own field for formats and the grammar that it requires, None without one."""
@@ -174,6 +176,7 @@ def respond(
     echo: bool = False,
     truncate: bool = False,
     warm_up: bool = False,
+    session: str = "",
 ) -> Respond:
     """Return the request for a processor; `params` has the client's names of fields that differ from `Respond`'s."""
     stop = options.stop or ()
@@ -213,5 +216,6 @@ def respond(
         cache_salt=options.cache_salt,
         ttft_target_ms=options.ttft_target_ms,
         itl_target_ms=options.itl_target_ms,
+        session=(options.prompt_cache_key or session)[:SESSION_LENGTH_MAX],
         params=names,
     )

@@ -17,6 +17,8 @@ from protocol.messages import EngineInfo
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster
 
+PAGE_SIZES_MAX = 4  # different ones of one model's engines, for which prompts are hashed
+
 
 def smallest_engine(offers: Sequence[Offer]) -> EngineInfo | None:
     """Return the engine that takes the fewest tokens of one request, None if none has ever been ready.
@@ -31,12 +33,25 @@ def _smallest(directory: Directory, model: str) -> EngineInfo | None:
     return directory.derived(("smallest", model), lambda: smallest_engine(directory.offers(model)))  # cached there
 
 
-def request_limits(directory: Directory, model: str, prompt_tokens_max: int) -> PromptLimits | None:
-    """Return the limits of one request, None while no engine has ever been ready."""
+def request_limits(
+    directory: Directory, model: str, prompt_tokens_max: int, *, by_blocks: bool = False
+) -> PromptLimits | None:
+    """Return the limits of one request, None while no engine has ever been ready.
+
+    `by_blocks` tells that a router looks for the blocks of prompts.
+    """
     if (engine := _smallest(directory, model)) is None:
         return None
     tokens_max = engine.request_tokens_max
-    return PromptLimits(engine, tokens_max, min(prompt_tokens_max, tokens_max))
+    page_sizes = directory.derived(("page sizes", model), lambda: _page_sizes(directory, model)) if by_blocks else ()
+    return PromptLimits(engine, tokens_max, min(prompt_tokens_max, tokens_max), page_sizes)
+
+
+def _page_sizes(directory: Directory, model: str) -> tuple[int, ...]:
+    """Return the page sizes of a model's engines; an engine of another node may say anything of its own."""
+    engines = [offer.engine for offer in directory.offers(model) if offer.leg is not Leg.ENCODE]
+    sizes = {engine.page_size for engine in engines if engine is not None and engine.page_size > 0}
+    return tuple(sorted(sizes)[:PAGE_SIZES_MAX])
 
 
 def request_tokens_max(directory: Directory, model: str) -> int:

@@ -41,6 +41,10 @@ class WorkerPool:
         """Wait until a worker has come, gone, or has room, or until `wake`."""
         await self.directory.wait_capacity(self.model)
 
+    async def wait_members_changed(self) -> None:
+        """Wait until a worker, a node or a link has come or gone, or until the configuration is reloaded."""
+        await self.directory.wait_changed()
+
     def wake(self) -> None:
         """Wake everybody in `wait_changed`: a reservation was released."""
         self.directory.notify_capacity(self.model)

@@ -80,7 +80,8 @@ def _tokens(request: Work) -> tuple[int, int]:
     """Return the tokens of a request that are to be computed before its first reply, and all that it may come to."""
     if isinstance(request, Encode):
         return encoding_tokens(request), encoding_tokens(request)
-    return len(request.tokens), generation_tokens(request)
+    uncached = len(request.tokens) - max(0, request.cached_tokens)  # which another node may have made anything
+    return max(1, uncached), generation_tokens(request)
 
 
 @define(eq=False)
@@ -194,10 +195,14 @@ class LocalWorker:
 
     async def call(self, request: Message) -> Message | None:
         """Ask for anything else that its node serves under its name, and return the result."""
+        async with self.watch(request, 0) as answer:
+            return await answer.result()
+
+    def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
+        """Ask for a stream that its node serves under its name; raises `NotReady` if it does not."""
         if (service := self.services.get(type(request))) is None:
             raise NotReady(f"engine {self.name} serves no {type(request).__name__}")
-        async with service.ask(request, 0) as answer:
-            return await answer.result()
+        return service.ask(request, credit)
 
     def begun(self, request_id: str) -> None:
         """Record that the first token of a request has come, so that its prompt is no longer pending."""
@@ -333,8 +338,12 @@ class RemoteWorker:
 
     async def call(self, request: Message) -> Message | None:
         """Ask for anything else that its node serves under its name, and return the result."""
-        async with self._link().ask(request, 0, self.name) as answer:
+        async with self.watch(request, 0) as answer:
             return await answer.result()
+
+    def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
+        """Ask for a stream that its node serves under its name; raises `LinkLost` if there is no link to it."""
+        return self._link().ask(request, credit, self.name)
 
     def begun(self, request_id: str) -> None:
         """Record that the first token of a request has come, so that its prompt is no longer pending."""

@@ -24,8 +24,8 @@ from supervisor.config import gateway_nodes, listener_checks, media, pool_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, EngineSection, Kinds
 
-TREE_NAMES = ("gateway", "links", "media", "metrics")
-TREE_PREFIXES = ("processor-", "router-")
+TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers")
+TREE_PREFIXES = ("prefixes-", "processor-", "router-")
 TOKEN_KEYS = ("kv_tokens_max", "context_max", "page_size", "prefill_chunk", "pending_prefill_tokens_max", "deadlines")
 HEARTBEAT_S_MIN = 0.01
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")

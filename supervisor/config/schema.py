@@ -16,6 +16,7 @@ from attrs import Factory, evolve, frozen
 
 from actors.engines.encoder_limits import EncoderLimits
 from actors.engines.slots import Deadlines
+from actors.routing.kv import KvSettings
 from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
 from protocol.dialects.targets import TargetMs
@@ -142,9 +143,19 @@ class ModelSection:
     moves_max: Annotated[int, Within(at_least=0, at_most=10)] = 2
     preemptions_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of one request, by full engines
     ejection: Ejection = Ejection()  # of workers that keep failing
+    kv: KvSettings = KvSettings()  # of the policy `kv`
     ttft_target_ms: TargetMs | None = None  # of requests that name none, nor does their key; None: the middle
     itl_target_ms: TargetMs | None = None
     grid: GridSections = GridSections()
+
+
+@frozen(kw_only=True)
+class EventsSection:
+    """`[engine.NAME.events]`: who hears of the blocks in an engine's prefix cache."""
+
+    publish: bool | None = None  # to the cluster's gateways; None: if the policy of its model is `kv`
+    listen: Endpoint | None = None  # host:port, where anybody may subscribe by ZMQ, in SGLang's own form
+    replay: Endpoint | None = None  # host:port, where they ask for events that they have missed
 
 
 @frozen(kw_only=True)
@@ -171,6 +182,7 @@ class EngineSection:
     silent_s: Seconds = 10.0  # after which a process that neither answers nor computes is killed
     deadlines: Deadlines = Deadlines()
     encoder: EncoderLimits = EncoderLimits()
+    events: EventsSection = EventsSection()
     ladder: Ladder = Ladder()
 
     @classmethod
@@ -223,6 +235,14 @@ class EngineSection:
     def in_host_memory(self) -> bool:
         """Whether a process of its own has its weights and KV memory in the memory of the host."""
         return False
+
+    def publishes(self, cluster: Cluster) -> bool:
+        """Whether it tells of the blocks in its prefix cache; a decode that takes KV caches has none."""
+        if self.events.listen is not None or self.leg in {"decode", "encode"}:
+            return self.leg not in {"decode", "encode"}
+        if self.events.publish is not None:
+            return self.events.publish
+        return self.model in cluster.model and cluster.model[self.model].policy == "kv"
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield contradictions between keys of this section at `path`, and with the rest of the cluster."""

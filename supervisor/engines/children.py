@@ -34,6 +34,7 @@ from supervisor.config.schema import EngineSection
 from supervisor.engines.grammar_checks import accept_grammar
 from supervisor.engines.kind import EngineChild, NodeContext, RetriedChild
 from supervisor.engines.kinds import KINDS
+from supervisor.engines.publishers import publisher_children
 from supervisor.engines.work import LocalEncoder, LocalEngine, encode_inbox, request_inbox
 from supervisor.links.serving import Services
 from supervisor.observers import EncoderMetrics, SlotMetrics
@@ -82,12 +83,14 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
             engines[name] = engine.registration
             workers.append(worker(context, engine, kind.engine(engine)))
     served: Services = {(name, CheckGrammar): Function(accept_grammar) for name in engines}
+    publishers, watched = publisher_children(context.runtime, engines)
+    served = {**served, **watched}
     for kind in kinds.values():
         served = {**served, **kind.served}
     published = {name: registration for kind in kinds.values() for name, registration in kind.published.items()}
     before = [child for kind in kinds.values() for child in kind.before]
     after = [child for kind in kinds.values() for child in kind.after]
-    children = (*before, *workers, *after)
+    children = (*before, *workers, *after, *publishers)
     return NodeEngines(children, engines, encoders, embeddings, served, {**published, **engines, **encoders})
 
 

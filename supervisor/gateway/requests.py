@@ -30,7 +30,7 @@ from protocol.errors import (
     RequestError,
     SlowClient,
 )
-from protocol.messages import FinishReason, Started, Usage
+from protocol.messages import FinishReason, RouteTaken, Started, Usage
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
@@ -82,6 +82,7 @@ class RequestRecord:
     completion_tokens: int = 0
     first_at: float | None = None
     last_at: float | None = None
+    route: RouteTaken | None = None  # of the first choice
     reason: FinishReason | None = None  # of the choice that ended last
     aborted_by: RequestError | None = None
     settles: bool = True  # it is logged as soon as it has ended; otherwise by the caller of `settle`
@@ -251,6 +252,7 @@ class RequestRunner:
                 record.first_at = record.last_at = now
                 record.scope.deadline = record.received_at + self.total_s
                 record.cached_tokens = reply.cached_tokens
+                record.route = reply.route
                 self.metrics.first_token(record.model, now - record.received_at)
             case ChoiceEnded():
                 record.reason = reply.reason
@@ -294,9 +296,17 @@ class RequestRunner:
             "first_token_s": record.seconds_to(record.first_at),
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
+            **_route_fields(record.route),
             "completion_tokens": record.completion_tokens,
         }
         self.access.log_ended(line, error, admitted=record.admitted_at is not None)
+
+
+def _route_fields(route: RouteTaken | None) -> dict[str, object]:
+    if route is None:
+        return {}
+    score = {} if route.score is None else {"route_score": round(route.score, 1)}
+    return {"worker": route.workers, "overlap_tokens": route.overlap, **score}
 
 
 def _count_text(record: RequestRecord, text: Text, gaps: Buckets, now: float) -> None:

@@ -105,11 +105,12 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
         pools = PoolView(cluster, directory)
         models = model_children(cluster, texts, directory, runtime, reloadable, media, pools)
         gateway = make_gateway(cluster, models.served, directory, runtime, reloadable, credentials)
-        gateway.pools, controls.pools = pools.document, pools.states
-        pools.add_gauges(registry)
+        pools.show(gateway, controls, registry)
         gauges.add_gateway_gauges(registry, gateway)
         gauges.add_media_gauges(registry, media)
         router_child.add_ejected_gauge(registry, reloadable.routings)
+        indexes = {name: context.index for name, context in reloadable.policies.items()}
+        router_child.add_index_gauges(registry, indexes, reloadable.subscribers)
         controls.ejections = partial(router_child.ejected, reloadable.routings)
     if links is not None:
         gauges.add_link_metrics(registry, directory, links.traffic)

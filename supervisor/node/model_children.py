@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+import trio
 from attrs import define, field, frozen
 
 from actors.kit.calls import Address, mailbox
 from actors.kit.direct import DirectAddress, DirectCalls
+from actors.prefix_subscriber import PrefixSubscriber
 from actors.processor import TextReply, TextRequest, TextResult, processor
+from actors.routing.kv import KvPolicy
 from actors.routing.policies import POLICIES, PolicyContext
+from actors.routing.prefix_index import PrefixIndex
 from actors.routing.routing import Routing
 from actors.routing.service_levels import ServiceLevels
 from actors.text.model import TextModel
@@ -19,7 +23,7 @@ from protocol.messages import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
-from supervisor.config.schema import Cluster
+from supervisor.config.schema import Cluster, ModelSection
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import request_inbox
 from supervisor.gateway.requests import ServedModel
@@ -29,7 +33,7 @@ from supervisor.node.pools import PoolView, service_levels
 from supervisor.node.vision import processor_vision
 from supervisor.observers import RoutingMetrics
 from supervisor.runtime import Runtime
-from supervisor.supervision.tree import Child
+from supervisor.supervision.tree import Child, Tree
 
 
 @define(eq=False)
@@ -39,6 +43,7 @@ class Reloadable:
     prompt_tokens_max: int
     routings: dict[str, Routing] = field(factory=dict)  # by model
     policies: dict[str, PolicyContext] = field(factory=dict)  # what a policy of each model is made of
+    subscribers: dict[str, PrefixSubscriber] = field(factory=dict)  # to the workers of each model
 
 
 @frozen
@@ -46,7 +51,7 @@ class Models:
     """The models that a gateway serves, and the children that serve them."""
 
     served: Mapping[str, ServedModel]
-    children: tuple[Child, ...]
+    children: tuple[Child | Tree, ...]
 
 
 def model_children(
@@ -63,7 +68,7 @@ def model_children(
     Without a media actor, no model takes images or videos.
     """
     served: dict[str, ServedModel] = {}
-    children: list[Child] = []
+    children: list[Child | Tree] = []
     for name in cluster.model:
         levels = pools.levels[name] = service_levels(cluster, name)
         work, work_inbox = request_inbox(cluster.model[name].queue_max, levels.group)
@@ -72,9 +77,12 @@ def model_children(
         requests: Address[TextRequest, TextReply, TextResult]
         requests, requests_inbox = mailbox(cluster.gateway.requests_max)
         processed: DirectCalls[TextRequest, TextReply, TextResult] = DirectCalls()
-        context = reloadable.policies[name] = PolicyContext(runtime.chance(runtime.new_room()).random)
+        context = reloadable.policies[name] = _policy_context(cluster.model[name], runtime)
         routing = _routing(cluster, name, texts[name], directory, runtime, context, levels)
         reloadable.routings[name] = routing
+        uses_blocks = partial(_uses_blocks, routing)
+        subscriber = PrefixSubscriber(WorkerPool(directory, name), context.index, uses_blocks)
+        reloadable.subscribers[name] = subscriber
         served[name] = ServedModel(
             partial(models.model_object, name, directory, int(runtime.now())),
             DirectAddress(requests.inbox, processed),
@@ -86,6 +94,7 @@ def model_children(
         vision = processor_vision(cluster, name, texts[name], directory, runtime, media)
         children += (
             router_child.child(name, cluster.model[name], work_inbox, routing, routed),
+            router_child.subscriber_child(name, context.index, subscriber),
             Child(
                 name=f"processor-{name.replace('/', ':')}",
                 run=processor,
@@ -122,8 +131,19 @@ def _routing(
         ranked=partial(directory.ranked, name),
         levels=levels,
         ranked_among=partial(directory.ranked, name),
+        clock=trio.current_time,
     )
 
 
+def _policy_context(section: ModelSection, runtime: Runtime) -> PolicyContext:
+    chance = runtime.chance(runtime.new_room())  # routers of two nodes must not draw the same
+    return PolicyContext(chance.random, section.kv, PrefixIndex(section.kv.blocks_max))
+
+
+def _uses_blocks(routing: Routing) -> bool:
+    return isinstance(routing.policy, KvPolicy)
+
+
 def _prompt_limits(directory: Directory, model: str, reloadable: Reloadable) -> PromptLimits | None:
-    return models.request_limits(directory, model, reloadable.prompt_tokens_max)
+    by_blocks = _uses_blocks(reloadable.routings[model])
+    return models.request_limits(directory, model, reloadable.prompt_tokens_max, by_blocks=by_blocks)

@@ -14,7 +14,9 @@ from supervisor.cluster.directory import Directory
 from supervisor.config.pool_checks import leg_of
 from supervisor.config.pools import AxisKeys, grid
 from supervisor.config.schema import Cluster
+from supervisor.control.control import NodeControl
 from supervisor.engines.work import RequestInbox
+from supervisor.gateway.gateway import Gateway
 from supervisor.telemetry.registry import Registry, Samples
 
 
@@ -94,8 +96,9 @@ class PoolView:
             default = of_leg.targets.axis.midpoint if default is None else default
             yield {"model": model, "leg": leg, **keys, target: default, "pools": of_leg.pools}
 
-    def add_gauges(self, registry: Registry) -> None:
-        """Define the gauges of every pool."""
+    def show(self, gateway: Gateway, controls: NodeControl, registry: Registry) -> None:
+        """Show every pool by the gateway, to operators, and as gauges."""
+        gateway.pools, controls.pools = self.document, self.states
         gauges = {
             "workers_up": ("Workers of the pool that can be asked", "up"),
             "busy": ("Requests at workers of the pool", "busy"),

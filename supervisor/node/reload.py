@@ -343,6 +343,7 @@ class Reloader:
             return False
         if keys[0] == "policy":  # else it keeps what it remembers
             routing.policy = POLICIES[section.policy](self.assembly.reloadable.policies[name])
+            self.assembly.directory.notify()  # wakes whoever follows the workers' prefix caches for it
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)
         return True

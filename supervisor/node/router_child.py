@@ -8,14 +8,16 @@ import trio
 from attrs import asdict
 
 from actors.kit.direct import DirectCalls
+from actors.prefix_subscriber import PrefixSubscriber
 from actors.router import router
+from actors.routing.prefix_index import PrefixIndex
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import EjectionState
 from protocol.messages import Finished, Generate, Started, Tokens
 from supervisor.config.schema import ModelSection
 from supervisor.engines.work import RequestInbox
-from supervisor.supervision.tree import Child
+from supervisor.supervision.tree import Backoff, Child, Tree
 from supervisor.telemetry.registry import Registry
 
 LIMITS = (
@@ -52,6 +54,23 @@ def child(
     )
 
 
+def subscriber_child(name: str, index: PrefixIndex, subscriber: PrefixSubscriber) -> Tree:
+    """Return the child that follows the prefix caches of a model's workers, in a tree of its own: it fails no other."""
+    child = Child(
+        name="subscriber",
+        run=subscriber.run,
+        about="what workers have in their prefix caches, for policy kv",
+        limits=(("blocks", index.blocks_max),),
+    )
+    return Tree(
+        name=f"prefixes-{name.replace('/', ':')}",
+        children=(child,),
+        restarts_max=None,
+        backoff=Backoff(crashes=True),
+        about=f"the prefix index of {name}",
+    )
+
+
 def _spelled(key: str) -> str:
     return key.replace("_", " ").removesuffix(" max")
 
@@ -71,4 +90,18 @@ def add_ejected_gauge(registry: Registry, routings: Mapping[str, Routing]) -> No
     registry.add_gauge(
         *("espalier_workers_ejected", "Whether a worker is ejected", "model worker"),
         lambda: [((ejection.model, ejection.worker), 1.0) for ejection in ejected(routings)],
+    )
+
+
+def add_index_gauges(
+    registry: Registry, indexes: Mapping[str, PrefixIndex], subscribers: Mapping[str, PrefixSubscriber]
+) -> None:
+    """Define the gauges of the prefix index of each model."""
+    registry.add_gauge(
+        *("espalier_prefix_index_blocks", "Blocks in the prefix index", "model"),
+        lambda: [((model,), float(index.statistics().blocks)) for model, index in indexes.items()],
+    )
+    registry.add_gauge(
+        *("espalier_prefix_index_workers_unknown", "Workers whose blocks the index does not have", "model"),
+        lambda: [((model,), float(len(subscriber.unknown))) for model, subscriber in subscribers.items()],
     )

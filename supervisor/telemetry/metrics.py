@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from attrs import define, field
+from attrs import Factory, define, field
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from protocol.errors import AskerLeft
 from protocol.messages import EngineLoad, Usage
+from supervisor.telemetry.pool_metrics import PoolMetrics
 from supervisor.threads.queued_writer import QueuedWriter
 
 from . import registry
@@ -33,6 +34,7 @@ class Metrics:
 
     registry: Registry = field(factory=Registry)
     logs: dict[str, QueuedWriter] = field(factory=dict)  # of the node and of each of its processes, by name
+    pools: PoolMetrics = field(init=False, default=Factory(lambda self: PoolMetrics(self.registry), takes_self=True))
     _first_token: Histogram = field(init=False)
     _gap: Histogram = field(init=False)
     _duration: Histogram = field(init=False)
@@ -45,9 +47,10 @@ class Metrics:
     _incomplete: Counter = field(init=False)
     _calls: Counter = field(init=False)
     _ejections: Counter = field(init=False)
-    _pool_calls: Counter = field(init=False)
-    _pool_diversions: Counter = field(init=False)
     _resumes: Counter = field(init=False)
+    _choices: Histogram = field(init=False)
+    _overlaps: Counter = field(init=False)
+    _predictions: Counter = field(init=False)
     _abort_duration: Histogram = field(init=False)
     _grammar_checks: Histogram = field(init=False)
     _media_preparations: Histogram = field(init=False)
@@ -77,14 +80,15 @@ class Metrics:
         self._ejections = counter(
             "espalier_worker_ejections", "Workers ejected, by the code of their last failure", "model worker code"
         )
-        self._pool_calls = counter(
-            "espalier_pool_requests", "Requests asked of workers of a pool, by outcome", "pool outcome"
-        )
-        self._pool_diversions = counter(
-            "espalier_pool_diversions", "Requests mapped to a pool that another stood in for", "pool actual"
-        )
         self._resumes = counter(
             "espalier_resumes", "Requests whose worker was lost, by what followed", "model code kind"
+        )
+        self._choices = histogram("espalier_routing_decision", "Time to choose the workers of a request", "model")
+        self._overlaps = counter(
+            "espalier_routing_overlap_tokens", "Prompt tokens expected in prefix caches, and found there", "model kind"
+        )
+        self._predictions = counter(
+            "espalier_routing_predictions", "Requests by how what was found compares with that", "model outcome"
         )
         self._abort_duration = histogram(
             "espalier_engine_abort_duration", "Time from a cancellation to the release of its slot", "engine"
@@ -198,13 +202,16 @@ class Metrics:
         """Count a call to a worker that has ended: `ended`, `left`, or an error's code."""
         self._calls[model, worker, outcome] += 1
 
-    def pool_called(self, pool: str, outcome: str) -> None:
-        """Count a call to a worker of a pool that has ended, with the same outcomes."""
-        self._pool_calls[pool, outcome] += 1
+    def route_chosen(self, model: str, seconds: float) -> None:
+        """Count the time of a choice of workers."""
+        self._choices[model,].observe(seconds)
 
-    def pool_diverted(self, pool: str, actual: str) -> None:
-        """Count a request that the grid maps to one pool and that another serves; empty: a worker without a pool."""
-        self._pool_diversions[pool, actual] += 1
+    def overlap_found(self, model: str, expected: int, found: int) -> None:
+        """Count the prompt tokens of a request that a router expected in a prefix cache, and those that were there."""
+        self._overlaps[model, "expected"] += expected
+        self._overlaps[model, "found"] += found
+        outcome = "equal" if found == expected else "more" if found > expected else "less"
+        self._predictions[model, outcome] += 1
 
     def worker_ejected(self, model: str, worker: str, code: str) -> None:
         """Count a worker, or a pair, that is ejected; `code` is that of its last failure."""

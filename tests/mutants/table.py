@@ -34,6 +34,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "hostile_media": ("hostile_media",),
     "asking": ("asking",),
     "hosts": ("hosts",),
+    "pools": ("pools",),
 }
 
 
@@ -44,6 +45,16 @@ def planted(part: str) -> list[tuple[str, Bug, str]]:
 
 MUTANTS = [mutant for part in PARTS for mutant in planted(part)]
 SUITES = {  # the quickest first
+    "pools": [
+        "tests/actors/routing/test_grid.py",
+        "tests/actors/routing/test_service_levels.py",
+        "tests/actors/test_router_pools.py",
+        "tests/actors/test_router_pools_refusals.py",
+        "tests/actors/kit/test_priority_inbox_groups.py",
+        "tests/supervisor/node/test_pools.py",
+        "tests/supervisor/gateway/test_gateway_targets.py",
+        "tests/supervisor/config/test_pool_checks.py",
+    ],
     "hostile_media": [
         "tests/actors/kit/test_fair_budget.py",
         "tests/actors/test_media.py",

@@ -25,6 +25,11 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "actors/engines/sglang/host/requests.py",
         "actors/engines/sglang/host/served_link.py",
     ),
+    "actors/test_publisher.py": ("actors/engines/following.py",),
+    "system/sglang/test_kv_events.py": (
+        "actors/engines/sglang/host/kv_events.py",
+        "actors/engines/sglang/host/watchers.py",
+    ),
     "actors/engines/sglang/test_boot_message.py": (
         "actors/engines/sglang/setting_rules.py",
         "actors/engines/sglang/spec.py",

@@ -25,6 +25,8 @@ FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "acto
 TRADE_OF = {
     "processor": ("text", "vision"),
     "router": ("routing",),
+    "prefix_subscriber": ("routing",),
+    "publisher": ("engines",),
     "decode": ("engines",),
     "prefill": ("engines",),
     "text": ("vision",),
@@ -202,7 +204,12 @@ def test_a_decoder_imports_the_protocol_and_its_jobs_alone(path: Path) -> None:
 @pytest.mark.parametrize("path", HOST_SIDE, ids=str)
 def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path: Path) -> None:
     ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
-    pure = ("actors.engines.media_check", "actors.vision.layout", "actors.vision.model_files")
+    pure = (
+        "actors.engines.block_log",
+        "actors.engines.media_check",
+        "actors.vision.layout",
+        "actors.vision.model_files",
+    )
     allowed = ("protocol", "actors.engines.sglang", *pure, module(SHARED_TENSORS))
     assert all(name.startswith(allowed) for name in ours)
     assert "trio" not in roots(path)

@@ -101,7 +101,9 @@ async def count_tokens(call: AnyCall, answer: AnyAnswer, step_s: float) -> None:
 class Engine:
     """An engine that is nothing but its limits."""
 
-    info = submit = abort = wait_released = wait_lost = load = flush_cache = cast("Any", None)
+    info = submit = abort = wait_released = wait_lost = load = flush_cache = watch_blocks = watch_load = cast(
+        "Any", None
+    )
 
 
 @define(eq=False)

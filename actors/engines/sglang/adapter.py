@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import trio
@@ -11,9 +12,11 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.kit.calls import Answer, Askable
 from protocol.kind import Message
+from protocol.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
 from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
 
 PROBES = 4  # in the time that an engine may be silent
+WATCH_CREDIT = 1024  # replies, after which a stream is asked for again
 CONTROLS_MAX = 4  # control operations at a time: the host keeps some streams for them beside those for requests
 
 
@@ -84,6 +87,24 @@ class SglangEngine:
     async def flush_cache(self) -> None:
         """Drop the prefix cache; raises `Overloaded` while requests run."""
         await self._control(FlushCache())
+
+    async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
+        """Pass on what the scheduler tells of its prefix cache; raises `EngineLost` at the end of the link."""
+        life, since = "", 0
+        while True:
+            async with self.link.ask(WatchBlocks(life, since), WATCH_CREDIT) as answer:
+                async for events in answer:
+                    assert isinstance(events, BlockEvents)  # nothing else answers a WatchBlocks
+                    life, since = events.life, events.number
+                    receive(events)
+
+    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+        """Pass on the scheduler's load when it has changed; raises `EngineLost` at the end of the link."""
+        while True:
+            async with self.link.ask(WatchLoad(), WATCH_CREDIT) as answer:
+                async for loads in answer:
+                    assert isinstance(loads, EngineLoads)  # nothing else answers a WatchLoad
+                    receive(loads)
 
     async def _control(self, request: Message) -> Message | None:
         async with self._controls, self.link.ask(request, 0) as answer:

@@ -6,6 +6,7 @@ the table of what every host needs. An operator's own `settings` come last, and 
 
 from __future__ import annotations
 
+import json
 from ipaddress import ip_address
 
 import msgspec
@@ -28,6 +29,9 @@ GRAMMAR_TOO_SLOW = "the grammar takes too long for a token"
 
 VISION_PART, EMBEDDINGS_ONLY = "ESPALIER_VISION_PART", "embeddings"
 """The variable, and its value, by which a scheduler knows that it needs no vision tower."""
+
+EVENTS_TOPIC = "kv-events"
+"""The topic of KV events on their ZMQ sockets."""
 
 BATCHES_MAX = 4
 """The batches in the process of an encoder: the one that is computed, and those that wait."""
@@ -66,6 +70,14 @@ CPU_ENVIRONMENT = {
 
 
 @frozen
+class EventEndpoints:
+    """The ZMQ sockets by which a scheduler publishes KV events, as its host connects to them."""
+
+    endpoint: str
+    replay_endpoint: str
+
+
+@frozen
 class BootMessage:
     """Everything that a host is given at its start: to run an engine, or to check grammars for one."""
 
@@ -76,6 +88,7 @@ class BootMessage:
     checks: GrammarLimits | None = None  # None: it runs an engine, or an encoder
     batch_max: int | None = None  # items of a batch of an encoder; None: it is none
     has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
+    events: EventEndpoints | None = None  # where its host receives KV events; None: nowhere
 
 
 def build(spec: SglangSpec, folder: str) -> BootMessage:
@@ -104,9 +117,10 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     if spec.nodes > 1:
         arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.dist_init_address}
-    given = {name: value for name, value in arguments.items() if value is not None}
+    given: dict[str, Setting] = {name: value for name, value in arguments.items() if value is not None}
     # A decode gets the KV cache of images and computes with none of them.
     loads_tower = spec.has_tower and spec.leg is not Leg.DECODE
+    events = _events(spec, folder, given)
     limits = {GRAMMAR_STEP_MS: str(spec.grammars.step_ms), BYTES_MAX: str(spec.grammars.bytes_max)}
     return BootMessage(
         name=spec.name,
@@ -121,7 +135,35 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
         },
         checks=spec.grammars if spec.checks_grammars else None,
         has_tower=spec.has_tower,
+        events=events,
     )
+
+
+def _events(spec: SglangSpec, folder: str, arguments: dict[str, Setting]) -> EventEndpoints | None:
+    """Add the sockets of KV events to an engine's arguments, and return how its host finds them.
+
+    They are Unix sockets in its folder, unless others than this node may listen, too.
+    """
+    if not spec.publishes or spec.checks_grammars or spec.rank:
+        return None
+    listen, replay = spec.events_address, spec.events_replay_address
+    bound = f"tcp://{listen}" if listen else f"ipc://{folder}/events"
+    bound_replay = f"tcp://{replay}" if replay else f"ipc://{folder}/replay"
+    arguments["kv_events_config"] = json.dumps(
+        {
+            "publisher": "zmq",
+            "endpoint": bound,
+            "bind": True,
+            "replay_endpoint": bound_replay,
+            "topic": EVENTS_TOPIC,
+        }
+    )
+    return EventEndpoints(_connectable(bound), _connectable(bound_replay))
+
+
+def _connectable(endpoint: str) -> str:
+    """Return an endpoint at which this host finds what is bound to all of its addresses."""
+    return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def _encoder(spec: SglangSpec, folder: str) -> BootMessage:

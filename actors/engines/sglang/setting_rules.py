@@ -27,6 +27,7 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
     "transfer": "disaggregation_transfer_backend",
     "bootstrap_port": "disaggregation_bootstrap_port",
     "vision": "enable_multimodal",
+    "[engine.NAME.events]": "kv_events_config",
 }
 _REASONS = {  # why the host cannot do with any other value than its own
     "images and videos are made into the input of the model by the host, and limited by the gateway": (
@@ -49,7 +50,7 @@ _REASONS = {  # why the host cannot do with any other value than its own
         " batch_notify_size return_input_ids return_output_ids"
     ),
     "nobody listens to it here": (
-        "kv_events_config load_publish_endpoint enable_forward_pass_metrics forward_pass_metrics_ipc_name"
+        "load_publish_endpoint enable_forward_pass_metrics forward_pass_metrics_ipc_name"
         " forward_pass_metrics_worker_id decoupled_spec_role decoupled_spec_rank decoupled_spec_bind_endpoint"
         " decoupled_spec_connect_endpoints"
     ),

@@ -58,3 +58,6 @@ class SglangSpec:
     checks_grammars: bool = False  # it runs no engine, but checks grammars for engines like it
     has_tower: bool = True  # where the model has one; without it the engine computes with embeddings
     batch_max: int = 0  # items of a batch of an encoder
+    publishes: bool = False  # the events of its KV memory
+    events_address: str | None = None  # host:port, where others than its node may listen for them
+    events_replay_address: str | None = None  # host:port, where they ask for events that they have missed

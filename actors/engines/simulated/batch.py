@@ -22,12 +22,14 @@ from math import inf
 from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.kv_memory import KvMemory, Lease, pack_tokens, page_digests, root_digest
-from actors.engines.simulated.output import OutputGenerator, OutputSequence
+from actors.engines.simulated.kv_memory import KvMemory, Lease
+from actors.engines.simulated.output import OutputGenerator, OutputSequence, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
+from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.cluster import Leg
 from protocol.errors import AskerLeft, EngineRefused, RequestError
+from protocol.kv_events import RankLoad
 from protocol.media import padded_tokens
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
 
@@ -103,6 +105,8 @@ class Batch:
     _step: _Step | None = field(init=False, default=None)
     _stalled_until: float = field(init=False, default=-inf)
     _news: bool = field(init=False, default=False)
+    _prompt_tokens: int = field(init=False, default=0)  # of all that were admitted
+    _cached_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
         self.memory = KvMemory(self.spec.pages)
@@ -155,6 +159,16 @@ class Batch:
         """Release the prefills that wait for this engine, which has ended."""
         for held in (*self.running.values(), *self.waiting.values()):
             self._leave(held)
+
+    def rank_load(self) -> RankLoad:
+        """Return the load as the engine tells it to whoever watches it."""
+        load = self.load()
+        waiting_tokens = sum(len(held.request.tokens) for held in self.waiting.values())
+        hit_rate = self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
+        kv_tokens_max = self.spec.pages * self.spec.page_size
+        return RankLoad(
+            *(load.running, self.spec.slots, load.waiting, waiting_tokens, load.kv_tokens_used, kv_tokens_max, hit_rate)
+        )
 
     def load(self) -> EngineLoad:
         """Count requests and the KV tokens that they hold; pages that several share count once."""
@@ -259,16 +273,17 @@ class Batch:
             if held.digests is None:
                 media = held.request.media
                 held.prompt = padded_tokens(tokens, media, self.spec.media) if media else tokens
-                prompt = pack_tokens(held.prompt)
-                salt = root_digest(held.request.cache_salt)
-                held.digests = page_digests(salt, prompt, size) if self._caches else []
-                held.sequence = self.speech.answer(held.request, prompt)
+                before = root_digest(held.request.cache_salt)
+                held.digests = block_digests(before, pack_tokens(held.prompt), size) if self._caches else []
+                held.sequence = self.speech.answer(held.request, pack_prompt(held.prompt))
             # At least one token is computed, because the first token of the answer comes out of that.
             sharable = held.digests[: (len(tokens) - 1) // size]
             held.lease = self.memory.take(sharable, -(-(len(tokens) + self._tokens_max(held)) // size))
             if held.lease is None:
                 return
             held.cached = held.computed = len(held.lease.shared) * size
+            self._prompt_tokens += len(tokens)
+            self._cached_tokens += held.cached
             self.running[request_id] = self.waiting.pop(request_id)
             if self.spec.leg is Leg.DECODE:
                 held.ready_at = now + self._prefill_and_transfer_s(len(tokens))
@@ -360,7 +375,7 @@ class Batch:
             shared, size = held.lease.shared, self.spec.page_size
             rest = (held.prompt[len(shared) * size :] + held.output)[: held.kv_tokens - len(shared) * size]
             before = shared[-1] if shared else root_digest(held.request.cache_salt)
-            for digest in page_digests(before, pack_tokens(rest), size):
+            for digest in block_digests(before, pack_tokens(rest), size):
                 self.memory.publish(held.lease, digest)
         self.memory.release(held.lease)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import trio
 from attrs import define, evolve, field
 
+from actors.engines.block_log import BlockLog
+from actors.engines.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.engines.simulated.batch import Batch, BatchUpdate
@@ -18,8 +20,11 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
+from protocol.kv_events import BlockEvents, EngineLoads
 from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
 from protocol.model_folder import Digest
+
+LOAD_EVERY_S = 0.05  # between two reports of the load
 
 
 @define(eq=False)
@@ -46,6 +51,8 @@ class SimulatedEngine:
     _why: str = field(init=False, default="")
     _crash_at: float = field(init=False, default=inf)
     _wake: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
+    _blocks: BlockLog = field(init=False, factory=lambda: BlockLog("simulated"))
+    _load_changed: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
         mistakes = [str(each) for each in self.spec.disagreements()]
@@ -107,6 +114,23 @@ class SimulatedEngine:
         if self._batch.running or self._batch.waiting:
             raise Overloaded("requests run")
         self._batch.flush()
+        self._blocks.apply(self._batch.memory.events.take())
+
+    async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
+        """Pass on the pages of the prefix cache, and then each change; raises `EngineLost` at the end."""
+        await follow_blocks(self._blocks, receive, self._lost)
+
+    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+        """Pass on the load, and again when it has changed; raises `EngineLost` at the end."""
+        last: EngineLoads | None = None
+        while not self._lost.is_set():
+            if (loads := EngineLoads((self._batch.rank_load(),))) != last:
+                last = loads
+                receive(loads)
+            await self._load_changed.park()
+            await trio.sleep(LOAD_EVERY_S)
+        await trio.lowlevel.checkpoint()
+        raise EngineLost(self._why)
 
     # Faults on request -----------------------------------------------------------------
 
@@ -141,7 +165,11 @@ class SimulatedEngine:
                 now = trio.current_time()
                 if now >= self._crash_at:
                     break
-                self._deliver(self._batch.advance(now))
+                update = self._batch.advance(now)
+                self._deliver(update)
+                self._blocks.apply(self._batch.memory.events.take())
+                if update.begun or update.ended or update.failed:
+                    self._load_changed.unpark_all()
                 with trio.move_on_at(min(self._batch.next_at(), self._crash_at)):
                     await self._wake.park()
             self.crash()
@@ -189,6 +217,8 @@ class SimulatedEngine:
             return
         self._why = why
         self._lost.set()
+        self._load_changed.unpark_all()
+        self._blocks.notify()
         self._batch.close()
         answers = list(self._answers.values())
         self._answers.clear()

@@ -1,41 +1,21 @@
 """Paged KV memory with a prefix cache: only counts and digests, as nothing is stored in the pages.
 
 A full page is identified by a digest of its tokens and of all before them, so equal digests mean equal prefixes, and
-requests with the same prefix share its pages. A page that no request references any more stays until its place is
-needed; the least recently used is evicted first, and of one request's pages the last. Pages for the prompt and for the
-longest answer are taken before a request runs, so that one that runs never waits for memory.
+requests with the same prefix share its pages. The digests are SGLang's (`protocol/block_hashes.py`), so that routers
+and outsiders cannot tell a simulated engine's events from those of a real one. A page that no request references any
+more stays until its place is needed; the least recently used is evicted first, and of one request's pages the last.
+Pages for the prompt and for the longest answer are taken before a request runs, so that one that runs never waits for
+memory.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
-from attrs import Factory, define
+from attrs import Factory, define, field
 
-TOKEN_BYTES = 8
-_DIGEST_BYTES = 16
-
-
-def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Return token ids as bytes, `TOKEN_BYTES` each."""
-    return array("q", tokens).tobytes()
-
-
-def root_digest(salt: str | None) -> bytes:
-    """Return the digest before the first page; requests with different salts share nothing."""
-    return bytes(_DIGEST_BYTES) if salt is None else blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def page_digests(before: bytes, tokens: bytes, page_size: int) -> list[bytes]:
-    """Return the digest of every full page of packed `tokens` that follow the page whose digest is `before`."""
-    size, digests = page_size * TOKEN_BYTES, []
-    for start in range(0, len(tokens) - size + 1, size):
-        before = blake2b(before + tokens[start : start + size], digest_size=_DIGEST_BYTES).digest()
-        digests.append(before)
-    return digests
+from actors.engines.simulated.cache_events import CacheEvents
 
 
 @define(eq=False)
@@ -51,6 +31,7 @@ class KvMemory:
     """All pages of one engine; each is free, one request's own, referenced by some, or idle (cached, unreferenced)."""
 
     pages_max: int
+    events: CacheEvents = field(factory=CacheEvents)  # of the pages that are cached
     _own: int = 0
     _references: dict[bytes, int] = Factory(dict)
     _idle: OrderedDict[bytes, None] = Factory(OrderedDict)  # the least recently used first, found at once
@@ -91,7 +72,8 @@ class KvMemory:
         for digest in cached_digests:
             self._reference(digest)
         for _ in range(missing - self.free):
-            self._idle.popitem(last=False)
+            digest, _ = self._idle.popitem(last=False)
+            self.events.removed(digest)
         self._own += missing
         return Lease(cached_digests, missing)
 
@@ -100,6 +82,8 @@ class KvMemory:
         assert lease.own > 0, "only a page that is there can be shared"
         lease.own -= 1
         self._own -= 1
+        if digest not in self._references and digest not in self._idle:
+            self.events.stored(digest, lease.shared[-1] if lease.shared else None)
         self._reference(digest)
         lease.shared.append(digest)
 
@@ -116,6 +100,11 @@ class KvMemory:
 
     def flush(self) -> None:
         """Drop every page that is not referenced."""
+        if self._references:
+            for digest in self._idle:
+                self.events.removed(digest)
+        else:
+            self.events.cleared()
         self._idle.clear()
 
     def _reference(self, digest: bytes) -> None:

@@ -7,7 +7,8 @@ There is no clock and no state in here: a request's output can be computed anew 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain, count, cycle, islice, repeat
 from math import log, log1p
@@ -15,13 +16,18 @@ from struct import unpack
 
 from attrs import define, frozen
 
-from actors.engines.simulated.kv_memory import TOKEN_BYTES
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages import Generate, Logprob
 
+PROMPT_TOKEN_BYTES = 8
 FORCED = 100.0  # OpenAI: a bias of so much makes a token certain, and its opposite impossible
 _HALF = log(0.5)
 _LENGTH, _SENTENCE, _LOGPROB = range(3)  # the purposes of draws, so that they are independent
+
+
+def pack_prompt(tokens: Iterable[int]) -> bytes:
+    """Return the token ids of a prompt as bytes, `PROMPT_TOKEN_BYTES` each; those of images are negative."""
+    return array("q", tokens).tobytes()
 
 
 @define(eq=False)
@@ -50,12 +56,12 @@ class OutputGenerator:
         return cls(spec, tuple(filter(None, without_eos)))
 
     def answer(self, request: Generate, prompt: bytes) -> OutputSequence:
-        """Return the rest of the answer to a request; `prompt` has its tokens, packed."""
+        """Return the rest of the answer to a request; `prompt` has its tokens, as `pack_prompt` packs them."""
         wanted, eos = request.sampling, self.spec.eos_id
         greedy = wanted.temperature <= 0
         own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"
         digest = blake2b(f"{self.spec.seed}\n{own}\n".encode(), digest_size=16)
-        digest.update(memoryview(prompt)[: len(prompt) - request.said * TOKEN_BYTES])
+        digest.update(memoryview(prompt)[: len(prompt) - request.said * PROMPT_TOKEN_BYTES])
         key = digest.digest()
         ends = frozenset(wanted.stop_token_ids)
         if eos is not None and not wanted.ignore_eos:

@@ -73,7 +73,6 @@ class ResponseRequest(Options):
         "max_tool_calls": (),
         "reasoning": ({},),
         "service_tier": ("auto", "default"),
-        "prompt_cache_key": (str,),
         "prompt_cache_retention": ("in_memory",),
         "prompt_cache_options": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
@@ -214,10 +213,13 @@ def stream_id_of(data: Mapping[str, object]) -> str | None:
     return stream_id if isinstance(stream_id, str) and re.fullmatch(STREAM_ID, stream_id) else None
 
 
-def to_respond(create: Create | CreateHttp, *, request_id: str, history: tuple[Turn, ...] = ()) -> Respond:
+def to_respond(
+    create: Create | CreateHttp, *, request_id: str, history: tuple[Turn, ...] = (), session: str = ""
+) -> Respond:
     """Return the request for a processor; `history` has the turns of earlier responses, without instructions.
 
-    Raises `BadRequest` if both together have too many images and videos.
+    Requests of one `session` share a beginning; a `prompt_cache_key` takes its place. Raises `BadRequest` if there are
+    too many images and videos in all.
     """
     instructions = () if create.instructions is None else (Turn(Role.SYSTEM, create.instructions),)
     turns = instructions + history + create.turns()
@@ -231,5 +233,6 @@ def to_respond(create: Create | CreateHttp, *, request_id: str, history: tuple[T
         logprobs=create.logprobs,
         truncate=create.truncation == "auto",
         warm_up=create.warm_up,
+        session=session,
         params={"turns": "input", "tokens_max": "max_output_tokens", "logprobs": "top_logprobs"},
     )

@@ -235,4 +235,7 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         environment=section.environment,
         has_tower=section.has_tower(cluster),
         batch_max=section.encoder.batch_max,
+        publishes=section.publishes(cluster),
+        events_address=None if section.events.listen is None else str(section.events.listen),
+        events_replay_address=None if section.events.replay is None else str(section.events.replay),
     )

@@ -23,6 +23,7 @@ from protocol.dialects import http as shapes
 from protocol.dialects.request_body import reading_work
 from protocol.dialects.targets import NO_TARGETS, targets_of
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
+from protocol.messages import RouteTaken
 from protocol.openapi.document import Operation
 from protocol.trace import Trace, child_span, from_headers
 from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
@@ -301,6 +302,8 @@ class Exchange:
     def _head(self, status: int, headers: list[Header]) -> bytes:
         self._begins_at = self.outbox.accepted_bytes
         headers = [(b"date", _date(int(self.gateway.now()))), *headers, (b"x-request-id", self.request_id.encode())]
+        if self._record is not None and self._record.route is not None:
+            headers.append((b"x-route", _route_header(self._record.route, self._record.cached_tokens)))
         headers += [header for header in self.gateway.origins.cors_headers(self.headers) if header not in headers]
         options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
         if self.closes or self.gateway.closes_connections or not self.all_read():
@@ -327,6 +330,12 @@ class Exchange:
 @lru_cache(maxsize=1)
 def _date(second: int) -> bytes:
     return formatdate(second, usegmt=True).encode()
+
+
+def _route_header(route: RouteTaken, cached: int) -> bytes:
+    """Return the workers of a response, the prompt tokens expected and found in the prefix cache, and the score."""
+    score = "" if route.score is None else f"; score={route.score:.1f}"
+    return f"{route.workers}; expected={route.overlap}; cached={cached}{score}".encode("ascii", "replace")
 
 
 def _short(value: bytes) -> str:

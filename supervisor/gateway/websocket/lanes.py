@@ -264,7 +264,8 @@ class Lanes:
             previous = self._previous(running)
             history = () if previous is None else previous.turns
             served = self.gateway.runner.find(request.model)
-            respond = responses.to_respond(request, request_id=running.id, history=history)
+            session = f"{self.request_id}/{request.stream_id or ''}"
+            respond = responses.to_respond(request, request_id=running.id, history=history, session=session)
             on_reply = self._sender(running)
             on_token = self._token_sender(running, on_reply)
             last = await self.gateway.answer(respond, served, record, on_reply, finish, on_token)

@@ -36,7 +36,7 @@ kv_tokens_max = 100_000
 context_max = 8192
 """
 TASKS_MAX = 1  # decode's: the processor and the router answer in the asker's
-SCOPES_MAX = 9
+SCOPES_MAX = 10  # those of the engine's publisher among them
 STEPS_MAX = 20  # of tasks, those of the simulated engine among them
 LOADS_MAX = 5  # of a worker, which are dear to make: its name alone needs none
 

@@ -19,6 +19,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
+from uuid import uuid4
 
 from attrs import evolve
 from sglang.srt.entrypoints.engine import Engine
@@ -26,10 +27,12 @@ from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.server_args import PortArgs
 
+from actors.engines.block_log import BlockLog
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message, model_files, shared_memory
 from actors.engines.sglang.host import outputs, scheduler, transfer_delay, translation
 from actors.engines.sglang.host.follower_rank import pin_to_core, serve_follower_rank
+from actors.engines.sglang.host.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.media_input import MediaInput, media_info
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
@@ -39,14 +42,17 @@ from actors.engines.sglang.host.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.served_link import ServedLink, last_line
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
+from actors.engines.sglang.host.watchers import Watchers
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, RequestError, Unsupported
 from protocol.frames import Bye, Cancel, Frame, Open
 from protocol.kind import Message
+from protocol.kv_events import WatchBlocks, WatchLoad
 from protocol.media import MediaForm
 from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
 from protocol.peer import Peer
 
 CONTROL_STREAMS = 16  # beside one stream a slot
+EVENTS_CLOSED_WITHIN_S = 1.0
 
 
 class _Engine(Engine):
@@ -83,6 +89,7 @@ class Host:
         link: socket.socket,
         watchdog: Watchdog,
         media: MediaInput | None = None,
+        sources: tuple[EventSource, ...] = (),
     ) -> None:
         self.engine = engine
         self.media = media
@@ -92,6 +99,9 @@ class Host:
         self.link = ServedLink(link, peer, watchdog, self._received)
         self.requests = Requests(self.manager)
         self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids())
+        blocks = BlockLog(uuid4().hex)
+        self.events = KvEventReceivers(blocks, sources)
+        self.watchers = Watchers(self.link, blocks, self.manager.get_loads)
 
     async def start(self, listener: socket.socket) -> None:
         """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
@@ -103,8 +113,15 @@ class Host:
             loop.add_signal_handler(handled, self.watchdog.end, handled.name)
         if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
             self.manager._subprocess_watchdog.stop()  # noqa: SLF001
+        self.events.start()
         await self._warm_up()
         await self.manager.freeze_gc()  # the scheduler's too: else a full collection visits all of SGLang and torch
+
+    async def serve(self) -> str:
+        """Carry the link until its end, close what receives events, and return the reason."""
+        reason = await self.link.serve()
+        await self.events.stop(EVENTS_CLOSED_WITHIN_S)
+        return reason
 
     async def _warm_up(self) -> None:
         mode, media = self.engine.server_args.disaggregation_mode, self.media
@@ -124,6 +141,8 @@ class Host:
             case Cancel():
                 if (running := self.requests.by_stream.get(frame.stream)) is not None:
                     self._abort(running)
+                else:
+                    self.watchers.cancel(frame.stream)
             case _:
                 pass
 
@@ -131,6 +150,8 @@ class Host:
         request = self.link.request(frame)
         if isinstance(request, Generate):
             self._start(Running(request.id, frame.stream, request.logprobs), request)
+        elif isinstance(request, WatchBlocks | WatchLoad):
+            self.watchers.open(frame, request)
         elif request is not None:
             self.link.control(frame.stream, request, self._controlled)
 
@@ -187,6 +208,7 @@ class Host:
     def _stepped(self, output: StepOutput) -> None:
         """Send one engine step as one frame, and the failures in it after that."""
         self.liveness.on_output()
+        self.watchers.on_step()
         step, failed = self.requests.step(output)
         for ended in step.ended:
             self.link.messages.ended(ended.stream)
@@ -255,9 +277,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.data_to_send())
         watchdog.end(f"the engine could not start: {error!r}")
-    reason = (
-        serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.link.serve())
-    )
+    reason = serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.serve())
     print_reason(reason)
     watchdog.unwatch_children()
     engine.shutdown()
@@ -276,7 +296,9 @@ def _host(boot: boot_message.BootMessage, engine: _Engine, peer: Peer, link: soc
     layout, form = folder_layout(folder), MediaForm.PIXELS if boot.has_tower else MediaForm.EMBEDDINGS
     media = media_info(engine.tokenizer_manager, layout, form)
     info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
+    sources = () if boot.events is None else (EventSource(0, boot.events.endpoint, boot.events.replay_endpoint),)
     if media is None or layout is None:
-        return Host(engine, info, peer, link, watchdog)
+        return Host(engine, info, peer, link, watchdog, sources=sources)
     tensors = SchedulerTensors(shared_memory.record_tensors(Path(boot.folder)))
-    return Host(engine, info, peer, link, watchdog, MediaInput(engine.tokenizer_manager, info, layout, tensors))
+    taken = MediaInput(engine.tokenizer_manager, info, layout, tensors)
+    return Host(engine, info, peer, link, watchdog, taken, sources)

@@ -47,7 +47,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ('disaggregation_mode = "prefill"', "settings.disaggregation_mode: is given by leg"),
         ("skip_tokenizer_init = true", "settings.skip_tokenizer_init: cannot be set: the host needs"),
         ('dllm_algorithm = "LowConfidence"', "settings.dllm_algorithm: cannot be set: an engine here generates text"),
-        ("kv_events_config = '{}'", "settings.kv_events_config: cannot be set: nobody listens to it here"),
+        ("kv_events_config = '{}'", "settings.kv_events_config: is given by [engine.NAME.events]"),
         ('model_path = "x"', "settings.model_path: is given by the model's path"),
         ("port = 1", "settings.port: cannot be set: it is for SGLang's own server"),
         ("enable_multimodal = false", "settings.enable_multimodal: is given by vision"),

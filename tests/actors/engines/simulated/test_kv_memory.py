@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.kv_memory import KvMemory, Lease, pack_tokens, page_digests, root_digest
+from actors.engines.simulated.kv_memory import KvMemory, Lease
+from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.errors import AskerLeft
 from protocol.messages import Generate, Usage
 from tests.rig.simulated_engines import batch, generate, read, running, spec
@@ -22,7 +23,7 @@ salts = st.sampled_from([None, "", "one", "other"])
 
 
 def digests(tokens: list[int], salt: str | None = None) -> list[bytes]:
-    return page_digests(root_digest(salt), pack_tokens(tokens), SIZE)
+    return block_digests(root_digest(salt), pack_tokens(tokens), SIZE)
 
 
 @given(prompts, prompts, salts, salts)
@@ -41,7 +42,7 @@ def test_digests_agree_as_far_as_the_prefixes_do(
 def test_a_chain_goes_on_where_it_was_left() -> None:
     tokens = list(range(20))
     whole = digests(tokens)
-    assert whole[:4] + page_digests(whole[3], pack_tokens(tokens[8:]), SIZE) == whole
+    assert whole[:4] + block_digests(whole[3], pack_tokens(tokens[8:]), SIZE) == whole
 
 
 # Few prompts, most of them with a prefix in common, so that pages are found again before they are evicted.

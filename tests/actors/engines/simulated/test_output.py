@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.kv_memory import pack_tokens
-from actors.engines.simulated.output import OutputGenerator
+from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from protocol.messages import Finished, FinishReason, Generate
 from tests.rig.simulated_engines import generate, read, running, spec
 
@@ -128,7 +127,7 @@ async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock)
 
 def first(request: Generate, *, seed: int = 0, lines: Sequence[list[int]] = ()) -> list[Any]:
     speech = OutputGenerator.from_sentences(spec(seed=seed), lines)
-    sequence = speech.answer(request, pack_tokens(request.tokens))
+    sequence = speech.answer(request, pack_prompt(request.tokens))
     return [next(sequence.ids) for _ in range(30)]
 
 
@@ -172,7 +171,7 @@ def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(
 ) -> None:
     engine_spec = spec(vocabulary_size=vocabulary)
     speech, token, most = OutputGenerator.from_sentences(engine_spec, ()), token % vocabulary, min(most, vocabulary)
-    sequence = speech.answer(generate("a", [1], temperature=temperature), pack_tokens([1]))
+    sequence = speech.answer(generate("a", [1], temperature=temperature), pack_prompt([1]))
     scores = speech.logprob(sequence, place, token, most)
     assert scores == speech.logprob(sequence, place, token, most)
     ids, values = [each for each, _ in scores.top], [value for _, value in scores.top]

@@ -1,0 +1,156 @@
+"""The log of an engine's blocks: all that are there, and the latest changes, for readers at any place.
+
+A reader that is not too far behind gets the changes that it has missed; any other gets all blocks, in parts. So the log
+never grows with the slowness of a reader: it keeps one entry a block, and a limited number of changes. There is no
+clock and no waiting here: node and engine host, which have different event loops, use the same log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TypeAlias
+
+from attrs import define, evolve, field
+
+from protocol.kv_events import HASHES_MAX, BlockChange, BlockEvent, BlockEvents
+
+TAIL_EVENTS_MAX = 8192
+MESSAGE_HASHES_MAX = 1024  # in one reply: small enough to be applied in well under a millisecond
+
+_Place: TypeAlias = tuple[int, str, str | None]
+"""Blocks of one rank, one medium and one LoRA adapter."""
+
+
+@define(eq=False)
+class BlockLog:
+    """The blocks of one engine in one life of the log; `life` tells it from all others."""
+
+    life: str
+    number: int = 1  # of the latest event, 1 before the first
+    listeners: set[Callable[[], None]] = field(factory=set)  # called after each change
+    _blocks: dict[_Place, dict[int, None]] = field(factory=dict)
+    _tail: deque[BlockEvent] = field(factory=lambda: deque[BlockEvent](maxlen=TAIL_EVENTS_MAX))
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return sum(map(len, self._blocks.values()))
+
+    def apply(self, events: Iterable[BlockEvent]) -> None:
+        """Apply events, in their order."""
+        changed = False
+        for event in events:
+            for part in _parts(event):
+                changed = True
+                self._apply(part)
+                self._tail.append(part)
+                self.number += 1
+        if changed:
+            self.notify()
+
+    def notify(self) -> None:
+        """Call the listeners."""
+        for listener in tuple(self.listeners):
+            listener()
+
+    def merge(self, message: BlockEvents) -> None:
+        """Apply what a reader of another log has read."""
+        if message.reset:
+            self.clear()
+        self.apply(message.events)
+
+    def clear(self) -> None:
+        """Forget all blocks: the engine has lost its cache, or what happened in it is not known."""
+        self.apply([BlockEvent(BlockChange.CLEARED, rank) for rank in {rank for rank, *_ in self._blocks}])
+
+    def changes(self, since: int) -> Iterator[BlockEvent] | None:
+        """Return the events after one, None if they are not kept any more."""
+        missed = self.number - since
+        if not 0 <= missed <= len(self._tail):
+            return None
+        return islice(self._tail, len(self._tail) - missed, None)
+
+    def blocks(self) -> list[tuple[_Place, list[int]]]:
+        """Return all blocks, those of one prefix in its order."""
+        return [(place, list(blocks)) for place, blocks in self._blocks.items() if blocks]
+
+    def _apply(self, event: BlockEvent) -> None:
+        if event.change is BlockChange.CLEARED:
+            self._blocks = {place: blocks for place, blocks in self._blocks.items() if place[0] != event.rank}
+            return
+        blocks = self._blocks.setdefault((event.rank, event.medium, event.lora), {})
+        if event.change is BlockChange.STORED:
+            blocks.update(dict.fromkeys(event.hashes))
+        elif event.lora is not None:
+            for number in event.hashes:
+                blocks.pop(number, None)
+        else:  # SGLang does not say of which adapter the blocks were
+            for place, others in self._blocks.items():
+                if place[:2] == (event.rank, event.medium):
+                    for number in event.hashes:
+                        others.pop(number, None)
+
+
+def _parts(event: BlockEvent) -> Iterator[BlockEvent]:
+    """Yield an event as several of which each fits a reply."""
+    if len(event.hashes) <= MESSAGE_HASHES_MAX:
+        yield event
+        return
+    parent = event.parent
+    for start in range(0, len(event.hashes), MESSAGE_HASHES_MAX):
+        hashes = event.hashes[start : start + MESSAGE_HASHES_MAX]
+        yield evolve(event, hashes=hashes, parent=parent)
+        parent = hashes[-1]
+
+
+@define(eq=False)
+class BlockReader:
+    """One reader of a log, from after the event `since` of a `life`."""
+
+    log: BlockLog
+    life: str = ""
+    since: int = 0
+    _parts: Iterator[BlockEvents] | None = None  # of all blocks, while they are read
+
+    def read(self) -> BlockEvents | None:
+        """Return the next events, None if there are none now."""
+        if self._parts is not None:
+            if (part := next(self._parts, None)) is not None:
+                return part
+            self._parts = None
+        log = self.log
+        changes = log.changes(self.since) if self.life == log.life and self.since else None
+        if changes is None:
+            self.life, self.since = log.life, log.number
+            self._parts = _snapshot(log, log.number)
+            return next(self._parts)
+        taken, hashes = list[BlockEvent](), 0
+        for event in changes:
+            hashes += max(1, len(event.hashes))
+            if taken and hashes > MESSAGE_HASHES_MAX:
+                break
+            taken.append(event)
+        if not taken:
+            return None
+        self.since += len(taken)
+        return BlockEvents(log.life, self.since, tuple(taken))
+
+
+def _snapshot(log: BlockLog, number: int) -> Iterator[BlockEvents]:
+    """Yield all blocks as they are now, in parts; what changes meanwhile is read afterwards."""
+    parts = [
+        BlockEvent(BlockChange.STORED, rank, tuple(blocks[start : start + MESSAGE_HASHES_MAX]), None, medium, lora)
+        for (rank, medium, lora), blocks in log.blocks()
+        for start in range(0, len(blocks), MESSAGE_HASHES_MAX)
+    ]
+    return _snapshot_parts(log.life, number, parts)
+
+
+def _snapshot_parts(life: str, number: int, parts: list[BlockEvent]) -> Iterator[BlockEvents]:
+    last = max(0, len(parts) - 1)
+    for place in range(last + 1):
+        yield BlockEvents(life, number if place == last else 0, tuple(parts[place : place + 1]), reset=place == 0)
+
+
+assert MESSAGE_HASHES_MAX <= HASHES_MAX

@@ -1,0 +1,111 @@
+"""The streams of a host that have many replies: its blocks, and its scheduler's load.
+
+Replies leave between engine steps, in small pieces, because tokens pass through the same loop and the same link. A
+stream ends when its credit is used up, and the node asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from attrs import define, field
+from sglang.srt.managers.load_snapshot import LoadSnapshot
+
+from actors.engines.block_log import BlockLog, BlockReader
+from actors.engines.sglang.host.served_link import ServedLink
+from protocol import codec
+from protocol.errors import AskerLeft
+from protocol.frames import Item, Open
+from protocol.kind import Message
+from protocol.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
+from protocol.messages import Done
+
+TOGETHER_S = 0.005  # in which changes are sent together
+LOAD_EVERY_S = 0.1
+IDLE_LOAD_EVERY_S = 1.0  # while no step shows that something has changed
+
+
+@define(eq=False)
+class Watchers:
+    """The streams that the node has opened, by number."""
+
+    link: ServedLink
+    log: BlockLog
+    get_loads: Callable[[], Awaitable[Sequence[LoadSnapshot]]]
+    _tasks: dict[int, asyncio.Task[None]] = field(factory=dict)
+    _stepped: asyncio.Event = field(factory=asyncio.Event)
+
+    def on_step(self) -> None:
+        """Note that the load may have changed."""
+        self._stepped.set()
+
+    def open(self, frame: Open, request: WatchBlocks | WatchLoad) -> None:
+        """Begin to answer a stream."""
+        sending = self._blocks(frame, request) if isinstance(request, WatchBlocks) else self._loads(frame)
+        task = asyncio.get_running_loop().create_task(self._answer(frame.stream, sending))
+        self._tasks[frame.stream] = task
+        task.add_done_callback(lambda _: self._tasks.pop(frame.stream, None))
+
+    def cancel(self, stream: int) -> None:
+        """End a stream whose asker has left; no effect on any other."""
+        if (task := self._tasks.get(stream)) is not None:
+            task.cancel()
+
+    async def _answer(self, stream: int, sending: Awaitable[None]) -> None:
+        try:
+            await sending
+        except asyncio.CancelledError:
+            self.link.messages.fail(stream, AskerLeft("the asker left"))
+        else:
+            self.link.messages.end(stream, Done())
+        self.link.flush()
+
+    async def _blocks(self, frame: Open, request: WatchBlocks) -> None:
+        reader, changed, left = BlockReader(self.log, request.life, request.since), asyncio.Event(), frame.credit
+        self.log.listeners.add(changed.set)
+        try:
+            while left > 0:
+                if (events := reader.read()) is not None:
+                    self._send(frame.stream, events)
+                    left -= 1
+                    await asyncio.sleep(0)
+                else:
+                    changed.clear()
+                    await changed.wait()
+                    await asyncio.sleep(TOGETHER_S)
+        finally:
+            self.log.listeners.discard(changed.set)
+
+    async def _loads(self, frame: Open) -> None:
+        sent, left = EngineLoads(()), frame.credit
+        while left > 0:
+            loads = EngineLoads(tuple(map(_rank_load, await self.get_loads())))
+            if loads != sent:
+                sent = loads
+                self._send(frame.stream, loads)
+                left -= 1
+            self._stepped.clear()
+            try:
+                async with asyncio.timeout(IDLE_LOAD_EVERY_S):
+                    await self._stepped.wait()
+                await asyncio.sleep(LOAD_EVERY_S)
+            except TimeoutError:
+                pass
+
+    def _send(self, stream: int, message: Message) -> None:
+        self.link.peer.send(Item(stream, codec.encode(message), 1))
+        self.link.flush()
+
+
+def _rank_load(load: LoadSnapshot) -> RankLoad:
+    return RankLoad(
+        running=load.num_running_reqs,
+        slots=load.max_running_requests,
+        waiting=load.num_waiting_reqs,
+        waiting_tokens=load.num_waiting_uncached_tokens,
+        kv_tokens_used=load.num_used_tokens,
+        kv_tokens_max=load.max_total_num_tokens,
+        hit_rate=round(float(load.cache_hit_rate), 4),
+        throughput=round(float(load.gen_throughput), 1),
+    )

@@ -1,0 +1,193 @@
+"""Prefix subscriber: what the workers of a model tell of their prefix caches, kept in the index of its router.
+
+Each worker is followed by a task, from where it was when the link to it was lost. Numbers and lives are checked, since
+a worker may be wrong or repeat itself: after a gap the worker is asked for all of its blocks, and one that sends what
+cannot be true is forgotten for a while. A wrong index costs a request time and never more: nothing here can fail one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import trio
+from attrs import define, field
+
+from actors.kit.calls import Answer
+from actors.routing.prefix_index import PrefixIndex
+from protocol.errors import PeerViolation, RequestError
+from protocol.kind import Message
+from protocol.kv_events import BlockEvents, WatchBlocks, check_block_events
+
+log = logging.getLogger(__name__)
+
+CREDIT = 256  # replies, after which a worker is asked again
+RETRY_S = 0.2  # after a failure, twice as long each time
+RETRY_MAX_S = 10.0
+DISTRUST_S = 30.0  # after events that cannot be true
+FORGET_S = 60.0  # after a worker has gone
+SWEEP_S = 0.005  # between two shards of the index
+
+
+class WatchedWorker(Protocol):
+    """A worker that tells of its blocks."""
+
+    @property
+    def full_name(self) -> str:
+        """Its name, which is unique in its pool."""
+
+    def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
+        """Ask for a stream that its node serves under its name; raises a `RequestError` if it cannot be asked."""
+
+
+class WatchedPool(Protocol):
+    """The workers of one model, and what changes of them seldom."""
+
+    def workers(self) -> Sequence[WatchedWorker]:
+        """Return the workers that can be asked now."""
+
+    async def wait_members_changed(self) -> None:
+        """Wait until a worker has come or gone; not for loads."""
+
+
+@define(eq=False)
+class PrefixSubscriber:
+    """The subscriptions of one model; `wanted` tells whether its policy uses the index now."""
+
+    pool: WatchedPool
+    index: PrefixIndex
+    wanted: Callable[[], bool]
+    _subscriptions: dict[str, _Subscription] = field(factory=dict)  # by the name of the worker
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        """The names of the workers that can be asked, and whose blocks are not all known yet."""
+        return frozenset(
+            name for name, each in self._subscriptions.items() if each.worker is not None and not each.since
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow every worker that can be asked, until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._sweep)
+                self._update(nursery)
+                task_status.started()
+                while True:
+                    with trio.move_on_after(FORGET_S):
+                        await self.pool.wait_members_changed()
+                    self._update(nursery)
+        finally:
+            for name in self._subscriptions:
+                self.index.forget(name)
+            self._subscriptions.clear()
+
+    def _update(self, nursery: trio.Nursery) -> None:
+        """Begin to follow workers that have come, and forget those that have gone for long."""
+        workers = {worker.full_name: worker for worker in self.pool.workers()} if self.wanted() else {}
+        for name, worker in workers.items():
+            if name not in self._subscriptions:
+                self._subscriptions[name] = subscription = _Subscription(self.index, name)
+                subscription.set_worker(worker)
+                nursery.start_soon(subscription.run)
+        for name, subscription in tuple(self._subscriptions.items()):
+            subscription.set_worker(workers.get(name))
+            if subscription.gone_for_s > FORGET_S:
+                subscription.end()
+                del self._subscriptions[name]
+
+    async def _sweep(self) -> None:
+        """Remove what was forgotten from the index, a part at a time."""
+        while True:
+            await trio.sleep(SWEEP_S if self.index.unswept else 1.0)
+            if self.index.unswept:
+                self.index.sweep()
+
+
+@define(eq=False)
+class _Subscription:
+    """The subscription to one worker, which may come and go, and how far it has come."""
+
+    index: PrefixIndex
+    name: str
+    worker: WatchedWorker | None = None
+    life: str = ""
+    since: int = 0  # the number of the last event; 0 until all blocks are known
+    _gone_at: float | None = None
+    _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+    @property
+    def gone_for_s(self) -> float:
+        return 0.0 if self._gone_at is None else trio.current_time() - self._gone_at
+
+    def set_worker(self, worker: WatchedWorker | None) -> None:
+        """Set the worker, None while it cannot be asked."""
+        if worker is None and self._gone_at is None:
+            self._gone_at = trio.current_time()
+        if worker is not None:
+            self._gone_at = None
+        if worker is not self.worker:
+            self.worker = worker
+            self._changed.unpark_all()
+
+    def end(self) -> None:
+        """Forget the worker, and end `run`."""
+        self.index.forget(self.name)
+        self._scope.cancel(reason="the worker has gone")
+
+    async def run(self) -> None:
+        """Follow the worker, again and again."""
+        retry_s = RETRY_S
+        with self._scope:
+            while True:
+                if self.worker is None:
+                    await self._changed.park()
+                    continue
+                number = self.since
+                try:
+                    await self._follow(self.worker)
+                except PeerViolation as error:
+                    log.warning(
+                        "the blocks of a worker cannot be true", extra={"worker": self.name, "reason": str(error)}
+                    )
+                    self._forget()
+                    await trio.sleep(DISTRUST_S)
+                except RequestError as error:  # its engine, its node or the link is down
+                    log.debug("a worker does not tell of its blocks: %s", error, extra={"worker": self.name})
+                    retry_s = RETRY_S if self.since != number else min(2 * retry_s, RETRY_MAX_S)
+                    with trio.move_on_after(retry_s):
+                        await self._changed.park()
+
+    async def _follow(self, worker: WatchedWorker) -> None:
+        """Apply what the worker sends, until the credit of one question is used up."""
+        async with worker.watch(WatchBlocks(self.life, self.since), CREDIT) as answer:
+            async for events in answer:
+                assert isinstance(events, BlockEvents)  # nothing else answers a WatchBlocks
+                check_block_events(events)
+                if not self._continues(events):
+                    self._forget()
+                    return  # it is asked for all of its blocks
+                self._apply(events)
+
+    def _continues(self, events: BlockEvents) -> bool:
+        """Whether these events follow the last ones without a gap, or begin anew."""
+        if events.reset:
+            return True
+        if events.life != self.life:
+            return False
+        if not self.since:  # within the list of all blocks
+            return True
+        return events.number == self.since + len(events.events)
+
+    def _apply(self, events: BlockEvents) -> None:
+        if events.reset:
+            self.index.forget(self.name)
+        self.index.apply(self.name, events.events)
+        self.life, self.since = events.life, events.number
+
+    def _forget(self) -> None:
+        self.index.forget(self.name)
+        self.life, self.since = "", 0

@@ -1,0 +1,150 @@
+"""Publisher: the blocks and the load of one engine, as streams for any number of nodes.
+
+It follows the engine once and answers all who watch it, so that an engine's process does the same work however many
+gateways there are. It stands beside the engine and not in its way: whatever becomes of it, no request waits for it or
+fails. When the engine is lost its blocks are forgotten at once, before another life of it can be chosen.
+
+Watchers get what has changed in one reply every `every_s`, at most; a slow one gets less often, and then more at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol, TypeAlias
+
+import trio
+from attrs import define, field
+
+from actors.engines.block_log import BlockLog, BlockReader
+from actors.engines.following import changes_of
+from actors.engines.port import Engine
+from actors.kit.calls import Answer, BugCounter, Call, Inbox
+from protocol.errors import EngineLost, Overloaded, RequestError
+from protocol.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
+from protocol.messages import Done
+
+log = logging.getLogger(__name__)
+
+WATCHERS_MAX = 512
+EVERY_S = 0.01
+LOST_S = 0.05  # in which an engine that is lost is withdrawn
+
+Watch: TypeAlias = WatchBlocks | WatchLoad
+WatchReply: TypeAlias = BlockEvents | EngineLoads
+
+
+class EngineSource(Protocol):
+    """The engine that is published, in one life after the other."""
+
+    async def wait(self) -> Engine:
+        """Wait until the engine is up, and return it."""
+
+
+@define(eq=False)
+class Published:
+    """The blocks of one engine, and its latest load, as far as they are known."""
+
+    blocks: BlockLog
+    loads: EngineLoads | None = None
+    load_changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def set_loads(self, loads: EngineLoads | None) -> None:
+        """Replace the load, None while the engine is down."""
+        self.loads = loads
+        self.load_changed.unpark_all()
+
+
+async def publisher(
+    inbox: Inbox[Call[Watch, WatchReply, Done]],
+    source: EngineSource,
+    published: Published,
+    every_s: float = EVERY_S,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Follow the lives of an engine, and answer those who watch it, at most `WATCHERS_MAX` at a time."""
+    bugs, watchers = BugCounter(), trio.CapacityLimiter(WATCHERS_MAX)
+    published.blocks.clear()  # of an earlier life of this actor, which may have missed events
+
+    async def answer_one(call: Call[Watch, WatchReply, Done]) -> None:
+        with call.answering(bugs) as answer:
+            try:
+                watchers.acquire_on_behalf_of_nowait(call)
+            except trio.WouldBlock:
+                raise Overloaded(f"{WATCHERS_MAX} watch this engine already") from None
+            try:
+                await _send(call.request, published, answer, every_s)
+                answer.end(Done())
+            finally:
+                watchers.release_on_behalf_of(call)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_follow, source, published)
+        task_status.started()
+        while True:
+            nursery.start_soon(answer_one, await inbox.receive())
+
+
+async def _follow(source: EngineSource, published: Published) -> None:
+    """Follow one life of the engine after the other."""
+    while True:
+        engine = await source.wait()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_follow_load, engine, published)
+                nursery.start_soon(_follow_blocks, engine, published)
+                await engine.wait_lost()
+                nursery.cancel_scope.cancel(reason="the engine is lost")
+        finally:
+            published.blocks.clear()
+            published.set_loads(None)
+        await trio.sleep(LOST_S)
+
+
+async def _follow_load(engine: Engine, published: Published) -> None:
+    try:
+        await engine.watch_load(published.set_loads)
+    except EngineLost:
+        pass
+    except RequestError as error:
+        log.warning("an engine does not tell of its load: %s", error)
+
+
+async def _follow_blocks(engine: Engine, published: Published) -> None:
+    try:
+        await engine.watch_blocks(published.blocks.merge)
+    except EngineLost:
+        pass
+    except RequestError as error:
+        log.warning("an engine does not tell of its blocks: %s", error)
+
+
+async def _send(request: Watch, published: Published, answer: Answer[WatchReply, Done], every_s: float) -> None:
+    if isinstance(request, WatchBlocks):
+        await _send_blocks(BlockReader(published.blocks, request.life, request.since), answer, every_s)
+    else:
+        await _send_loads(published, answer, every_s)
+
+
+async def _send_blocks(reader: BlockReader, answer: Answer[WatchReply, Done], every_s: float) -> None:
+    """Send what a watcher has missed and what changes, until its credit is used up."""
+    with changes_of(reader.log) as changed:
+        while answer.credit > 0:
+            if (events := reader.read()) is not None:
+                answer.put(events)
+                await trio.lowlevel.checkpoint()
+            else:
+                await changed.park()
+                await trio.sleep(every_s)  # what changes together is sent together
+
+
+async def _send_loads(published: Published, answer: Answer[WatchReply, Done], every_s: float) -> None:
+    """Send the latest load when it has changed, until the watcher's credit is used up."""
+    sent: EngineLoads | None = None
+    while answer.credit > 0:
+        if published.loads is not None and published.loads != sent:
+            sent = published.loads
+            answer.put(sent)
+            await trio.sleep(every_s)
+        else:
+            await published.load_changed.park()

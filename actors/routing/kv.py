@@ -1,0 +1,182 @@
+"""The policy `kv`: the worker that has least to compute for a request, by what its prefix cache has and what is queued.
+
+The cost of a worker is counted in prompt tokens that it would compute before it could answer. It is, for a worker that
+computes prompts, those of this prompt that its cache does not have and those of the prompts that wait there; and, for
+one that computes answers, its running requests and the share of its KV memory that they may come to need, each counted
+as some prompt tokens. Of costs that differ by less than a page one is drawn at random: several routers, which hear of
+each other's choices only later, would all choose the same one otherwise.
+
+A few workers are compared, however many there are: those with the longest beginnings of the prompt, those where such a
+prompt is being computed, that of the session's last request, and the least loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import exp
+from typing import Annotated
+
+from attrs import define, evolve, field, frozen
+
+from actors.routing.candidates import Candidates, Chance, Choice
+from actors.routing.expected_prefixes import ExpectedPrefixes
+from actors.routing.load import Load
+from actors.routing.prefix_index import BLOCKS_MAX, Match, PrefixIndex
+from actors.routing.session import SessionWorkers
+from protocol.cluster import Leg
+from protocol.messages import Generate, PromptBlocks
+from protocol.strict.checks import Within
+
+HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are compared
+LEADING_MAX = 8  # of the least loaded
+
+Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
+
+
+@frozen(kw_only=True)
+class KvSettings:
+    """`[model.NAME.kv]`: what the policy `kv` weighs, and the size of its index."""
+
+    prefill_weight: Weight = 1.0  # of a prompt token that is to be computed, this request's or a queued one
+    load_tokens: Weight = 64.0  # that a running request counts as, and a slot's share of KV memory
+    session_tokens: Weight = 128.0  # that the worker of the session's last request is preferred by
+    temperature: Annotated[float, Within(at_least=0, at_most=100)] = 0.0  # of the softmax over costs; 0: the least cost
+    blocks_max: Annotated[int, Within(at_least=256, at_most=100_000_000)] = BLOCKS_MAX  # in the index, 125 bytes each
+
+
+@define(eq=False)
+class KvPolicy:
+    """The policy with its index, and with what it remembers of the requests on their way."""
+
+    settings: KvSettings
+    index: PrefixIndex
+    chance: Chance
+    expected: ExpectedPrefixes = field(factory=ExpectedPrefixes)
+    sessions: SessionWorkers = field(factory=SessionWorkers)
+
+    def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
+        """Return the worker of the least cost, with the tokens that it is expected to have in its cache."""
+        hints = request.hints
+        prompt = _Prompt.of(request, self.index, self.expected)
+        session = "" if hints is None else hints.session
+        home = None
+        choices = dict[str, Choice]()
+        for load in self._compared(request, candidates, prompt, session):
+            if load.name not in choices:
+                choices[load.name] = self._choice(request, load, prompt)
+                if session and self.sessions.get(load.leg, session) == load.name:
+                    home = load.name
+        if not choices:
+            return None
+        chosen = self._drawn(list(choices.values()), home, prompt.page_size)
+        if session:
+            self.sessions.set(chosen.load.leg, session, chosen.load.name)
+        if chosen.load.leg is Leg.DECODE or not prompt.matches:
+            return chosen
+        return evolve(chosen, on_taken=partial(self._expect, chosen.load.name, prompt))
+
+    def _expect(self, worker: str, prompt: _Prompt) -> Callable[[], None]:
+        """Count a prompt as one that a worker is about to have; return what ends that."""
+        added = [self.expected.add(worker, blocks.hashes) for blocks, _ in prompt.matches]
+        prefixes = [prefix for prefix in added if prefix is not None]
+
+        def end() -> None:
+            for prefix in prefixes:
+                self.expected.discard(prefix)
+
+        return end
+
+    def _compared(self, request: Generate, candidates: Candidates, prompt: _Prompt, session: str) -> list[Load]:
+        """Return the candidates that are compared, some of them twice."""
+        names = [*prompt.holders(HOLDERS_MAX), *prompt.expected]
+        if session:
+            names += [name for leg in Leg if (name := self.sessions.get(leg, session)) is not None]
+        compared = [load for name in dict.fromkeys(names) if (load := candidates.find(name)) is not None]
+        leading = candidates.leading(request)
+        compared += leading
+        left = LEADING_MAX - len(leading)
+        if left > 0:
+            for number, load in enumerate(candidates):
+                if number >= LEADING_MAX:
+                    break
+                compared.append(load)
+        return compared
+
+    def _choice(self, request: Generate, load: Load, prompt: _Prompt) -> Choice:
+        settings, cost, overlap = self.settings, 0.0, 0
+        if load.leg is not Leg.DECODE:
+            overlap = prompt.overlap(load.name)
+            uncached = len(request.tokens) - max(overlap, prompt.expected.get(load.name, 0))
+            cost += settings.prefill_weight * (uncached + load.pending)
+        if load.leg is not Leg.PREFILL:
+            cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request))
+        if not load.fits(request):  # it would wait there for memory, behind all who have it
+            cost += load.kv_tokens_max
+        return Choice(load, overlap, cost)
+
+    def _drawn(self, choices: Sequence[Choice], home: str | None, page_size: int) -> Choice:
+        """Return one of the choices: of the least cost, or by the softmax of their costs."""
+        preferred = self.settings.session_tokens
+
+        def cost(choice: Choice) -> float:
+            return (choice.score or 0.0) - (preferred if choice.load.name == home else 0.0)
+
+        costs = [cost(choice) for choice in choices]
+        least, most = min(costs), max(costs)
+        if self.settings.temperature > 0 and most > least:
+            scale = self.settings.temperature * (most - least)
+            return choices[_draw([exp((least - each) / scale) for each in costs], self.chance())]
+        near = [choice for choice, each in zip(choices, costs, strict=True) if each < least + page_size]
+        near.sort(key=lambda choice: choice.load.name)
+        return near[int(self.chance() * len(near))] if len(near) > 1 else near[0]
+
+
+@frozen
+class _Prompt:
+    """A prompt as the index knows it: who has how much of it, in tokens."""
+
+    matches: tuple[tuple[PromptBlocks, Match], ...]
+    expected: dict[str, int]  # the tokens that a prompt in common is being computed for, by worker
+    reusable: int  # tokens: the last one of a prompt is always computed
+
+    @classmethod
+    def of(cls, request: Generate, index: PrefixIndex, expected: ExpectedPrefixes) -> _Prompt:
+        blocks = () if request.hints is None else request.hints.blocks
+        common = dict[str, int]()
+        for each in blocks:
+            for worker, count in expected.blocks(each.hashes).items():
+                common[worker] = max(common.get(worker, 0), count * each.page_size)
+        matches = tuple((each, index.match(each.hashes)) for each in blocks)
+        return cls(matches, common, len(request.tokens) - 1)
+
+    @property
+    def page_size(self) -> int:
+        return max((blocks.page_size for blocks, _ in self.matches), default=1)
+
+    def holders(self, holders_max: int) -> list[str]:
+        return [name for _, match in self.matches for name, _ in match.longest(holders_max)]
+
+    def overlap(self, worker: str) -> int:
+        """Return the tokens that a worker's cache is expected to have of it."""
+        for blocks, match in self.matches:
+            if count := match.blocks(worker):
+                return min(count, self.reusable // blocks.page_size) * blocks.page_size
+        return 0
+
+
+def _kv_share(load: Load, request: Generate) -> float:
+    """Return the share of a worker's KV memory that its requests and this one may come to need; 0 if not known."""
+    if not load.kv_tokens_max:
+        return 0.0
+    return min(1.0, (load.kv_tokens + load.tokens_of(request)) / load.kv_tokens_max)
+
+
+def _draw(weights: Sequence[float], drawn: float) -> int:
+    """Return a place, by the weights of all and a number from 0 to below 1."""
+    left = drawn * sum(weights)
+    for place, weight in enumerate(weights):
+        left -= weight
+        if left < 0:
+            return place
+    return len(weights) - 1

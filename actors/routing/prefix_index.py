@@ -1,0 +1,196 @@
+"""The prefix index of a model: which ranks of which workers have which blocks in their prefix caches.
+
+A block is named by its hash, which stands for all tokens up to its end (`protocol/block_hashes.py`). For each hash the
+index keeps one integer, with a bit for every holder. So a prompt is matched against all workers at once, by one look-up
+a block, whatever their number; and holders are told apart only where they differ.
+
+A holder is one rank in one life of its cache. What empties a cache (a flush, a restart, a gap in its events) retires
+its bit in no time, and the worker begins with another: a retired bit matches nothing, and `sweep` removes it from the
+blocks a shard at a time. Blocks are limited in number; the least recently used of a shard goes first.
+
+What workers tell may be wrong or late, so an overlap is a prediction.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from attrs import define, field, frozen
+
+from protocol.kv_events import GPU, BlockChange, BlockEvent
+
+SHARDS = 256
+BLOCKS_MAX = 1_000_000
+
+Holder: TypeAlias = tuple[str, int]
+"""The name of a worker, and the number of one of its ranks."""
+
+
+@frozen
+class Match:
+    """The holders of the beginnings of one prompt: those with so many of its blocks, and no more, as bits."""
+
+    groups: tuple[tuple[int, int], ...]  # the number of blocks, the longest beginning last; and the holders' bits
+    bits: Mapping[Holder, int]
+    holders: Sequence[Holder | None]
+
+    def blocks(self, worker: str, rank: int = 0) -> int:
+        """Return how many of the prompt's blocks a rank has, from the first one on."""
+        bit = self.bits.get((worker, rank), 0)
+        return next((count for count, mask in reversed(self.groups) if mask & bit), 0)
+
+    def longest(self, holders_max: int) -> Iterator[Holder]:
+        """Yield holders, those with the most blocks first, up to a number."""
+        found = 0
+        for _, mask in reversed(self.groups):
+            left = mask
+            while left and found < holders_max:
+                bit = left & -left
+                left ^= bit
+                found += 1
+                holder = self.holders[bit.bit_length() - 1]
+                assert holder is not None  # only bits that are used match
+                yield holder
+
+
+@frozen
+class IndexStatistics:
+    """The size of an index: its blocks, its holders, and the blocks that were dropped since it was full."""
+
+    blocks: int
+    holders: int
+    dropped: int
+
+
+@define(eq=False)
+class PrefixIndex:
+    """The blocks of the workers of one model, `blocks_max` different ones at most."""
+
+    blocks_max: int = BLOCKS_MAX
+    dropped: int = 0
+    _blocks: int = 0
+    _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
+    _bits: dict[Holder, int] = field(factory=dict)
+    _holders: list[Holder | None] = field(factory=list)  # by the number of the bit
+    _used: int = 0  # the bits of the holders
+    _retired: int = 0  # bits that blocks may still have
+    _sweeping: int = 0  # of those, the ones that the present round removes
+    _next_shard: int = 0
+
+    def statistics(self) -> IndexStatistics:
+        """Return the size of the index."""
+        return IndexStatistics(self._blocks, len(self._bits), self.dropped)
+
+    # What workers tell -------------------------------------------------------------------
+
+    def apply(self, worker: str, events: Iterable[BlockEvent]) -> None:
+        """Apply the events of a worker's ranks; blocks of LoRA adapters and of slower media are left out."""
+        for event in events:
+            if event.change is BlockChange.CLEARED:
+                self._retire((worker, event.rank))
+            elif event.medium != GPU or event.lora is not None:
+                continue
+            elif event.change is BlockChange.STORED:
+                self._store(self._bit((worker, event.rank)), event.hashes)
+            elif (bit := self._bits.get((worker, event.rank))) is not None:
+                self._remove(bit, event.hashes)
+
+    def forget(self, worker: str) -> None:
+        """Forget all blocks of a worker."""
+        for holder in [holder for holder in self._bits if holder[0] == worker]:
+            self._retire(holder)
+
+    def knows(self, worker: str) -> bool:
+        """Whether a worker has told of any blocks, on rank 0, since it was forgotten."""
+        return (worker, 0) in self._bits
+
+    def _store(self, bit: int, hashes: Sequence[int]) -> None:
+        shards, shard_max = self._shards, max(1, self.blocks_max // SHARDS)
+        for number in reversed(hashes):  # so that of one prefix the end is dropped first
+            shard = shards[number & 255]
+            before = shard.get(number)
+            if before is None:
+                if len(shard) >= shard_max:
+                    shard.popitem(last=False)
+                    self.dropped += 1
+                    self._blocks -= 1
+                shard[number] = bit
+                self._blocks += 1
+            else:
+                shard[number] = before | bit
+                shard.move_to_end(number)
+
+    def _remove(self, bit: int, hashes: Sequence[int]) -> None:
+        for number in hashes:
+            shard = self._shards[number & 255]
+            if (before := shard.get(number, 0)) & bit:
+                if left := before & ~bit:
+                    shard[number] = left
+                else:
+                    del shard[number]
+                    self._blocks -= 1
+
+    # Bits --------------------------------------------------------------------------------
+
+    def _bit(self, holder: Holder) -> int:
+        """Return the bit of a holder, a new one if it has none."""
+        if (bit := self._bits.get(holder)) is not None:
+            return bit
+        taken = self._used | self._retired
+        bit = ~taken & (taken + 1)  # the lowest that is free
+        place = bit.bit_length() - 1
+        while len(self._holders) <= place:
+            self._holders.append(None)
+        self._holders[place], self._bits[holder] = holder, bit
+        self._used |= bit
+        return bit
+
+    def _retire(self, holder: Holder) -> None:
+        if (bit := self._bits.pop(holder, None)) is not None:
+            self._holders[bit.bit_length() - 1] = None
+            self._used &= ~bit
+            self._retired |= bit
+
+    @property
+    def unswept(self) -> bool:
+        """Whether there are retired bits to remove."""
+        return self._retired != 0
+
+    def sweep(self) -> None:
+        """Remove retired bits from one shard; to be called, with pauses, while `unswept`."""
+        if not self._next_shard:
+            self._sweeping = self._retired
+        shard, gone = self._shards[self._next_shard], self._sweeping
+        for number in [number for number, bits in shard.items() if bits & gone]:
+            if left := shard[number] & ~gone:
+                shard[number] = left
+            else:
+                del shard[number]
+                self._blocks -= 1
+        self._next_shard = (self._next_shard + 1) % SHARDS
+        if not self._next_shard:
+            self._retired &= ~gone  # of which none is set any more: none was set while it was retired
+
+    # What routers ask --------------------------------------------------------------------
+
+    def match(self, hashes: Sequence[int]) -> Match:
+        """Return who has which beginnings of a prompt, by its blocks; they count as used now."""
+        groups, shards = list[tuple[int, int]](), self._shards
+        having, count = self._used, 0
+        for number in hashes if having else ():
+            still = shards[number & 255].get(number, 0) & having
+            if still != having:
+                if count:
+                    groups.append((count, having & ~still))
+                having = still
+                if not still:
+                    break
+            count += 1
+        if count and having:
+            groups.append((count, having))
+        if 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon, and the order does not matter
+            for number in reversed(hashes[:count]):
+                shards[number & 255].move_to_end(number)
+        return Match(tuple(groups), self._bits, self._holders)

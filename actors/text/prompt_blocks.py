@@ -1,0 +1,47 @@
+"""The hashes of prompts, by which a router finds workers that have computed their beginnings.
+
+A prompt is hashed once, before it is routed, and a long one in a thread: the router then decides in one turn. Behind
+an image or a video an engine's hashes are of its contents, so only what is before the first one is hashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+from attrs import evolve
+
+from actors.kit.offload import Offload
+from protocol.block_hashes import block_hashes
+from protocol.media import MediaInfo, Modality
+from protocol.messages import Generate, PromptBlocks, RoutingHints
+
+
+async def with_blocks(
+    generations: Sequence[Sequence[Generate]], page_sizes: Sequence[int], media: MediaInfo | None, work: Offload
+) -> list[list[Generate]]:
+    """Return generations with the hashes of their prompts; those of one list have the same prompt."""
+    await trio.lowlevel.checkpoint()
+    hashed = list[list[Generate]]()
+    for choices in generations:
+        first = choices[0]
+        tokens = first.tokens[: _text_tokens(first, media)]
+        hints = first.hints or RoutingHints()
+        size = len(tokens) * len(page_sizes)
+        blocks = await work.run(size, partial(_blocks, tokens, page_sizes, first.cache_salt))
+        hints = evolve(hints, blocks=blocks)
+        hashed.append([evolve(choice, hints=hints) for choice in choices])
+    return hashed
+
+
+def _blocks(tokens: list[int], page_sizes: Sequence[int], cache_salt: str | None) -> tuple[PromptBlocks, ...]:
+    return tuple(PromptBlocks(size, block_hashes(tokens, size, cache_salt)) for size in page_sizes)
+
+
+def _text_tokens(request: Generate, media: MediaInfo | None) -> int:
+    """Return the number of tokens before the first image or video."""
+    if not request.media or media is None:
+        return len(request.tokens)
+    placeholders = {media.placeholder(modality) for modality in Modality}
+    return next((place for place, token in enumerate(request.tokens) if token in placeholders), len(request.tokens))

@@ -1,0 +1,161 @@
+"""The log of an engine's blocks: whatever a reader has missed, it ends with the blocks that there are."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.engines.block_log import MESSAGE_HASHES_MAX, TAIL_EVENTS_MAX, BlockLog, BlockReader
+from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, check_block_events
+
+STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
+changes = st.lists(
+    st.builds(
+        BlockEvent,
+        st.sampled_from([STORED, STORED, REMOVED, CLEARED]),
+        st.integers(0, 1),
+        st.lists(st.integers(0, 30), max_size=6).map(tuple),
+    ),
+    max_size=12,
+)
+
+
+class Copy:
+    """What a reader knows of a log."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, set[int]] = {}
+        self.life, self.since = "", 0
+
+    def apply(self, message: BlockEvents) -> None:
+        check_block_events(message)
+        if message.reset:
+            self.blocks.clear()
+        elif self.since:
+            assert message.number == self.since + len(message.events), "no event is lost"
+        for event in message.events:
+            blocks = self.blocks.setdefault(event.rank, set())
+            if event.change is CLEARED:
+                blocks.clear()
+            elif event.change is STORED:
+                blocks.update(event.hashes)
+            else:
+                blocks.difference_update(event.hashes)
+        self.life, self.since = message.life, message.number
+
+    def read(self, reader: BlockReader, messages_max: int = 10**6) -> None:
+        for _ in range(messages_max):
+            if (message := reader.read()) is None:
+                return
+            self.apply(message)
+
+
+def truth(log: BlockLog) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for (rank, _, _), blocks in log.blocks():
+        found.setdefault(rank, set()).update(blocks)
+    return found
+
+
+def known(copy: Copy) -> dict[int, set[int]]:
+    return {rank: blocks for rank, blocks in copy.blocks.items() if blocks}
+
+
+@given(st.lists(changes, max_size=8), st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_a_reader_that_comes_and_goes_ends_with_the_blocks_that_there_are(
+    batches: list[list[BlockEvent]], rng: random.Random
+) -> None:
+    log, copy = BlockLog("life"), Copy()
+    reader = BlockReader(log)
+    for events in batches:
+        log.apply(events)
+        if rng.random() < 0.5:  # the reader is asked again from where it was
+            reader = BlockReader(log, copy.life, copy.since)
+        copy.read(reader, rng.randrange(4))
+    copy.read(BlockReader(log, copy.life, copy.since))
+    assert known(copy) == truth(log)
+
+
+def test_a_reader_of_another_life_gets_all_blocks() -> None:
+    log, copy = BlockLog("second"), Copy()
+    copy.blocks, copy.life, copy.since = {0: {99}}, "first", 7
+    log.apply([BlockEvent(STORED, 0, (1, 2))])
+    copy.read(BlockReader(log, copy.life, copy.since))
+    assert (known(copy), copy.life, copy.since) == ({0: {1, 2}}, "second", log.number)
+
+
+def test_an_empty_log_says_that_nothing_is_there() -> None:
+    reader = BlockReader(BlockLog("life"))
+    message = reader.read()
+    assert message == BlockEvents("life", 1, (), reset=True)
+    assert reader.read() is None
+
+
+def test_a_reader_too_far_behind_gets_all_blocks_in_parts_and_what_changes_meanwhile() -> None:
+    log, copy = BlockLog("life"), Copy()
+    copy.read(BlockReader(log))
+    for number in range(TAIL_EVENTS_MAX + 1):
+        log.apply([BlockEvent(STORED, 0, (number,))])
+    reader = BlockReader(log, copy.life, copy.since)
+    first = reader.read()
+    assert first is not None
+    assert (first.reset, first.number) == (True, 0), "more is to come"
+    copy.apply(first)
+    log.apply([BlockEvent(REMOVED, 0, (0, 8000)), BlockEvent(STORED, 1, (5,))])
+    copy.read(reader)
+    assert known(copy) == truth(log)
+    assert copy.since == log.number
+
+
+def test_no_message_has_more_hashes_than_fit_a_turn() -> None:
+    log = BlockLog("life")
+    log.apply([BlockEvent(STORED, 0, tuple(range(5 * MESSAGE_HASHES_MAX)), parent=-1)])
+    reader = BlockReader(log, "life", 1)
+    sizes, parents = list[int](), list[int | None]()
+    while (message := reader.read()) is not None:
+        sizes.append(sum(len(event.hashes) for event in message.events))
+        parents += [event.parent for event in message.events]
+    assert sizes == [MESSAGE_HASHES_MAX] * 5
+    assert parents == [-1, *(MESSAGE_HASHES_MAX * part - 1 for part in range(1, 5))]
+
+
+def test_the_memory_of_a_log_does_not_grow_with_what_nobody_reads() -> None:
+    log = BlockLog("life")
+    for number in range(3 * TAIL_EVENTS_MAX):
+        log.apply([BlockEvent(STORED, 0, (number,)), BlockEvent(REMOVED, 0, (number - 10,))])
+    assert len(log) == 10
+    assert len(list(log.changes(log.number - TAIL_EVENTS_MAX) or ())) == TAIL_EVENTS_MAX
+    assert log.changes(log.number - TAIL_EVENTS_MAX - 1) is None
+    assert log.changes(log.number + 1) is None, "of another life, or a lie"
+
+
+def test_a_removal_that_names_no_adapter_removes_the_blocks_of_any() -> None:
+    log = BlockLog("life")
+    log.apply([BlockEvent(STORED, 0, (1, 2), lora="poet"), BlockEvent(REMOVED, 0, (1,))])
+    assert log.blocks() == [((0, "GPU", "poet"), [2])]
+
+
+@pytest.mark.parametrize("change", [STORED, REMOVED, CLEARED])
+def test_listeners_are_called_after_a_change(change: BlockChange) -> None:
+    log, calls = BlockLog("life"), list[int]()
+    listener = lambda: calls.append(log.number)  # noqa: E731
+    log.listeners.add(listener)
+    log.apply([BlockEvent(change, 0, (1,))])
+    log.apply([])
+    log.listeners.discard(listener)
+    log.apply([BlockEvent(change, 0, (2,))])
+    assert calls == [2]
+
+
+def test_clearing_tells_of_every_rank() -> None:
+    log, copy = BlockLog("life"), Copy()
+    log.apply([BlockEvent(STORED, 0, (1,)), BlockEvent(STORED, 3, (2,))])
+    reader = BlockReader(log)
+    copy.read(reader)
+    log.clear()
+    copy.read(reader)
+    assert known(copy) == truth(log) == {}

@@ -1,0 +1,189 @@
+"""The policy `kv`: the costs of workers, and the choice among them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import evolve
+
+from actors.routing.kv import HOLDERS_MAX, LEADING_MAX, KvPolicy, KvSettings
+from actors.routing.load import Load
+from actors.routing.prefix_index import PrefixIndex
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
+from protocol.block_hashes import block_hashes
+from protocol.cluster import Leg
+from protocol.kv_events import BlockChange, BlockEvent
+from protocol.messages import Generate, PromptBlocks, RoutingHints
+from tests.rig.router import Fake, FakePool, Loads, generate
+
+PAGE = 16
+PROMPT = list(range(100, 100 + 10 * PAGE))
+
+
+def wanted(prompt: Sequence[int] = PROMPT, session: str = "", salt: str | None = None) -> Generate:
+    blocks = PromptBlocks(PAGE, block_hashes(list(prompt), PAGE, salt))
+    return evolve(generate(prompt=prompt), hints=RoutingHints(session, (blocks,)), cache_salt=salt)
+
+
+def policy(has: dict[str, Sequence[int]] | None = None, seed: int = 0, **settings: Any) -> KvPolicy:
+    made = KvPolicy(KvSettings(**settings), PrefixIndex(), random.Random(seed).random)
+    for worker, prompt in (has or {}).items():
+        event = BlockEvent(BlockChange.STORED, 0, block_hashes(list(prompt), PAGE))
+        made.index.apply(worker, [event])
+    return made
+
+
+def chosen(made: KvPolicy, request: Generate, *loads: Load) -> tuple[str, int]:
+    choice = made(request, Loads(loads))
+    assert choice is not None
+    return choice.load.name, choice.overlap
+
+
+A, B, C = (Load(name, 0, 8) for name in "abc")
+
+
+def test_the_worker_with_the_longest_beginning_is_chosen() -> None:
+    made = policy({"a": PROMPT[: 2 * PAGE], "b": PROMPT[: 7 * PAGE + 3]})
+    assert chosen(made, wanted(), A, B, C) == ("b", 7 * PAGE)
+
+
+def test_the_last_token_is_never_expected_in_a_cache() -> None:
+    assert chosen(policy({"b": PROMPT}), wanted(), A, B) == ("b", 9 * PAGE)
+    assert chosen(policy({"b": PROMPT}), wanted([*PROMPT, 1]), A, B) == ("b", 10 * PAGE)
+
+
+def test_a_queue_that_is_longer_than_what_is_saved_is_avoided() -> None:
+    made = policy({"b": PROMPT})
+    assert chosen(made, wanted(), A, evolve(B, pending=8 * PAGE)) == ("b", 9 * PAGE)
+    assert chosen(made, wanted(), A, evolve(B, pending=11 * PAGE)) == ("a", 0)
+
+
+def test_running_requests_and_kv_memory_count() -> None:
+    made = policy({"b": PROMPT})
+    assert chosen(made, wanted(), A, evolve(B, busy=2))[0] == "b"
+    assert chosen(made, wanted(), A, evolve(B, busy=3))[0] == "a"
+    full = evolve(B, kv_tokens=900, kv_tokens_max=1000)
+    assert chosen(made, wanted(), A, full)[0] == "a"
+    assert chosen(policy(load_tokens=0.0), wanted(), evolve(A, busy=7), evolve(B, pending=PAGE))[0] == "a"
+
+
+def test_a_worker_without_memory_for_the_request_is_the_last() -> None:
+    full = evolve(B, kv_tokens=9_900, kv_tokens_max=10_000)
+    assert chosen(policy({"b": PROMPT}, load_tokens=0.0), wanted(), A, full)[0] == "a"
+
+
+def test_salted_prompts_match_nothing_that_is_not_theirs() -> None:
+    made = policy({"b": PROMPT})
+    assert chosen(made, wanted(salt="tenant"), A, B)[1] == 0
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, block_hashes(PROMPT, PAGE, "tenant"))])
+    assert chosen(made, wanted(salt="tenant"), A, B) == ("a", 9 * PAGE)
+    assert chosen(made, wanted(), A, B) == ("b", 9 * PAGE)
+
+
+def test_of_near_equals_one_is_drawn() -> None:
+    made = policy()
+    counts = Counter(chosen(made, wanted(), A, B, C)[0] for _ in range(300))
+    assert min(counts.values()) > 70
+    assert chosen(made, wanted(), A, B, evolve(C, busy=1))[0] != "c"
+
+
+def test_the_worker_of_a_session_is_preferred_softly() -> None:
+    made = policy(session_tokens=100.0)
+    home = chosen(made, wanted(session="s"), A, B, C)[0]
+    assert {chosen(made, wanted(session="s"), A, B, C)[0] for _ in range(50)} == {home}
+    others = [load for load in (A, B, C) if load.name != home]
+    at_home = next(load for load in (A, B, C) if load.name == home)
+    assert chosen(made, wanted(session="s"), *others, evolve(at_home, busy=2))[0] != home
+
+
+def test_a_temperature_spreads_by_cost() -> None:
+    made = policy({"a": PROMPT}, temperature=0.5)
+    counts = Counter(chosen(made, wanted(), A, B)[0] for _ in range(2000))
+    assert 0.85 < counts["a"] / 2000 < 0.91  # 1 / (1 + exp(-2))
+
+
+def test_decodes_are_compared_by_their_load_alone() -> None:
+    decodes = [evolve(load, leg=Leg.DECODE, busy=busy) for load, busy in ((A, 2), (B, 1), (C, 3))]
+    made = policy({"c": PROMPT})
+    assert chosen(made, wanted(), *decodes) == ("b", 0)
+    prefills = [evolve(load, leg=Leg.PREFILL) for load in (A, B, C)]
+    assert chosen(made, wanted(), *prefills) == ("c", 9 * PAGE)
+
+
+def test_without_events_load_decides() -> None:
+    request = evolve(generate(prompt=PROMPT), hints=None)
+    assert chosen(policy(), request, evolve(A, busy=2), B) == ("b", 0)
+    assert policy()(request, Loads([])) is None
+
+
+def test_workers_without_any_blocks_are_compared_with_those_that_have_some() -> None:
+    made = policy({"a": PROMPT})
+    assert chosen(made, wanted(list(range(9))), evolve(A, busy=1), B)[0] == "b"
+
+
+async def burst(prompts: list[list[int]], workers: int) -> Counter[str]:
+    """Route requests in one turn, so that nothing is known of those before but that they were routed."""
+    fakes = [Fake(f"w{number}", slots=1000) for number in range(workers)]
+    routing = Routing(FakePool([*fakes], None), policy(), FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    return Counter(route.name for route in map(routing.choose, map(wanted, prompts)) if route is not None)
+
+
+async def test_a_burst_of_equal_prompts_does_not_herd() -> None:
+    counts = await burst([PROMPT * 10] * 200, workers=4)
+    assert sum(counts.values()) == 200
+    assert max(counts.values()) <= 1.5 * 50
+
+
+async def test_prompts_of_a_burst_that_begin_alike_go_together() -> None:
+    rng = random.Random(3)
+    groups = [[rng.randrange(1000) for _ in range(100 * PAGE)] for _ in range(16)]
+    fakes = [Fake(f"w{number}", slots=1000) for number in range(4)]
+    routing = Routing(FakePool([*fakes], None), policy(), FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    homes: dict[int, set[str]] = {}
+    for _ in range(4):
+        for number, group in enumerate(groups):
+            route = routing.choose(wanted([*group, rng.randrange(1000)]))
+            assert route is not None
+            homes.setdefault(number, set()).add(route.name)
+    assert sum(map(len, homes.values())) <= 1.5 * len(groups), "most groups are computed once"
+
+
+async def test_what_is_expected_ends_with_the_route() -> None:
+    fakes = [Fake("w0"), Fake("w1")]
+    made = policy()
+    routing = Routing(FakePool([*fakes], None), made, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    routes = [route for route in map(routing.choose, [wanted()] * 4) if route is not None]
+    assert len(made.expected) == 4
+    routes[0].begun()
+    for route in routes:
+        route.end()
+        route.end()
+    assert len(made.expected) == 0
+    assert routing.statistics().requests == 0
+
+
+def test_few_workers_are_looked_at_however_many_there_are() -> None:
+    class Counting(Loads):
+        looks = 0
+
+        def find(self, name: str) -> Load | None:
+            Counting.looks += 1
+            return super().find(name)
+
+        def leading(self, _: Generate) -> Sequence[Load]:
+            Counting.looks += 1
+            return self.every[:1]
+
+        def __iter__(self) -> Any:
+            for load in self.every:
+                Counting.looks += 1
+                yield load
+
+    loads = [Load(f"w{number}", 0, 8) for number in range(1000)]
+    made = policy({load.name: PROMPT for load in loads})
+    assert made(wanted(), Counting(loads)) is not None
+    assert Counting.looks <= HOLDERS_MAX + LEADING_MAX + 2

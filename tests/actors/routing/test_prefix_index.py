@@ -1,0 +1,137 @@
+"""The prefix index: what it says of any prompt is what the workers' events say, in any order of events and sweeps."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.routing.prefix_index import SHARDS, PrefixIndex
+from protocol.kv_events import BlockChange, BlockEvent
+
+STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
+PROMPTS = [[tree * 100 + depth for depth in range(8)] for tree in range(3)]
+WORKERS = ["a", "b", "c", "d"]
+
+
+def stored(*hashes: int, rank: int = 0) -> BlockEvent:
+    return BlockEvent(STORED, rank, hashes)
+
+
+def removed(*hashes: int, rank: int = 0) -> BlockEvent:
+    return BlockEvent(REMOVED, rank, hashes)
+
+
+@given(st.randoms(use_true_random=False), st.integers(5, 60))
+@settings(max_examples=300, deadline=None)
+def test_it_says_what_the_events_say(rng: random.Random, steps: int) -> None:
+    index, truth = PrefixIndex(), defaultdict[tuple[str, int], set[int]](set)
+    for _ in range(steps):
+        worker, rank, prompt = rng.choice(WORKERS), rng.randrange(2), rng.choice(PROMPTS)
+        match rng.randrange(6):
+            case 0 | 1 | 2:
+                begin, end = sorted(rng.choices(range(9), k=2))
+                index.apply(worker, [stored(*prompt[begin:end], rank=rank)])
+                truth[worker, rank].update(prompt[begin:end])
+            case 3:
+                gone = rng.choices(prompt, k=2)
+                index.apply(worker, [removed(*gone, rank=rank)])
+                truth[worker, rank].difference_update(gone)
+            case 4 if rng.random() < 0.5:
+                index.forget(worker)
+                truth[worker, 0], truth[worker, 1] = set(), set()
+            case 4:
+                index.apply(worker, [BlockEvent(CLEARED, rank)])
+                truth[worker, rank] = set()
+            case _:
+                for _ in range(rng.choice([1, SHARDS])):
+                    index.sweep()
+        for each in PROMPTS:
+            match = index.match(each)
+            for name in WORKERS:
+                for number in (0, 1):
+                    has = truth[name, number]
+                    expected = next((place for place, block in enumerate(each) if block not in has), len(each))
+                    assert match.blocks(name, number) == expected
+            longest = [match.blocks(*holder) for holder in match.longest(99)]
+            assert longest == sorted(longest, reverse=True)
+            assert all(longest)
+
+
+def test_after_a_sweep_only_blocks_that_somebody_has_are_there() -> None:
+    index = PrefixIndex()
+    index.apply("a", [stored(*range(1000))])
+    index.apply("b", [stored(*range(500, 1500))])
+    index.forget("a")
+    assert index.unswept
+    for _ in range(SHARDS):
+        index.sweep()
+    assert index.statistics().blocks == 1000
+    index.forget("b")
+    for _ in range(SHARDS):
+        index.sweep()
+    assert index.statistics() == type(index.statistics())(blocks=0, holders=0, dropped=0)
+
+
+def test_what_is_retired_while_a_sweep_runs_is_removed_by_the_next() -> None:
+    index = PrefixIndex()
+    index.apply("a", [stored(*range(1000))])
+    index.apply("b", [stored(*range(1000))])
+    index.forget("a")
+    for _ in range(SHARDS // 2):
+        index.sweep()
+    index.forget("b")
+    index.apply("c", [stored(7)])  # must not get the bit of either
+    for _ in range(SHARDS // 2):
+        index.sweep()
+    assert index.unswept
+    assert index.match([7]).blocks("c") == 1
+    assert index.match([8]).groups == ()
+    for _ in range(SHARDS):
+        index.sweep()
+    assert index.statistics().blocks == 1
+
+
+def test_the_least_recently_used_block_is_dropped_first() -> None:
+    index = PrefixIndex(2 * SHARDS)
+    old, used, new = (block * SHARDS for block in (1, 2, 3))  # of one shard
+    index.apply("a", [stored(old), stored(used), *(stored(block) for block in range(1, SHARDS) for _ in "x")])
+    index.match([old])  # the index is half full, so that matters now
+    index.apply("a", [stored(new)])
+    assert [index.match([block]).blocks("a") for block in (old, used, new)] == [1, 0, 1]
+    assert index.statistics().dropped == 1
+
+
+def test_of_a_prefix_the_end_is_dropped_first() -> None:
+    index = PrefixIndex(2 * SHARDS)
+    prompt = [block * SHARDS for block in (1, 2, 3)]
+    index.apply("a", [stored(*prompt)])
+    assert index.match(prompt).blocks("a") == 2
+
+
+@pytest.mark.parametrize(
+    "event", [BlockEvent(STORED, 0, (1,), medium="CPU_PINNED"), BlockEvent(STORED, 0, (1,), lora="poet")]
+)
+def test_blocks_that_a_prefill_cannot_use_are_left_out(event: BlockEvent) -> None:
+    index = PrefixIndex()
+    index.apply("a", [event])
+    assert index.match([1]).groups == ()
+
+
+def test_a_removal_from_a_slower_medium_leaves_the_block() -> None:
+    index = PrefixIndex()
+    index.apply("a", [stored(1), BlockEvent(REMOVED, 0, (1,), medium="DISK")])
+    assert index.match([1]).blocks("a") == 1
+
+
+def test_a_thousand_workers_are_told_apart() -> None:
+    index = PrefixIndex()
+    for number in range(1000):
+        index.apply(f"w{number}", [stored(*range(1 + number % 7))])
+    match = index.match(range(9))
+    assert [match.blocks(f"w{number}") for number in range(1000)] == [1 + number % 7 for number in range(1000)]
+    assert len(match.groups) == 7
+    assert [match.blocks(*holder) for holder in match.longest(8)] == [7] * 8

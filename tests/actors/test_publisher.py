@@ -1,0 +1,175 @@
+"""The publisher: what watchers get of an engine's blocks and load, through its lives and its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from actors import publisher as publisher_module
+from actors.engines.block_log import BlockLog
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
+from actors.kit.calls import Address
+from actors.publisher import Published, Watch, WatchReply, publisher
+from protocol.block_hashes import block_hashes
+from protocol.errors import EngineDied, Overloaded
+from protocol.kv_events import BlockChange, BlockEvents, EngineLoads, WatchBlocks, WatchLoad
+from protocol.messages import Done, Generate, Sampling
+from supervisor.supervision.registration import Registration
+from tests.rig.calls import mailbox
+
+PROMPT = list(range(50))
+HASHES = block_hashes(PROMPT, 16)
+
+
+@define(eq=False)
+class Lives:
+    """An engine that lives again and again, and its publisher."""
+
+    nursery: trio.Nursery
+    address: Address[Watch, WatchReply, Done]
+    registration: Registration[SimulatedEngine] = field(factory=Registration)
+    engine: SimulatedEngine = field(init=False)
+
+    async def begin(self) -> None:
+        self.engine = SimulatedEngine(SimulatedSpec(), random.Random(0))
+
+        async def live(*, task_status: trio.TaskStatus[None]) -> None:
+            with self.registration.publish(self.engine), suppress(EngineDied):
+                await self.engine.run(task_status=task_status)
+
+        await self.nursery.start(live)
+
+    async def answer(self, prompt: list[int] = PROMPT) -> None:
+        async for _ in self.engine.submit(Generate("0" * 32, prompt, Sampling(1))):
+            pass
+        await trio.sleep(0.5)
+
+
+@asynccontextmanager
+async def publishing() -> AsyncIterator[Lives]:
+    address, inbox = mailbox(8)
+    async with trio.open_nursery() as nursery:
+        lives = Lives(nursery, address)
+        await lives.begin()
+        await nursery.start(publisher, inbox, lives.registration, Published(BlockLog("life")))
+        yield lives
+        nursery.cancel_scope.cancel()
+
+
+@define(eq=False)
+class Watcher:
+    """What one watcher has got."""
+
+    replies: list[WatchReply] = field(factory=list)
+    blocks: set[int] = field(factory=set)
+    ended: bool = False
+
+    async def watch(self, address: Address[Watch, WatchReply, Done], request: Watch, credit: int = 100) -> None:
+        async with address.ask(request, credit) as answer:
+            async for reply in answer:
+                self.replies.append(reply)
+                if isinstance(reply, BlockEvents):
+                    self.apply(reply)
+            self.ended = await answer.result() == Done()
+
+    def apply(self, events: BlockEvents) -> None:
+        if events.reset:
+            self.blocks.clear()
+        for event in events.events:
+            if event.change is BlockChange.STORED:
+                self.blocks.update(event.hashes)
+            elif event.change is BlockChange.REMOVED:
+                self.blocks.difference_update(event.hashes)
+            else:
+                self.blocks.clear()
+
+
+async def test_watchers_get_what_the_engine_has_and_what_changes(autojump_clock: MockClock) -> None:
+    async with publishing() as lives:
+        await lives.answer()
+        early, late = Watcher(), Watcher()
+        lives.nursery.start_soon(early.watch, lives.address, WatchBlocks())
+        await trio.sleep(1)
+        assert early.blocks == set(HASHES)
+        await lives.answer([7] * 32)
+        lives.nursery.start_soon(late.watch, lives.address, WatchBlocks())
+        await trio.sleep(1)
+        assert early.blocks == late.blocks == {*HASHES, *block_hashes([7] * 32, 16)}
+        await lives.engine.flush_cache()
+        await trio.sleep(1)
+        assert early.blocks == late.blocks == set()
+
+
+async def test_a_lost_engine_has_no_blocks_and_no_load_until_it_is_up_again(autojump_clock: MockClock) -> None:
+    async with publishing() as lives:
+        blocks, loads = Watcher(), Watcher()
+        lives.nursery.start_soon(blocks.watch, lives.address, WatchBlocks())
+        lives.nursery.start_soon(loads.watch, lives.address, WatchLoad())
+        await lives.answer()
+        assert blocks.blocks == set(HASHES)
+        lives.engine.crash()
+        await wait_all_tasks_blocked()
+        await trio.sleep(0.02)
+        assert blocks.blocks == set()
+        await lives.begin()
+        await lives.answer([7] * 32)
+        assert blocks.blocks == set(block_hashes([7] * 32, 16))
+        last = loads.replies[-1]
+        assert isinstance(last, EngineLoads)
+        assert (last.ranks[0].running, last.ranks[0].kv_tokens_max) == (0, 131_072)
+
+
+async def test_the_load_is_told_when_it_changes_and_at_most_so_often(autojump_clock: MockClock) -> None:
+    async with publishing() as lives:
+        loads = Watcher()
+        lives.nursery.start_soon(loads.watch, lives.address, WatchLoad())
+        await trio.sleep(100)
+        assert len(loads.replies) == 1, "an idle engine tells its load once"
+        for number in range(20):
+            lives.engine.submit(Generate(f"{number:032}", PROMPT, Sampling(200)))
+        await trio.sleep(0.2)
+        running = [reply.ranks[0].running for reply in loads.replies if isinstance(reply, EngineLoads)]
+        assert 20 in running
+        assert len(running) < 10
+
+
+async def test_an_answer_ends_when_its_credit_is_used_up_and_the_next_goes_on(autojump_clock: MockClock) -> None:
+    async with publishing() as lives:
+        first = Watcher()
+        lives.nursery.start_soon(first.watch, lives.address, WatchBlocks(), 2)
+        await trio.sleep(1)
+        await lives.answer()
+        await trio.sleep(1)
+        assert first.ended
+        last = first.replies[-1]
+        assert isinstance(last, BlockEvents)
+        await lives.answer([7] * 32)
+        second = Watcher(blocks=set(first.blocks))
+        lives.nursery.start_soon(second.watch, lives.address, WatchBlocks(last.life, last.number))
+        await trio.sleep(1)
+        assert second.blocks == {*HASHES, *block_hashes([7] * 32, 16)}
+        assert not any(reply.reset for reply in second.replies if isinstance(reply, BlockEvents))
+
+
+async def test_watchers_are_limited_and_leave_their_places(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "WATCHERS_MAX", 2)
+    async with publishing() as lives:
+        async with trio.open_nursery() as watchers:
+            for _ in range(2):
+                watchers.start_soon(Watcher().watch, lives.address, WatchLoad())
+            await trio.sleep(1)
+            with pytest.raises(Overloaded):
+                await Watcher().watch(lives.address, WatchBlocks())
+            watchers.cancel_scope.cancel()
+        await trio.sleep(1)
+        with trio.move_on_after(1):
+            await Watcher().watch(lives.address, WatchBlocks())

@@ -1,0 +1,75 @@
+"""The hashes of prompts that travel with their generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from attrs import evolve
+from trio.testing import MockClock
+
+from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, run_inline
+from actors.text.prompt_blocks import with_blocks
+from protocol.block_hashes import block_hashes
+from protocol.media import MediaForm, MediaItem, Modality
+from protocol.messages import Generate, RoutingHints, Sampling
+from tests.rig.vision import MEDIA_INFO
+
+T = TypeVar("T")
+TOKENS = list(range(40))
+
+
+def generation(tokens: list[int] = TOKENS, **fields: Any) -> Generate:
+    return evolve(Generate("0" * 32, tokens, Sampling(3)), **fields)
+
+
+async def test_choices_of_a_prompt_share_its_hashes(autojump_clock: MockClock) -> None:
+    hints = RoutingHints("session", ttft_target_ms=5.0)
+    hashed = await with_blocks(
+        [[generation(hints=hints), generation(hints=hints)], [generation(TOKENS[:20])]], (8, 16), None, WORK
+    )
+    first, second = hashed[0]
+    assert first.hints is not None
+    assert first.hints is second.hints
+    assert (first.hints.session, first.hints.ttft_target_ms) == ("session", 5.0)
+    assert [(each.page_size, each.hashes) for each in first.hints.blocks] == [
+        (size, block_hashes(TOKENS, size)) for size in (8, 16)
+    ]
+    assert hashed[1][0].hints is not None
+    assert [len(each.hashes) for each in hashed[1][0].hints.blocks] == [2, 1]
+
+
+async def test_the_salt_is_part_of_the_hashes(autojump_clock: MockClock) -> None:
+    ((salted,),) = await with_blocks([[generation(cache_salt="tenant")]], (16,), None, WORK)
+    assert salted.hints is not None
+    assert salted.hints.blocks[0].hashes == block_hashes(TOKENS, 16, "tenant")
+
+
+async def test_only_what_is_before_the_first_image_is_hashed(autojump_clock: MockClock) -> None:
+    info = MEDIA_INFO
+    assert info.image_token is not None
+    tokens = [1000 + number for number in range(20)]
+    prompt = [*tokens, info.image_token, *tokens]
+    ((seeing,),) = await with_blocks([[generation(prompt, media=(ITEM,))]], (8,), info, WORK)
+    ((blind,),) = await with_blocks([[generation(prompt)]], (8,), info, WORK)
+    assert seeing.hints is not None
+    assert blind.hints is not None
+    assert seeing.hints.blocks[0].hashes == block_hashes(tokens, 8)
+    assert len(blind.hints.blocks[0].hashes) == 5
+
+
+async def test_a_long_prompt_is_hashed_in_a_thread(autojump_clock: MockClock) -> None:
+    sizes: list[int] = []
+
+    async def run(function: Callable[[], T], /, *, owner: str, size: int) -> T:
+        sizes.append(size)
+        return await run_inline(function, owner=owner, size=size)
+
+    await with_blocks([[generation([1] * (OFFLOAD_SIZE_MIN - 1))]], (16,), None, Offload(run, "me"))
+    assert sizes == []
+    await with_blocks([[generation([1] * OFFLOAD_SIZE_MIN)]], (16,), None, Offload(run, "me"))
+    assert sizes == [OFFLOAD_SIZE_MIN]
+
+
+WORK = Offload(run_inline, "me")
+ITEM = MediaItem(Modality.IMAGE, "0" * 64, (1, 2, 2), 1, MediaForm.PLACES)

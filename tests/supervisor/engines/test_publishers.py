@@ -1,0 +1,33 @@
+"""The publishers of a node: one an engine, served under its name, and no engine's child."""
+
+from __future__ import annotations
+
+from protocol.kv_events import WatchBlocks, WatchLoad
+from supervisor.engines.kinds import read_cluster
+from supervisor.engines.publishers import publisher_children
+from supervisor.supervision.registration import Registration
+from supervisor.supervision.tree import Tree
+from tests.rig.assembly import built_assembly, built_runtime
+from tests.rig.scratch import ROOT
+
+
+def test_each_engine_has_a_publisher_that_other_nodes_may_ask() -> None:
+    assembly, _ = built_assembly(read_cluster(ROOT / "examples" / "disagg.toml"), "decode")
+    (tree,) = [child for child in assembly.tree.children if child.name == "publishers"]
+    assert isinstance(tree, Tree)
+    engines = list(assembly.engines)
+    assert [child.name for child in tree.children] == [f"events-{name}" for name in engines]
+    assert tree.restarts_max is None, "it costs the node nothing"
+    assert assembly.links is not None
+    assert {(name, kind) for name in engines for kind in (WatchBlocks, WatchLoad)} <= assembly.links.services.keys()
+
+
+def test_a_node_without_engines_has_none() -> None:
+    assert publisher_children(built_runtime(), {}) == ((), {})
+
+
+def test_two_engines_are_published_under_lives_of_their_own() -> None:
+    (tree,), served = publisher_children(built_runtime(), {"a": Registration(), "b": Registration()})
+    lives = {child.args[2].blocks.life for child in tree.children}  # type: ignore[union-attr]
+    assert len(lives) == 2
+    assert served["a", WatchBlocks] is served["a", WatchLoad] is not served["b", WatchLoad]

@@ -1,0 +1,188 @@
+"""The real engine: its KV events, and how well a router predicts by them what it finds in its prefix cache."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+
+import pytest
+import trio
+from attrs import define, evolve, field
+
+from actors.engines.port import Engine
+from actors.routing.prefix_index import PrefixIndex
+from bench.rig.node import free_ports
+from protocol.block_hashes import block_hashes
+from protocol.kv_events import BlockEvents, EngineLoads
+from protocol.messages import Generate, Sampling, Started
+from supervisor.engines.sglang import spawn
+from tests.system.sglang.conftest import MakeEngine
+
+pytestmark = pytest.mark.engine
+
+PAGE = 16
+SETTLED_S = 0.3  # after an answer: its events have come
+EVICTING = {"publishes": True, "kv_tokens_max": 1024, "slots": 4}
+OUTSIDER = """
+import sys, msgspec, zmq
+from sglang.srt.disaggregation.kv_events import BlockStored, KVEventBatch
+subscriber = zmq.Context.instance().socket(zmq.SUB)
+subscriber.setsockopt(zmq.SUBSCRIBE, b"kv-events")
+subscriber.connect(sys.argv[1])
+print("subscribed", flush=True)
+while True:
+    topic, number, payload = subscriber.recv_multipart()
+    for event in msgspec.msgpack.Decoder(KVEventBatch).decode(payload).events:
+        if isinstance(event, BlockStored):
+            print(*event.block_hashes, flush=True)
+"""
+
+
+@define(eq=False)
+class Watched:
+    """An engine, and the index of its blocks that its events make."""
+
+    engine: Engine
+    index: PrefixIndex = field(factory=PrefixIndex)
+    events: list[BlockEvents] = field(factory=list)
+    ids: count[int] = field(factory=partial(count, 1))
+
+    def apply(self, events: BlockEvents) -> None:
+        self.events.append(events)
+        if events.reset:
+            self.index.forget("engine")
+        self.index.apply("engine", events.events)
+
+    async def ask(self, prompt: list[int], tokens_max: int = 4, salt: str | None = None) -> tuple[int, int]:
+        """Return how many tokens of a prompt are expected in the cache, and how many were found."""
+        hashes = block_hashes(prompt, PAGE, salt)
+        blocks = self.index.match(hashes).blocks("engine")
+        request = Generate(
+            f"{next(self.ids):032x}", prompt, Sampling(tokens_max, temperature=0, ignore_eos=True), cache_salt=salt
+        )
+        found = -1
+        async for reply in self.engine.submit(request):
+            if isinstance(reply, Started):
+                found = reply.cached_tokens
+        await self.engine.wait_released(request.id)
+        await trio.sleep(SETTLED_S)
+        return min(blocks, (len(prompt) - 1) // PAGE) * PAGE, found
+
+
+@asynccontextmanager
+async def watched(make_engine: MakeEngine, **changes: object) -> AsyncIterator[Watched]:
+    async with make_engine(**changes) as engine, trio.open_nursery() as nursery:
+        seen = Watched(engine)
+        nursery.start_soon(engine.watch_blocks, seen.apply)
+        await trio.sleep(SETTLED_S)
+        yield seen
+        nursery.cancel_scope.cancel(reason="the test has ended")
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(100, 400) for _ in range(length)]
+
+
+async def test_what_is_expected_in_the_cache_is_found_there(make_engine: MakeEngine) -> None:
+    async with watched(make_engine, **EVICTING) as seen:
+        first = prompt(1, 100)
+        assert await seen.ask(first) == (0, 0)
+        assert await seen.ask(first) == (96, 96)
+        assert await seen.ask(first[:50] + prompt(2, 50)) == (48, 48)
+        assert await seen.ask(first, salt="tenant") == (0, 0)
+        assert await seen.ask(first, salt="tenant") == (96, 96)
+        conversation = prompt(3, 60)
+        for turn in range(4):  # each turn repeats what was said before, answers included
+            expected, found = await seen.ask(conversation, tokens_max=20)
+            assert expected == found
+            conversation = [*conversation, *prompt(10 + turn, 21)]
+        await seen.engine.flush_cache()
+        await trio.sleep(SETTLED_S)
+        assert await seen.ask(first) == (0, 0)
+
+
+async def test_evictions_are_told(make_engine: MakeEngine) -> None:
+    rng = random.Random(5)
+    prompts = [prompt(number, 160) for number in range(12)]  # twice as much as the memory holds
+    async with watched(make_engine, **EVICTING) as seen:
+        results = [await seen.ask(rng.choice(prompts)) for _ in range(60)]
+    wrong = [result for result in results if result[0] != result[1]]
+    assert not wrong
+    assert 5 < sum(expected > 0 for expected, _ in results) < 55, "some are found, and some are evicted"
+
+
+async def test_events_that_were_missed_are_replayed(make_engine: MakeEngine) -> None:
+    async with make_engine(**EVICTING) as engine:
+        before = Watched(engine)
+        for number in range(5):
+            await before.ask(prompt(number, 100))
+        late = Watched(engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.watch_blocks, late.apply)
+            await trio.sleep(SETTLED_S)
+            assert [await late.ask(prompt(number, 100)) for number in range(5)] == [(96, 96)] * 5
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_load_is_told_with_what_changes(make_engine: MakeEngine) -> None:
+    loads = list[EngineLoads]()
+    async with make_engine(**EVICTING) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.watch_load, loads.append)
+        await trio.sleep(1.5)
+        assert len(loads) == 1, "an idle engine tells its load once"
+        assert (loads[0].ranks[0].running, loads[0].ranks[0].slots) == (0, 4)
+        await Watched(engine).ask(prompt(1, 200), tokens_max=300)
+        await trio.sleep(1.5)
+        ranks = [each.ranks[0] for each in loads]
+        assert max(rank.running for rank in ranks) == 1
+        assert max(rank.kv_tokens_used for rank in ranks) > 200
+        assert ranks[-1].running == 0
+        assert all(rank.kv_tokens_max >= 1024 for rank in ranks)
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_outsider_decodes_the_events_with_classes_of_sglang(make_engine: MakeEngine) -> None:
+    port, replay = free_ports(2)
+    addresses = {"events_address": f"127.0.0.1:{port}", "events_replay_address": f"127.0.0.1:{replay}"}
+    async with watched(make_engine, **EVICTING, **addresses) as seen, trio.open_nursery() as nursery:
+        process = await nursery.start(
+            partial(
+                trio.run_process,
+                [sys.executable, "-c", OUTSIDER, f"tcp://127.0.0.1:{port}"],
+                stdout=-1,
+                env=spawn.host_environment(dict(os.environ), "cpu"),
+                check=False,
+            )
+        )
+        try:
+            with trio.fail_after(120):
+                output = process.stdout
+                assert output is not None
+                received = await output.receive_some()
+                assert received.startswith(b"subscribed")
+                await trio.sleep(1)
+                wanted = prompt(1, 100)
+                await seen.ask(wanted)
+                hashes = set(block_hashes(wanted, PAGE))
+                told = set[int]()
+                while not hashes <= told:
+                    told |= {int(word) for word in (await output.receive_some()).split()}
+        finally:
+            process.kill()
+
+
+async def test_every_watcher_gets_the_same_blocks(make_engine: MakeEngine) -> None:
+    async with watched(make_engine, **EVICTING) as seen:
+        await seen.ask(prompt(1, 100))
+        late = Watched(seen.engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(seen.engine.watch_blocks, late.apply)
+            await trio.sleep(SETTLED_S)
+            nursery.cancel_scope.cancel()
+        assert late.index.statistics() == evolve(seen.index.statistics(), dropped=0)
