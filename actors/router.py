@@ -1,8 +1,9 @@
 """Router: requests of a model to its workers, and on to another worker when one is lost.
 
 It stands between the processor and the workers of all nodes, and is the only actor that knows of more than one of them.
-A request waits in its inbox, where the most urgent is next, until some worker has room; then the policy chooses. From
-then on the request is on its own (`RoutedRequest`), beside a task that moves those that wait at the wrong worker.
+A request waits in its inbox, where the most urgent is next, until some worker of its pool has room; then the policy
+chooses. From then on the request is on its own (`RoutedRequest`), beside a task that moves those that wait at the wrong
+worker.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from functools import partial
 
 import trio
 
-from actors.kit.calls import BugCounter, Call, Inbox
+from actors.kit.calls import BugCounter, Call
 from actors.kit.direct import Answerer, DirectCalls
+from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
 from actors.routing.routed_request import RoutedRequest
@@ -21,31 +23,45 @@ from protocol.messages import Finished, Generate, Started, Tokens
 
 
 async def router(
-    inbox: Inbox[Call[Generate, Started | Tokens, Finished]],
+    inbox: PriorityInbox[Generate, Started | Tokens, Finished],
     routing: Routing,
     direct: DirectCalls[Generate, Started | Tokens, Finished] | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Route each call, a direct one at once; the others stay in the inbox while all workers are full."""
-    bugs, unstarted = BugCounter(), UnstartedRequests()
-    direct, receiving = direct or DirectCalls(), trio.CancelScope()
+    """Route each call, a direct one at once; the others stay in the inbox while all workers of their pools are full."""
+    bugs, unstarted, looking = BugCounter(), UnstartedRequests(), False
+    direct = direct or DirectCalls()
 
     async def route_one(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:
         with call.answering(bugs) as answer:
             answer.end(await RoutedRequest(call.request, answer, routing, unstarted).run(route))
 
     def begin(request: Generate) -> Answerer[Generate, Started | Tokens, Finished] | None:
-        if (route := routing.choose_next(request)) is not None:
-            return partial(route_one, route=route)
-        receiving.cancel(reason="there is no room")
-        return None
+        route = routing.choose(request)
+        return None if route is None else partial(route_one, route=route)
+
+    def has_room(request: Generate) -> bool:
+        nonlocal looking
+        if routing.has_room(request):
+            return True
+        if not looking:
+            looking = True
+            requests.start_soon(look_again)
+        return False
+
+    async def look_again() -> None:
+        """Have the calls that wait looked at after each change of the workers, until there are none."""
+        nonlocal looking
+        while any(inbox.waiting):
+            inbox.recheck()  # they are looked at once the next wait has begun, so that no change is missed
+            await routing.pool.wait_changed()
+            await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+        looking = False
 
     async with trio.open_nursery() as requests, direct.answered(begin, requests):
         requests.start_soon(unstarted.move_on, routing)
         task_status.started()
         while True:
-            await routing.wait_room()  # a call that must wait does so in the inbox
-            with trio.CancelScope() as receiving:
-                call = await inbox.receive()
-                requests.start_soon(route_one, call, routing.choose_next(call.request))
+            call = await inbox.receive(has_room)  # a call that must wait does so in the inbox
+            requests.start_soon(route_one, call, routing.choose(call.request))

@@ -233,6 +233,24 @@ class EjectionState:
 
 
 @frozen
+class PoolState:
+    """A pool of engines, as a gateway sees it: how many can be asked (`up`), and the requests and slots of those.
+
+    `waiting` requests wait at this gateway until one of them has room.
+    """
+
+    name: str
+    model: str
+    leg: Leg
+    priority: int
+    engines: int
+    up: int
+    busy: int
+    slots: int
+    waiting: int
+
+
+@frozen
 class Status(Message):
     """A node's tree and its view of the cluster; no other run of the node has the same `run`.
 
@@ -249,6 +267,7 @@ class Status(Message):
     gate: GateState | None = None
     refused: tuple[str, ...] = ()
     aside: tuple[EjectionState, ...] = ()
+    pools: tuple[PoolState, ...] = ()
 
 
 @frozen

@@ -82,6 +82,8 @@ class Respond(Message):
     warm_up: bool = False  # compute the prompt, and end each choice before its first text
     priority: int | None = None  # of waiting requests the highest is first; None: the default of the client's key
     cache_salt: str | None = None
+    ttft_target_ms: float | None = None  # to its first token; None: the default of the client's key, or of the model
+    itl_target_ms: float | None = None  # from one token to the next
     session: str = ""  # requests of one session share a beginning; empty: of none
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None

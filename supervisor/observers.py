@@ -15,6 +15,7 @@ from actors.engines.encoder_limits import EncoderObserver
 from actors.engines.outcomes import ENDED
 from actors.engines.slots import SlotObserver
 from actors.routing.ports import RoutingObserver
+from actors.routing.service_levels import ServiceLevels
 from protocol.media import MediaItem
 from supervisor.telemetry.metrics import Metrics
 
@@ -94,10 +95,17 @@ class RoutingMetrics(RoutingObserver):
 
     metrics: Metrics
     model: str
+    levels: ServiceLevels = ServiceLevels()
 
     def call_ended(self, worker: str, outcome: str) -> None:
-        """Count a call to a worker that has ended."""
+        """Count a call to a worker that has ended, and to its pool if it has one."""
         self.metrics.worker_called(self.model, worker, outcome)
+        if pool := self.levels.pool_of(worker):
+            self.metrics.pools.called(pool, outcome)
+
+    def diverted(self, pool: str, actual: str) -> None:
+        """Count a leg of a request for which another pool stands in."""
+        self.metrics.pools.diverted(pool, actual)
 
     def chosen(self, seconds: float) -> None:
         """Count the time of a choice."""

@@ -4,12 +4,16 @@ A channel is first in, first out: behind the thousand requests of one client, al
 in one `FairQueue`, also those that wait for room: the size bounds what an actor promises to hold, and must not decide
 who is next. Calls inside an engine cannot be overtaken any more, so receivers take a call only when they can begin it:
 `receive` may pass a condition, and `recheck` has it evaluated again.
+
+Calls may be of several groups that wait for different things: then each group has a line of its own, and the head of
+one that does not fit holds up no other. What bounds the calls in the inbox is one number for all of them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from itertools import count
 from typing import Generic
 
 import trio
@@ -23,6 +27,7 @@ from protocol.errors import RequestError
 @define(eq=False)
 class _Item(Generic[Req, Rep, Res]):
     call: Call[Req, Rep, Res]
+    line: FairQueue[_Item[Req, Rep, Res]]
     inside: trio.Event = field(factory=trio.Event)  # set once there is room for it, or a receiver
 
 
@@ -32,6 +37,10 @@ def _no_owner(_: object) -> str:
 
 def _weight_of_one(_: object) -> int:
     return 1
+
+
+def _no_group(_: object) -> Hashable:
+    return ()
 
 
 def _always(_: object) -> bool:
@@ -45,24 +54,28 @@ class PriorityInbox(Generic[Req, Rep, Res]):
     A receiver takes the call of the highest `priority`, be it inside or waiting for room. Of equal ones the owners take
     turns: the next is the oldest call of the owner that has been served least, by `weight`, where one that comes anew
     counts as served as little as the least of those that wait. A call whose asker has left is dropped when it is found,
-    and costs its owner no turn.
+    and costs its owner no turn. Owners take turns in each `group` by itself; of the calls that are next in their groups
+    and fit, that of the highest priority is taken, then the oldest.
     """
 
     size: int
     priority: Callable[[Req], int]
     owner: Callable[[Req], str] = _no_owner
     weight: Callable[[Req], int] = _weight_of_one
-    _line: FairQueue[_Item[Req, Rep, Res]] = field(factory=FairQueue)  # all calls, inside and waiting for room
+    group: Callable[[Req], Hashable] = _no_group
+    _lines: dict[Hashable, FairQueue[_Item[Req, Rep, Res]]] = field(factory=dict)  # all calls, by group
     _outside: OrderedDict[int, _Item[Req, Rep, Res]] = field(factory=OrderedDict)
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _numbers: Iterator[int] = field(factory=count)  # of calls, by arrival
 
     async def send(self, call: Call[Req, Rep, Res]) -> None:
         """Put a call in; waits while there is no room."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        item, owner = _Item(call), self.owner(call.request)
+        line, owner = self._line_of(call.request), self.owner(call.request)
+        item = _Item(call, line)
         call.on_left = self.recheck  # the call behind it may fit
-        self._line.catch_up(owner)
-        entry = self._line.add(item, owner, self.priority(call.request))
+        line.catch_up(owner)
+        entry = line.add(item, owner, self.priority(call.request))
         self._outside[entry.number] = item
         self._let_in()
         self._changed.unpark_all()  # even if it waits for room: it may be the next one all the same
@@ -71,32 +84,35 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         finally:
             if not item.inside.is_set():
                 del self._outside[entry.number]
-                self._line.remove(entry)
+                line.remove(entry)
 
     async def receive(self, fits: Callable[[Req], bool] = _always) -> Call[Req, Rep, Res]:
-        """Wait for the next call and take it once its request fits; no other call is taken before it meanwhile.
+        """Wait for the next call and take it once its request fits; no other of its group is taken before it meanwhile.
 
         Which call is the next is decided again whenever one comes or leaves, and after `recheck`.
         """
         await trio.lowlevel.checkpoint()
         while True:
-            while (entry := self._line.first()) is not None:
+            for entry in self._heads():
                 left = entry.item.call.scope.cancel_called  # its asker knows
                 if not left and not fits(entry.item.call.request):
-                    break
+                    continue
                 call = self._take(entry)
-                if not left:
-                    self._line.charge(entry.owner, max(1, self.weight(call.request)))
-                    return call
-            await self._changed.park()
+                if left:
+                    break  # the next of its group may come before those of others
+                entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))
+                return call
+            else:
+                await self._changed.park()
 
     def pass_by(self, request: Req) -> bool:
-        """Count a request as taken that never was inside; return False if calls wait that come first."""
-        if len(self._line):
+        """Count a request as taken that never was inside; return False if calls of its group wait, which come first."""
+        line = self._line_of(request)
+        if len(line):
             return False
         owner = self.owner(request)
-        self._line.catch_up(owner)
-        self._line.charge(owner, max(1, self.weight(request)))
+        line.catch_up(owner)
+        line.charge(owner, max(1, self.weight(request)))
         return True
 
     def recheck(self) -> None:
@@ -105,17 +121,33 @@ class PriorityInbox(Generic[Req, Rep, Res]):
 
     def turn_away(self, error: RequestError) -> None:
         """Fail every call, inside or waiting for room, so that its asker can ask elsewhere."""
-        while (entry := self._line.first()) is not None:
-            self._take(entry).answer.fail(error)
+        while heads := self._heads():
+            for entry in heads:
+                self._take(entry).answer.fail(error)
 
     @property
     def waiting(self) -> tuple[int, int]:
         """The numbers of calls inside, and of askers that wait for room."""
-        return len(self._line) - len(self._outside), len(self._outside)
+        return sum(map(len, self._lines.values())) - len(self._outside), len(self._outside)
+
+    def waiting_by_group(self) -> Mapping[Hashable, int]:
+        """Return the number of calls of each group, inside or waiting for room."""
+        return {group: len(line) for group, line in self._lines.items() if len(line)}
+
+    def _line_of(self, request: Req) -> FairQueue[_Item[Req, Rep, Res]]:
+        group = self.group(request)
+        if (line := self._lines.get(group)) is None:
+            line = self._lines[group] = FairQueue(numbers=self._numbers)
+        return line
+
+    def _heads(self) -> list[Entry[_Item[Req, Rep, Res]]]:
+        """Return the next call of each group, in the order in which they may be taken."""
+        heads = [head for line in self._lines.values() if (head := line.first()) is not None]
+        return sorted(heads, key=lambda entry: (-entry.priority, entry.number)) if heads[1:] else heads
 
     def _take(self, entry: Entry[_Item[Req, Rep, Res]]) -> Call[Req, Rep, Res]:
         """Take a call out, and let the next asker in that waits for room."""
-        self._line.remove(entry)
+        entry.item.line.remove(entry)
         self._outside.pop(entry.number, None)
         entry.item.inside.set()
         self._let_in()
@@ -133,7 +165,8 @@ def priority_inbox(
     priority: Callable[[Req], int],
     owner: Callable[[Req], str] = _no_owner,
     weight: Callable[[Req], int] = _weight_of_one,
+    group: Callable[[Req], Hashable] = _no_group,
 ) -> tuple[Address[Req, Rep, Res], PriorityInbox[Req, Rep, Res]]:
     """Return the address and the inbox of one actor, or of several that share the inbox."""
-    inbox: PriorityInbox[Req, Rep, Res] = PriorityInbox(size, priority, owner, weight)
+    inbox: PriorityInbox[Req, Rep, Res] = PriorityInbox(size, priority, owner, weight, group)
     return Address(inbox), inbox

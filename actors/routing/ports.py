@@ -101,6 +101,9 @@ class RoutingObserver:
     def call_ended(self, worker: str, outcome: str) -> None:
         """The answer of a worker has ended; `outcome` is `ended`, `left`, or an error's code."""
 
+    def diverted(self, pool: str, actual: str) -> None:
+        """A leg is asked in another pool than it is mapped to; `actual` is empty for a worker that is in none."""
+
     def chosen(self, seconds: float) -> None:
         """The choice of workers for a request took so long."""
 

@@ -18,6 +18,7 @@ from attrs import define, field
 
 from actors.routing.route import Route
 from actors.routing.routing import Routing
+from actors.routing.service_levels import GroupKey
 from protocol.messages import Generate
 
 
@@ -63,7 +64,7 @@ class UnstartedRequests:
     async def move_on(self, routing: Routing) -> None:
         """Move requests that wait for `move_after_s`, then twice as long each time, `moves_max` times; until cancelled.
 
-        A round chooses a worker for each request that moves, and at most once in vain, however many wait.
+        A round chooses a worker for each request that moves, and once in vain for each of its pools, however many wait.
         """
         while True:
             while not self._since:
@@ -74,16 +75,17 @@ class UnstartedRequests:
     def _move(self, routing: Routing) -> None:
         """Make a round; it is a function of its own, so that no request is referred to between two rounds."""
         limits, now = routing.limits, trio.current_time()
+        full = set[GroupKey]()
         for request, since in tuple(self._since.items()):
             stays = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
-            if stays or not request.route.overcommitted:
+            if stays or (group := routing.levels.group(request.remaining)) in full or not request.route.overcommitted:
                 continue
             route = routing.choose_idle(request.remaining, request.avoided)
             if route is not None or _gives_way(request, now - since, limits.move_after_s):
                 self.discard(request)
                 request.move(route)
             if route is None:
-                break
+                full.add(group)
 
 
 def _gives_way(request: Movable, waited_s: float, move_after_s: float) -> bool:

@@ -135,6 +135,8 @@ class RoutedRequest:
         try:
             request = self._next_request() if self._asked_before else self.request
             self.unstarted.add(self)
+            for pool, actual in self.routing.diversions(route, request):
+                self.routing.observer.diverted(pool, actual)
             if route.prefill is None:
                 return await self._decode(route, request)
             async with trio.open_nursery() as legs:

@@ -3,22 +3,23 @@
 What may be chosen is decided here, and what is preferred by the policy: it is shown the workers of a leg that can be
 asked, that have room, and that are not ejected, and returns one. So no policy can overload a worker, ask one that keeps
 failing, or let a request wait while there is room: full workers at which it may wait (`Load.may_wait`) are shown only
-while no route has a free slot in each of its legs. Whether there is room at all depends on neither request nor policy,
-so that a router can leave requests in its inbox, where the most urgent is next, until one can be routed.
+while no route has a free slot in each of its legs. Whether there is room at all depends on the pools of a request alone
+(`service_levels.py`), so that a router can leave requests in its inbox, where the most urgent of those pools is next,
+until one can be routed; and a full pool delays no request of another.
 
 A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
 The two are chosen one after the other; all pairs are compared only if those two cannot meet.
 
 Everything here is decided in one turn, without a wait between the choice and the reservation. Only the `wait_` methods
-wait, in the order in which requests came.
+wait.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
-from itertools import product
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice, product
 
 import trio
 from attrs import define, field
@@ -29,6 +30,7 @@ from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
 from actors.routing.route import Chosen, FailoverLimits, Route, pair_name
+from actors.routing.service_levels import ANYWHERE, Names, Reach, Scope, ServiceLevels
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Generate
@@ -49,15 +51,16 @@ class Routing:
     ends: frozenset[int]  # the token ids that end an answer of the model
     observer: RoutingObserver = RoutingObserver()
     ranked: Callable[[Leg], Ranking] | None = None  # the workers of a leg, as `least_loaded` prefers them
+    levels: ServiceLevels = field(factory=ServiceLevels)
+    ranked_among: Callable[[Leg, Names], Ranking] | None = None  # the same, of some workers
     clock: Callable[[], float] = float  # by which choices are timed; as it is, they take no time
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
-    _order: trio.StrictFIFOLock = field(init=False, factory=trio.StrictFIFOLock)
 
-    def choose(self, request: Generate, excluded: Collection[str] = ()) -> Route | None:
+    def choose(self, request: Generate, excluded: Collection[str] = (), reach: Reach = Reach.MAPPED) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
         began = self.clock()
-        route = self._reserve(request, self._select(request, excluded))
+        route = self._reserve(request, self._select(request, excluded, self._scopes(request, excluded, reach)))
         self.observer.chosen(self.clock() - began)
         return route
 
@@ -70,48 +73,84 @@ class Routing:
         """Return what is reserved for requests on their way."""
         return self.reservations.statistics()
 
-    def has_room(self) -> bool:
-        """Whether there is a route for any request now."""
-        return self._select(None, ()) is not None
+    def has_room(self, request: Generate | None = None) -> bool:
+        """Whether there is a route now for every request of the same pools; without one, for one of some pools."""
+        return self._select(None, (), self._scopes(request, (), Reach.MAPPED)) is not None
 
-    def _select(self, request: Generate | None, excluded: Collection[str]) -> tuple[Chosen, Chosen | None] | None:
+    def _select(
+        self, request: Generate | None, excluded: Collection[str], scopes: Sequence[Scope]
+    ) -> tuple[Chosen, Chosen | None] | None:
         """Return a worker that computes both legs, or a decode and its prefill; without a request, any with room.
 
         A request waits at a full worker only if no others could begin it at once.
         """
-        if (workers := self._select_of(request, excluded, begins)) is not None:
-            return workers
-        return self._select_of(request, excluded, has_room)
+        for room in (begins, has_room):
+            for scope in scopes:
+                if (workers := self._select_of(request, excluded, room, scope)) is not None:
+                    return workers
+        return None
 
     def _select_of(
-        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom
+        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom, scope: Scope
     ) -> tuple[Chosen, Chosen | None] | None:
-        whole = self._pick(request, self._candidates(Leg.BOTH, excluded, has_room))
+        whole = self._pick(request, self._candidates(Leg.BOTH, excluded, has_room, scope))
         if whole is not None and (request is None or len(request.tokens) < self.prefill_tokens_min):
             return whole, None
-        if (pair := self._pair(request, excluded, has_room)) is not None:
+        if (pair := self._pair(request, excluded, has_room, scope)) is not None:
             prefill, decode = pair
             return decode, prefill
         return None if whole is None else (whole, None)
 
-    def _workers(self, leg: Leg) -> Ranking | list[Worker]:
-        """Return the workers of a leg that can be asked now, ranked if `ranked` is there."""
-        if self.ranked is not None:
-            return self.ranked(leg)
-        return [worker for worker in self.pool.workers() if worker.leg is leg]
+    def _scopes(self, request: Generate | None, excluded: Collection[str], reach: Reach) -> Sequence[Scope]:
+        """Return the sets of workers to choose from, the preferred one first."""
+        if request is None or not self.levels.legs:
+            return (ANYWHERE,)
+        gone = () if reach is Reach.MAPPED else excluded
+        orders: list[list[tuple[int, Leg, Names | None]]] = []
+        for leg in self.levels.legs:
+            up = (names for names in self.levels.order(leg, request) if self._is_up(leg, names, gone))
+            found = list[Names | None](up if reach is Reach.FASTER else islice(up, 1)) or [None]
+            orders.append([(place, leg, names) for place, names in enumerate(found)])
+        each = sorted(product(*orders), key=lambda legs: sum(place for place, _, _ in legs))
+        return [{leg: names for _, leg, names in legs if names is not None} for legs in each]
+
+    def _is_up(self, leg: Leg, names: Names, gone: Collection[str]) -> bool:
+        """Whether one of some workers can be asked, is not ejected, and is not among those that are `gone`."""
+        now = trio.current_time() if self.outliers else 0.0
+        return any(
+            worker.full_name not in gone
+            and (leg is not Leg.PREFILL or worker.bootstrap is not None)
+            and not (self.outliers and self.outliers.avoided(worker.full_name, now))
+            for worker in self._workers(leg, names)
+        )
+
+    def _workers(self, leg: Leg, names: Names | None = None) -> Ranking | list[Worker]:
+        """Return the workers of a leg that can be asked now, or those of some names; ranked if `_is_ranked`."""
+        if names is None:
+            if self.ranked is not None:
+                return self.ranked(leg)
+            return [worker for worker in self.pool.workers() if worker.leg is leg]
+        if self.ranked_among is not None:
+            return self.ranked_among(leg, names)
+        return [worker for worker in self.pool.workers() if worker.leg is leg and worker.full_name in names]
+
+    def _is_ranked(self, names: Names | None) -> bool:
+        return (self.ranked if names is None else self.ranked_among) is not None
 
     def _candidates(
         self,
         leg: Leg,
         excluded: Collection[str],
         has_room: HasRoom,
+        scope: Scope,
         accepts: Callable[[Load], bool] | None = None,
     ) -> WorkerCandidates:
         """Return the workers of a leg that a policy may choose."""
         now = trio.current_time() if self.outliers else 0.0
+        names = scope.get(leg)
         return WorkerCandidates(
-            self._workers(leg),
-            ranked=self.ranked is not None,
+            self._workers(leg, names),
+            ranked=self._is_ranked(names),
             has_room=has_room,
             excluded=excluded,
             avoided=(lambda name: self.outliers.avoided(name, now)) if self.outliers else None,
@@ -130,46 +169,46 @@ class Routing:
 
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
-        route = self._reserve(request, self._select_of(request, excluded, begins))
+        scope, *_ = self._scopes(request, excluded, Reach.MAPPED)
+        route = self._reserve(request, self._select_of(request, excluded, begins, scope))
         if route is None or route.fits(request):
             return route
         route.end()
         return None
 
-    def choose_next(self, request: Generate) -> Route | None:
-        """Return a route if there is one, and no earlier request waits for it."""
-        return None if self._order.locked() else self.choose(request)
-
-    async def wait_room(self) -> None:
-        """Wait, behind those who wait already, until there is a route for any request."""
-        async with self._order:
-            while not self.has_room():
-                await self.pool.wait_changed()
-                await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
-
     async def wait_for(self, request: Generate) -> Route:
-        """Wait for a route, behind those who wait already."""
-        async with self._order:
-            while (route := self.choose(request)) is None:
-                await self.pool.wait_changed()
-                await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
-            return route
+        """Wait for a route."""
+        await trio.lowlevel.checkpoint()
+        while (route := self.choose(request)) is None:
+            await self.pool.wait_changed()
+            await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+        return route
 
     async def wait_for_other(
         self, request: Generate, lost: Collection[str], crashed: Collection[str], pause_s: float
     ) -> Route:
         """Wait for a further route, ahead of those who wait for a first.
 
-        The workers `lost` may be asked after a pause, those that `crashed` never.
+        The workers `lost` may be asked after a pause, those that `crashed` never. If there are any lost and no token
+        was sent, faster pools may be asked besides.
         """
+        reach = Reach.FASTER if lost and not request.said else Reach.NEXT
+        both = {*lost, *crashed}
         with trio.move_on_after(pause_s):
             await trio.lowlevel.checkpoint()
-            while (route := self.choose(request, {*lost, *crashed})) is None:
+            while (route := self.choose(request, both, reach)) is None:
                 await self.pool.wait_changed()
             return route
-        while (route := self.choose(request, {*lost, *crashed}) or self.choose(request, crashed)) is None:
+        while (route := self.choose(request, both, reach) or self.choose(request, crashed, reach)) is None:
             await self.pool.wait_changed()
         return route
+
+    def diversions(self, route: Route, request: Generate) -> list[tuple[str, str]]:
+        """Return the mapped pool and the actual one for each leg of a route that another pool stands in for."""
+        if not self.levels.legs:
+            return []
+        workers = [route.decode] if route.prefill is None else [route.decode, route.prefill]
+        return self.levels.diversions(request, {worker.leg: worker.full_name for worker in workers})
 
     def has_others(self, crashed: Collection[str]) -> bool:
         """Whether each leg has, or should soon have, a worker that did not crash, however busy."""
@@ -179,14 +218,14 @@ class Routing:
     # Pairs ----------------------------------------------------------------------
 
     def _pair(
-        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom
+        self, request: Generate | None, excluded: Collection[str], has_room: HasRoom, scope: Scope
     ) -> tuple[Chosen, Chosen] | None:
         """Return a prefill and a decode that have room and can meet; None if there are none now.
 
         An ejected pair is not taken while another exists, even if that has no room: it is worth waiting for.
         """
-        prefill = self._pick(request, self._candidates(Leg.PREFILL, excluded, has_room))
-        decode = self._pick(request, self._candidates(Leg.DECODE, excluded, has_room))
+        prefill = self._pick(request, self._candidates(Leg.PREFILL, excluded, has_room, scope))
+        decode = self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope))
         if prefill is None or decode is None:
             return None
         now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
@@ -199,11 +238,11 @@ class Routing:
 
         if can_meet_well(prefill.choice.load, decode.choice.load):
             return prefill, decode
-        if (others := self._find_pair(request, excluded, can_meet_well, has_room)) is not None:
+        if (others := self._find_pair(request, excluded, can_meet_well, has_room, scope)) is not None:
             return others
-        if not self.outliers or self._has_eligible_pair(excluded, now):
+        if not self.outliers or self._has_eligible_pair(excluded, now, scope):
             return None
-        return self._find_pair(request, excluded, can_meet, has_room)
+        return self._find_pair(request, excluded, can_meet, has_room, scope)
 
     def _find_pair(
         self,
@@ -211,26 +250,28 @@ class Routing:
         excluded: Collection[str],
         meet: Callable[[Load, Load], bool],
         has_room: HasRoom,
+        scope: Scope,
     ) -> tuple[Chosen, Chosen] | None:
         """Return the preferred prefill of those that can meet a decode, and that decode.
 
         A prefill is compared with the decodes that have prompts there, and one more at most; so the cost grows with
         the numbers of workers and requests, not of pairs.
         """
-        decodes = list(self._candidates(Leg.DECODE, excluded, has_room))
+        decodes = list(self._candidates(Leg.DECODE, excluded, has_room, scope))
         prefills = self._candidates(
-            Leg.PREFILL, excluded, has_room, lambda prefill: any(meet(prefill, decode) for decode in decodes)
+            Leg.PREFILL, excluded, has_room, scope, lambda prefill: any(meet(prefill, decode) for decode in decodes)
         )
         if (prefill := self._pick(request, prefills)) is None:
             return None
         load = prefill.choice.load
-        meeting = self._candidates(Leg.DECODE, excluded, has_room, lambda decode: meet(load, decode))
+        meeting = self._candidates(Leg.DECODE, excluded, has_room, scope, lambda decode: meet(load, decode))
         decode = self._pick(request, meeting)
         return None if decode is None else (prefill, decode)
 
-    def _has_eligible_pair(self, excluded: Collection[str], now: float) -> bool:
+    def _has_eligible_pair(self, excluded: Collection[str], now: float, scope: Scope) -> bool:
         """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
-        workers = [worker for worker in self.pool.workers() if worker.full_name not in excluded]
+        legs = [self._workers(leg, scope.get(leg)) for leg in (Leg.PREFILL, Leg.DECODE)]
+        workers = [worker for leg in legs for worker in leg if worker.full_name not in excluded]
         eligible = [worker for worker in workers if not self.outliers.avoided(worker.full_name, now)]
         prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and worker.bootstrap is not None]
         decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]

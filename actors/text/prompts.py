@@ -208,6 +208,7 @@ def make_generations(
     _check_options(request, limits.info)
     choices = request.n if request.best_of is None else request.best_of
     out: list[list[Generate]] = []
+    hints = _hints(request)
     for place, prompt in enumerate(prompts):
         room = limits.total_max - len(prompt.tokens)
         sampling = _sampling(request, model, room if request.tokens_max is None else request.tokens_max)
@@ -223,7 +224,7 @@ def make_generations(
                     trace=request.trace,
                     owner=request.owner,
                     media=prompt.media,
-                    hints=RoutingHints(request.session) if request.session else None,
+                    hints=hints,
                 )
                 for choice in range(choices)
             ]
@@ -235,6 +236,12 @@ def _logprobs(request: Respond) -> int | None:
     """Return how many log probabilities to ask for: those that the client wants, or those that rank the choices."""
     ranked = request.best_of is not None and request.best_of > request.n
     return 0 if request.logprobs is None and ranked else request.logprobs
+
+
+def _hints(request: Respond) -> RoutingHints | None:
+    """Return the hints for the router of a request, None if there is nothing that it should know."""
+    hints = RoutingHints(request.session, ttft_target_ms=request.ttft_target_ms, itl_target_ms=request.itl_target_ms)
+    return None if hints == RoutingHints() else hints
 
 
 def _choice_id(request_id: str, choice: int) -> str:

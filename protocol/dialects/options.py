@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from attrs import frozen
 
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
+from protocol.dialects.targets import TargetMs
 from protocol.messages import Grammar, GrammarKind
 from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake, describe
@@ -86,6 +87,8 @@ class Options:
     return_token_ids: bool | None = None
     priority: Annotated[int, Within(at_least=-INT32_MAX - 1, at_most=INT32_MAX)] | None = None
     cache_salt: Name | None = None
+    ttft_target_ms: TargetMs | None = None
+    itl_target_ms: TargetMs | None = None
     prompt_cache_key: str | None = None  # names a session, whose requests go to one worker rather than to others
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
@@ -211,6 +214,8 @@ def respond(
         warm_up=warm_up,
         priority=options.priority,
         cache_salt=options.cache_salt,
+        ttft_target_ms=options.ttft_target_ms,
+        itl_target_ms=options.itl_target_ms,
         session=(options.prompt_cache_key or session)[:SESSION_LENGTH_MAX],
         params=names,
     )

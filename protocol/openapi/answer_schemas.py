@@ -75,4 +75,16 @@ SCHEMAS: dict[str, Schema] = {
         max_model_len=_COUNT,
     ),
     "ServerInfo": {"type": "object"},
+    "Pool": _object(
+        name=_TEXT,
+        model=_TEXT,
+        leg=_TEXT,
+        priority={"type": "integer"},
+        engines=_list(_object(name=_TEXT, up={"type": "boolean"}, busy=_COUNT, slots=_COUNT)),
+        up=_COUNT,
+        busy=_COUNT,
+        slots=_COUNT,
+        waiting=_COUNT,
+    ),
+    "Pools": _object(pools=_list({"$ref": "#/components/schemas/Pool"}), grids=_list({"type": "object"})),
 }

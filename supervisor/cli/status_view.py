@@ -1,4 +1,4 @@
-"""The status of a cluster as tables for a terminal: every node's tree, then all engines, then all links."""
+"""The status of a cluster as tables for a terminal: every node's tree, then engines, pools and links."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def render_status(name: str, statuses: Mapping[str, StatusOrError]) -> Renderabl
     if answered and not problems:
         head.append(", all is up", GOOD)
     lines = [_HangingText("  ", "    ", Text(printable(sentence), style)) for sentence, style in problems]
-    tables = [table for table in (_trees(statuses), _engines(answered), _links(answered)) if table.rows]
+    parts = _trees(statuses), _engines(answered), _pools(answered), _links(answered)
+    tables = [table for table in parts if table.rows]
     return Group(head, *lines, *(part for table in tables for part in (Text(), table)))
 
 
@@ -211,6 +212,20 @@ def _engines(answered: Sequence[Status]) -> _Columns:
             counts = map(str, (offer.running, offer.waiting, offer.slots))
             kv_used = "" if offer.leg is Leg.ENCODE else f"{offer.kv_used:.0%}"  # an encoder has no KV memory
             table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", kv_used))
+    return table
+
+
+def _pools(answered: Sequence[Status]) -> _Columns:
+    """Return a row for each pool; requests wait at each gateway, which sees the rest as the others do."""
+    numbers = ("priority", "up", "busy", "slots", "wait")
+    table = _Columns(("pool", "model", "leg", *numbers), ("busy", "up", "leg", "slots", "model", "priority"), numbers)
+    pools = [pool for status in answered for pool in status.pools]
+    for name, pool in {pool.name: pool for pool in reversed(pools)}.items():
+        waiting = sum(each.waiting for each in pools if each.name == name)
+        names = (Text(printable(word)) for word in (name, pool.model, pool.leg))
+        up = Text(f"{pool.up} of {pool.engines}", "" if pool.up == pool.engines else WARN if pool.up else BAD)
+        table.rows.append((*names, str(pool.priority), up, str(pool.busy), str(pool.slots), str(waiting)))
+    table.rows.reverse()
     return table
 
 

@@ -55,6 +55,7 @@ class Directory:
     _capacity: dict[str, trio.lowlevel.ParkingLot] = field(factory=dict)  # by model
     _subscribers: set[str] = field(factory=set)  # the nodes that route and to which there is a link
     _derived: dict[Hashable, object] = field(factory=dict)
+    _subsets: dict[tuple[str, Leg], set[frozenset[str]]] = field(factory=dict)  # of workers, which are ranked alone
     _derived_version: int = -1
     records: NodeRecords = field(init=False)  # of the other nodes
 
@@ -198,9 +199,10 @@ class Directory:
             self.records[node].replace_offers(state)
 
     def _rerank(self, worker: AnyWorker) -> None:
-        ranked = self._derived.get(("ranked", worker.model, worker.leg))
-        if isinstance(ranked, RankedWorkers) and self._derived_version == self.version:
-            ranked.move(worker)
+        for names in (None, *self._subsets.get((worker.model, worker.leg), ())):
+            ranked = self._derived.get(("ranked", worker.model, worker.leg, names))
+            if isinstance(ranked, RankedWorkers) and self._derived_version == self.version:
+                ranked.move(worker)
         if (waiting := self._capacity.get(worker.model)) is not None and waiting and not worker.load.full:
             waiting.unpark_all()
 
@@ -213,12 +215,18 @@ class Directory:
         workers: list[AnyWorker] = [worker for worker in local if worker.model == model]
         return workers + [worker for worker in remote if worker.model == model and worker.offer.up]
 
-    def ranked(self, model: str, leg: Leg) -> RankedWorkers[AnyWorker]:
-        """Return the workers of a model and a leg that can be asked now, the least busy first."""
-        workers = self.workers
-        return self.derived(
-            ("ranked", model, leg), lambda: RankedWorkers.of([worker for worker in workers(model) if worker.leg is leg])
-        )
+    def ranked(self, model: str, leg: Leg, names: frozenset[str] | None = None) -> RankedWorkers[AnyWorker]:
+        """Return the workers of a model and a leg that can be asked now, the least busy first.
+
+        With `names`, a pool of the cluster's file, only those of them.
+        """
+        if names is not None:
+            self._subsets.setdefault((model, leg), set()).add(names)
+        return self.derived(("ranked", model, leg, names), lambda: self._ranked(model, leg, names))
+
+    def _ranked(self, model: str, leg: Leg, names: frozenset[str] | None) -> RankedWorkers[AnyWorker]:
+        of_leg = [worker for worker in self.workers(model) if worker.leg is leg]
+        return RankedWorkers.of([worker for worker in of_leg if names is None or worker.full_name in names])
 
     def has_sibling(self, worker: LocalWorker) -> bool:
         """Whether another worker can do the same work now (`Leg.substitutes`).

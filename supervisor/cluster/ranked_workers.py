@@ -22,6 +22,10 @@ class HasLoad(Protocol):
     """A worker, as far as its place depends on it."""
 
     @property
+    def full_name(self) -> str:
+        """The name of its load."""
+
+    @property
     def load(self) -> Load:
         """Its load at this moment."""
 
@@ -62,9 +66,10 @@ class RankedWorkers(Generic[W]):
 
     def move(self, worker: W) -> None:
         """Move a worker whose load has changed to its place; one that is not among these stays out."""
+        if (before := self._keys.get(worker.full_name)) is None:
+            return
         key = _key(worker)
-        before = self._keys.get(key[3])
-        if before is None or before == key:
+        if before == key:
             return
         del self._order[bisect_left(self._order, before)]
         insort(self._order, key)

@@ -20,7 +20,7 @@ from attrs import asdict
 from actors.engines.encoder_limits import EncoderLimits
 from protocol.cluster import OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
-from supervisor.config import gateway_nodes, listener_checks, media, time_checks
+from supervisor.config import gateway_nodes, listener_checks, media, pool_checks, time_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, EngineSection, Kinds
 
@@ -69,6 +69,7 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     yield from time_checks.mistakes(cluster)
     yield from _gateway_mistakes(cluster)
     yield from media.mistakes(cluster.gateway.media, cluster.folder)
+    yield from pool_checks.mistakes(cluster)
     legs = {(engine.model, engine.leg) for engine in cluster.engine.values()}
     for name, engine in cluster.engine.items():
         path = join("engine", segment(name))

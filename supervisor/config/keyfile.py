@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from attrs import field, frozen
 
+from protocol.dialects.targets import TargetMs, Targets
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
 from protocol.strict.structure import structure
@@ -54,12 +55,19 @@ class KeySection:
     connections_max: KeyLimit | None = None
     priority: Priority | None = 0  # the default of its requests, and the highest that they may ask for; None: no limit
     grammars: tuple[GrammarName, ...] | None = None  # that its requests may use; None: those of the gateway's section
+    ttft_target_ms: TargetMs | None = None  # of its requests that name none; None: that of the model
+    itl_target_ms: TargetMs | None = None
     admin: bool = False
 
     @property
     def burst_max(self) -> int:
         """The number of requests that may come at once; at least 1, since none could ever come otherwise."""
         return self.burst if self.burst is not None else max(1, math.ceil(self.rate_per_s or 1))
+
+    @property
+    def targets(self) -> Targets:
+        """The targets of its requests that name none."""
+        return Targets(self.ttft_target_ms, self.itl_target_ms)
 
 
 @frozen(kw_only=True)

@@ -132,6 +132,7 @@ def _in_folder(tables: Tables, folder: Path) -> Cluster:
         node=tables.node,
         gateway=tables.gateway,
         cluster=tables.cluster,
+        pool=tables.pool,
         folder=folder,
     )
 

@@ -28,7 +28,7 @@ MULTILINE_TABLES = ("settings", "environment")  # whose values may have line bre
 KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
 # The paths of an engine, or of a key by which it is found, and of an entry that other keys name.
 ENGINE = re.compile(r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?")
-NAMED = re.compile(r"(model|node)(?:\.([\w-]+)|\[\"(.+)\"\])")
+NAMED = re.compile(r"(model|node|pool)(?:\.([\w-]+)|\[\"(.+)\"\])")
 BARE = re.compile(r"[\w-]+", re.ASCII)  # a key that stands in a path as it is
 UNKNOWN = re.compile(r"is not a key here(?:; did you mean ([a-z_]+)\?)?")
 
@@ -48,6 +48,8 @@ class Pruned:
 
 def _concerns(path: str, mistake: Mistake) -> bool:
     if _is_prefix(path, mistake.path) or _is_named(path, mistake.message):
+        return True
+    if mistake.message.startswith("is missing") and path.startswith(f"{mistake.path}["):  # a list with a wrong item
         return True
     parent, _, key = path.rpartition(".")
     if mistake.path.rpartition(".")[0] == parent and f"means nothing without {key}" in mistake.message:

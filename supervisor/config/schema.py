@@ -20,12 +20,14 @@ from actors.engines.slots import Deadlines
 from actors.routing.kv import KvSettings
 from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
+from protocol.dialects.targets import TargetMs
 from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.limits import Count, GatewayLimits, Seconds, TextLimits
 from supervisor.config.media import MediaSection
+from supervisor.config.pools import POOLS_MAX, GridSections, PoolName, PoolSection
 from supervisor.links.endpoint import Endpoint
 from supervisor.processes.process import Ladder
 
@@ -143,6 +145,9 @@ class ModelSection:
     preemptions_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of one request, by full engines
     ejection: Ejection = Ejection()  # of workers that keep failing
     kv: KvSettings = KvSettings()  # of the policy `kv`
+    ttft_target_ms: TargetMs | None = None  # of requests that name none, nor does their key; None: the middle
+    itl_target_ms: TargetMs | None = None
+    grid: GridSections = GridSections()
 
 
 @frozen(kw_only=True)
@@ -261,6 +266,7 @@ class Tables:
     node: Annotated[dict[NodeName, NodeSection], Holds(1)] = Factory(lambda: {"main": NodeSection()})
     gateway: GatewaySection = GatewaySection()
     cluster: ClusterSection = ClusterSection()
+    pool: Annotated[dict[PoolName, PoolSection], Holds(0, POOLS_MAX)] = Factory(dict)
 
 
 @frozen(kw_only=True)

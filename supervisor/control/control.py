@@ -24,6 +24,7 @@ from protocol.cluster import (
     GetStatus,
     LinkState,
     NodeState,
+    PoolState,
     Reload,
     Reloaded,
     Status,
@@ -63,6 +64,7 @@ class NodeControl:
     tree_status: TreeStatus | None = None
     gate_state: Callable[[], GateState | None] = lambda: None  # of a node with a gateway
     ejections: Callable[[], tuple[EjectionState, ...]] = tuple
+    pools: Callable[[], tuple[PoolState, ...]] = tuple  # of a node with a gateway
     drain: Callable[[bool], Awaitable[None]] = field(
         default=_drain_too_early
     )  # whether the launcher is to start the node again
@@ -131,7 +133,7 @@ class NodeControl:
         tree = tuple(ChildState(*astuple(member)) for member in members)
         refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items())
         identity = self.directory.name, self.run, self.version, round(up_s, 3)
-        return Status(*identity, state, tree, links, self.gate_state(), refused, self.ejections())
+        return Status(*identity, state, tree, links, self.gate_state(), refused, self.ejections(), self.pools())
 
 
 def _with_memory_use(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:

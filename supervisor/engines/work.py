@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeAlias, TypeVar
 
 from attrs import field, frozen
@@ -28,9 +28,16 @@ EncodeInbox: TypeAlias = PriorityInbox[Encode, Encoded, Encoded]
 """The items that wait for one encoder, in the same order."""
 
 
-def request_inbox(size: int) -> tuple[Address[Generate, Started | Tokens, Finished], RequestInbox]:
-    """Return the address at which requests are asked, and the inbox in which at most `size` of them wait."""
-    return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, generation_tokens)
+def request_inbox(
+    size: int, group: Callable[[Generate], Hashable] = lambda _: ()
+) -> tuple[Address[Generate, Started | Tokens, Finished], RequestInbox]:
+    """Return the address at which requests are asked, and the inbox in which at most `size` of them wait.
+
+    Those of one `group` wait for the same, and hold up no others.
+    """
+    return priority_inbox(
+        size, lambda request: request.priority, lambda request: request.owner, generation_tokens, group
+    )
 
 
 def encode_inbox(size: int) -> tuple[Address[Encode, Encoded, Encoded], EncodeInbox]:

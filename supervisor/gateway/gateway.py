@@ -25,6 +25,7 @@ from actors.processor import TextReply
 from protocol.cluster import GateState
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.request_body import reading_work
+from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, StartFailed
 from protocol.grammars import grammar_kinds
 from protocol.messages import Grammar, GrammarKind
@@ -55,6 +56,10 @@ ENDING_A_TURN = 4  # connections that may end in one turn: hundreds that end tog
 
 def _no_server_info() -> dict[str, object]:
     raise NotFound("this server gives no information about itself")
+
+
+def _no_pools() -> dict[str, object]:
+    return {"pools": [], "grids": []}
 
 
 async def _nothing_to_flush() -> None:
@@ -98,6 +103,7 @@ class Gateway:
     wait_ready: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint  # until requests are admitted
     missing: Callable[[], str | None] = _nothing_missing  # what some requests need; all others can be served
     server_info: Callable[[], dict[str, object]] = _no_server_info
+    pools: Callable[[], dict[str, object]] = _no_pools
     flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
     run_in_thread: RunInThread = run_inline  # for long texts: to parse one would block the event loop
     grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own
@@ -299,6 +305,7 @@ class Gateway:
             # Engines come and go while a request waits, so its limit is read once, for everything that depends on it.
             total_max = served.total_max()
             request = evolve(request, total_max=total_max, priority=priority, trace=record.trace, owner=key.name)
+            request = _with_targets(request, record.targets.or_else(key.section.targets))
             gathered_bytes = self._gathered_bytes(request, record)
             owner_max = self.concurrency_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, owner_max=owner_max, param=param):
@@ -359,3 +366,11 @@ class Gateway:
         """
         async with self.reading_bodies:
             await trio.lowlevel.checkpoint()
+
+
+def _with_targets(request: Respond, defaults: Targets) -> Respond:
+    """Return a request with its own targets, or these where it names none."""
+    if defaults == NO_TARGETS:
+        return request
+    targets = Targets(request.ttft_target_ms, request.itl_target_ms).or_else(defaults)
+    return evolve(request, ttft_target_ms=targets.ttft_ms, itl_target_ms=targets.itl_ms)

@@ -19,6 +19,7 @@ from actors.kit.calls import Askable
 from actors.kit.fast_path import FastPath
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
+from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import (
     AskerLeft,
     BadRequest,
@@ -74,6 +75,7 @@ class RequestRecord:
     key: Key | None = None  # None: the request needs none
     request_line: str = ""  # the method and the path, or the type of a WebSocket event
     trace: Trace | None = None
+    targets: Targets = NO_TARGETS  # that its headers name, or those of its connection
     admitted_at: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -34,6 +34,7 @@ from supervisor.node.link_children import make_mesh, mesh_child
 from supervisor.node.media_child import MediaChildren, media_children
 from supervisor.node.model_children import Models, Reloadable, model_children
 from supervisor.node.monitoring import make_monitoring, monitoring_child
+from supervisor.node.pools import PoolView
 from supervisor.node.text_models import load_text_models
 from supervisor.runtime import Runtime
 from supervisor.supervision.events import ChildEvent, ChildEventKind
@@ -101,8 +102,10 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     media = MediaChildren()
     if has_gateway:
         media = media_children(context, texts)
-        models = model_children(cluster, texts, directory, runtime, reloadable, media)
+        pools = PoolView(cluster, directory)
+        models = model_children(cluster, texts, directory, runtime, reloadable, media, pools)
         gateway = make_gateway(cluster, models.served, directory, runtime, reloadable, credentials)
+        pools.show(gateway, controls, registry)
         gauges.add_gateway_gauges(registry, gateway)
         gauges.add_media_gauges(registry, media)
         router_child.add_ejected_gauge(registry, reloadable.routings)

@@ -16,6 +16,7 @@ from actors.routing.kv import KvPolicy
 from actors.routing.policies import POLICIES, PolicyContext
 from actors.routing.prefix_index import PrefixIndex
 from actors.routing.routing import Routing
+from actors.routing.service_levels import ServiceLevels
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
 from protocol.messages import Finished, Generate, Started, Tokens
@@ -28,6 +29,7 @@ from supervisor.engines.work import request_inbox
 from supervisor.gateway.requests import ServedModel
 from supervisor.node import router_child
 from supervisor.node.media_child import MediaChildren
+from supervisor.node.pools import PoolView, service_levels
 from supervisor.node.vision import processor_vision
 from supervisor.observers import RoutingMetrics
 from supervisor.runtime import Runtime
@@ -59,21 +61,24 @@ def model_children(
     runtime: Runtime,
     reloadable: Reloadable,
     media: MediaChildren,
+    pools: PoolView,
 ) -> Models:
-    """Return the models of the cluster and their children; adds their routings to `reloadable`.
+    """Return the models of the cluster and their children; adds their routings to `reloadable`, and to `pools`.
 
     Without a media actor, no model takes images or videos.
     """
     served: dict[str, ServedModel] = {}
     children: list[Child | Tree] = []
     for name in cluster.model:
-        work, work_inbox = request_inbox(cluster.model[name].queue_max)
+        levels = pools.levels[name] = service_levels(cluster, name)
+        work, work_inbox = request_inbox(cluster.model[name].queue_max, levels.group)
+        pools.inboxes[name] = work_inbox
         routed: DirectCalls[Generate, Started | Tokens, Finished] = DirectCalls(work_inbox.pass_by)
         requests: Address[TextRequest, TextReply, TextResult]
         requests, requests_inbox = mailbox(cluster.gateway.requests_max)
         processed: DirectCalls[TextRequest, TextReply, TextResult] = DirectCalls()
         context = reloadable.policies[name] = _policy_context(cluster.model[name], runtime)
-        routing = _routing(cluster, name, texts[name], directory, runtime, context)
+        routing = _routing(cluster, name, texts[name], directory, runtime, context, levels)
         reloadable.routings[name] = routing
         uses_blocks = partial(_uses_blocks, routing)
         subscriber = PrefixSubscriber(WorkerPool(directory, name), context.index, uses_blocks)
@@ -105,7 +110,13 @@ def model_children(
 
 
 def _routing(
-    cluster: Cluster, name: str, text: TextModel, directory: Directory, runtime: Runtime, context: PolicyContext
+    cluster: Cluster,
+    name: str,
+    text: TextModel,
+    directory: Directory,
+    runtime: Runtime,
+    context: PolicyContext,
+    levels: ServiceLevels,
 ) -> Routing:
     section = cluster.model[name]
     return Routing(
@@ -116,8 +127,10 @@ def _routing(
         new_id=runtime.new_id,
         prefill_tokens_min=section.prefill_tokens_min,
         ends=text.eos_token_ids,
-        observer=RoutingMetrics(runtime.metrics, name),
+        observer=RoutingMetrics(runtime.metrics, name, levels),
         ranked=partial(directory.ranked, name),
+        levels=levels,
+        ranked_among=partial(directory.ranked, name),
         clock=trio.current_time,
     )
 

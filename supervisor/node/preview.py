@@ -19,6 +19,7 @@ from supervisor.gateway.keys import Keys
 from supervisor.node import descriptor_needs
 from supervisor.node.assembly import assemble
 from supervisor.node.credentials import read_credentials
+from supervisor.node.pool_preview import pool_lines
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
 from supervisor.runtime import Runtime
@@ -51,6 +52,8 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
     lines = [render(assemble(cluster, name, runtime, credentials).tree), _process_lines(cluster, name)]
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
         lines.append(_link_line(cluster))
+    if name in cluster.gateway_nodes:
+        lines += pool_lines(cluster)
     if credentials.keys is not None:
         lines.append(_client_lines(cluster, credentials.keys))
     return "\n".join(lines)

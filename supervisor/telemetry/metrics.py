@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from protocol.errors import AskerLeft
 from protocol.messages import EngineLoad, Usage
+from supervisor.telemetry.pool_metrics import PoolMetrics
 from supervisor.threads.queued_writer import QueuedWriter
 
 from . import registry
@@ -38,6 +39,7 @@ class Metrics:
     registry: Registry = field(factory=Registry)
     scrapes: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(SCRAPES_MAX))
     logs: dict[str, QueuedWriter] = field(factory=dict)  # of the node and of each of its processes, by name
+    pools: PoolMetrics = field(init=False, default=Factory(lambda self: PoolMetrics(self.registry), takes_self=True))
     _first_token: Histogram = field(init=False)
     _gap: Histogram = field(init=False)
     _duration: Histogram = field(init=False)

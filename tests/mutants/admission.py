@@ -102,8 +102,12 @@ BUGS: Bugs = {
         ),
     ),
     "actors/kit/priority_inbox.py": (
-        Bug("turns are free", "self._line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
-        Bug("one that left has its turn", "                if not left:", "                if True:"),
+        Bug("turns are free", "entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
+        Bug(
+            "one that left has its turn",
+            "                if left:\n                    break",
+            "                if left:\n                    entry.item.line.charge(entry.owner, 1)\n                    break",
+        ),
     ),
     "supervisor/gateway/server.py": (
         Bug(

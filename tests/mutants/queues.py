@@ -71,7 +71,7 @@ BUGS: Bugs = {
     "actors/routing/routing.py": (
         Bug(
             "only the least busy decode is tried",
-            "        if (others := self._find_pair(request, excluded, can_meet_well, has_room)) is not None:\n            return others\n",
+            "        if (others := self._find_pair(request, excluded, can_meet_well, has_room, scope)) is not None:\n            return others\n",
             "        return None\n",
         ),
     ),

@@ -78,13 +78,13 @@ BUGS: Bugs = {
     "actors/routing/routing.py": (
         Bug(
             "a request moves to a worker that is as full",
-            "route = self._reserve(request, self._select_of(request, excluded, begins))",
+            "route = self._reserve(request, self._select_of(request, excluded, begins, scope))",
             "route = self.choose(request, excluded)",
         ),
         Bug(
             "a request waits at a full worker beside an idle one",
-            "if (workers := self._select_of(request, excluded, begins)) is not None:",
-            "if (workers := self._select_of(request, excluded, has_room)) is not None:",
+            "for room in (begins, has_room):",
+            "for room in (has_room,):",
         ),
         Bug(
             "a prompt of any length goes to two legs",
@@ -100,7 +100,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "whoever stops waiting for room stays in line",
-            "                del self._outside[entry.number]\n                self._line.remove(entry)\n",
+            "                del self._outside[entry.number]\n                line.remove(entry)\n",
             "                pass\n",
         ),
         Bug(

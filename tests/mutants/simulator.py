@@ -25,7 +25,7 @@ BUGS: Bugs = {
     "actors/routing/routing.py": (
         Bug(
             "an ejected pair is asked while the others are busy",
-            "if not self.outliers or self._has_eligible_pair(excluded, now):",
+            "if not self.outliers or self._has_eligible_pair(excluded, now, scope):",
             "if not self.outliers:",
         ),
     ),
@@ -39,7 +39,7 @@ BUGS: Bugs = {
     "actors/kit/priority_inbox.py": (
         Bug(
             "what an owner is given is not put on its account",
-            "self._line.charge(entry.owner, max(1, self.weight(call.request)))",
+            "entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))",
             "pass",
         ),
     ),

@@ -36,6 +36,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "hosts": ("hosts",),
     "canaries": ("canaries",),
     "prefixes": ("prefixes",),
+    "pools": ("pools",),
 }
 
 
@@ -63,6 +64,16 @@ SUITES = {  # the quickest first
         "tests/actors/routing/test_kv.py",
         "tests/supervisor/cluster/test_workers.py",
         "tests/actors/text/test_prompt_blocks.py",
+    ],
+    "pools": [
+        "tests/actors/routing/test_grid.py",
+        "tests/actors/routing/test_service_levels.py",
+        "tests/actors/test_router_pools.py",
+        "tests/actors/test_router_pools_refusals.py",
+        "tests/actors/kit/test_priority_inbox_groups.py",
+        "tests/supervisor/node/test_pools.py",
+        "tests/supervisor/gateway/test_gateway_targets.py",
+        "tests/supervisor/config/test_pool_checks.py",
     ],
     "hostile_media": [
         "tests/actors/kit/test_fair_budget.py",

@@ -42,6 +42,16 @@ model = "tiny"
 kind = "simulated"
 kv_tokens_max = 4096
 simulated.media = {{ image_token = 5 }}
+[pool.quick]
+engines = ["tiny-0"]
+[model.tiny.grid.both]
+input_tokens_min = 0
+input_tokens_max = 1
+input_resolution = 1
+ttft_min_ms = 0
+ttft_max_ms = 1
+ttft_resolution = 1
+pools = [["quick"]]
 [engine.eyes]
 node = "back"
 model = "tiny"
@@ -76,6 +86,8 @@ def happened(metrics: Metrics) -> None:
     metrics.overlap_found("tiny", 64, 64)
     RoutingMetrics(metrics, "tiny").call_ended("back/tiny-0", "ended")
     RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
+    metrics.pools.called("quick", "ended")
+    metrics.pools.diverted("quick", "")
     metrics.logs["tiny-0"] = QueuedWriter(lambda _: None)
     turns = LoopMonitor()
     turns.count("links.Links.run", 1.0)

@@ -12,6 +12,7 @@ import pytest
 
 from actors.routing.policies import POLICIES
 from supervisor.config.keyfile import KeySection
+from supervisor.config.pools import PoolSection
 from supervisor.config.schema import ClusterSection, GatewaySection, ModelSection, NodeSection
 from supervisor.engines.kinds import KINDS
 from supervisor.gateway.http.routes import ROUTES
@@ -91,6 +92,7 @@ ROWS = {head: "".join(re.findall(rf"^\| `\[{head}.*$", README, re.MULTILINE)) fo
 GROUPS = {"limits", "ladder", "simulated"}  # tables that README names without their keys: `--check` prints them
 SECTIONS: list[tuple[str, type]] = [
     *(("node", NodeSection), ("cluster", ClusterSection), ("gateway", GatewaySection), ("model", ModelSection)),
+    ("pool", PoolSection),
     *(("engine", kind.section) for kind in KINDS.values()),
 ]
 

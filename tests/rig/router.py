@@ -20,6 +20,7 @@ from actors.routing.load import Load
 from actors.routing.reservations import ReservationStatistics
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
+from actors.routing.service_levels import ServiceLevels
 from protocol.cluster import Leg
 from protocol.errors import (
     ActorLost,
@@ -33,7 +34,8 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages import Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
-from tests.rig.calls import AnyAddress, AnyAnswer, mailbox
+from supervisor.engines.work import RequestInbox, request_inbox
+from tests.rig.calls import AnyAddress, AnyAnswer
 
 EOS = 0
 PROMPT = [5, 6, 7, 8]
@@ -236,21 +238,28 @@ class RouterRig:
     address: AnyAddress
     pool: FakePool
     routing: Routing
+    inbox: RequestInbox
 
     def worker(self, name: str) -> Any:
         return next(worker for worker in self.pool.all if worker.name == name)
 
     def check_at_rest(self) -> None:
         assert [worker.busy for worker in self.pool.all] == [0] * len(self.pool.all)
+        assert self.inbox.waiting == (0, 0)
         assert self.routing.statistics() == ReservationStatistics(requests=0, prompts_pending=0)
 
 
 @asynccontextmanager
 async def routed(
-    *workers: Fake, inbox_size: int = 64, limits: FailoverLimits | None = None, prefill_tokens_min: int = 0
+    *workers: Fake,
+    inbox_size: int = 64,
+    limits: FailoverLimits | None = None,
+    prefill_tokens_min: int = 0,
+    levels: ServiceLevels | None = None,
 ) -> AsyncIterator[RouterRig]:
     ids, rng = count(1), random.Random(0)
-    address, inbox = mailbox(inbox_size)
+    levels = levels or ServiceLevels()
+    address, inbox = request_inbox(inbox_size, levels.group)
     async with trio.open_nursery() as stage:
         pool = FakePool(list(workers), stage)
         for worker in workers:
@@ -263,9 +272,10 @@ async def routed(
             new_id=lambda: f"new {next(ids)}",
             prefill_tokens_min=prefill_tokens_min,
             ends=frozenset({EOS}),
+            levels=levels,
         )
         await stage.start(router, inbox, routing)
-        rig = RouterRig(address, pool, routing)
+        rig = RouterRig(address, pool, routing, inbox)
         yield rig
         await wait_all_tasks_blocked()
         rig.check_at_rest()

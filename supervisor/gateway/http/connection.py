@@ -128,11 +128,11 @@ class HttpConnection:
                 raise Draining(SHUTS_DOWN)
             if not is_handshake(exchange):
                 raise BadRequest("this is no WebSocket handshake of version 13")
+            handshake = handshake_of(exchange, self._reader.trailing_bytes)
         except RequestError as error:
             self._fail_last(exchange, error)  # WebSocket frames may follow, so no next request can be found
         else:
             self._reader.more_unread = True
-            handshake = handshake_of(exchange, self._reader.trailing_bytes)
             await self.upgrade(handshake, exchange.request_id, key, exchange.caller)
         return True
 

@@ -21,6 +21,7 @@ from attrs import define, field
 from actors.kit.offload import Offload
 from protocol.dialects import http as shapes
 from protocol.dialects.request_body import reading_work
+from protocol.dialects.targets import NO_TARGETS, targets_of
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.messages import RouteTaken
 from protocol.openapi.document import Operation
@@ -144,7 +145,7 @@ class Exchange:
         return "connection" if self.request is None else f"{self.method} {self.path}"[:REQUEST_LINE_CHARACTERS_MAX]
 
     def start_record(self, model: str, api: str) -> RequestRecord:
-        """Return a new record for a response by a model, which `settle` logs."""
+        """Return a new record for a response by a model, which `settle` logs; raises `BadRequest` for wrong targets."""
         key = self.key or self.gateway.keys.anonymous
         self._record = RequestRecord(
             self.request_id,
@@ -154,6 +155,7 @@ class Exchange:
             key=key,
             request_line=self.request_line,
             trace=self.trace,
+            targets=NO_TARGETS if self.request is None else targets_of(self.request.values),
             settles=False,
         )
         return self._record

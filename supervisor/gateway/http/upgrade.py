@@ -7,6 +7,7 @@ from hashlib import sha1
 
 from attrs import frozen
 
+from protocol.dialects.targets import NO_TARGETS, Targets, targets_of
 from supervisor.gateway.http.exchange import Exchange
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # proves that the server has read the handshake (section 1.3)
@@ -15,11 +16,12 @@ HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-ve
 
 @frozen
 class Handshake:
-    """A valid handshake: the whole response that accepts it, the target that it names, and the bytes behind it."""
+    """A valid handshake: the whole response that accepts it, its request target, and the bytes behind it."""
 
     response: bytes
     target: str
     unread: bytes
+    targets: Targets = NO_TARGETS  # of requests that name none
 
 
 def wants_websocket(exchange: Exchange) -> bool:
@@ -46,7 +48,10 @@ def is_handshake(exchange: Exchange) -> bool:
 
 
 def handshake_of(exchange: Exchange, unread: bytes) -> Handshake:
-    """Return a request that `is_handshake`, and is granted no extension or subprotocol; `unread` came behind it."""
+    """Return a request that `is_handshake`, and is granted no extension or subprotocol; `unread` came behind it.
+
+    Raises `BadRequest` for a header with targets that is wrong.
+    """
     assert exchange.request is not None
     proof = b64encode(sha1(exchange.header(b"sec-websocket-key") + GUID, usedforsecurity=False).digest())
     lines = (
@@ -56,4 +61,5 @@ def handshake_of(exchange: Exchange, unread: bytes) -> Handshake:
         b"sec-websocket-accept: %b" % proof,
         b"x-request-id: %b" % exchange.request_id.encode(),
     )
-    return Handshake(b"\r\n".join(lines) + b"\r\n\r\n", exchange.request.target.decode("latin-1"), unread)
+    response, target = b"\r\n".join(lines) + b"\r\n\r\n", exchange.request.target.decode("latin-1")
+    return Handshake(response, target, unread, targets_of(exchange.request.values))

@@ -17,6 +17,7 @@ from attrs import define, field
 
 from actors.processor import TextReply
 from protocol.dialects import responses
+from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import (
     AskerLeft,
     ConnectionExpired,
@@ -89,6 +90,7 @@ class Lanes:
     on_idle: Callable[[], None]  # called when nothing runs or waits any more
     tasks: trio.Nursery
     outbox: Outbox  # which `send` writes to
+    targets: Targets = NO_TARGETS  # of requests that name none
     _history: ResponseHistory = field(init=False)
     _running: dict[str | None, _Running] = field(factory=dict)  # by lane
     _waiting: list[_Waiting] = field(factory=list)  # in the order in which they came
@@ -199,6 +201,7 @@ class Lanes:
             key=self.key,
             request_line=CREATE,
             trace=self._trace(),
+            targets=self.targets,
             settles=False,
         )
         events = self._events(request, response_id)

@@ -18,6 +18,7 @@ from attrs import define, field
 
 from actors.kit.groups import consists_of
 from protocol.dialects import responses
+from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
@@ -80,6 +81,7 @@ async def _serve(
             model,
             draining=gateway.draining,
             first_until=trio.current_time() + gateway.limits.head_s,
+            targets=handshake.targets,
         )
         gateway.connections.upgrade(outbox, session)
         await session.run()
@@ -106,6 +108,7 @@ class Session:
     default_model: str | None  # of requests that name none
     _draining: bool
     _first_until: float  # until when its first message is waited for in a drain
+    targets: Targets = NO_TARGETS  # of requests that name none
     _asked: bool = False  # any message has come as a whole
     _expires_at: float = 0.0
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -156,6 +159,7 @@ class Session:
                 self._on_idle,
                 nursery,
                 self.outbox,
+                self.targets,
             )
             messages = self._messages = MessageReader(
                 self.gateway,

@@ -160,7 +160,8 @@ async def _ask_and_leave(address: Any) -> None:
 
 def test_a_call_that_passes_the_inbox_is_a_turn_of_its_owner() -> None:
     def of(inbox: AnyPriorityInbox) -> dict[str, float]:
-        return inbox._line.accounts()  # noqa: SLF001  # accounts are nobody's business but the queue's
+        line = inbox._lines[()]  # noqa: SLF001  # accounts are nobody's business but the queue's
+        return dict(line.accounts())
 
     _, inbox = priority_inbox(2, lambda _: 0, lambda request: request[0], lambda request: request[1])
     assert inbox.pass_by(("alice", 7))

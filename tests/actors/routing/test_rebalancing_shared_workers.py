@@ -21,7 +21,8 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
-from tests.rig.calls import AnyAddress, AnyAnswer, mailbox
+from supervisor.engines.work import request_inbox
+from tests.rig.calls import AnyAddress, AnyAnswer
 from tests.rig.router import FakePool, generate
 
 TELL_S = 0.1
@@ -164,7 +165,7 @@ async def shared(*engines: Engine, move_after_s: float = 2.0) -> AsyncIterator[S
             pool = FakePool(list(views[name]), nursery)
             for view in views[name]:
                 view.pool = pool
-            rig.addresses[name], inbox = mailbox(64)
+            rig.addresses[name], inbox = request_inbox(64)
             limits = FailoverLimits(move_after_s=move_after_s)
             new_id = partial(lambda name: f"{name} {next(ids)}", name)
             routing = Routing(pool, least_loaded, limits, partial(next, ids), new_id, 0, frozenset())

@@ -137,13 +137,13 @@ def test_to_respond_maps_every_field() -> None:
         "logit_bias": {"5": 1}, "return_token_ids": True, "priority": 1, "cache_salt": "s", "stop": "x",
         "include_stop_str_in_output": True, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1,
         "frequency_penalty": 1, "presence_penalty": -1, "repetition_penalty": 1.5, "stop_token_ids": [4],
-        "ignore_eos": True,
+        "ignore_eos": True, "ttft_target_ms": 0, "itl_target_ms": 2.5,
     }  # fmt: skip
     assert asked(**body) == Respond(
         ID, texts=("a", "b"), tokens_max=9, n=2, best_of=3, logprobs=0, seed=7, tokens_min=2, logit_bias={5: 1.0},
         token_ids=True, priority=1, cache_salt="s", stop=("x",), stop_included=True, temperature=0.0, top_p=0.5,
         top_k=3, min_p=0.1, frequency_penalty=1.0, presence_penalty=-1.0, repetition_penalty=1.5, stop_token_ids=(4,),
-        ignore_eos=True, params=PARAMS,
+        ignore_eos=True, ttft_target_ms=0.0, itl_target_ms=2.5, params=PARAMS,
     )  # fmt: skip
     assert asked(prompt=[1, 2], echo=True).echo
 

@@ -93,6 +93,8 @@ INT32 = 2**31
         ("return_token_ids", [True, False], [1]),
         ("priority", [-INT32, INT32 - 1], [-INT32 - 1, INT32, 1.5, True]),
         ("cache_salt", ["x", "x" * 256], ["", "x" * 257, 5]),
+        ("ttft_target_ms", [0, 0.5, 200, 3_600_000], [-0.001, 3_600_001, 10**400, True, "200", []]),
+        ("itl_target_ms", [0, 0.5, 20, 3_600_000], [-0.001, 3_600_001, 10**400, False, "20", {}]),
     ],
 )  # fmt: skip
 def test_values_at_a_limit_are_accepted_and_beyond_it_refused_by_their_field(

@@ -10,7 +10,18 @@ import pytest
 from attrs import evolve
 from rich.console import Console, ConsoleRenderable, RichCast
 
-from protocol.cluster import ChildState, EjectionState, GateState, Leg, LinkState, NodeState, Offer, Reloaded, Status
+from protocol.cluster import (
+    ChildState,
+    EjectionState,
+    GateState,
+    Leg,
+    LinkState,
+    NodeState,
+    Offer,
+    PoolState,
+    Reloaded,
+    Status,
+)
 from supervisor.cli import status_view
 from supervisor.cli.commands import as_json_object
 from supervisor.printable import TEXT_LENGTH_MAX, printable
@@ -78,6 +89,19 @@ def test_an_engine_out_of_service_is_shown_with_the_reason() -> None:
     assert "engine one/a is out of service: its weights are replaced" in lines
     assert "a one tiny decode out of service 3 2 16 12,345 50%" in lines
     assert "b one tiny decode starting 3 2 16 12,345 50%" in lines
+
+
+def test_every_pool_has_a_row_and_waits_at_all_gateways() -> None:
+    pools = (
+        PoolState("quick", "tiny", Leg.PREFILL, 10, 2, 1, 3, 8, 4),
+        PoolState("cheap", "tiny", Leg.PREFILL, 0, 1, 1, 2, 16, 0),
+    )
+    other = tuple(evolve(pool, waiting=1) for pool in pools)
+    seen: dict[str, status_view.StatusOrError] = {"one": evolve(ONE, pools=pools), "two": evolve(ONE, pools=other)}
+    lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", seen))]
+    at = lines.index("pool model leg priority up busy slots wait")
+    assert lines[at + 1 : at + 3] == ["quick tiny prefill 10 1 of 2 3 8 5", "cheap tiny prefill 0 1 of 1 2 16 1"]
+    assert not [line for line in shown(status_view.render_status("pd", SEEN)) if line.startswith("pool ")]
 
 
 def test_an_encoder_has_no_kv_memory_to_show() -> None:

@@ -129,7 +129,7 @@ KEYS = (
     "max_completion_tokens", "max_output_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
     "presence_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "include_stop_str_in_output",
     "min_tokens", "ignore_eos", "seed", "regex", "ebnf", "structural_tag", "return_token_ids", "priority",
-    "cache_salt", "n", "best_of", "response_format", "stream", "stream_options", "logprobs", "top_logprobs", "echo",
+    "cache_salt", "ttft_target_ms", "itl_target_ms", "n", "best_of", "response_format", "stream", "stream_options", "logprobs", "top_logprobs", "echo",
     "tools", "tool_choice", "functions", "user", "metadata", "store", "reasoning", "include", "truncation",
     "previous_response_id", "generate", "stream_id", "response_id", "tokens", "add_special_tokens", "background",
     "image_url", "video_url", "image_embeds", "input_image", "url", "detail", "file_id", "fps", "modalities", "uuid",

@@ -10,6 +10,7 @@ from functools import partial
 import trio
 from attrs import define, field
 
+from actors.routing.service_levels import ServiceLevels
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.cluster import readiness
@@ -23,6 +24,7 @@ from tests.rig.small_system import LONG_S, SmallSystem, living
 from tests.system.simulator.encoders import NodeEncoders
 from tests.system.simulator.legs import LegCosts, LegHost
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot, SimLinks, check_inboxes, check_links
+from tests.system.simulator.pools import pools_of
 from tests.system.simulator.system import System
 
 SECTION = ClusterSection(handshake_s=2.0, retry_max_s=1.0)
@@ -38,15 +40,24 @@ class Cluster(System):
     plan: ClusterPlan = field(kw_only=True)
     links: SimLinks = field(init=False)
     prefill_tokens_min: int = 0
+    pooled: bool = False  # the workers of each leg are in two pools
 
     def __attrs_post_init__(self) -> None:
         self.host_of = partial(LegHost, rooms=self.plan.rooms)
         System.__attrs_post_init__(self)
         self.routing.prefill_tokens_min = self.prefill_tokens_min
+        if self.pooled:
+            self.routing.levels = pools_of(self._workers())
         self.node.assembly.links = self.links
         for node_slot in self.node_slots:
             node_slot.costs.refused = self.costs.refused
             node_slot.gallery = self.gallery
+
+    def _workers(self) -> Iterator[tuple[str, Leg]]:
+        """Yield the name in the cluster and the leg of every worker."""
+        yield from ((worker.full_name, worker.leg) for worker in self.directory.local.values())
+        for slot in self.node_slots:
+            yield from ((f"{slot.name}/{offer.name}", offer.leg) for offer in slot.offers)
 
     def _register_workers(self) -> None:
         super()._register_workers()
@@ -148,6 +159,7 @@ class Cluster(System):
         for encoding in self.encoding_up:
             await encoding.check_serves()
         slots = dict.fromkeys(Leg, 0)
+        self.routing.levels = ServiceLevels()  # equal requests are all of one pool
         if self.sighted:
             self.plan.rooms.transfer_s = (
                 0.0  # prompts with pictures are longer, so that a prefill takes fewer at a time

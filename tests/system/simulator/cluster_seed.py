@@ -164,6 +164,7 @@ class ClusterRun(OfCluster, Run):
             encoders=here,
             workers=rng.choice((0, 0, 0, 1)),
             prefill_tokens_min=rng.choice((0, 0, 45)),
+            pooled=self.single_fault is None and sum(map(ord, "".join(plan.node_slots))) % 2 == 0,
             limits=evolve(LIMITS, backlog_bytes_max=100_000),
             requests_max=rng.choice((3, 8, 16)),
             waiting_max=16,

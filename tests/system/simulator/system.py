@@ -109,7 +109,7 @@ class System(PictureSystem):
         PictureSystem.__attrs_post_init__(self)
         self._register_workers()
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
-        address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens)
+        address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens, self._pools_of)
         self.routing = Routing(
             WorkerPool(self.directory, "tiny"),
             least_loaded,
@@ -154,6 +154,9 @@ class System(PictureSystem):
             keys=_keys(self.secrets),
         )
         self.node = bare_node(self.directory, self.gateway, None, self.drain_s, self.scope)
+
+    def _pools_of(self, request: Generate) -> tuple[str, ...]:
+        return self.routing.levels.group(request)
 
     def _register_workers(self) -> None:
         """Register the workers in the directory of their node: the gateway's own, or another behind a link."""

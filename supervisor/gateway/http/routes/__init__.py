@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from protocol.dialects import chat
+from protocol.dialects import chat, targets
 from protocol.dialects import completions as completions_dialect
 from protocol.dialects import responses as responses_dialect
 from protocol.dialects import tokens as tokens_dialect
 from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Access, Operation, json_body
-from supervisor.gateway.http.routes import admin, completions, health, models, openapi, responses, tokens
+from supervisor.gateway.http.routes import admin, completions, health, models, openapi, pools, responses, tokens
 from supervisor.gateway.http.routes.route import Handler, Resource, Route, RouteTable, options
 
 __all__ = ["ROUTES", "Handler", "Resource", "Route", "RouteTable", "options"]
@@ -53,6 +53,7 @@ ROUTES = RouteTable(
                 chat.ChatRequest,
                 {"model": "tiny", "messages": _CONVERSATION},
                 errors=(404,),
+                parameters=targets.PARAMETERS,
             ),
             completions.CHAT,
         ),
@@ -65,6 +66,7 @@ ROUTES = RouteTable(
                 completions_dialect.CompletionRequest,
                 {"model": "tiny", "prompt": "The oak"},
                 errors=(404,),
+                parameters=targets.PARAMETERS,
             ),
             completions.COMPLETIONS,
         ),
@@ -75,6 +77,7 @@ ROUTES = RouteTable(
                 "Open a WebSocket for the events that `x-websocket` names.",
                 {},
                 errors=(426,),
+                parameters=targets.PARAMETERS,
                 extensions={"x-websocket": {"client": ["Create", "CancelResponse"]}},
             ),
             responses.upgrade,
@@ -89,6 +92,7 @@ ROUTES = RouteTable(
                 responses_dialect.CreateHttp,
                 {"model": "tiny", "input": "Tell me about the oak."},
                 errors=(404,),
+                parameters=targets.PARAMETERS,
             ),
             responses.answer,
         ),
@@ -138,6 +142,16 @@ ROUTES = RouteTable(
             ),
             admin.model_info,
             aliases=("/get_model_info",),  # as SGLang called it before
+        ),
+        Route(
+            Operation(
+                "GET",
+                "/pools",
+                "The pools of engines, and the grids that map requests to them.",
+                json_body("Pools"),
+                access=Access.ADMIN,
+            ),
+            pools.pools,
         ),
         *(
             Route(

@@ -199,9 +199,9 @@ def test_a_preflight_allows_the_methods_of_all_routes() -> None:
     assert every.allow == METHODS
 
 
-def test_metrics_and_flush_cache_are_for_admins_and_probes_for_everybody() -> None:
+def test_metrics_pools_and_flush_cache_are_for_admins_and_probes_for_everybody() -> None:
     access = {operation.path: operation.access for operation in ROUTES.operations}
-    assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/flush_cache"}
+    assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/flush_cache", "/pools"}
     assert {path for path in access if access[path] is Access.OPEN} == {"/health", "/ready"}
 
 
