@@ -137,6 +137,7 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
         f"back/{MODEL}-1",
         f"back/{MODEL}-1/engine",
         f"back/{MODEL}-1/decode",
+        f"back/{MODEL}-1/canary",
     ]
     assert f"front/processor-{MODEL}" in {child["path"] for child in nodes["front"]["tree"]}  # told through `back`
     assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]
