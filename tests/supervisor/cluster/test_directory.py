@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from protocol.cluster import COUNT_MAX, Leg, Neighbour, NodeState, Offer, check_state
 from protocol.errors import LinkLost, PeerLost, PeerViolation
-from protocol.messages import EngineInfo, GrammarKind
+from protocol.messages import NO_PARTNER, EngineInfo, GrammarKind
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import RemoteWorker
@@ -179,6 +179,7 @@ IMPOSSIBLE = [
     NodeState((evolve(ONE, engine=evolve(INFO, context_max=COUNT_MAX + 1)),)),
     NodeState((evolve(ONE, engine=evolve(INFO, bootstrap=("h", 0))),)),
     NodeState((evolve(ONE, engine=evolve(INFO, bootstrap=("h", 70000))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, bootstrap=(NO_PARTNER, 7000))),)),
     NodeState((evolve(ONE, engine=evolve(INFO, bootstrap=("h" * 254, 7000))),)),
     NodeState((evolve(ONE, engine=evolve(INFO, kind="k" * 129)),)),
     NodeState((evolve(ONE, engine=evolve(INFO, version="v" * 129)),)),
