@@ -45,8 +45,8 @@ class WatchedWorker(Protocol):
 class WatchedPool(Protocol):
     """The workers of one model, and what changes of them seldom."""
 
-    def workers(self) -> Sequence[WatchedWorker]:
-        """Return the workers that can be asked now."""
+    def watchable(self) -> Sequence[WatchedWorker]:
+        """Return the workers that can be asked now and that tell of their blocks."""
 
     async def wait_members_changed(self) -> None:
         """Wait until a worker has come or gone; not for loads."""
@@ -86,7 +86,7 @@ class PrefixSubscriber:
 
     def _update(self, nursery: trio.Nursery) -> None:
         """Begin to follow workers that have come, and forget those that have gone for long."""
-        workers = {worker.full_name: worker for worker in self.pool.workers()} if self.wanted() else {}
+        workers = {worker.full_name: worker for worker in self.pool.watchable()} if self.wanted() else {}
         for name, worker in workers.items():
             if name not in self._subscriptions:
                 self._subscriptions[name] = subscription = _Subscription(self.index, name)

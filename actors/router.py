@@ -30,7 +30,7 @@ async def router(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Route each call, a direct one at once; the others stay in the inbox while all workers of their pools are full."""
-    bugs, unstarted, looking = BugCounter(), UnstartedRequests(), False
+    bugs, unstarted, refused = BugCounter(), UnstartedRequests(), trio.lowlevel.ParkingLot()
     direct = direct or DirectCalls()
 
     async def route_one(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:
@@ -42,25 +42,23 @@ async def router(
         return None if route is None else partial(route_one, route=route)
 
     def has_room(request: Generate) -> bool:
-        nonlocal looking
         if routing.has_room(request):
             return True
-        if not looking:
-            looking = True
-            requests.start_soon(look_again)
+        refused.unpark_all()
         return False
 
     async def look_again() -> None:
-        """Have the calls that wait looked at after each change of the workers, until there are none."""
-        nonlocal looking
-        while any(inbox.waiting):
-            inbox.recheck()  # they are looked at once the next wait has begun, so that no change is missed
-            await routing.pool.wait_changed()
-            await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
-        looking = False
+        """Have the calls that wait looked at after each change of the workers."""
+        while True:
+            await refused.park()
+            while any(inbox.waiting):
+                inbox.recheck()  # they are looked at once the next wait has begun, so that no change is missed
+                await routing.pool.wait_changed()
+                await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
 
     async with trio.open_nursery() as requests, direct.answered(begin, requests):
         requests.start_soon(unstarted.move_on, routing)
+        requests.start_soon(look_again)
         task_status.started()
         while True:
             call = await inbox.receive(has_room)  # a call that must wait does so in the inbox

@@ -84,7 +84,8 @@ class NodeState(Message):
     A node that `routes` receives the offers of others, and their loads again after `tell_s` at the earliest; other
     nodes receive none. The load in an offer leaves out the receiver's own requests, which it counts itself.
     `elsewhere` names those of the receiver's workers that are down and whose work another worker can do. Encoders are
-    offered only to nodes that state that they take them: others would end the link for a leg that they do not know.
+    offered only to nodes that state that they take them: others would end the link for a leg that they do not know. So
+    would those that do not state that their workers can be `watched`, for a question about their blocks.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -94,6 +95,7 @@ class NodeState(Message):
     tell_s: float = 0.0
     elsewhere: tuple[str, ...] = ()
     takes_encoders: bool = False
+    watched: bool = False
 
 
 @frozen

@@ -227,8 +227,8 @@ class Slots:
 
     @property
     def idle_since(self) -> float | None:
-        """When the last request or probe left the engine; None while there is one, or a slot is stuck."""
-        return None if self._requests or self.stuck or self.probe is not None else self._idle_since
+        """When the last request or probe left the engine; None while there is one, be it stuck."""
+        return None if self._requests or self.probe is not None else self._idle_since
 
     def begin_probe(self) -> Probe:
         """Give the idle engine its probe."""

@@ -137,6 +137,7 @@ def _own_state(directory: Directory, neighbours: tuple[Neighbour, ...]) -> NodeS
         routes=directory.routes,
         tell_s=directory.announce_s,
         takes_encoders=True,
+        watched=True,
     )
 
 

@@ -326,7 +326,7 @@ class Directory:
     def state(self) -> NodeState:
         """Return this node's whole state, for an operator."""
         offers = tuple(worker.offer for worker in self.local.values())
-        return NodeState(offers, self.neighbours(), self.draining, self.routes, takes_encoders=True)
+        return NodeState(offers, self.neighbours(), self.draining, self.routes, takes_encoders=True, watched=True)
 
     def neighbours(self) -> tuple[Neighbour, ...]:
         """Return this node, if it can be found, and those to which it has a link: the others shall be forgotten."""

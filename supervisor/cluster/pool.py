@@ -11,7 +11,7 @@ from attrs import define
 
 from protocol.cluster import Leg
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import AnyWorker
+from supervisor.cluster.workers import AnyWorker, LocalWorker
 
 
 @define(eq=False)
@@ -24,6 +24,16 @@ class WorkerPool:
     def workers(self) -> list[AnyWorker]:
         """Return the workers that can be asked now."""
         return self.directory.workers(self.model)
+
+    def watchable(self) -> list[AnyWorker]:
+        """Return the workers that can be asked now and that tell of their blocks, on nodes that know the question."""
+        node = self.directory.node
+        return [
+            worker
+            for worker in self.workers()
+            if worker.leg not in {Leg.DECODE, Leg.ENCODE}
+            and (isinstance(worker, LocalWorker) or node(worker.node).state.watched)
+        ]
 
     def encoders(self) -> list[AnyWorker]:
         """Return the encoders that can be asked now."""

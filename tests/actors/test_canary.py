@@ -79,6 +79,7 @@ class Watched:
     raised: list[BaseException] = Factory(list)
     scope: trio.CancelScope = Factory(trio.CancelScope)
     serves: bool = True
+    over: trio.Event = Factory(trio.Event)  # when decode and canary have ended
 
     async def ask(self, wanted: Generate) -> list[int]:
         async with self.address.ask(wanted, wanted.sampling.tokens_max) as replies:
@@ -105,6 +106,8 @@ async def watched(
                     nursery.start_soon(canary, system.slots, limits, new_id, numbers.__next__, system.observer)
         except* (EngineStuck, EngineDied) as group:
             system.raised += group.exceptions
+        finally:
+            system.over.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
@@ -266,6 +269,7 @@ async def test_a_process_that_was_stopped_itself_does_not_blame_the_engine(autoj
     async with watched(FakeEngine(Costs(slots=2, step_s=3))) as system:
         await trio.sleep(11)
         autojump_clock.jump(1000)  # all timers that were due meanwhile fire at once
+        system.engine.stall(1.5)  # and its answer needs a moment, too
         await trio.sleep(4)
         assert [outcome for _, outcome in system.observer.outcomes] == [ANSWERED]
         assert not system.raised
@@ -387,6 +391,16 @@ async def cancel_one(_: random.Random, step: int) -> bool:
         assert (system.slots.probe, system.slots.stuck) == (None, {})
         assert not system.raised
     return steps.taken < step
+
+
+async def test_a_canary_that_is_cancelled_ends_when_the_engine_has_released_it(autojump_clock: MockClock) -> None:
+    async with watched(FakeEngine(Costs(slots=1, step_s=4, release_s=3)), slots=1) as system:
+        await trio.sleep(11)
+        system.scope.cancel()
+        await system.over.wait()
+        assert trio.current_time() == 14
+        assert await system.engine.load() == EngineLoad(0, 0, 0)
+        assert not system.raised
 
 
 def test_a_canary_that_is_cancelled_at_any_step_leaves_nothing() -> None:

@@ -79,7 +79,7 @@ class FakeMembers:
     unaware: bool = False  # that workers are down
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
-    def workers(self) -> list[FakeWorker]:
+    def watchable(self) -> list[FakeWorker]:
         return [worker for worker in self.all if self.unaware or not worker.down]
 
     async def wait_members_changed(self) -> None:

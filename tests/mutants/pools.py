@@ -82,7 +82,7 @@ BUGS: Bugs = {
     ),
     "actors/router.py": (
         Bug("a full pool is looked at once", "        while any(inbox.waiting):\n", "        if any(inbox.waiting):\n"),
-        Bug("nobody looks at a full pool again", "            requests.start_soon(look_again)\n", "            pass\n"),
+        Bug("nobody looks at a full pool again", "        requests.start_soon(look_again)\n", ""),
     ),
     "actors/kit/priority_inbox.py": (
         Bug(

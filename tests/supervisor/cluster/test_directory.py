@@ -235,3 +235,14 @@ def test_two_gateways_of_which_neither_listens_need_no_link(
     directory = Directory("front-0", address=own)
     directory.configure("front-1", other, routes=routes)
     assert directory.should_link("front-1") is linked
+
+
+async def test_only_workers_whose_nodes_know_the_question_are_watched(autojump_clock: MockClock) -> None:
+    directory, _ = linked_directory()
+    both = evolve(ONE, name="both")
+    decode = evolve(both, name="decode", leg=Leg.DECODE)
+    pool = WorkerPool(directory, ONE.model)
+    directory.merge_state("far", NodeState((both, decode)))
+    assert pool.watchable() == [], "another version would end the link"
+    directory.merge_state("far", NodeState((both, decode), watched=True))
+    assert [worker.name for worker in pool.watchable()] == ["both"]

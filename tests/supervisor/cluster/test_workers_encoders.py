@@ -259,7 +259,7 @@ async def test_an_encoder_is_offered_only_to_nodes_that_take_encoders() -> None:
 
 def test_a_node_of_an_older_version_takes_no_encoders() -> None:
     state = NodeState(routes=True, takes_encoders=True)
-    older = codec.encode(state).replace(b"\xaetakes_encoders\xc3", b"").replace(b"\x87", b"\x86", 1)
+    older = codec.encode(state).replace(b"\xaetakes_encoders\xc3", b"").replace(b"\x88", b"\x87", 1)
     decoded = codec.decode(older)
     assert decoded == evolve(state, takes_encoders=False)
 

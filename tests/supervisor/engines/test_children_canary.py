@@ -184,6 +184,20 @@ async def test_an_engine_out_of_service_lives_is_not_chosen_says_why_and_has_no_
         assert simulated(assembly) is engine, "nobody restarts it"
 
 
+async def test_an_engine_is_in_service_again_when_the_last_reason_is_gone(
+    built: Built, autojump_clock: MockClock
+) -> None:
+    assembly, _ = built()
+    async with running(assembly):
+        registration = assembly.engines["one"]
+        with registration.out_of_service("first"):
+            with registration.out_of_service("second"):
+                assert registration.unavailable_reason == "is out of service: first"
+            assert (registration.current, registration.in_service) == (None, False)
+        assert registration.current is simulated(assembly)
+        assert registration.unavailable_reason == ""
+
+
 async def test_the_failure_of_an_engine_out_of_service_is_said_as_that(built: Built, autojump_clock: MockClock) -> None:
     assembly, _ = built()
     async with running(assembly):

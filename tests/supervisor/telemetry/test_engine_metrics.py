@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import trio
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
@@ -140,10 +141,11 @@ async def test_what_the_engine_has_left_out_is_counted_too(autojump_clock: MockC
 
 @pytest.mark.parametrize("fill", ["\n", "#\n", "sglang:running 1.0\n", "x", '{a="'])
 async def test_a_text_of_any_content_is_merged_in_short_turns(fill: str, autojump_clock: MockClock) -> None:
-    # The turns of every test are measured; a longer one fails it.
+    # The turns of tasks of the product are measured; a longer one fails the test.
     body = fill * ((METRICS_BYTES_MAX - len(GAUGE)) // len(fill))
-    await merge_in_steps({"a/tiny": EngineMetrics(GAUGE + body)})
-    await merge_in_steps({"a/tiny": EngineMetrics(f"{GAUGE}sglang:running{{{body}")})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(merge_in_steps, {"a/tiny": EngineMetrics(GAUGE + body)})
+        nursery.start_soon(merge_in_steps, {"a/tiny": EngineMetrics(f"{GAUGE}sglang:running{{{body}")})
 
 
 async def test_random_texts_make_a_text_that_prometheus_reads(autojump_clock: MockClock) -> None:

@@ -137,6 +137,9 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
         f"back/{MODEL}-1",
         f"back/{MODEL}-1/engine",
         f"back/{MODEL}-1/decode",
+        f"back/{MODEL}-1/canary",
+        "back/publishers",
+        f"back/publishers/events-{MODEL}-1",
     ]
     assert f"front/processor-{MODEL}" in {child["path"] for child in nodes["front"]["tree"]}  # told through `back`
     assert [(link["node"], link["up"]) for link in nodes["front"]["links"]] == [("back", True)]

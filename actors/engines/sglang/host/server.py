@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +24,7 @@ from uuid import uuid4
 
 from attrs import evolve
 from sglang.srt.entrypoints.engine import Engine
-from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.managers.load_snapshot import LoadSnapshot, shm_path_for
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.server_args import PortArgs
 
@@ -102,7 +103,7 @@ class Host:
         self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids())
         blocks = BlockLog(uuid4().hex)
         self.events = KvEventReceivers(blocks, sources)
-        self.watchers = Watchers(self.link, blocks, self.manager.get_loads)
+        self.watchers = Watchers(self.link, blocks, self._loads)
         self.metrics = MetricsReader(read_files)
 
     async def start(self, listener: socket.socket) -> None:
@@ -226,6 +227,9 @@ class Host:
             self.requests.remove(running)
             self.link.fail(running.stream, error, cause)
             self.link.flush()
+
+    async def _loads(self) -> Sequence[LoadSnapshot]:
+        return await self.manager.get_loads()
 
     # Control operations ----------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from attrs import define, field
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 
 from actors.engines.block_log import BlockLog, BlockReader
-from actors.engines.sglang.host.served_link import ServedLink
+from actors.engines.sglang.host.served_link import ServedLink, last_line
 from protocol import codec
-from protocol.errors import AskerLeft
+from protocol.errors import AskerLeft, EngineRefused
 from protocol.frames import Item, Open
 from protocol.kind import Message
 from protocol.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
@@ -57,6 +57,9 @@ class Watchers:
             await sending
         except asyncio.CancelledError:
             self.link.messages.fail(stream, AskerLeft("the asker left"))
+        except Exception as error:  # noqa: BLE001  # of SGLang's load: no request depends on it
+            why = f"the engine cannot be watched: {last_line(error)}"
+            self.link.messages.fail(stream, EngineRefused(why))
         else:
             self.link.messages.end(stream, Done())
         self.link.flush()
