@@ -106,7 +106,7 @@ BUGS: Bugs = {
         Bug(
             "one that left has its turn",
             "                if left:\n                    break",
-            "                if left:\n                    entry.item.line.charge(entry.owner, 1)\n                    break",
+            "                if False:\n                    break",
         ),
     ),
     "supervisor/gateway/server.py": (
