@@ -229,7 +229,8 @@ class Host:
             self.link.flush()
 
     async def _loads(self) -> Sequence[LoadSnapshot]:
-        return await self.manager.get_loads()
+        loads: list[LoadSnapshot] = await self.manager.get_loads()
+        return loads
 
     # Control operations ----------------------------------------------------------------
 
