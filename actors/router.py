@@ -50,11 +50,11 @@ async def router(
     async def look_again() -> None:
         """Have the calls that wait looked at after each change of the workers."""
         while True:
-            await refused.park()
-            while any(inbox.waiting):
+            while any(inbox.waiting):  # at first, too: some may have come, and been refused, before this began
                 inbox.recheck()  # they are looked at once the next wait has begun, so that no change is missed
                 await routing.pool.wait_changed()
                 await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+            await refused.park()
 
     async with trio.open_nursery() as requests, direct.answered(begin, requests):
         requests.start_soon(unstarted.move_on, routing)

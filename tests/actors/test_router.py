@@ -14,7 +14,18 @@ from protocol.cluster import Leg
 from protocol.errors import BadRequest, EngineLost, EngineRefused, HandOffFailed
 from protocol.messages import Generate, Logprob, Tokens, Usage
 from tests.rig.calls import AnyAnswer
-from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
+from tests.rig.router import (
+    LOSSES,
+    PROMPT,
+    Fake,
+    Play,
+    ask,
+    check_whole,
+    generate,
+    pair,
+    routed,
+    text,
+)
 from tests.system.simulator import simulate
 
 # One worker -------------------------------------------------------------------------------
@@ -92,6 +103,16 @@ async def test_without_any_worker_a_request_waits_for_one(autojump_clock: MockCl
         rig.pool.back()
         await trio.sleep(1)
         assert rig.worker("w").times == [50]
+
+
+async def test_requests_that_came_before_the_router_began_are_not_forgotten(autojump_clock: MockClock) -> None:
+    for _ in range(12):  # its tasks begin in any order
+        async with routed(Fake("w", slots=1, more=1), early=[generate("early")]) as rig:
+            await trio.sleep(1)
+            rig.worker("w").more = 0
+            rig.pool.change()
+            await trio.sleep(10)
+            assert [each.id for each in rig.worker("w").asked] == ["early"]
 
 
 async def test_no_worker_is_asked_for_a_request_that_left_while_it_waited(autojump_clock: MockClock) -> None:

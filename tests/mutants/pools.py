@@ -81,7 +81,16 @@ BUGS: Bugs = {
         Bug("a full pool holds up the moves of others", "                full.add(group)\n", "                break\n"),
     ),
     "actors/router.py": (
-        Bug("a full pool is looked at once", "        while any(inbox.waiting):\n", "        if any(inbox.waiting):\n"),
+        Bug(
+            "a full pool is looked at once",
+            "            while any(inbox.waiting):",
+            "            if any(inbox.waiting):",
+        ),
+        Bug(
+            "what came before a router began is not looked at again",
+            "        while True:\n            while any",
+            "        while True:\n            await refused.park()\n            while any",
+        ),
         Bug("nobody looks at a full pool again", "        requests.start_soon(look_again)\n", ""),
     ),
     "actors/kit/priority_inbox.py": (

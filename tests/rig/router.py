@@ -256,7 +256,9 @@ async def routed(
     limits: FailoverLimits | None = None,
     prefill_tokens_min: int = 0,
     levels: ServiceLevels | None = None,
+    early: Sequence[Generate] = (),
 ) -> AsyncIterator[RouterRig]:
+    """Run a router over workers; the `early` requests come before it begins."""
     ids, rng = count(1), random.Random(0)
     levels = levels or ServiceLevels()
     address, inbox = request_inbox(inbox_size, levels.group)
@@ -274,8 +276,11 @@ async def routed(
             ends=frozenset({EOS}),
             levels=levels,
         )
-        await stage.start(router, inbox, routing)
         rig = RouterRig(address, pool, routing, inbox)
+        for request in early:
+            stage.start_soon(ask, rig, request)
+        await wait_all_tasks_blocked()
+        await stage.start(router, inbox, routing)
         yield rig
         await wait_all_tasks_blocked()
         rig.check_at_rest()
