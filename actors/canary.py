@@ -95,6 +95,7 @@ def canary_request(info: EngineInfo, request_id: str, salt: str, room: int) -> G
 
 async def _wait_idle(slots: Slots, after_s: float) -> None:
     """Wait until the engine is in service and has had no request for so long."""
+    await trio.lowlevel.checkpoint()
     while True:
         now, since = trio.current_time(), slots.idle_since
         due_at = now + after_s if since is None or not slots.in_service() else since + after_s
@@ -123,6 +124,7 @@ async def _ask(slots: Slots, request: Generate, within_s: float, report: Callabl
 
 async def _is_over(generation: Generation, within_s: float) -> bool:
     """Wait for the end of an answer, and return whether it came in time."""
+    await trio.lowlevel.checkpoint()
     for _ in range(WAITS):
         with trio.move_on_after(within_s / WAITS):
             await generation.over.wait()

@@ -102,6 +102,7 @@ async def _follow(source: EngineSource, published: Published) -> None:
 
 
 async def _follow_load(engine: Engine, published: Published) -> None:
+    await trio.lowlevel.checkpoint()
     try:
         await engine.watch_load(published.set_loads)
     except EngineLost:
@@ -111,6 +112,7 @@ async def _follow_load(engine: Engine, published: Published) -> None:
 
 
 async def _follow_blocks(engine: Engine, published: Published) -> None:
+    await trio.lowlevel.checkpoint()
     try:
         await engine.watch_blocks(published.blocks.merge)
     except EngineLost:
@@ -128,6 +130,7 @@ async def _send(request: Watch, published: Published, answer: Answer[WatchReply,
 
 async def _send_blocks(reader: BlockReader, answer: Answer[WatchReply, Done], every_s: float) -> None:
     """Send what a watcher has missed and what changes, until its credit is used up."""
+    await trio.lowlevel.checkpoint()
     with changes_of(reader.log) as changed:
         while answer.credit > 0:
             if (events := reader.read()) is not None:
@@ -140,6 +143,7 @@ async def _send_blocks(reader: BlockReader, answer: Answer[WatchReply, Done], ev
 
 async def _send_loads(published: Published, answer: Answer[WatchReply, Done], every_s: float) -> None:
     """Send the latest load when it has changed, until the watcher's credit is used up."""
+    await trio.lowlevel.checkpoint()
     sent: EngineLoads | None = None
     while answer.credit > 0:
         if published.loads is not None and published.loads != sent:
