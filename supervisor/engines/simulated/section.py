@@ -66,6 +66,11 @@ class SimulatedSection(EngineSection):
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what is wrong in this section, which stands at `path`."""
+        for name in ("listen", "replay"):
+            if getattr(self.events, name) is not None:
+                yield Mistake(
+                    f"{path}.events.{name}", "is for engines of SGLang: a simulated one has no socket for events"
+                )
         media, key = self.simulated.media, f"{path}.simulated.media"
         if media is not None and media.image_token is None and media.video_token is None:
             yield Mistake(key, "has neither image_token nor video_token")

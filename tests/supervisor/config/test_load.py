@@ -466,3 +466,40 @@ def test_an_encoder_may_join_a_cluster_whose_engines_stand_in_other_files(writte
     alone = ENCODER[: ENCODER.index("[engine.one]")] + ENCODER[ENCODER.index("[engine.eyes]") :]
     cluster = read_cluster(written(alone), ["10.0.0.1:7411"])
     assert cluster.encodes("tiny")
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ('kind = "simulated"\nevents.listen = "127.0.0.1:5557"', "events.listen: is for engines of SGLang"),
+        ('device = "cpu"\nevents.replay = "127.0.0.1:5558"', "events.replay: means nothing without listen"),
+        (
+            'device = "cpu"\nleg = "decode"\nevents.listen = "127.0.0.1:5557"',
+            "events.listen: is for engines with a prefix cache",
+        ),
+    ],
+)
+def test_events_are_for_engines_that_have_some(tmp_path: Path, lines: str, sentence: str) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        f'[gateway]\nport = 8000\n[model.tiny]\npath = "{ROOT / "examples" / "tiny"}"\n'
+        f'[engine.one]\nmodel = "tiny"\nkv_tokens_max = 4096\n{lines}\n'
+    )
+    assert any(sentence in mistake for _, mistake in mistakes(file)), mistakes(file)
+
+
+def test_an_engine_publishes_its_blocks_if_its_policy_uses_them_or_its_section_says_so(tmp_path: Path) -> None:
+    def publishes(policy: str, lines: str) -> bool:
+        file = tmp_path / "cluster.toml"
+        file.write_text(
+            f'[model.tiny]\npath = "{ROOT / "examples" / "tiny"}"\npolicy = "{policy}"\n'
+            f'[engine.one]\nmodel = "tiny"\ndevice = "cpu"\nkv_tokens_max = 4096\n{lines}\n'
+        )
+        cluster = read_cluster(file)
+        return cluster.engine["one"].publishes(cluster)
+
+    assert publishes("kv", "")
+    assert not publishes("least_loaded", "")
+    assert publishes("least_loaded", "events.publish = true")
+    assert not publishes("kv", "events.publish = false")
+    assert publishes("least_loaded", 'events.listen = "127.0.0.1:5557"')
