@@ -116,12 +116,6 @@ class WorkerCandidates:
         """Return the worker of a candidate."""
         return self._found[load.name]
 
-    def any(self) -> Worker | None:
-        """Return a candidate, None if there is none."""
-        for load in self:
-            return self.worker(load)
-        return None
-
     def _candidate(self, worker: Worker, load: Load) -> Load | None:
         # A prefill whose rendezvous is not known yet cannot be met there.
         if worker.leg is Leg.PREFILL and worker.bootstrap is None:

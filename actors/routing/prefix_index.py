@@ -102,10 +102,6 @@ class PrefixIndex:
         for holder in [holder for holder in self._bits if holder[0] == worker]:
             self._retire(holder)
 
-    def knows(self, worker: str) -> bool:
-        """Whether a worker has told of any blocks, on rank 0, since it was forgotten."""
-        return (worker, 0) in self._bits
-
     def _store(self, bit: int, hashes: Sequence[int]) -> None:
         shards, shard_max = self._shards, max(1, self.blocks_max // SHARDS)
         for number in reversed(hashes):  # so that of one prefix the end is dropped first
