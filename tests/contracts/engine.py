@@ -380,8 +380,10 @@ async def sends_log_probabilities_when_asked(engine: Engine) -> None:
             assert values == sorted(values, reverse=True), "the likeliest first"
             assert sum(map(exp, values)) <= 1.01
             if top:
-                assert each.top[0][0] == token, "a greedy token is the likeliest"
-                assert abs(each.top[0][1] - each.logprob) < 1e-3
+                # Logits of two bytes are equal in 3 of 100 tokens: then each of the likeliest may be taken.
+                likeliest = [taken for taken, value in each.top if values[0] - value < 1e-3]
+                assert token in likeliest or len(likeliest) == top, "no token is likelier than a greedy one"
+                assert abs(values[0] - each.logprob) < 1e-3
         assert (await complete(engine, usual_request))[0] == ids, "asking changes nothing"
 
 
