@@ -9,7 +9,7 @@ unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
 .PHONY: help demo demo-disagg demo-vision test check wide units realtime engines lint types lock coverage news \
-	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures tensor cluster-cost bench bench-full stages clean
+	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures tensor cluster-cost routing-scale bench bench-full stages clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -121,6 +121,9 @@ siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: doe
 
 cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep: bytes, CPU, routing
 	$(BIN)/python -m tests.system.cluster_cost
+
+routing-scale: $(VENV)/ready-dev  ## what a choice of a worker costs and finds, by the real code over 10 to 1,000 workers in virtual time
+	$(BIN)/python -m tests.system.routing_scale
 
 stages: $(VENV)/ready  ## what each stage of a token's and a request's way costs by itself: CPU, memory
 	$(BIN)/python -m bench stages

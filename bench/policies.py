@@ -75,10 +75,10 @@ def loads(folder: Path, scale: float) -> dict[str, Load]:
 
     trace = folder / "trace.jsonl"
     trace.write_text(mooncake_trace(max(40, round(160 * scale))))
-    shared = ("--prefixes", "12", "--prefix-tokens", "700", "--prompt-tokens", "10:30", "--output-tokens", "2:6")
+    shared = ("--prefixes", "16", "--prefix-tokens", "1000", "--prompt-tokens", "10:30", "--output-tokens", "2:6")
     turns = ("--turns", "4:6", "--prompt-tokens", "40:80", "--output-tokens", "8:16")
     return {
-        "shared": Load((*shared, "--clients", "4", "--requests", many(200)), 12_000),
+        "shared": Load((*shared, "--clients", "4", "--requests", many(200)), 20_000),
         "turns": Load((*turns, "--clients", "6", "--requests", many(40)), 7_000),
         "trace": Load(("--trace", str(trace), "--trace-scale", "0.1", "--clients", "6"), 7_000),
     }

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 from attrs import define, field, frozen
 
-from actors.routing.load import HasRoom, Load
+from actors.routing.load import HasRoom, Load, may_queue
 from actors.routing.ports import Ranking, Worker
 from protocol.cluster import Leg
 from protocol.messages import Generate
@@ -46,7 +46,10 @@ class Candidates(Protocol):
         """
 
     def find(self, name: str) -> Load | None:
-        """Return the candidate of that name, None if it is none."""
+        """Return the worker of that name if it is a candidate, or would be but for the prompts that wait there.
+
+        None if not. A prompt that is in its cache may be computed sooner there than elsewhere as a whole.
+        """
 
 
 class Policy(Protocol):
@@ -92,7 +95,7 @@ class WorkerCandidates:
                 if self.ranked:  # nor have all that follow
                     return
                 continue
-            if (candidate := self._candidate(worker, load)) is not None:
+            if (candidate := self._candidate(worker, load, self.has_room)) is not None:
                 yield candidate
 
     def leading(self, request: Generate) -> list[Load]:
@@ -110,18 +113,21 @@ class WorkerCandidates:
         if worker is None or name in self.excluded or (self.avoided is not None and self.avoided(name)):
             return None
         load = worker.load
-        return self._candidate(worker, load) if self.has_room(load) else None
+        return self._candidate(worker, load, self._may_wait) if self._may_wait(load) else None
+
+    def _may_wait(self, load: Load) -> bool:
+        return self.has_room(load) or may_queue(load)
 
     def worker(self, load: Load) -> Worker:
         """Return the worker of a candidate."""
         return self._found[load.name]
 
-    def _candidate(self, worker: Worker, load: Load) -> Load | None:
+    def _candidate(self, worker: Worker, load: Load, has_room: HasRoom) -> Load | None:
         # A prefill whose rendezvous is not known yet cannot be met there.
         if worker.leg is Leg.PREFILL and worker.bootstrap is None:
             return None
         load = self.with_reserved(load)
-        if not self.has_room(load) or (self.accepts is not None and not self.accepts(load)):
+        if not has_room(load) or (self.accepts is not None and not self.accepts(load)):
             return None
         self._found[load.name] = worker
         return load

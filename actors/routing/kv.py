@@ -1,10 +1,11 @@
 """The policy `kv`: the worker that has least to compute for a request, by what its prefix cache has and what is queued.
 
-The cost of a worker is counted in prompt tokens that it would compute before it could answer. It is, for a worker that
-computes prompts, those of this prompt that its cache does not have and those of the prompts that wait there; and, for
-one that computes answers, its running requests and the share of its KV memory that they may come to need, each counted
-as some prompt tokens. Of costs that differ by less than a page one is drawn at random: several routers, which hear of
-each other's choices only later, would all choose the same one otherwise.
+The cost of a worker is counted in prompt tokens that it would compute before it could answer. For one that computes
+prompts, these are the tokens of this prompt that its cache does not have and those of the prompts that wait there. The
+former count several times: they are saved if the request goes elsewhere, and the latter are computed anyway. For one
+that computes answers, its running requests count as some tokens each, and so does the share of its KV memory that they
+may come to need. Of costs that differ by less than a page one is drawn at random: several routers, which hear of each
+other's choices only later, would all choose the same one otherwise.
 
 A few workers are compared, however many there are: those with the longest beginnings of the prompt, those where such a
 prompt is being computed, that of the session's last request, and the least loaded.
@@ -38,7 +39,8 @@ Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
 class KvSettings:
     """`[model.NAME.kv]`: what the policy `kv` weighs, and the size of its index."""
 
-    prefill_weight: Weight = 1.0  # of a prompt token that is to be computed, this request's or a queued one
+    uncached_weight: Weight = 4.0  # of each token of the request's prompt that is to be computed
+    queued_weight: Weight = 1.0  # of each that is to be computed before
     load_tokens: Weight = 256.0  # that a running request counts as, and a slot's share of KV memory
     session_tokens: Weight = 256.0  # that the worker of the session's last request is preferred by
     temperature: Annotated[float, Within(at_least=0, at_most=100)] = 0.0  # of the softmax over costs; 0: the least cost
@@ -107,8 +109,8 @@ class KvPolicy:
         settings, cost, overlap = self.settings, 0.0, 0
         if load.leg is not Leg.DECODE:
             overlap = prompt.overlap(load.name)
-            uncached = len(request.tokens) - max(overlap, prompt.expected.get(load.name, 0))
-            cost += settings.prefill_weight * (uncached + load.queued)
+            uncached = len(request.tokens) - overlap
+            cost += settings.uncached_weight * uncached + settings.queued_weight * load.queued
         if load.leg is not Leg.PREFILL:
             cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request))
         if not load.fits(request):  # it would wait there for memory, behind all who have it
@@ -137,7 +139,7 @@ class _Prompt:
     """A prompt as the index knows it: who has how much of it, in tokens."""
 
     matches: tuple[tuple[PromptBlocks, Match], ...]
-    expected: dict[str, int]  # the tokens that a prompt in common is being computed for, by worker
+    expected: dict[str, int]  # the tokens in common with a prompt that is being computed, by worker
     reusable: int  # tokens: the last one of a prompt is always computed
 
     @classmethod
@@ -158,9 +160,10 @@ class _Prompt:
         return [name for _, match in self.matches for name, _ in match.longest(holders_max)]
 
     def overlap(self, worker: str) -> int:
-        """Return the tokens that a worker's cache is expected to have of it."""
+        """Return the tokens that a worker's cache is expected to have of it when its turn comes."""
+        computing = self.expected.get(worker, 0)
         for blocks, match in self.matches:
-            if count := match.blocks(worker):
+            if count := max(match.blocks(worker), computing // blocks.page_size):
                 return min(count, self.reusable // blocks.page_size) * blocks.page_size
         return 0
 

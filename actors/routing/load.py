@@ -10,6 +10,9 @@ from attrs import frozen
 from protocol.cluster import Leg
 from protocol.messages import Generate
 
+PROMPTS_AHEAD = 4
+"""The prompts that a request may wait for at one worker, as a multiple of those that its engine takes at a time."""
+
 
 @frozen
 class Load:
@@ -80,6 +83,11 @@ def has_room(load: Load) -> bool:
 def begins(load: Load) -> bool:
     """Whether one more request would get a slot at once, and its prompt be computed next."""
     return load.busy < load.slots and not load.full
+
+
+def may_queue(load: Load) -> bool:
+    """Whether one more request would get a slot at once, though its prompt may wait there behind a few others."""
+    return load.busy < load.slots and (not load.pending_max or load.pending < PROMPTS_AHEAD * load.pending_max)
 
 
 HasRoom: TypeAlias = Callable[[Load], bool]

@@ -95,10 +95,14 @@ class Route:
         return max(0, self._prompt - self.overlap)
 
     @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Its workers."""
+        return (self.decode,) if self.prefill is None else (self.decode, self.prefill)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of its workers."""
-        both = (self.decode,) if self.prefill is None else (self.decode, self.prefill)
-        return tuple(worker.full_name for worker in both)
+        return tuple(worker.full_name for worker in self.workers)
 
     @property
     def name(self) -> str:
@@ -108,7 +112,7 @@ class Route:
     @property
     def overcommitted(self) -> bool:
         """Whether one of its workers is overcommitted."""
-        return any(worker.load.overcommitted for worker in (self.decode, self.prefill) if worker is not None)
+        return any(worker.load.overcommitted for worker in self.workers)
 
     def fits(self, request: Generate) -> bool:
         """Whether the KV memory of its workers has room for a request."""

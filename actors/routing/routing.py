@@ -7,6 +7,8 @@ while no route has a free slot in each of its legs. Whether there is room at all
 (`service_levels.py`), so that a router can leave requests in its inbox, where the most urgent of those pools is next,
 until one can be routed; and a full pool delays no request of another.
 
+A policy may name a worker whose engine has a slot, but for now enough prompts: it may weigh that wait against others.
+
 A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
 The two are chosen one after the other; all pairs are compared only if those two cannot meet.
 
@@ -171,7 +173,7 @@ class Routing:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
         scope, *_ = self._scopes(request, excluded, Reach.MAPPED)
         route = self._reserve(request, self._select_of(request, excluded, begins, scope))
-        if route is None or route.fits(request):
+        if route is None or (route.fits(request) and all(begins(worker.load) for worker in route.workers)):
             return route
         route.end()
         return None
@@ -207,8 +209,7 @@ class Routing:
         """Return the mapped pool and the actual one for each leg of a route that another pool stands in for."""
         if not self.levels.legs:
             return []
-        workers = [route.decode] if route.prefill is None else [route.decode, route.prefill]
-        return self.levels.diversions(request, {worker.leg: worker.full_name for worker in workers})
+        return self.levels.diversions(request, {worker.leg: worker.full_name for worker in route.workers})
 
     def has_others(self, crashed: Collection[str]) -> bool:
         """Whether each leg has, or should soon have, a worker that did not crash, however busy."""

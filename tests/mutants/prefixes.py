@@ -116,7 +116,12 @@ BUGS: Bugs = {
             "len(request.tokens) - 1)\n\n    @property",
             "len(request.tokens))\n\n    @property",
         ),
-        Bug("what is queued costs nothing", "(uncached + load.queued)", "uncached"),
+        Bug("what is queued costs nothing", " + settings.queued_weight * load.queued", ""),
+        Bug(
+            "what is computed anyway counts as much as what is not",
+            "uncached_weight * uncached",
+            "queued_weight * uncached",
+        ),
         Bug(
             "a burst is sent to one worker",
             "settings.load_tokens * (load.busy +",
@@ -124,8 +129,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "prompts that come together are computed by everybody",
-            "max(overlap, prompt.expected.get(load.name, 0))",
-            "overlap",
+            "max(match.blocks(worker), computing // blocks.page_size)",
+            "match.blocks(worker)",
         ),
         Bug(
             "near equals are always the first",

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from attrs import Factory, define, evolve
 
-from actors.routing.candidates import WorkerCandidates
+from actors.routing.candidates import Candidates, Choice, WorkerCandidates
 from actors.routing.load import HasRoom, Load, begins, has_room
+from actors.routing.route import FailoverLimits
+from actors.routing.routing import Routing
 from protocol.cluster import Leg
-from tests.rig.router import Fake, generate
+from protocol.messages import Generate
+from tests.rig.router import Fake, FakePool, generate
 
 
 @define(eq=False)
@@ -71,6 +74,38 @@ def test_full_excluded_and_ejected_workers_are_none() -> None:
 def test_ejected_workers_are_candidates_while_all_others_are_ejected_too() -> None:
     assert names(candidates(FOUR[:2], ejected=["a", "b"])) == ["a", "b"]
     assert names(candidates(FOUR[:2], excluded=["b"], ejected=["a"])) == ["a"]
+
+
+@define(eq=False)
+class Computing(Fake):
+    """A worker with prompts that have not begun, of which its engine takes 100 tokens at a time."""
+
+    pending: int = 0
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, self.more, self.slots, pending=self.pending, pending_max=100)
+
+
+def test_a_worker_with_prompts_enough_is_found_by_its_name_alone() -> None:
+    workers = [Computing("a"), Computing("b", pending=100), Computing("c", pending=399), Computing("d", pending=400)]
+    found = candidates(workers, room=begins)
+    assert names(found) == names(found.leading(generate())) == ["a"]
+    assert [name for name in "abcd" if found.find(name) is not None] == ["a", "b", "c"]
+    assert candidates([Computing("b", pending=100, more=4)]).find("b") is None, "it has no slot"
+
+
+async def test_a_policy_may_let_a_prompt_wait_but_not_one_that_moves() -> None:
+    def computing(_: Generate, candidates: Candidates) -> Choice | None:
+        load = candidates.find("b")
+        return None if load is None else Choice(load)
+
+    pool = FakePool([Computing("a"), Computing("b", pending=100)], None)
+    routing = Routing(pool, computing, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    assert routing.choose_idle(generate(), ()) is None
+    route = routing.choose(generate())
+    assert route is not None
+    assert route.name == "b"
 
 
 def test_a_reservation_takes_the_last_slot() -> None:

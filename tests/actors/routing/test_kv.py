@@ -30,7 +30,11 @@ def wanted(prompt: Sequence[int] = PROMPT, session: str = "", salt: str | None =
 
 
 def policy(has: dict[str, Sequence[int]] | None = None, seed: int = 0, **settings: Any) -> KvPolicy:
-    made = KvPolicy(KvSettings(**{"load_tokens": 64.0, **settings}), PrefixIndex(), random.Random(seed).random)
+    made = KvPolicy(
+        KvSettings(**{"uncached_weight": 1.0, "load_tokens": 64.0, **settings}),
+        PrefixIndex(),
+        random.Random(seed).random,
+    )
     for worker, prompt in (has or {}).items():
         event = BlockEvent(BlockChange.STORED, 0, block_hashes(list(prompt), PAGE))
         made.index.apply(worker, [event])
@@ -60,6 +64,12 @@ def test_a_queue_that_is_longer_than_what_is_saved_is_avoided() -> None:
     made = policy({"b": PROMPT})
     assert chosen(made, wanted(), A, evolve(B, queued=8 * PAGE)) == ("b", 9 * PAGE)
     assert chosen(made, wanted(), A, evolve(B, queued=11 * PAGE)) == ("a", 0)
+
+
+def test_what_is_to_be_computed_for_the_request_counts_more_than_what_is_computed_anyway() -> None:
+    made = policy({"b": PROMPT}, uncached_weight=4.0)
+    assert chosen(made, wanted(), A, evolve(B, queued=35 * PAGE)) == ("b", 9 * PAGE)
+    assert chosen(made, wanted(), A, evolve(B, queued=37 * PAGE)) == ("a", 0)
 
 
 def test_running_requests_and_kv_memory_count() -> None:
@@ -128,7 +138,8 @@ def test_workers_without_any_blocks_are_compared_with_those_that_have_some() -> 
 async def burst(prompts: list[list[int]], workers: int) -> Counter[str]:
     """Route requests in one turn, so that nothing is known of those before but that they were routed."""
     fakes = [Fake(f"w{number}", slots=1000) for number in range(workers)]
-    routing = Routing(FakePool([*fakes], None), policy(), FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    made = policy(uncached_weight=KvSettings().uncached_weight, load_tokens=KvSettings().load_tokens)
+    routing = Routing(FakePool([*fakes], None), made, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
     return Counter(route.name for route in map(routing.choose, map(wanted, prompts)) if route is not None)
 
 
@@ -150,6 +161,13 @@ async def test_prompts_of_a_burst_that_begin_alike_go_together() -> None:
             assert route is not None
             homes.setdefault(number, set()).add(route.name)
     assert sum(map(len, homes.values())) <= 1.5 * len(groups), "most groups are computed once"
+
+
+async def test_a_prompt_that_is_being_computed_is_expected_in_the_cache() -> None:
+    fakes = [Fake("w0", slots=8)]
+    routing = Routing(FakePool([*fakes], None), policy(), FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    routes = [routing.choose(wanted([*PROMPT, *range(number)])) for number in range(2)]
+    assert [None if route is None else route.overlap for route in routes] == [0, 10 * PAGE]
 
 
 async def test_what_is_expected_ends_with_the_route() -> None:
