@@ -30,7 +30,7 @@ from protocol.messages import Generate, PromptBlocks
 from protocol.strict.checks import Within
 
 HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are compared
-LEADING_MAX = 8  # of the least loaded
+LEADING_MAX = 4  # of the least loaded
 
 Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
 

@@ -23,6 +23,7 @@ from protocol.kv_events import GPU, BlockChange, BlockEvent
 
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
+TOUCHED_EVERY = 8  # matches of an index that is more than half full
 
 Holder: TypeAlias = tuple[str, int]
 """The name of a worker, and the number of one of its ranks."""
@@ -78,6 +79,7 @@ class PrefixIndex:
     _retired: int = 0  # bits that blocks may still have
     _sweeping: int = 0  # of those, the ones that the present round removes
     _next_shard: int = 0
+    _matches: int = 0  # since the index is half full
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
@@ -172,21 +174,48 @@ class PrefixIndex:
     # What routers ask --------------------------------------------------------------------
 
     def match(self, hashes: Sequence[int]) -> Match:
-        """Return who has which beginnings of a prompt, by its blocks; they count as used now."""
-        groups, shards = list[tuple[int, int]](), self._shards
-        having, count = self._used, 0
-        for number in hashes if having else ():
-            still = shards[number & 255].get(number, 0) & having
+        """Return who has which beginnings of a prompt, by its blocks; they count as used now.
+
+        A worker that has a block has all before it, since caches drop the ends of prompts first: so the ends of what
+        workers have are found by bisection.
+        """
+        groups, having, count, total = list[tuple[int, int]](), self._used, 0, len(hashes)
+        while having and count < total:
+            still = self._holding(hashes[count]) & having
             if still != having:
                 if count:
                     groups.append((count, having & ~still))
                 having = still
-                if not still:
-                    break
-            count += 1
+            else:
+                count = self._last_held(hashes, count, having) + 1
         if count and having:
             groups.append((count, having))
         if 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon, and the order does not matter
-            for number in reversed(hashes[:count]):
-                shards[number & 255].move_to_end(number)
+            self._touch(hashes[: groups[-1][0]] if groups else ())
         return Match(tuple(groups), self._bits, self._holders)
+
+    def _holding(self, number: int) -> int:
+        return self._shards[number & 255].get(number, 0)
+
+    def _last_held(self, hashes: Sequence[int], place: int, having: int) -> int:
+        """Return the place of the last block that all of some bits have, from a place on where they do."""
+        last, step, shards = place, 1, self._shards
+        while (end := last + step) < len(hashes) and shards[(n := hashes[end]) & 255].get(n, 0) & having == having:
+            last, step = end, 2 * step
+        end = min(end, len(hashes))
+        while end - last > 1:
+            middle = (last + end) // 2
+            if shards[(n := hashes[middle]) & 255].get(n, 0) & having == having:
+                last = middle
+            else:
+                end = middle
+        return last
+
+    def _touch(self, hashes: Sequence[int]) -> None:
+        """Count blocks as used now, at every eighth match: what is used often is kept all the same."""
+        self._matches += 1
+        if self._matches % TOUCHED_EVERY == 0:
+            for number in reversed(hashes):
+                shard = self._shards[number & 255]
+                if number in shard:  # one in between may have been dropped
+                    shard.move_to_end(number)

@@ -162,6 +162,8 @@ class Routing:
 
     def _pick(self, request: Generate | None, candidates: WorkerCandidates) -> Chosen | None:
         """Return the candidate that the policy prefers; without a request, any. None if there is none."""
+        if not candidates.workers:
+            return None
         if request is None:
             load = next(iter(candidates), None)
             choice = None if load is None else Choice(load)
