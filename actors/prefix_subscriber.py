@@ -64,9 +64,7 @@ class PrefixSubscriber:
     @property
     def unknown(self) -> frozenset[str]:
         """The names of the workers that can be asked, and whose blocks are not all known yet."""
-        return frozenset(
-            name for name, each in self._subscriptions.items() if each.worker is not None and not each.since
-        )
+        return frozenset(self.index.unknown)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow every worker that can be asked, until cancelled."""
@@ -83,6 +81,7 @@ class PrefixSubscriber:
             for name in self._subscriptions:
                 self.index.forget(name)
             self._subscriptions.clear()
+            self.index.unknown.clear()
 
     def _update(self, nursery: trio.Nursery) -> None:
         """Begin to follow workers that have come, and forget those that have gone for long."""
@@ -132,10 +131,18 @@ class _Subscription:
         if worker is not self.worker:
             self.worker = worker
             self._changed.unpark_all()
+        self._note_unknown()
+
+    def _note_unknown(self) -> None:
+        if self.worker is not None and not self.since:
+            self.index.unknown.add(self.name)
+        else:
+            self.index.unknown.discard(self.name)
 
     def end(self) -> None:
         """Forget the worker, and end `run`."""
-        self.index.forget(self.name)
+        self._forget()
+        self.index.unknown.discard(self.name)
         self._scope.cancel(reason="the worker has gone")
 
     async def run(self) -> None:
@@ -187,7 +194,9 @@ class _Subscription:
             self.index.forget(self.name)
         self.index.apply(self.name, events.events)
         self.life, self.since = events.life, events.number
+        self._note_unknown()
 
     def _forget(self) -> None:
         self.index.forget(self.name)
         self.life, self.since = "", 0
+        self._note_unknown()

@@ -111,9 +111,9 @@ class RoutingMetrics(RoutingObserver):
         """Count the time of a choice."""
         self.metrics.route_chosen(self.model, seconds)
 
-    def answer_begun(self, overlap: int, cached: int) -> None:
+    def answer_begun(self, overlap: int, cached: int, blind: bool) -> None:
         """Count the tokens of a prompt that were expected in the prefix cache, and those that were there."""
-        self.metrics.overlap_found(self.model, overlap, cached)
+        self.metrics.overlap_found(self.model, overlap, cached, blind)
 
     def call_resumed(self, code: str, sent: int) -> None:
         """Count a request that is resumed at another worker, after `sent` tokens were sent to its client."""

@@ -23,13 +23,15 @@ class Choice:
     """The worker that a policy prefers, by its load.
 
     `overlap` is how many tokens of the prompt are expected in its prefix cache. `score` is what the policy compared,
-    None where it compared no numbers. A policy that counts the prompts which have not begun gives `on_taken`: it is
+    None where it compared no numbers. It is `blind` if some worker that can be asked has not told yet what its cache
+    has. A policy that counts the prompts which have not begun gives `on_taken`: it is
     called once the choice is taken, and returns what is called once the prompt has begun or is not to be computed.
     """
 
     load: Load
     overlap: int = 0
     score: float | None = None
+    blind: bool = False
     on_taken: Callable[[], Callable[[], None]] | None = field(default=None, eq=False, repr=False)
 
 

@@ -115,7 +115,7 @@ class KvPolicy:
             cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request))
         if not load.fits(request):  # it would wait there for memory, behind all who have it
             cost += load.kv_tokens_max
-        return Choice(load, overlap, cost)
+        return Choice(load, overlap, cost, prompt.blind)
 
     def _drawn(self, choices: Sequence[Choice], home: str | None, page_size: int) -> Choice:
         """Return one of the choices: of the least cost, or by the softmax of their costs."""
@@ -141,6 +141,7 @@ class _Prompt:
     matches: tuple[tuple[PromptBlocks, Match], ...]
     expected: dict[str, int]  # the tokens in common with a prompt that is being computed, by worker
     reusable: int  # tokens: the last one of a prompt is always computed
+    blind: bool  # some worker's blocks are not known yet
 
     @classmethod
     def of(cls, request: Generate, index: PrefixIndex, expected: ExpectedPrefixes) -> _Prompt:
@@ -150,7 +151,7 @@ class _Prompt:
             for worker, count in expected.blocks(each.hashes).items():
                 common[worker] = max(common.get(worker, 0), count * each.page_size)
         matches = tuple((each, index.match(each.hashes)) for each in blocks)
-        return cls(matches, common, len(request.tokens) - 1)
+        return cls(matches, common, len(request.tokens) - 1, bool(index.unknown))
 
     @property
     def page_size(self) -> int:

@@ -107,8 +107,11 @@ class RoutingObserver:
     def chosen(self, seconds: float) -> None:
         """The choice of workers for a request took so long."""
 
-    def answer_begun(self, overlap: int, cached: int) -> None:
-        """A first token has come: so many tokens of the prompt were expected in the cache, and so many were there."""
+    def answer_begun(self, overlap: int, cached: int, blind: bool) -> None:
+        """A first token has come: so many tokens of the prompt were expected in the cache, and so many were there.
+
+        The choice was `blind` if some worker had not told yet what its cache had.
+        """
 
     def call_resumed(self, code: str, sent: int) -> None:
         """A request goes on elsewhere: the error's code that its worker was lost with, and the tokens sent before."""

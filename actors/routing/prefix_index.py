@@ -67,9 +67,13 @@ class IndexStatistics:
 
 @define(eq=False)
 class PrefixIndex:
-    """The blocks of the workers of one model, `blocks_max` different ones at most."""
+    """The blocks of the workers of one model, `blocks_max` different ones at most.
+
+    Of the workers that are `unknown` it does not have all blocks yet, though they can be asked.
+    """
 
     blocks_max: int = BLOCKS_MAX
+    unknown: set[str] = field(factory=set)
     dropped: int = 0
     _blocks: int = 0
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])

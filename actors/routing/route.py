@@ -85,6 +85,11 @@ class Route:
         return (self.chosen_prefill or self.chosen).choice.overlap
 
     @property
+    def blind(self) -> bool:
+        """Whether it was chosen before all workers had told what their caches have."""
+        return (self.chosen_prefill or self.chosen).choice.blind
+
+    @property
     def taken(self) -> RouteTaken:
         """Its description, for the answer's beginning."""
         return RouteTaken(self.name, self.overlap, (self.chosen_prefill or self.chosen).choice.score)

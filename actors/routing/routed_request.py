@@ -175,7 +175,7 @@ class RoutedRequest:
                 self._failover.blame_refusing()
                 if self._cached is None:
                     self._cached = self._cached_tokens(reply)
-                self.routing.observer.answer_begun(route.overlap, self._cached)
+                self.routing.observer.answer_begun(route.overlap, self._cached, route.blind)
                 self.answer.put(Started(self._cached, route.taken), 0)
 
         def record(ids: Sequence[int], _: float) -> None:

@@ -132,7 +132,7 @@ class Metrics:
             "espalier_routing_overlap_tokens", "Prompt tokens expected in prefix caches, and found there", "model kind"
         )
         self._predictions = counter(
-            "espalier_routing_predictions", "Requests by how what was found compares with that", "model outcome"
+            "espalier_routing_predictions", "Requests by whether that was found, or were routed blind", "model outcome"
         )
 
     # What happens to requests ------------------------------------------------------------
@@ -227,11 +227,14 @@ class Metrics:
         """Count the time of a choice of workers."""
         self._choices[model,].observe(seconds)
 
-    def overlap_found(self, model: str, expected: int, found: int) -> None:
-        """Count the prompt tokens of a request that a router expected in a prefix cache, and those that were there."""
+    def overlap_found(self, model: str, expected: int, found: int, blind: bool) -> None:
+        """Count the prompt tokens of a request that a router expected in a prefix cache, and those that were there.
+
+        A choice was `blind` if some worker had not told yet what its cache had.
+        """
         self._overlaps[model, "expected"] += expected
         self._overlaps[model, "found"] += found
-        outcome = "equal" if found == expected else "more" if found > expected else "less"
+        outcome = "blind" if blind else "equal" if found == expected else "more" if found > expected else "less"
         self._predictions[model, outcome] += 1
 
     def worker_ejected(self, model: str, worker: str, code: str) -> None:

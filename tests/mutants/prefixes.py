@@ -89,9 +89,11 @@ BUGS: Bugs = {
         Bug("a bit is used again before it was removed", "taken = self._used | self._retired", "taken = self._used"),
         Bug(
             "a retired worker still matches",
-            "having, count = self._used, 0",
-            "having, count = self._used | self._retired, 0",
+            "having, count, total = list[tuple[int, int]](), self._used,",
+            "having, count, total = list[tuple[int, int]](), self._used | self._retired,",
         ),
+        Bug("the end of what a worker has is missed by one", "while end - last > 1:", "while end - last > 2:"),
+        Bug("a long beginning ends where a step does", "last, step = end, 2 * step", "last, step = end, len(hashes)"),
         Bug("the whole of a sweep's end is taken for clean", "self._retired &= ~gone", "self._retired = 0"),
         Bug(
             "blocks of an adapter match all prompts",
@@ -113,8 +115,8 @@ BUGS: Bugs = {
     "actors/routing/kv.py": (
         Bug(
             "the last token is expected in a cache",
-            "len(request.tokens) - 1)\n\n    @property",
-            "len(request.tokens))\n\n    @property",
+            "common, len(request.tokens) - 1,",
+            "common, len(request.tokens),",
         ),
         Bug("what is queued costs nothing", " + settings.queued_weight * load.queued", ""),
         Bug(

@@ -83,7 +83,7 @@ def happened(metrics: Metrics) -> None:
     metrics.set_encoder_queue("back/eyes", 1, 2)
     metrics.media_prepared("tiny", "prepared", 0.2)
     metrics.route_chosen("tiny", 1e-4)
-    metrics.overlap_found("tiny", 64, 64)
+    metrics.overlap_found("tiny", 64, 64, blind=False)
     RoutingMetrics(metrics, "tiny").call_ended("back/tiny-0", "ended")
     RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
     metrics.pools.called("quick", "ended")

@@ -86,6 +86,18 @@ def test_a_worker_without_memory_for_the_request_is_the_last() -> None:
     assert chosen(policy({"b": PROMPT}, load_tokens=0.0), wanted(), A, full)[0] == "a"
 
 
+def test_a_choice_is_blind_while_a_worker_has_not_told_what_it_has() -> None:
+    made = policy({"b": PROMPT})
+    made.index.unknown.add("a")
+    choice = made(wanted(), Loads([A, B]))
+    assert choice is not None
+    assert choice.blind
+    made.index.unknown.discard("a")
+    choice = made(wanted(), Loads([A, B]))
+    assert choice is not None
+    assert not choice.blind
+
+
 def test_salted_prompts_match_nothing_that_is_not_theirs() -> None:
     made = policy({"b": PROMPT})
     assert chosen(made, wanted(salt="tenant"), A, B)[1] == 0
