@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 import trio
 from attrs import Factory, define, field, frozen
 
+from actors.engines.block_log import BlockLog
 from actors.engines.simulated.batch import Batch, BatchUpdate, HeldRequest
+from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.costs import Costs as Prices
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
@@ -85,6 +87,16 @@ def whole(request: Generate, vocabulary_size: int = 100) -> tuple[list[int], Fin
     return ids, Finished(reason, Usage(len(request.tokens), len(ids)), ids[-1] if stops else None)
 
 
+class CacheWatch(Protocol):
+    """What a test observes of the prefix caches of engines."""
+
+    def begin(self) -> CacheEvents:
+        """Return where another engine notes the changes of its cache."""
+
+    def admitted(self, events: CacheEvents, held: HeldRequest) -> None:
+        """A request has its pages, those that were cached among them."""
+
+
 @define
 class Costs:
     """Sizes, prices (seconds) and faults of one engine; they may change while it runs."""
@@ -99,6 +111,8 @@ class Costs:
     context_max: int = 512
     kv_tokens_max: int = 4096
     page_size: int = 16
+    prefix_cache: bool = False
+    caches: CacheWatch | None = None
     slow: float = 1.0  # so many times slower than stated
     stuck: bool = False  # aborted requests keep their slots for ever
     refused: Callable[[str], bool] = lambda _: False  # ids that it finds wrong only after it has admitted them
@@ -114,7 +128,7 @@ class Costs:
             kv_tokens_max=self.kv_tokens_max,
             context_max=self.context_max,
             page_size=self.page_size,
-            prefix_cache=False,
+            prefix_cache=self.prefix_cache,
             vocabulary_size=self.vocabulary_size,
             media=self.media,
             costs=Prices(release_s=self.release_s),
@@ -149,6 +163,11 @@ class Scheduler(Batch):
     silent: set[str] = Factory(set)  # ids that get no further token, and keep their slots
     keeps_s: float = 0.0  # how much longer than it should the next slot is kept whose request is aborted
 
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.live.caches is not None:
+            self.memory.events = self.live.caches.begin()
+
     def prompt_of(self, request: Generate) -> tuple[int, ...]:
         """Return a request's prompt, by which its tokens are counted."""
         return prompt_of(request)
@@ -173,6 +192,13 @@ class Scheduler(Batch):
             super().abort(request_id, now)
             held.free_at += self.keeps_s
             self.keeps_s = 0.0
+
+    def _admit(self, now: float) -> None:
+        before = set(self.running)
+        super()._admit(now)
+        if (caches := self.live.caches) is not None:
+            for request_id in [each for each in self.running if each not in before]:
+                caches.admitted(self.memory.events, self.running[request_id])
 
     def next_at(self) -> float:
         self.faults = Faults(stuck=float(self.live.stuck))
@@ -248,6 +274,11 @@ class FakeEngine(SimulatedEngine):
     @property
     def log(self) -> list[str]:
         return self.scheduler.log
+
+    @property
+    def blocks(self) -> BlockLog:
+        """The log of what it tells of its prefix cache."""
+        return self._blocks
 
     @property
     def crashed(self) -> bool:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
 import trio
 from attrs import define, field, frozen
 
+from actors.engines.block_log import BlockReader
+from actors.engines.following import changes_of
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import BatchUpdate
 from protocol import codec
-from protocol.errors import EngineLost, Overloaded, PeerLost, PeerViolation
-from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Open, Step
+from protocol.errors import AskerLeft, EngineLost, Overloaded, PeerLost, PeerViolation
+from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
 from protocol.kind import Message
+from protocol.kv_events import EngineLoads, WatchBlocks, WatchLoad
 from protocol.messages import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Logprob, Ping
 from protocol.peer import Peer
 from supervisor.links.link import Link
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
 from tests.rig.network import SimTransport, sim_pair
 
+TOGETHER_S = 0.005  # in which changes of blocks are sent together
 CONTROL_STREAMS = 16  # beside one stream a slot and one a place in the queue, as in the real host
 
 
@@ -36,6 +40,8 @@ class FakeHost:
     farewell: Bye | None = None
     streams: dict[int, str] = field(init=False, factory=dict)
     numbers: dict[str, int] = field(init=False, factory=dict)
+    watchers: dict[int, trio.CancelScope] = field(init=False, factory=dict)  # by stream
+    _nursery: trio.Nursery = field(init=False)
     _writer: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -59,6 +65,7 @@ class FakeHost:
         """Serve until either end ends the link."""
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 nursery.start_soon(self._write, name="host.write")
                 nursery.start_soon(self.engine.run, name="host.engine")
                 while data := await self.transport.receive_some():
@@ -78,10 +85,15 @@ class FakeHost:
                     self.streams[frame.stream] = request.id
                     self.numbers[request.id] = frame.stream
                     self.engine.start(request)
+                elif isinstance(request, WatchBlocks | WatchLoad):
+                    scope = self.watchers[frame.stream] = trio.CancelScope()
+                    self._nursery.start_soon(self._watch, frame, request, scope, name="host.watch")
                 else:
                     self._control(frame.stream, request)
             case Cancel() if frame.stream in self.streams and not self.engine.crashed:
                 self.engine.abort(self.streams[frame.stream])
+            case Cancel() if frame.stream in self.watchers:
+                self.watchers[frame.stream].cancel()
             case Bye():
                 self.farewell = frame
             case _:
@@ -101,6 +113,45 @@ class FakeHost:
                 self._send(Fail(stream, Overloaded.code, "not now"))
                 return
         self._send(End(stream, codec.encode(result)))
+
+    async def _watch(self, frame: Open, request: WatchBlocks | WatchLoad, scope: trio.CancelScope) -> None:
+        """Answer one stream as `actors.engines.sglang.host.watchers` does."""
+        with scope:
+            if isinstance(request, WatchBlocks):
+                await self._send_blocks(frame, request)
+            else:
+                await self._send_loads(frame)
+        if not self._nursery.cancel_scope.cancel_called:
+            del self.watchers[frame.stream]
+            left = scope.cancelled_caught
+            done = End(frame.stream, codec.encode(Done()))
+            self._send(Fail(frame.stream, AskerLeft.code, "the asker left") if left else done)
+
+    async def _send_blocks(self, frame: Open, request: WatchBlocks) -> None:
+        log, left = self.engine.blocks, frame.credit
+        reader = BlockReader(log, request.life, request.since)
+        with changes_of(log) as changed:
+            while left > 0:
+                if (events := reader.read()) is not None:
+                    self._send(Item(frame.stream, codec.encode(events), 1))
+                    left -= 1
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await changed.park()
+                    await trio.sleep(TOGETHER_S)
+
+    async def _send_loads(self, frame: Open) -> None:
+        left = frame.credit
+
+        def send(loads: EngineLoads) -> None:
+            nonlocal left
+            self._send(Item(frame.stream, codec.encode(loads), 1))
+            left -= 1
+            if not left:
+                done.cancel()
+
+        with trio.CancelScope() as done, suppress(EngineLost):
+            await self.engine.watch_load(send)
 
     def _told(self, update: BatchUpdate) -> None:
         begun = [Begun(self.numbers[request_id], cached) for request_id, cached in update.begun]

@@ -1,4 +1,4 @@
-"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--seeds 2000] [--only SEED]`.
+"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--seeds 2000] [--only SEED]`.
 
 A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them;
 with `--gateways`, two of these nodes are gateways that share a port.
@@ -11,24 +11,26 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing import Pool
 
 from actors.kit.groups import first_leaf
 from tests.rig import certificate
+from tests.system.simulator import pictured, prefix_plan
 from tests.system.simulator.cluster_seed import run_cluster_seed
-from tests.system.simulator.pictured import SHARES
 from tests.system.simulator.seed import run_seed
 from tests.system.simulator.two_gateways import run_gateways_seed
 
 RUNNERS = {"": run_seed, "cluster": run_cluster_seed, "gateways": run_gateways_seed}  # by the option
+FORCED = {"pictures": (pictured.SHARES, "sighted"), "prefixes": (prefix_plan.SHARES, "prefixes")}
 ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
 
 
-def one(seed: int, *, kind: str = "", pictures: bool = False) -> tuple[int, str | None]:
+def one(seed: int, *, kind: str = "", forced: Sequence[str] = ()) -> tuple[int, str | None]:
     """Run one seed, and return it with the error that it raised, if any."""
     try:
-        force(pictures=pictures)
+        force(forced)
         RUNNERS[kind].__wrapped__(seed)  # without its cache
     except BaseException as error:  # noqa: BLE001  # whatever it is, it is what we hunt
         return seed, _first(error)
@@ -41,19 +43,20 @@ def _first(error: BaseException) -> str:
     return " ".join(f"{type(leaf).__name__}: {leaf}".split())[:200]
 
 
-def force(*, pictures: bool) -> None:
-    """Let the model of every seed take images and videos."""
-    if pictures:
-        SHARES["sighted"] = 1.0
+def force(forced: Sequence[str]) -> None:
+    """Let every seed have what some of them have, by the words in `FORCED`."""
+    for word in forced:
+        shares, name = FORCED[word]
+        shares[name] = 1.0
 
 
-def hunt(seeds: range, processes: int | None, *, kind: str = "", pictures: bool = False) -> int:
+def hunt(seeds: range, processes: int | None, *, kind: str = "", forced: Sequence[str] = ()) -> int:
     """Run the seeds, tell of each that fails in one line, and return how many did."""
     certificate.files()  # else each process would write its own to the folder that they share
     begun, failed = time.perf_counter(), 0
-    again = f"python -m tests.system.hunt{f' --{kind}' * bool(kind)}{' --pictures' * pictures}"
+    again = f"python -m tests.system.hunt{f' --{kind}' * bool(kind)}{''.join(f' --{word}' for word in forced)}"
     with Pool(processes) as pool:
-        for seed, error in pool.imap_unordered(partial(one, kind=kind, pictures=pictures), seeds, ON_ALL_CORES_AT_ONCE):
+        for seed, error in pool.imap_unordered(partial(one, kind=kind, forced=forced), seeds, ON_ALL_CORES_AT_ONCE):
             if error is not None:
                 failed += 1
                 print(f"seed {seed}: {again} --only {seed}  # {error}", flush=True)  # noqa: T201
@@ -86,15 +89,20 @@ def main() -> int:
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=f"run {about}")
     parser.add_argument("--traces", action="store_true", help="print what happened in each, in order, on one core")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--pictures", action="store_true", help="let the model of every seed take images and videos")
+    for word, about in (
+        ("pictures", "let the model of every seed take images and videos"),
+        ("prefixes", "let every seed route by prefix"),
+    ):
+        parser.add_argument(f"--{word}", dest="forced", action="append_const", const=word, help=about)
     options = parser.parse_args()
-    force(pictures=options.pictures)
+    forced = options.forced or []
+    force(forced)
     seeds = range(options.first, options.first + options.seeds)
     if options.only is not None:
         return only(options.only, kind=options.kind)
     if options.traces:
         return max(only(seed, kind=options.kind) for seed in seeds)
-    return min(hunt(seeds, options.processes, kind=options.kind, pictures=options.pictures), 1)
+    return min(hunt(seeds, options.processes, kind=options.kind, forced=forced), 1)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ def _chat_part(part: str | Picture) -> dict[str, object]:
 def options(wanted: PlannedRequest) -> dict[str, object]:
     """Return the fields that are equal in every dialect."""
     fields = {"stop": list(wanted.stop), "stop_token_ids": list(wanted.stop_token_ids), "seed": wanted.seed}
+    fields |= {"cache_salt": wanted.salt}
     return {name: value for name, value in fields.items() if value not in ([], None)}
 
 
@@ -187,7 +188,7 @@ class HttpClient:
         return trio.current_time() - self.faults.releases.jumped_s
 
     def _draw(self, name: str) -> PlannedRequest:
-        return draw(self.rng, name, choices_max=3, album=self.system.album)
+        return draw(self.rng, name, choices_max=3, album=self.system.album, guides=self.system.guides)
 
     def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         return post(chat(wanted), **headers)

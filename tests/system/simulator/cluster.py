@@ -21,6 +21,7 @@ from tests.rig.fake_engine import prompt_of
 from tests.rig.fake_host import FakeHost
 from tests.rig.scheduler import tasks
 from tests.rig.small_system import LONG_S, SmallSystem, living
+from tests.system.simulator.caches import CacheLife
 from tests.system.simulator.encoders import NodeEncoders
 from tests.system.simulator.legs import LegCosts, LegHost
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot, SimLinks, check_inboxes, check_links
@@ -61,7 +62,7 @@ class Cluster(System):
 
     def _register_workers(self) -> None:
         super()._register_workers()
-        self.links = self.plan.links(self.node_name, self.directory, listens=True, joins=False)
+        self.links = self.plan.links(self.node_name, self.publishers, listens=True, joins=False)
 
     def linking(self) -> tuple[Child, ...]:
         return (Child(name="links", run=self.links.run, stop_within_s=2.0),)
@@ -92,6 +93,13 @@ class Cluster(System):
             self.directory,
             *(node_slot.life.directory for node_slot in self.node_slots if node_slot.life is not None),
         ]
+
+    def cache_lives(self) -> Iterator[tuple[str, CacheLife]]:
+        if not self.over.is_set():
+            yield from self.publishers.lives()
+        for node_slot in self.node_slots:
+            if node_slot.life is not None:
+                yield from node_slot.life.publishers.lives()
 
     def all_hosts(self) -> Iterator[FakeHost]:
         for node in self.nodes_up:
@@ -147,7 +155,7 @@ class Cluster(System):
 
     async def check_at_rest(self) -> None:
         await System.check_at_rest(self)
-        check_links(self.directory)
+        check_links(self.directory, prefixes=self.prefixes)
         check_inboxes(self.directory, self.inboxes)
         for node_slot in self.node_slots:
             assert node_slot.life is not None

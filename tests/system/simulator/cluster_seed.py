@@ -28,6 +28,7 @@ from tests.system.simulator.node_network import NodeNetwork
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot
 from tests.system.simulator.picture_faults import PICTURE_FAULTS
 from tests.system.simulator.pictured import Sight, draw_sight, encoder_costs
+from tests.system.simulator.prefix_plan import aside, draw_prefixes
 from tests.system.simulator.probes import health
 from tests.system.simulator.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run, traced
 from tests.system.simulator.single_fault import SingleFault
@@ -82,7 +83,7 @@ class ClusterRun(OfCluster, Run):
     new_front: Callable[[], Cluster] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        rng = self.rng
+        rng, self.aside = self.rng, aside(self.rng)
         self.clients = rng.randint(2, 9)
         self.front_ends = rng.choice((None, None, None, None, None, None, "drain", "crash"))
         self.drains = self.front_ends == "drain"
@@ -101,6 +102,7 @@ class ClusterRun(OfCluster, Run):
         self.faults = self.new_faults()
         self._small_limits()
         self._expect_falls()
+        self._excuse_lags()
 
     def new_faults(self) -> ClusterFaults:
         """Return what injects the faults."""
@@ -130,7 +132,8 @@ class ClusterRun(OfCluster, Run):
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
         rooms = Rooms(transfer_s=rng.choice((0.0, 0.3, 1.0)))
-        plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng, fronts=self.fronts)
+        prefixes = draw_prefixes(self.aside, network["delay_s"])
+        plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng, fronts=self.fronts, prefixes=prefixes)
         sight = draw_sight(rng) if self.single_fault is None else self.shape.pop("sight", BLIND)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
@@ -154,12 +157,15 @@ class ClusterRun(OfCluster, Run):
         costs = self._costs()
         for each in (costs, *(node_slot.costs for node_slot in plan.node_slots.values())):
             sight.open(each)
+            if prefixes is not None:
+                prefixes.apply(each)
         drawn: dict[str, Any] = dict(
             rng=rng,
             numbers=count(1),
             rooms=count(1),
             refused=set(),
             plan=plan,
+            prefixes=prefixes,
             costs=costs,
             encoders=here,
             workers=rng.choice((0, 0, 0, 1)),
@@ -282,6 +288,7 @@ class ClusterRun(OfCluster, Run):
 
     async def _liveness(self, system: Cluster) -> None:
         system.heal()
+        await system.wait_trusted()
         await trio.sleep(SETTLED_S)
         assert linked(system), "nodes that are up are not linked"
         await health(system)
@@ -289,6 +296,7 @@ class ClusterRun(OfCluster, Run):
         await system.check_at_rest()
         await system.check_serves()
         self.note("at rest", system.plan.rooms.met, [list(host.scheduler.log) for host in system.all_hosts()])
+        self._note_prefixes()
 
 
 async def whole_cluster(rng: random.Random) -> str:

@@ -74,6 +74,21 @@ DEATHS = frozenset(kind for kind, codes in ALLOWED_ERRORS.items() if "engine_los
 LOSSES = frozenset(kind for kind, codes in ALLOWED_ERRORS.items() if codes & {"engine_lost", "link_lost"})
 AWAY = frozenset({"half-open line", "stuck", "start fails", "jump", "slow", "trickles", *OF_NODES[1:]})
 """Faults that may make every worker or slot unavailable for longer than a request that lost its worker waits."""
+PROMPT = frozenset(
+    {
+        "crash",
+        "cut the line",
+        "a leg dies",
+        "stuck",
+        "start fails",
+        "slow",
+        "bugs",
+        "too many bugs",
+        "drain",
+        "impatient",
+    }
+)
+"""Faults that delay nothing of what workers tell of their prefix caches."""
 AT_ONCE = {
     "crash": 1,
     "a leg dies": 1,

@@ -212,14 +212,17 @@ class LaneClient(HttpClient):
         """Request a response, sometimes as a continuation of the latest of some lane."""
         rng, transcript = self.rng, self.transcript
         album = self.system.album
-        wanted = draw(rng, name, album=album)
+        wanted = draw(rng, name, album=album, guides=self.system.guides)
         event: dict[str, object] = {}
         before = self._last.get(rng.choice([lane, *self._last]))
         if before is not None and (response_id := transcript.last_id(before)) is not None and rng.random() < 0.7:
             asked, _ = transcript.asked[before]
             turns = tuple(turn for turn in asked.turns if turn[0] != "system")
             history = (*turns, ("assistant", whole(asked).choices[0].text))
-            wanted, event = draw(rng, name, history, album=album), {"previous_response_id": response_id}
+            wanted, event = (
+                draw(rng, name, history, album=album, guides=self.system.guides),
+                {"previous_response_id": response_id},
+            )
             event["input"] = [{"role": "user", "content": input_content(wanted.turns[-1][1])}]
         transcript.asked[name] = wanted, lane
         if wanted.refused:

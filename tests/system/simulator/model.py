@@ -8,6 +8,7 @@ or about two in the wrong order is a wrong answer.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 
 from attrs import evolve, frozen
@@ -18,6 +19,7 @@ from tests.system.simulator.pictures import SIGHTED, Album, Content, Picture, pi
 
 VOCABULARY = 512
 BROKEN = "\N{REPLACEMENT CHARACTER}"
+TENANTS = (None, None, None, "one", "two")  # of salted requests
 WORDS = ("oak", "wörld", "日本", "🙂", "fox", "a", "old", "b\n", "<|x|>", "é")
 
 
@@ -33,6 +35,7 @@ class PlannedRequest:
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
     seed: int | None = None
+    salt: str | None = None  # of its prefix cache
     logprobs: int | None = None  # the number of likeliest tokens, beside each token's own
     stream: bool = True
     usage: bool = False
@@ -156,14 +159,19 @@ def draw(
     history: tuple[tuple[str, Content], ...] = (),
     choices_max: int = 1,
     album: Album | None = None,
+    guides: Sequence[str] = (),
 ) -> PlannedRequest:
     """Draw a request that no other client sends; many end at a stop string or stop token of their own answer.
 
-    Some have pictures from an `album`.
+    Some have pictures from an `album`. With `guides` most begin with one of those, and some are salted.
     """
     text = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, 12))])
     tokens_max = rng.choice((rng.randint(1, 8), rng.randint(1, 24), 40))
     first = (("system", "Be brief."),) if rng.random() < 0.2 and not history else ()
+    salt = None
+    if guides:
+        first = (("system", rng.choice(guides)),) if rng.random() < 0.7 and not history else first
+        salt = rng.choice(TENANTS)
     content: Content = text
     errors: frozenset[str] = frozenset()
     if album is not None:
@@ -174,6 +182,7 @@ def draw(
         tokens_max=tokens_max,
         n=rng.choice((1, 1, 1, rng.randint(1, choices_max))),
         seed=rng.choice((None, rng.randrange(1000))),
+        salt=salt,
         logprobs=rng.choice((None, None, None, 0, 2)),
         stream=rng.random() < 0.7,
         usage=rng.random() < 0.5,

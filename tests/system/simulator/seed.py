@@ -15,11 +15,11 @@ from actors.engines.slots import Deadlines
 from actors.routing.route import FailoverLimits
 from supervisor.node.node import BYE_S, FAREWELL_S
 from tests.rig.fake_engine import Costs
-from tests.rig.scheduler import simulate
+from tests.rig.scheduler import simulate, tasks
 from tests.rig.small_system import LONG_S, living
 from tests.system.simulator.broken_encoders import BrokenEncoder, KillingPicture
 from tests.system.simulator.clients import DeafClient, HttpClient
-from tests.system.simulator.faults import FALLS, FAULTS, Faults
+from tests.system.simulator.faults import FALLS, FAULTS, PROMPT, Faults
 from tests.system.simulator.lanes import DeafLaneClient, LaneClient
 from tests.system.simulator.media import LIMITS as MEDIA_LIMITS
 from tests.system.simulator.model import VOCABULARY
@@ -27,6 +27,7 @@ from tests.system.simulator.neighbours import CrashingNeighbour, NeverUp
 from tests.system.simulator.picture_faults import PICTURE_FALLS, PICTURE_FAULTS
 from tests.system.simulator.pictured import draw_sight
 from tests.system.simulator.post_clients import PostClient, TextClient
+from tests.system.simulator.prefix_plan import aside, draw_prefixes
 from tests.system.simulator.probes import health
 from tests.system.simulator.single_fault import FailingEngine, SingleFault, StuckSlot, UnfairKeys, ejection
 from tests.system.simulator.slow_readers import SlowReaders
@@ -61,12 +62,13 @@ class Run:
     drains: bool = field(init=False)
     clients: int = field(init=False)
     times: dict[str, int] = field(init=False)  # of each fault, within three seconds
+    aside: random.Random = field(init=False)  # for what was added later: another draw would change every seed
     picture_times: dict[str, int] = field(init=False)  # the same of faults that concern pictures alone
     single_fault: type[SingleFault] | None = field(init=False, default=None)  # instead of them
     trace: list[tuple[object, ...]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        rng = self.rng
+        rng, self.aside = self.rng, aside(self.rng)
         self.clients = rng.randint(2, 7)
         self.drains = rng.random() < 0.15
         # Most seeds have few faults, so that each is seen alone.
@@ -81,6 +83,12 @@ class Run:
         self.faults = Faults(self.system, rng, self.note)
         self._small_limits()
         self._expect_falls()
+        self._excuse_lags()
+
+    def _excuse_lags(self) -> None:
+        """Let routers lag behind what workers tell where a fault delays or spoils it."""
+        if (plan := self.system.prefixes) is not None:
+            plan.caches.late = lambda: bool(plan.spoiling.spoiled or self.faults.happened - PROMPT)
 
     def _expect_falls(self) -> None:
         for kind in (*self.faults.happened, *(kind for kind, times in self.times.items() if times)):
@@ -139,6 +147,7 @@ class Run:
         sight = draw_sight(rng)
         sight.open(costs)
         drawn |= sight.fields | {"encoders": sight.encoders}
+        drawn["prefixes"] = draw_prefixes(self.aside, network["delay_s"])
         return System(**drawn | ({} if self.single_fault is None else self.single_fault.shape(rng)))
 
     def _small_limits(self) -> None:
@@ -206,6 +215,9 @@ class Run:
         """Check safety while faults are injected, then remove them and check liveness."""
         self.note("tls" if self.system.tls else "plain")
         async with living(self.system) as system:
+            if system.prefixes is not None:  # which are told of first
+                await trio.sleep(LONG_S)
+                system.tasks = tasks()
             with trio.fail_after(CHAOS_S):
                 await self.chaos()
             if self.drains:
@@ -215,12 +227,19 @@ class Run:
             else:
                 await trio.sleep(LONG_S)
                 system.heal()
+                await system.wait_trusted()
                 await health(system)
                 await trio.sleep(LONG_S)
                 await system.check_at_rest()
                 await system.check_serves()
             self.note("at rest", [list(host.scheduler.log) for host in system.hosts.values()])
+            self._note_prefixes()
         self.trace.extend((event.at, event.path, event.kind.name) for event in system.child_events)
+
+    def _note_prefixes(self) -> None:
+        if (plan := self.system.prefixes) is not None:
+            caches, spoiling = plan.caches, plan.spoiling
+            self.note("prefixes", caches.expected, caches.reused, caches.evicted, spoiling.original, spoiling.spoiled)
 
     async def traced(self) -> str:
         """Run the seed and return its trace; an exception gets the trace as a note."""

@@ -17,7 +17,6 @@ from actors.kit.offload import run_inline
 from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.router import router
-from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg, LoadUpdate, NodeState, check_loads, check_state
@@ -57,8 +56,8 @@ from tests.system.simulator.engines import SeeingHost
 from tests.system.simulator.instrumented import FaultyDecode, RecordingGate
 from tests.system.simulator.nodes import bare_node
 from tests.system.simulator.offers import owner, register_workers, urgency, work
-from tests.system.simulator.picture_system import PictureSystem
 from tests.system.simulator.pictures import SIGHTED
+from tests.system.simulator.prefix_system import NodePublishers, PrefixRouting, PrefixSystem
 
 LIMITS = GatewayLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
@@ -69,13 +68,12 @@ NOON = 1_700_000_000.5
 
 
 @define(eq=False)
-class System(PictureSystem):
+class System(PrefixSystem):
     """Everything from a client's socket to an engine's host, in the shape that `supervisor.node.assembly` gives it."""
 
     host_of: Callable[[SimTransport, Costs], FakeHost] = SeeingHost
     route: FailoverLimits = FailoverLimits()
     node_name: str = "main"
-    far: bool = False  # the workers are on another node, behind a link
     tls: bool = False  # between clients and the gateway
     direct: bool = True  # the processor and the router have direct addresses; without, all calls go by their inboxes
     limits: GatewayLimits = LIMITS
@@ -106,13 +104,14 @@ class System(PictureSystem):
     _gateway_nursery: trio.Nursery | None = None
 
     def __attrs_post_init__(self) -> None:
-        PictureSystem.__attrs_post_init__(self)
+        PrefixSystem.__attrs_post_init__(self)
         self._register_workers()
+        self.prefix_routing = PrefixRouting(self.prefixes, self.directory, self.cache_lives)
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
         address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens, self._pools_of)
         self.routing = Routing(
             WorkerPool(self.directory, "tiny"),
-            least_loaded,
+            self.prefix_routing.policy(),
             self.route,
             partial(next, self.rooms),
             new_id,
@@ -164,6 +163,7 @@ class System(PictureSystem):
         self.offered = Directory("far") if self.far else self.directory
         self.inboxes = register_workers(self, self.offered)
         self.encoding = self.node_encoders(self.offered)
+        self.publishers = NodePublishers(self.prefixes, self.offered, self)
         if self.far:
             self.directory.configure("far", None, self.offered.state().offers)
 
@@ -172,6 +172,8 @@ class System(PictureSystem):
         others = (
             *workers,
             *self.encoding.trees(),
+            *self.publishers.trees,
+            *self.prefix_routing.children(),
             *front,
             *self.media_children(),
             Child(name="router", run=router, args=(self.routed, self.routing, self.routed_direct), needs=()),
@@ -198,7 +200,8 @@ class System(PictureSystem):
                 self._gateway_nursery = None
 
     async def _processor(self, *, task_status: trio.TaskStatus[None]) -> None:
-        limits = partial(models.request_limits, self.directory, "tiny", 2048)
+        by_blocks = self.prefixes is not None
+        limits = partial(models.request_limits, self.directory, "tiny", 2048, by_blocks=by_blocks)
         model, vision = TINY, None
         if self.sighted:
             model = SIGHTED
@@ -221,7 +224,8 @@ class System(PictureSystem):
             (name, Encode if here.leg is Leg.ENCODE else Generate): cast("Service", GuardedWorker(here, "main"))
             for name, here in workers
         }
-        server = self.server = Link(far, Peer("far", serves_max=self.streams), serves)
+        streams = self.streams + self.front_watches
+        server = self.server = Link(far, Peer("far", serves_max=streams), self.publishers.serving(serves))
 
         async def carry() -> None:
             try:
@@ -276,6 +280,7 @@ class System(PictureSystem):
         """Remove all faults, and lengthen every deadline."""
         self.decode.bugs = 0
         self.heal_pictures()
+        self.heal_prefixes()
         self.gateway.keys = Keys()
         self.gateway.runner.first_token_s = self.gateway.runner.total_s = 300.0
         self.gateway.gate.admit_s, self.gateway.gate.waiting_max = 300.0, 16
@@ -358,6 +363,7 @@ class System(PictureSystem):
         assert (inbox.current_buffer_used, inbox.tasks_waiting_send) == (0, 0)
         assert not self.asked_direct.running
         await SmallSystem.check_at_rest(self)
+        self.prefix_routing.check()
 
     def check_routes(self) -> None:
         """Check that the router has no request, and that no worker counts one."""

@@ -14,6 +14,7 @@ import pytest
 from tests.system.simulator.cluster_seed import KINDS, run_cluster_seed
 from tests.system.simulator.faults import FAULTS
 from tests.system.simulator.picture_faults import PICTURE_FAULTS
+from tests.system.simulator.prefix_plan import SPOILS
 from tests.system.simulator.release_times import DELAYS, KEEPS
 from tests.system.simulator.seed import run_seed
 from tests.system.simulator.two_gateways import run_gateways_seed
@@ -23,6 +24,7 @@ SEEDS = 60  # with the rare one they have every fault and outcome; `make hunt` r
 RARE_SEED = 145  # the processor fails while it answers
 CLUSTER_SEEDS = 32
 GATEWAY_SEEDS = 10
+PREFIXES = re.compile(r"'prefixes', (\d+), (\d+), \d+, '(\w*)', (\d+)\)")
 GONE = re.compile(r"'gone', ([^)]+)\)")  # and what made it late
 
 
@@ -73,6 +75,15 @@ def test_the_seeds_see_every_fault_and_every_outcome() -> None:
     assert late == DELAYS | KEEPS, "clients that leave meet every fault that keeps slots"
     for code in ("link_lost", "engine_lost", "actor_lost", "deadline_exceeded", "overloaded", "draining"):
         assert repr(code) in traces, code
+
+
+def test_the_seeds_see_prompts_in_caches_and_every_way_in_which_events_are_spoiled() -> None:
+    seen = PREFIXES.findall("".join(run_seed(seed) for seed in range(SEEDS)))
+    counts = [(int(expected), int(reused), kind, int(spoiled)) for expected, reused, kind, spoiled in seen]
+    assert len(counts) > SEEDS // 5
+    assert sum(expected for expected, *_ in counts) > 100
+    assert sum(reused for _, reused, *_ in counts) > 100
+    assert {kind for *_, kind, spoiled in counts if spoiled} == {*SPOILS}
 
 
 # Clusters ------------------------------------------------------------------------------------------

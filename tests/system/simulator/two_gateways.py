@@ -124,6 +124,7 @@ class TwoGatewaysRun(ClusterRun):
                     await trio.sleep(SETTLED_S)
                     for front in self.gateways:
                         front.heal()
+                    await self.system.wait_trusted()
                     await trio.sleep(SETTLED_S)
                     for front in self.gateways:
                         assert linked(front), "nodes that are up are not linked"

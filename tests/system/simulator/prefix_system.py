@@ -1,0 +1,162 @@
+"""The part of a system that has to do with prefix caches: publishers beside engines, and subscribers beside routers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import trio
+from attrs import define, field
+
+from actors.prefix_subscriber import PrefixSubscriber
+from actors.routing.candidates import Policy
+from actors.routing.kv import KvPolicy
+from actors.routing.least_loaded import least_loaded
+from actors.routing.prefix_index import PrefixIndex
+from protocol.cluster import Leg
+from protocol.kind import Message
+from protocol.kv_events import WatchBlocks
+from supervisor.cluster.directory import Directory
+from supervisor.cluster.pool import WorkerPool
+from supervisor.engines.publishers import publisher_children
+from supervisor.links.serving import Service, Services
+from supervisor.node import router_child
+from supervisor.supervision.tree import Child, Tree
+from tests.rig.small_system import SmallSystem
+from tests.system.simulator.caches import CacheLife, CheckedPolicy
+from tests.system.simulator.picture_system import PictureSystem
+from tests.system.simulator.prefix_plan import GUIDES, PrefixPlan
+
+WATCHES = 2  # streams to each engine: its blocks, and its load
+UNWATCHED = {Leg.DECODE, Leg.ENCODE}
+
+
+@define(eq=False)
+class NodePublishers:
+    """The publishers of one node's engines, none without a plan."""
+
+    plan: PrefixPlan | None
+    directory: Directory
+    system: SmallSystem
+    trees: tuple[Tree, ...] = field(init=False, default=())
+    services: Services = field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.plan is None:
+            return
+        runtime: Any = SimpleNamespace(new_id=self.plan.new_life)
+        names = list(self.directory.local)[: len(self.system.engines)]
+        self.trees, services = publisher_children(runtime, dict(zip(names, self.system.engines, strict=True)))
+        self.services = {
+            key: self.plan.spoiling.of(service) if key[1] is WatchBlocks else service
+            for key, service in services.items()
+        }
+        self.directory.attach_services(self.services)
+
+    @property
+    def line_watches(self) -> int:
+        """The streams that each engine answers all the time."""
+        return WATCHES if self.plan is not None else 0
+
+    def serving(self, wanted: Services) -> Services:
+        """Return what other nodes may ask of this one, besides requests."""
+        watches = {key: service for key, service in self.services.items() if key[1] is WatchBlocks}
+        return cast("dict[tuple[str, type[Message]], Service]", {**wanted, **watches})
+
+    def lives(self) -> Iterable[tuple[str, CacheLife]]:
+        """Yield the caches of its engines that are up, by the names of the workers, but those that nobody watches."""
+        for number, name in enumerate(list(self.directory.local)[: len(self.system.engines)]):
+            worker = self.directory.local[name]
+            if worker.leg not in UNWATCHED and self.system.engines[number].current is not None:
+                life = self.system.hosts[number].scheduler.memory.events
+                assert isinstance(life, CacheLife)
+                yield worker.full_name, life
+
+
+def watches_on(directory: Directory, node: str, plan: PrefixPlan | None) -> tuple[int, int]:
+    """Return how many streams a node has open at another one all the time, and how many it answers."""
+    if plan is None:
+        return 0, 0
+    record = directory.node(node)
+    others = sum(offer.leg not in UNWATCHED for offer in record.state.offers) if directory.routes else 0
+    own = sum(worker.leg not in UNWATCHED for worker in directory.local.values()) if record.state.routes else 0
+    return others, own
+
+
+@define(eq=False)
+class PrefixRouting:
+    """The policy of one router with its index, and the subscriber that keeps it; without a plan, the least loaded."""
+
+    plan: PrefixPlan | None
+    directory: Directory
+    lives: Callable[[], Iterable[tuple[str, CacheLife]]]  # of all workers
+    index: PrefixIndex = field(factory=PrefixIndex)
+
+    def __attrs_post_init__(self) -> None:
+        if self.plan is not None:
+            self.index = PrefixIndex(self.plan.settings.blocks_max)
+
+    def policy(self) -> Policy:
+        if self.plan is None:
+            return least_loaded
+        chance = self.plan.chance(f"policy {self.directory.name}").random
+        return CheckedPolicy(KvPolicy(self.plan.settings, self.index, chance), self.plan.caches, self._life_of)
+
+    def children(self) -> tuple[Tree | Child, ...]:
+        if self.plan is None:
+            return ()
+        subscriber = PrefixSubscriber(WorkerPool(self.directory, "tiny"), self.index, lambda: True)
+        return (router_child.subscriber_child("tiny", self.index, subscriber),)
+
+    def check(self) -> None:
+        """Check that the index is what the caches are, when nothing happens."""
+        if self.plan is not None:
+            self.plan.caches.check_index(self.index, self.lives())
+
+    def _life_of(self, name: str) -> tuple[CacheLife, int] | None:
+        assert self.plan is not None
+        life = dict(self.lives()).get(name)
+        return None if life is None else (life, self.plan.page_size)
+
+
+@define(eq=False)
+class PrefixSystem(PictureSystem):
+    """A system that routes by prefix, if its seed has a plan for that."""
+
+    prefixes: PrefixPlan | None = None
+    far: bool = False  # the workers are on another node, behind a link
+    publishers: NodePublishers = field(init=False)
+    prefix_routing: PrefixRouting = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        PictureSystem.__attrs_post_init__(self)
+        if self.prefixes is not None:
+            self.prefixes.apply(self.costs)
+
+    @property
+    def line_watches(self) -> int:
+        return self.publishers.line_watches
+
+    @property
+    def front_watches(self) -> int:
+        return self.workers if self.far and self.prefixes is not None else 0
+
+    @property
+    def guides(self) -> Sequence[str]:
+        """The beginnings that prompts of several clients have in common."""
+        return () if self.prefixes is None else GUIDES
+
+    def cache_lives(self) -> Iterable[tuple[str, CacheLife]]:
+        """Yield the prefix caches of all workers that are up, by their names."""
+        return self.publishers.lives()
+
+    def heal_prefixes(self) -> None:
+        """Spoil no more events."""
+        if self.prefixes is not None:
+            self.prefixes.spoiling.heal()
+
+    async def wait_trusted(self) -> None:
+        """Wait until no worker is distrusted any more."""
+        if self.prefixes is not None:
+            await trio.sleep(self.prefixes.heals_s)
