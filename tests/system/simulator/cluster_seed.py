@@ -21,6 +21,8 @@ from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster,
 from tests.system.simulator.cluster_faults import UNDER_A_TENSOR, ClusterFaults
 from tests.system.simulator.cluster_single_fault import SINGLE_FAULTS as CLUSTER_SINGLE_FAULTS
 from tests.system.simulator.faults import OF_NODES
+from tests.system.simulator.frozen_legs import FrozenLeg
+from tests.system.simulator.full_pools import FullPool
 from tests.system.simulator.legs import BOTH_WITHIN_S, LegCosts, Rooms
 from tests.system.simulator.lost_encoders import LostEncoder
 from tests.system.simulator.model import VOCABULARY
@@ -28,7 +30,7 @@ from tests.system.simulator.node_network import NodeNetwork
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot
 from tests.system.simulator.picture_faults import PICTURE_FAULTS
 from tests.system.simulator.pictured import Sight, draw_sight, encoder_costs
-from tests.system.simulator.prefix_plan import aside, draw_prefixes
+from tests.system.simulator.prefix_plan import aside, draw_canary, draw_prefixes
 from tests.system.simulator.probes import health
 from tests.system.simulator.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run, traced
 from tests.system.simulator.single_fault import SingleFault
@@ -55,7 +57,7 @@ KINDS = (
     "jump",
     *OF_NODES,
 )
-SINGLE_FAULTS: tuple[type[SingleFault], ...] = (*CLUSTER_SINGLE_FAULTS, LostEncoder)
+SINGLE_FAULTS: tuple[type[SingleFault], ...] = (*CLUSTER_SINGLE_FAULTS, LostEncoder, FrozenLeg, FullPool)
 SINGLE_FAULT_SHARE = 0.25  # of the seeds, those with a single fault
 BLIND = Sight(None, 0, {})
 LOOKS_MAX = 3  # at a link that has just been lost, a tenth of a second apart
@@ -66,6 +68,11 @@ class Noting(RoutingObserver):
     """Records each request that is resumed by another worker."""
 
     note: Callable[..., None]
+    may_divert: Callable[[], bool]
+
+    def diverted(self, pool: str, actual: str) -> None:
+        assert self.may_divert(), f"a request of {pool} is asked in {actual}, and nothing has happened to its own"
+        self.note("diverted", pool, actual)
 
     def call_resumed(self, code: str, sent: int) -> None:
         self.note("resumed" if sent else "retried", code)
@@ -98,11 +105,15 @@ class ClusterRun(OfCluster, Run):
             self.shape = self.single_fault.shape(rng)
         self.new_front = self._system()
         self.system = self.new_front()
-        self.system.routing.observer = Noting(self.note)
         self.faults = self.new_faults()
+        self.system.routing.observer = self.observer()
         self._small_limits()
         self._expect_falls()
         self._excuse_lags()
+
+    def observer(self) -> Noting:
+        """Return what observes the routing of a gateway."""
+        return Noting(self.note, lambda: bool(self.faults.happened or self.single_fault))
 
     def new_faults(self) -> ClusterFaults:
         """Return what injects the faults."""
@@ -137,7 +148,9 @@ class ClusterRun(OfCluster, Run):
         sight = draw_sight(rng) if self.single_fault is None else self.shape.pop("sight", BLIND)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
-        kwargs = {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
+        canary = draw_canary(self.aside) if self.single_fault is None else self.shape.pop("canary", None)
+        kwargs: dict[str, Any] = {"canary": canary}
+        kwargs |= {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
         not_listening = rng.choice((None, None, *range(len(shape))))
         for number, leg in enumerate(shape):
             name = f"{rng.choice('az')}{number}"  # it dials the gateway's node, or is dialed by it
@@ -262,6 +275,7 @@ class ClusterRun(OfCluster, Run):
             async with together(self.cluster) as system:
                 with trio.fail_after(CHAOS_S):
                     await self.chaos()
+                system.end_canaries()
                 await trio.sleep(SETTLED_S)
                 if self.front_ends is None:
                     await self._liveness(system)
@@ -281,7 +295,7 @@ class ClusterRun(OfCluster, Run):
         """Start the gateway's node again, and check its liveness."""
         self.system = again = self.new_front()
         again.faults = before.faults
-        again.routing.observer = Noting(self.note)
+        again.routing.observer = self.observer()
         again.heal()
         async with together(again):
             await self._liveness(again)

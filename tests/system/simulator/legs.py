@@ -89,11 +89,14 @@ class Rooms(RendezvousRooms):
         """A decode was asked: `enter` has noted it."""
 
     def accept(self, room: int) -> None:
-        """The decode of a room has a slot and memory, or has gone."""
-        self._meet(self.rooms[room])
+        """The decode of a room has a slot and memory, or has gone; nothing of one without a partner."""
+        if room in self.rooms:
+            self._meet(self.rooms[room])
 
     def wait(self, room: int, tell: Callable[[], None]) -> bool:
-        """The prompt of a room is computed."""
+        """The prompt of a room is computed; nobody waits for that of a request without a partner."""
+        if room not in self.rooms:
+            return False
         self.rooms[room].computed = True
         self._meet(self.rooms[room])
         return self.rooms[room].legs[Leg.PREFILL].fails is None
@@ -116,6 +119,8 @@ class Rooms(RendezvousRooms):
     def fails(self, request: Generate) -> bool:
         """Whether the hand-off of a request fails: both legs are there, and one of them fails."""
         assert request.rendezvous is not None
+        if not request.rendezvous.has_partner:
+            return False
         engines = self.rooms[request.rendezvous.room].legs.values()
         return self.failing is not None and len(engines) == len(OTHER) and self.failing[0] in engines
 
@@ -151,6 +156,8 @@ class LegScheduler(SeeingScheduler):
     def prompt_of(self, request: Generate) -> tuple[int, ...]:
         if self.spec.leg is Leg.DECODE:
             assert request.rendezvous is not None
+            if not request.rendezvous.has_partner:
+                return super().prompt_of(request)
             request = self.rooms.rooms[request.rendezvous.room].requests[Leg.PREFILL]
         return super().prompt_of(request)
 
@@ -161,7 +168,7 @@ class LegScheduler(SeeingScheduler):
 
     def submit(self, request: Generate, now: float) -> None:
         assert (request.rendezvous is None) == (self.spec.leg is Leg.BOTH), "an engine was asked for another's leg"
-        if self.spec.leg is not Leg.BOTH:
+        if request.rendezvous is not None and request.rendezvous.has_partner:
             self.rooms.enter(self, self.spec.leg, request)
         super().submit(request, now)
 
@@ -170,6 +177,13 @@ class LegScheduler(SeeingScheduler):
         held = self._transferring.get(request_id) or self.running[request_id]
         held.ready_at = at
         self.wake()
+
+    def _admit(self, now: float) -> None:
+        super()._admit(now)
+        for held in self._transferring.values():
+            assert held.request.rendezvous is not None
+            if not held.request.rendezvous.has_partner:
+                held.ready_at = now
 
     def close(self) -> None:
         self.crashed = True

@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 from tests.rig.fake_engine import logprob_at, token_at
 from tests.rig.gateway import TINY
 from tests.system.simulator.pictures import SIGHTED, Album, Content, Picture, pictures_of, seen, text_of, with_others
+from tests.system.simulator.pools import target_of
 
 VOCABULARY = 512
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -36,6 +37,7 @@ class PlannedRequest:
     n: int = 1
     seed: int | None = None
     salt: str | None = None  # of its prefix cache
+    ttft_ms: float | None = None  # the target of its first token
     logprobs: int | None = None  # the number of likeliest tokens, beside each token's own
     stream: bool = True
     usage: bool = False
@@ -183,6 +185,7 @@ def draw(
         n=rng.choice((1, 1, 1, rng.randint(1, choices_max))),
         seed=rng.choice((None, rng.randrange(1000))),
         salt=salt,
+        ttft_ms=target_of(name),
         logprobs=rng.choice((None, None, None, 0, 2)),
         stream=rng.random() < 0.7,
         usage=rng.random() < 0.5,

@@ -61,11 +61,13 @@ async def work(
     try:
         costs = system.costs_of(number)
         leg = costs.leg
-        own = inboxes[number], Slots(engine, costs.slots, system.deadlines)
-        if leg is Leg.PREFILL:
-            await prefill(*own, task_status=task_status)
-        else:
-            most = costs.pending_prefill_max if leg is Leg.BOTH else 0
-            await decode(*own, most, task_status=task_status)
+        slots = Slots(engine, costs.slots, system.deadlines)
+        own = inboxes[number], slots
+        with system.slots[number].publish(slots):
+            if leg is Leg.PREFILL:
+                await prefill(*own, task_status=task_status)
+            else:
+                most = costs.pending_prefill_max if leg is Leg.BOTH else 0
+                await decode(*own, most, task_status=task_status)
     finally:
         list(directory.local.values())[number].reroute_queued()

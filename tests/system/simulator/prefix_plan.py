@@ -11,10 +11,10 @@ from itertools import count
 
 from attrs import field, frozen
 
-from actors.canary import CanaryLimits
 from actors.prefix_subscriber import DISTRUST_S, RETRY_MAX_S
 from actors.routing.kv import KvSettings
 from tests.rig.fake_engine import Costs
+from tests.rig.small_system import LiveCanary
 from tests.system.simulator.caches import DELAYS_MAX, LAG_S, Caches
 from tests.system.simulator.spoiled_events import Spoiling
 
@@ -82,8 +82,8 @@ def draw_prefixes(rng: random.Random, delay_s: float) -> PrefixPlan | None:
     )
 
 
-def draw_canary(rng: random.Random) -> CanaryLimits | None:
-    """Draw whether idle engines are asked for a token, and after how long."""
+def draw_canary(rng: random.Random) -> LiveCanary | None:
+    """Draw whether idle engines are asked for a token, and after how long; they may be as slow as a fault makes them."""
     if rng.random() >= SHARES["canaries"]:
         return None
-    return CanaryLimits(after_s=rng.choice((0.3, 1.0, 3.0)), within_s=rng.choice((4.0, 8.0)))
+    return LiveCanary(after_s=rng.choice((0.3, 1.0, 3.0)), within_s=rng.choice((15.0, 20.0)))

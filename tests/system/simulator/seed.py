@@ -18,6 +18,7 @@ from tests.rig.fake_engine import Costs
 from tests.rig.scheduler import simulate, tasks
 from tests.rig.small_system import LONG_S, living
 from tests.system.simulator.broken_encoders import BrokenEncoder, KillingPicture
+from tests.system.simulator.canaries import FrozenEngine
 from tests.system.simulator.clients import DeafClient, HttpClient
 from tests.system.simulator.faults import FALLS, FAULTS, PROMPT, Faults
 from tests.system.simulator.lanes import DeafLaneClient, LaneClient
@@ -27,7 +28,7 @@ from tests.system.simulator.neighbours import CrashingNeighbour, NeverUp
 from tests.system.simulator.picture_faults import PICTURE_FALLS, PICTURE_FAULTS
 from tests.system.simulator.pictured import draw_sight
 from tests.system.simulator.post_clients import PostClient, TextClient
-from tests.system.simulator.prefix_plan import aside, draw_prefixes
+from tests.system.simulator.prefix_plan import aside, draw_canary, draw_prefixes
 from tests.system.simulator.probes import health
 from tests.system.simulator.single_fault import FailingEngine, SingleFault, StuckSlot, UnfairKeys, ejection
 from tests.system.simulator.slow_readers import SlowReaders
@@ -44,6 +45,7 @@ SINGLE_FAULTS: tuple[type[SingleFault], ...] = (
     SlowReaders,
     BrokenEncoder,
     KillingPicture,
+    FrozenEngine,
 )
 PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by the length of a step, since another draw would change every seed
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
@@ -148,6 +150,7 @@ class Run:
         sight.open(costs)
         drawn |= sight.fields | {"encoders": sight.encoders}
         drawn["prefixes"] = draw_prefixes(self.aside, network["delay_s"])
+        drawn["canary"] = draw_canary(self.aside) if self.single_fault is None else None
         return System(**drawn | ({} if self.single_fault is None else self.single_fault.shape(rng)))
 
     def _small_limits(self) -> None:
@@ -220,6 +223,7 @@ class Run:
                 system.tasks = tasks()
             with trio.fail_after(CHAOS_S):
                 await self.chaos()
+            system.end_canaries()
             if self.drains:
                 with trio.fail_after(LONG_S):
                     await system.over.wait()

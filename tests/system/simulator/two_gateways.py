@@ -21,7 +21,7 @@ from tests.rig.scheduler import tasks
 from tests.rig.small_system import living
 from tests.system.simulator.cluster import BRIEF_S, LINKED_WITHIN_S, SECTION, SETTLED_S, Cluster, linked, others_up
 from tests.system.simulator.cluster_faults import ClusterFaults
-from tests.system.simulator.cluster_seed import ClusterRun, Noting
+from tests.system.simulator.cluster_seed import ClusterRun
 from tests.system.simulator.probes import health
 from tests.system.simulator.seed import CHAOS_S, traced
 from tests.system.simulator.system import System
@@ -91,7 +91,7 @@ class TwoGatewaysRun(ClusterRun):
 
     def _prepared(self, second: Cluster) -> Cluster:
         second.faults = self.system.faults
-        second.routing.observer = Noting(self.note)
+        second.routing.observer = self.observer()
         second.gateway.shares_port = True
         return second
 
@@ -121,6 +121,7 @@ class TwoGatewaysRun(ClusterRun):
                             if self.restarts:
                                 chaos.start_soon(self._restart_second, nursery)
                             await self.chaos()
+                    self.system.end_canaries()
                     await trio.sleep(SETTLED_S)
                     for front in self.gateways:
                         front.heal()
