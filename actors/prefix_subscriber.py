@@ -20,6 +20,7 @@ from actors.routing.prefix_index import PrefixIndex
 from protocol.errors import PeerViolation, RequestError
 from protocol.kind import Message
 from protocol.kv_events import BlockEvents, WatchBlocks, check_block_events
+from protocol.messages import EngineInfo
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ RETRY_MAX_S = 10.0
 DISTRUST_S = 30.0  # after events that cannot be true
 FORGET_S = 60.0  # after a worker has gone
 SWEEP_S = 0.005  # between two shards of the index
+PAGES_TIMES = 2  # the pages of its memory, that a rank may have in the index: its events may come in another order
 
 
 class WatchedWorker(Protocol):
@@ -37,6 +39,10 @@ class WatchedWorker(Protocol):
     @property
     def full_name(self) -> str:
         """Its name, which is unique in its pool."""
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The info of its engine, None while it is not known."""
 
     def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
         """Ask for a stream that its node serves under its name; raises a `RequestError` if it cannot be asked."""
@@ -178,6 +184,16 @@ class _Subscription:
                     self._forget()
                     return  # it is asked for all of its blocks
                 self._apply(events)
+                self._check_count(events, worker.info)
+
+    def _check_count(self, events: BlockEvents, info: EngineInfo | None) -> None:
+        """Raise `PeerViolation` if a rank has more blocks than its memory can hold: it would push out all others'."""
+        if info is None or info.kv_tokens_max <= 0 or info.page_size <= 0:
+            return
+        blocks_max = PAGES_TIMES * max(1, info.kv_tokens_max // info.page_size)
+        for rank in {event.rank for event in events.events}:
+            if self.index.count(self.name, rank) > blocks_max:
+                raise PeerViolation(f"more than {blocks_max} blocks of rank {rank}, twice as many as it has memory for")
 
     def _continues(self, events: BlockEvents) -> bool:
         """Whether these events follow the last ones without a gap, or begin anew."""

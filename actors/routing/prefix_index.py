@@ -79,6 +79,7 @@ class PrefixIndex:
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
     _bits: dict[Holder, int] = field(factory=dict)
     _holders: list[Holder | None] = field(factory=list)  # by the number of the bit
+    _counts: list[int] = field(factory=list)  # of the blocks that have the bit
     _used: int = 0  # the bits of the holders
     _retired: int = 0  # bits that blocks may still have
     _sweeping: int = 0  # of those, the ones that the present round removes
@@ -108,31 +109,54 @@ class PrefixIndex:
         for holder in [holder for holder in self._bits if holder[0] == worker]:
             self._retire(holder)
 
+    def count(self, worker: str, rank: int = 0) -> int:
+        """Return how many blocks of a rank are in the index."""
+        bit = self._bits.get((worker, rank))
+        return 0 if bit is None else self._counts[bit.bit_length() - 1]
+
     def _store(self, bit: int, hashes: Sequence[int]) -> None:
-        shards, shard_max = self._shards, max(1, self.blocks_max // SHARDS)
+        shards, shard_max, added = self._shards, max(1, self.blocks_max // SHARDS), 0
         for number in reversed(hashes):  # so that of one prefix the end is dropped first
             shard = shards[number & 255]
             before = shard.get(number)
             if before is None:
                 if len(shard) >= shard_max:
-                    shard.popitem(last=False)
+                    _, bits = shard.popitem(last=False)
                     self.dropped += 1
                     self._blocks -= 1
+                    if bits == bit:
+                        added -= 1
+                    else:
+                        self._discount(bits)
                 shard[number] = bit
                 self._blocks += 1
+                added += 1
             else:
-                shard[number] = before | bit
+                if not before & bit:
+                    shard[number] = before | bit
+                    added += 1
                 shard.move_to_end(number)
+        self._counts[bit.bit_length() - 1] += added
+
+    def _discount(self, bits: int) -> None:
+        """Count one block less for each of some holders."""
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            self._counts[bit.bit_length() - 1] -= 1
 
     def _remove(self, bit: int, hashes: Sequence[int]) -> None:
+        removed = 0
         for number in hashes:
             shard = self._shards[number & 255]
             if (before := shard.get(number, 0)) & bit:
+                removed += 1
                 if left := before & ~bit:
                     shard[number] = left
                 else:
                     del shard[number]
                     self._blocks -= 1
+        self._counts[bit.bit_length() - 1] -= removed
 
     # Bits --------------------------------------------------------------------------------
 
@@ -145,7 +169,8 @@ class PrefixIndex:
         place = bit.bit_length() - 1
         while len(self._holders) <= place:
             self._holders.append(None)
-        self._holders[place], self._bits[holder] = holder, bit
+            self._counts.append(0)
+        self._holders[place], self._bits[holder], self._counts[place] = holder, bit, 0
         self._used |= bit
         return bit
 

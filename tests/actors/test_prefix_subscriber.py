@@ -12,13 +12,14 @@ from attrs import define, field
 from trio.testing import MockClock
 
 from actors.engines.block_log import BlockLog, BlockReader
+from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.prefix_subscriber import CREDIT, DISTRUST_S, FORGET_S, PrefixSubscriber
 from actors.routing.prefix_index import PrefixIndex
 from protocol.errors import LinkLost, NotReady
 from protocol.kind import Message
 from protocol.kv_events import HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
-from protocol.messages import Done
+from protocol.messages import Done, EngineInfo
 
 STORED, REMOVED = BlockChange.STORED, BlockChange.REMOVED
 Spoil = Callable[[BlockEvents], Sequence[BlockEvents]]
@@ -33,6 +34,7 @@ class FakeWorker:
     spoil: Spoil = field(default=lambda events: [events])
     asked: list[WatchBlocks] = field(factory=list)
     down: bool = False
+    info: EngineInfo | None = None
     watching: int = 0
     stage: trio.Nursery = field(init=False)
 
@@ -110,6 +112,10 @@ def blocks(subscriber: PrefixSubscriber, worker: FakeWorker, hashes: range = ran
 
 def told(log: BlockLog) -> set[int]:
     return {number for _, hashes in log.blocks() for number in hashes}
+
+
+def memory(tokens: int) -> EngineInfo:
+    return SimulatedSpec(kv_tokens_max=tokens, page_size=16).info
 
 
 def store(log: BlockLog, *hashes: int) -> None:
@@ -236,6 +242,48 @@ async def test_a_worker_that_lies_is_forgotten_for_a_while(lie: BlockEvents, aut
         liar.spoil = lambda events: [events]
         await trio.sleep(DISTRUST_S)
         assert blocks(subscriber, liar) == {1, 3}
+
+
+async def test_a_worker_cannot_claim_more_blocks_than_its_memory_holds(autojump_clock: MockClock) -> None:
+    info = memory(640)
+    liar, honest = FakeWorker("n/liar", info=info), FakeWorker("n/honest", info=info)
+    store(honest.log, *range(40))
+    async with subscribed(liar, honest) as (subscriber, _):
+        store(liar.log, *range(50, 130))  # twice the pages
+        await trio.sleep(1)
+        assert len(blocks(subscriber, liar, range(200))) == 80
+        store(liar.log, *range(50, 70))  # known ones count once
+        liar.log.apply([BlockEvent(REMOVED, 0, tuple(range(50, 60)))])
+        store(liar.log, *range(150, 160))
+        await trio.sleep(1)
+        assert len(blocks(subscriber, liar, range(200))) == 80
+        store(liar.log, 199)
+        await trio.sleep(1)
+        assert blocks(subscriber, liar, range(200)) == set()
+        assert subscriber.index.count("n/honest") == len(blocks(subscriber, honest)) == 40
+        asked = len(liar.asked)
+        await trio.sleep(DISTRUST_S / 2)
+        assert len(liar.asked) == asked
+        liar.log.clear()
+        await trio.sleep(DISTRUST_S)
+        store(liar.log, 7)
+        await trio.sleep(1)
+        assert blocks(subscriber, liar) == {7}
+
+
+async def test_a_rank_is_counted_alone_and_memory_of_unknown_size_is_not_limited(autojump_clock: MockClock) -> None:
+    info = memory(64)
+    worker, unknown = FakeWorker("n/a", info=info), FakeWorker("n/b")
+    async with subscribed(worker, unknown) as (subscriber, _):
+        for rank in range(3):
+            worker.log.apply([BlockEvent(STORED, rank, tuple(range(8 * rank, 8 * rank + 8)))])
+        store(unknown.log, *range(100))
+        await trio.sleep(1)
+        assert [subscriber.index.count("n/a", rank) for rank in range(4)] == [8, 8, 8, 0]
+        assert subscriber.index.count("n/b") == 100
+        worker.log.apply([BlockEvent(STORED, 1, (99,))])
+        await trio.sleep(1)
+        assert [subscriber.index.count("n/a", rank) for rank in range(3)] == [0, 0, 0]
 
 
 async def test_a_worker_that_answers_nothing_is_asked_less_and_less(autojump_clock: MockClock) -> None:

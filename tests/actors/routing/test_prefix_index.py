@@ -55,6 +55,7 @@ def test_it_says_what_the_events_say(rng: random.Random, steps: int) -> None:
             for name in WORKERS:
                 for number in (0, 1):
                     has = truth[name, number]
+                    assert index.count(name, number) == len(has)
                     expected = next((place for place, block in enumerate(each) if block not in has), len(each))
                     assert match.blocks(name, number) == expected
             longest = [match.blocks(*holder) for holder in match.longest(99)]
@@ -115,6 +116,22 @@ def test_a_block_that_was_dropped_in_between_breaks_nothing(missing: tuple[int, 
     index.apply("a", [removed(*(prompt[place] for place in missing))])
     for _ in range(TOUCHED_EVERY):
         assert index.match(prompt).blocks("a") <= len(prompt)
+
+
+def test_blocks_that_are_dropped_count_no_more() -> None:
+    index, rng = PrefixIndex(2 * SHARDS), random.Random(1)
+    for _ in range(300):
+        worker, numbers = rng.choice(WORKERS), rng.sample(range(2**20), 20)
+        event = stored if rng.random() < 0.8 else removed
+        index.apply(worker, [event(*numbers)])
+        if rng.random() < 0.05:
+            index.forget(rng.choice(WORKERS))
+        if rng.random() < 0.3:
+            index.sweep()
+    assert index.statistics().dropped > 1000
+    for worker in WORKERS:
+        there = sum(index.match([number]).blocks(worker) for number in range(2**20))
+        assert index.count(worker) == there
 
 
 def test_of_a_prefix_the_end_is_dropped_first() -> None:

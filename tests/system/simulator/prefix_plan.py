@@ -41,6 +41,11 @@ class PrefixPlan:
     heals_s: float  # after which no worker is distrusted any more
     _lives: Iterator[int] = field(factory=count)  # of publishers
 
+    @property
+    def pages(self) -> int:
+        """The most pages that any engine has."""
+        return KV_TOKENS_MAX // self.page_size
+
     def new_life(self) -> str:
         """Return the name of another life of a publisher."""
         return f"life {next(self._lives)}"

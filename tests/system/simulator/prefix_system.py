@@ -9,7 +9,7 @@ from typing import Any, cast
 import trio
 from attrs import define, field
 
-from actors.prefix_subscriber import PrefixSubscriber
+from actors.prefix_subscriber import PAGES_TIMES, PrefixSubscriber
 from actors.routing.candidates import Policy
 from actors.routing.kv import KvPolicy
 from actors.routing.least_loaded import least_loaded
@@ -101,7 +101,8 @@ class PrefixRouting:
         if self.plan is None:
             return least_loaded
         chance = self.plan.chance(f"policy {self.directory.name}").random
-        return CheckedPolicy(KvPolicy(self.plan.settings, self.index, chance), self.plan.caches, self._life_of)
+        policy, blocks_max = KvPolicy(self.plan.settings, self.index, chance), PAGES_TIMES * self.plan.pages
+        return CheckedPolicy(policy, self.plan.caches, self._life_of, self.index, blocks_max)
 
     def children(self) -> tuple[Tree | Child, ...]:
         if self.plan is None:

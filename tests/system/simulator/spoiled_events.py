@@ -10,7 +10,7 @@ import trio
 from attrs import define, evolve, field
 
 from actors.kit.calls import Answer
-from protocol.errors import AskerLeft, RequestError
+from protocol.errors import AskerLeft, PeerViolation, RequestError
 from protocol.kind import Message
 from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from supervisor.links.serving import Service
@@ -101,11 +101,17 @@ class SpoiledService:
             assert isinstance(request, WatchBlocks)
             spoiled: Answer[Message, Message] = Answer(credit)
             self.spoiling.opened(spoiled)
+            failure: Exception | None = None
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._pass_on, answer, spoiled, name="spoiled")
-                    yield spoiled
+                    try:
+                        yield spoiled
+                    except (PeerViolation, RequestError) as error:  # which must not come out in a group
+                        failure = error
                     nursery.cancel_scope.cancel(reason="the asker left")
+                if failure is not None:
+                    raise failure
             finally:
                 self.spoiling.closed(spoiled)
                 spoiled.fail(AskerLeft("the asker left"))
