@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from protocol.strict.mistakes import Mistake
+from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.schema import Cluster, machine_of
 
 IPV4, IPV6 = "every IPv4 address", "every IPv6 address"
@@ -83,6 +83,12 @@ def _listeners(cluster: Cluster) -> Iterator[_Listener]:
         if node.metrics is not None:
             key, about = f"node.{keys.get(name, name)}.metrics", f"node {name} serves its metrics"
             yield _listener(key, about, node.host, node.metrics.host, node.metrics.port)
+    for name, engine in cluster.engine.items():
+        if (host := cluster.host_of(engine)) is None:
+            continue
+        for key, at in engine.events.endpoints.items():
+            own = join(join("engine", segment(name)), f"events.{key}")
+            yield _listener(own, f"engine {name} publishes its events", host, at.host, at.port)
 
 
 def _listener(key: str, about: str, machine: str, host: str, port: int) -> _Listener:

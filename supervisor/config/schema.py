@@ -158,6 +158,17 @@ class EventsSection:
     listen: Endpoint | None = None  # host:port, where anybody may subscribe by ZMQ, in SGLang's own form
     replay: Endpoint | None = None  # host:port, where they ask for events that they have missed
 
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The addresses that are given, by their keys."""
+        given = (("listen", self.listen), ("replay", self.replay))
+        return {key: endpoint for key, endpoint in given if endpoint is not None}
+
+    @property
+    def ports(self) -> Mapping[str, range]:
+        """The ports of these, as `EngineSection.ports` has them."""
+        return {f"events.{key}": range(at.port, at.port + 1) for key, at in self.endpoints.items()}
+
 
 @frozen(kw_only=True)
 class EngineSection:
@@ -245,6 +256,17 @@ class EngineSection:
         if self.events.publish is not None:
             return self.events.publish
         return self.model in cluster.model and cluster.model[self.model].policy == "kv"
+
+    def event_mistakes(self, path: str) -> Iterator[Mistake]:
+        """Yield what keeps others from hearing of its blocks."""
+        given = self.events.endpoints
+        if self.leg in {"decode", "encode"}:
+            for key in given:
+                yield Mistake(
+                    f"{path}.events.{key}", f"is for engines with a prefix cache, and {path}.leg is {self.leg}"
+                )
+        elif [*given] == ["replay"]:
+            yield Mistake(f"{path}.events.replay", "means nothing without listen")
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield contradictions between keys of this section at `path`, and with the rest of the cluster."""

@@ -37,6 +37,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "canaries": ("canaries",),
     "prefixes": ("prefixes",),
     "pools": ("pools",),
+    "simulated_prefixes": ("simulation", "alone", "cluster"),
 }
 
 

@@ -361,8 +361,9 @@ class Batch:
         assert held.lease is not None
         if not self._caches:
             return
-        for digest in held.digests[len(held.lease.shared) : held.computed // self.spec.page_size]:
-            self.memory.publish(held.lease, digest)
+        size, first = self.spec.page_size, len(held.lease.shared)
+        for place, digest in enumerate(held.digests[first : held.computed // size], first):
+            self.memory.publish(held.lease, digest, held.prompt[place * size : (place + 1) * size])
 
     def _drop(self, held: HeldRequest) -> None:
         """Release a request; its pages, those of its answer too, stay cached for a request that continues it."""
@@ -375,8 +376,8 @@ class Batch:
             shared, size = held.lease.shared, self.spec.page_size
             rest = (held.prompt[len(shared) * size :] + held.output)[: held.kv_tokens - len(shared) * size]
             before = shared[-1] if shared else root_digest(held.request.cache_salt)
-            for digest in block_digests(before, pack_tokens(rest), size):
-                self.memory.publish(held.lease, digest)
+            for place, digest in enumerate(block_digests(before, pack_tokens(rest), size)):
+                self.memory.publish(held.lease, digest, rest[place * size : (place + 1) * size])
         self.memory.release(held.lease)
 
     def _leave(self, held: HeldRequest) -> None:

@@ -13,6 +13,7 @@ from actors.engines.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.engines.simulated.batch import Batch, BatchUpdate
+from actors.engines.simulated.cache_events import CacheChange
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
@@ -20,7 +21,7 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
-from protocol.kv_events import BlockEvents, EngineLoads
+from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads
 from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, Generate, Started, Tokens
 from protocol.model_folder import Digest
 
@@ -44,6 +45,7 @@ class SimulatedEngine:
     sentences: Sequence[Sequence[int]] = ()
     digest: Digest = ()  # of the folder of the model whose tokenizer made the sentences
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
+    tell: Callable[[Sequence[CacheChange]], None] | None = None  # all changes of its prefix cache, with their tokens
     _batch: Batch = field(init=False)
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
@@ -119,7 +121,7 @@ class SimulatedEngine:
         if self._batch.running or self._batch.waiting:
             raise Overloaded("requests run")
         self._batch.flush()
-        self._blocks.apply(self._batch.memory.events.take())
+        self._pass_on_changes()
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
         """Pass on the pages of the prefix cache, and then each change; raises `EngineLost` at the end."""
@@ -164,6 +166,9 @@ class SimulatedEngine:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Compute until cancelled, waking once a step; raises `EngineDied` after a crash."""
         self._schedule_crash()
+        if self.tell is not None:
+            self._batch.memory.events.keeps_tokens = True
+            self.tell([CacheChange(BlockEvent(BlockChange.CLEARED))])  # of what an earlier life had
         task_status.started()
         try:
             while not self._lost.is_set():
@@ -172,7 +177,7 @@ class SimulatedEngine:
                     break
                 update = self._batch.advance(now)
                 self._deliver(update)
-                self._blocks.apply(self._batch.memory.events.take())
+                self._pass_on_changes()
                 if update.begun or update.ended or update.failed:
                     self._load_changed.unpark_all()
                 with trio.move_on_at(min(self._batch.next_at(), self._crash_at)):
@@ -215,6 +220,13 @@ class SimulatedEngine:
         for request_id, error in update.failed:
             if (answer := answers.pop(request_id, None)) is not None:
                 answer.fail(error)
+
+    def _pass_on_changes(self) -> None:
+        """Tell of what has changed in the prefix cache."""
+        if changes := self._batch.memory.events.take():
+            self._blocks.apply([change.event for change in changes])
+            if self.tell is not None:
+                self.tell(changes)
 
     def _end(self, why: str) -> None:
         """Become lost, for the first reason that is given."""

@@ -77,13 +77,13 @@ class KvMemory:
         self._own += missing
         return Lease(cached_digests, missing)
 
-    def publish(self, lease: Lease, digest: bytes) -> None:
-        """Share the next page of a lease, which is full; if an equal one is shared already, one of the two is freed."""
+    def publish(self, lease: Lease, digest: bytes, tokens: Sequence[int] = ()) -> None:
+        """Share the next page of a lease, full of `tokens`; of two equal pages one is freed."""
         assert lease.own > 0, "only a page that is there can be shared"
         lease.own -= 1
         self._own -= 1
         if digest not in self._references and digest not in self._idle:
-            self.events.stored(digest, lease.shared[-1] if lease.shared else None)
+            self.events.stored(digest, lease.shared[-1] if lease.shared else None, tokens)
         self._reference(digest)
         lease.shared.append(digest)
 

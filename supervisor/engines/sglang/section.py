@@ -73,13 +73,9 @@ class SglangSection(EngineSection):
     @property
     def ports(self) -> Mapping[str, range]:
         """The ports of its node's host that are its own, by the key that names the first of them."""
-        events = (("events.listen", self.events.listen), ("events.replay", self.events.replay))
-        given = (
-            ("bootstrap_port", self.bootstrap_port, BOOTSTRAP_PORTS),
-            ("dist_port", self.dist_port, 1),
-            *((key, None if endpoint is None else endpoint.port, 1) for key, endpoint in events),
-        )
-        return {key: range(first, first + count) for key, first, count in given if first is not None}
+        given = (("bootstrap_port", self.bootstrap_port, BOOTSTRAP_PORTS), ("dist_port", self.dist_port, 1))
+        own = {key: range(first, first + count) for key, first, count in given if first is not None}
+        return {**own, **self.events.ports}
 
     @property
     def fixed_ports(self) -> Mapping[str, int]:
@@ -112,7 +108,7 @@ class SglangSection(EngineSection):
         yield from self._bootstrap_mistakes(cluster, path)
         yield from self._rank_mistakes(cluster, path)
         yield from self._vision_mistakes(cluster, path)
-        yield from self._event_mistakes(path)
+        yield from self.event_mistakes(path)
         for key, value in self.settings.items():
             if (why := setting_rules.setting_mistake(key, value)) is not None:
                 yield Mistake(join(f"{path}.settings", segment(key)), why)
@@ -159,17 +155,6 @@ class SglangSection(EngineSection):
                 takes = "embeddings" if has_tower else "pixels"
                 yield Mistake(key, f"engine {name} of the same model takes {takes}, and a request may go to either")
                 break
-
-    def _event_mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield what keeps others from hearing of its blocks."""
-        given = [name for name in ("listen", "replay") if getattr(self.events, name) is not None]
-        if self.leg in {"decode", "encode"}:
-            for name in given:
-                yield Mistake(
-                    f"{path}.events.{name}", f"is for engines with a prefix cache, and {path}.leg is {self.leg}"
-                )
-        elif given == ["replay"]:
-            yield Mistake(f"{path}.events.replay", "means nothing without listen")
 
     def _rank_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what keeps the ranks of an engine from being one, on however many nodes they are."""

@@ -12,6 +12,7 @@ import pytest
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import KINDS, read_cluster
 from tests.rig.assembly import built_assembly
+from tests.rig.cluster_files import MODEL, engine
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "examples" / "tiny"
@@ -471,7 +472,11 @@ def test_an_encoder_may_join_a_cluster_whose_engines_stand_in_other_files(writte
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ('kind = "simulated"\nevents.listen = "127.0.0.1:5557"', "events.listen: is for engines of SGLang"),
+        ('kind = "simulated"\nevents.replay = "127.0.0.1:5558"', "events.replay: means nothing without listen"),
+        (
+            'kind = "simulated"\nleg = "encode"\nevents.listen = "127.0.0.1:5557"',
+            "events.listen: is for engines with a prefix cache",
+        ),
         ('device = "cpu"\nevents.replay = "127.0.0.1:5558"', "events.replay: means nothing without listen"),
         (
             'device = "cpu"\nleg = "decode"\nevents.listen = "127.0.0.1:5557"',
@@ -503,3 +508,38 @@ def test_an_engine_publishes_its_blocks_if_its_policy_uses_them_or_its_section_s
     assert publishes("least_loaded", "events.publish = true")
     assert not publishes("kv", "events.publish = false")
     assert publishes("least_loaded", 'events.listen = "127.0.0.1:5557"')
+
+
+EVENTS = 'events = { listen = "127.0.0.1:5557", replay = "127.0.0.1:5558" }\n'
+
+
+def test_simulated_engines_publish_their_events_each_at_addresses_of_its_own(written: Written) -> None:
+    one, two = engine("one") + EVENTS, engine("two") + EVENTS.replace("555", "655")
+    cluster = read_cluster(written(f"[gateway]\nport = 8000\n{MODEL}{one}{two}"))
+    assert all(section.publishes(cluster) for section in cluster.engine.values())
+    assert list(cluster.engine["one"].ports) == ["events.listen", "events.replay"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            engine("one") + EVENTS + engine("two") + EVENTS,
+            [
+                "engine.two.events.listen: is where engine one publishes its events",
+                "engine.two.events.replay: is where engine one publishes its events",
+            ],
+        ),
+        (
+            engine("one") + EVENTS.replace("5557", "8000"),
+            ["engine.one.events.listen: is where the gateway is"],
+        ),
+        (
+            engine("one") + EVENTS.replace("5558", "5557"),
+            ["engine.one.events.replay: is where engine one publishes its events"],
+        ),
+    ],
+)
+def test_no_two_listen_where_an_engine_publishes_its_events(written: Written, text: str, found: list[str]) -> None:
+    file = written(f"[gateway]\nport = 8000\n{MODEL}{text}")
+    assert [sentence for _, sentence in mistakes(file)] == found

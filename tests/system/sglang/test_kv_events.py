@@ -15,12 +15,18 @@ import trio
 from attrs import define, field
 
 from actors.engines.port import Engine
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
 from actors.routing.prefix_index import PrefixIndex
 from bench.rig.node import free_ports
 from protocol.block_hashes import block_hashes
 from protocol.kv_events import BlockEvents, EngineLoads
 from protocol.messages import Generate, Sampling, Started
 from supervisor.engines.sglang import spawn
+from supervisor.engines.simulated.event_batches import EventBatches
+from supervisor.engines.simulated.event_sockets import publish
+from supervisor.links.endpoint import Endpoint
+from tests.rig.fake_engine import running_engine
 from tests.system.sglang.conftest import MakeEngine
 
 pytestmark = pytest.mark.engine
@@ -176,6 +182,36 @@ async def test_an_outsider_decodes_the_events_with_classes_of_sglang(make_engine
                     told |= {int(word) for word in (await output.receive_some()).split()}
         finally:
             process.kill()
+
+
+async def test_the_events_of_a_simulated_engine_are_decoded_by_the_same_classes() -> None:
+    (port,) = free_ports(1)
+    batches, wanted = EventBatches(PAGE, lambda: 1.0), prompt(1, 100)
+    simulated = SimulatedEngine(SimulatedSpec(page_size=PAGE), random.Random(0), tell=batches.put)
+    async with running_engine(simulated), trio.open_nursery() as nursery:
+        await nursery.start(publish, batches, Endpoint("127.0.0.1", port), None)
+        process = await nursery.start(
+            partial(
+                trio.run_process,
+                [sys.executable, "-c", OUTSIDER, f"tcp://127.0.0.1:{port}"],
+                stdout=-1,
+                env=spawn.host_environment(dict(os.environ), "cpu"),
+                check=False,
+            )
+        )
+        try:
+            with trio.fail_after(120):
+                output = process.stdout
+                assert output is not None
+                assert (await output.receive_some()).startswith(b"subscribed")
+                await trio.sleep(1)
+                await simulated.submit(Generate("a", wanted, Sampling(1))).result()
+                told = set[int]()
+                while not set(block_hashes(wanted, PAGE)) <= told:
+                    told |= {int(word) for word in (await output.receive_some()).split()}
+        finally:
+            process.kill()
+            nursery.cancel_scope.cancel()
 
 
 async def test_every_watcher_gets_the_same_blocks(make_engine: MakeEngine) -> None:

@@ -69,8 +69,10 @@ class NodePublishers:
         for number, name in enumerate(list(self.directory.local)[: len(self.system.engines)]):
             worker = self.directory.local[name]
             if worker.leg not in UNWATCHED and self.system.engines[number].current is not None:
-                life = self.system.hosts[number].scheduler.memory.events
+                memory = self.system.hosts[number].scheduler.memory
+                life = memory.events
                 assert isinstance(life, CacheLife)
+                assert len(life.there) == memory.referenced + memory.idle, "an engine does not tell of all its blocks"
                 yield worker.full_name, life
 
 

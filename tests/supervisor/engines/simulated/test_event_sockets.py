@@ -1,0 +1,163 @@
+"""The sockets for the events of simulated engines: ordinary ZMQ subscribers hear of them, and what they missed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+import zmq
+from attrs import evolve
+
+from actors.engines.sglang.host.kv_events import translated
+from actors.engines.simulated.cache_events import CacheChange
+from actors.engines.simulated.engine import SimulatedEngine
+from bench.rig.node import free_ports
+from protocol.block_hashes import block_hashes
+from protocol.errors import StartFailed
+from protocol.kv_events import BlockChange, BlockEvent
+from supervisor.engines.kinds import read_cluster
+from supervisor.engines.simulated.event_batches import EventBatches
+from supervisor.engines.simulated.event_sockets import CLOSE_S, END, publish
+from supervisor.links.endpoint import Endpoint
+from supervisor.supervision.supervise import supervise
+from supervisor.supervision.tree import render
+from tests.rig.assembly import built_assembly
+from tests.rig.cluster_files import MODEL, engine
+from tests.rig.simulated_engines import generate
+
+pytestmark = pytest.mark.realtime
+
+SUBSCRIBED_S = 0.3  # ZMQ subscribes in the background
+RECEIVE_MS = 5000
+
+
+def change(number: int) -> list[CacheChange]:
+    return [CacheChange(BlockEvent(BlockChange.STORED, 0, (number,)), (number, number))]
+
+
+@asynccontextmanager
+async def published(*, replay: bool = True) -> AsyncIterator[tuple[EventBatches, Endpoint, Endpoint]]:
+    listen, again = (Endpoint("127.0.0.1", port) for port in free_ports(2))
+    batches = EventBatches(2, lambda: 1.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(publish, batches, listen, again if replay else None)
+        yield batches, listen, again
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def connected(kind: int, endpoint: Endpoint) -> Iterator[zmq.Socket[bytes]]:
+    context = zmq.Context()
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.RCVTIMEO, RECEIVE_MS)
+    if kind == zmq.SUB:
+        socket.setsockopt(zmq.SUBSCRIBE, b"kv-events")
+    socket.connect(f"tcp://{endpoint}")
+    try:
+        yield socket
+    finally:
+        socket.close(linger=0)
+        context.term()
+
+
+async def received(socket: zmq.Socket[bytes]) -> tuple[int, list[int]]:
+    """Return the number of the next batch, and the blocks in it."""
+    *_, number, payload = await trio.to_thread.run_sync(socket.recv_multipart)
+    if number == END:
+        return -1, []
+    return int.from_bytes(number, "big"), [block for event in translated(payload, 0) for block in event.hashes]
+
+
+async def test_a_subscriber_hears_of_every_batch() -> None:
+    async with published() as (batches, listen, _):
+        with connected(zmq.SUB, listen) as subscriber:
+            await trio.sleep(SUBSCRIBED_S)
+            for number in range(500):
+                batches.put(change(number))
+            assert [await received(subscriber) for _ in range(500)] == [(number, [number]) for number in range(500)]
+
+
+async def test_what_was_missed_is_replayed() -> None:
+    async with published() as (batches, _, again):
+        for number in range(300):
+            batches.put(change(number))
+        with connected(zmq.DEALER, again) as asker:
+            for first in (0, 298, 300, 2**63):
+                await trio.to_thread.run_sync(asker.send_multipart, [b"", first.to_bytes(8, "big")])
+                missed = [(number, [number]) for number in range(first, 300)]
+                assert [await received(asker) for _ in range(len(missed) + 1)] == [*missed, (-1, [])]
+
+
+async def test_a_question_that_is_none_is_not_answered_and_the_next_one_is() -> None:
+    async with published() as (batches, _, again):
+        batches.put(change(1))
+        with connected(zmq.DEALER, again) as asker:
+            for wrong in ([b"what"], [b"", b"?"], [b"", b"", b"", b""]):
+                await trio.to_thread.run_sync(asker.send_multipart, wrong)
+            await trio.to_thread.run_sync(asker.send_multipart, [b"", bytes(8)])
+            assert [await received(asker) for _ in range(2)] == [(0, [1]), (-1, [])]
+
+
+async def test_a_subscriber_that_never_reads_delays_nobody() -> None:
+    async with published(replay=False) as (batches, listen, _):
+        with connected(zmq.SUB, listen), connected(zmq.SUB, listen) as subscriber:
+            await trio.sleep(SUBSCRIBED_S)
+            for number in range(2000):
+                batches.put(change(number))
+                if number % 100 == 0:
+                    await trio.lowlevel.checkpoint()
+            assert [await received(subscriber) for _ in range(2000)][-1] == (1999, [1999])
+
+
+async def test_the_sockets_are_closed_soon_and_their_threads_have_ended() -> None:
+    before = threading.active_count()
+    async with published() as (batches, listen, again):
+        with connected(zmq.SUB, listen), connected(zmq.DEALER, again):
+            await trio.sleep(SUBSCRIBED_S)
+            batches.put(change(1))
+            ends_at = trio.current_time()
+    assert trio.current_time() - ends_at < CLOSE_S
+    for endpoint in (listen, again):
+        with pytest.raises(OSError, match=r"[Rr]efused|failed"):
+            await trio.open_tcp_stream(endpoint.host, endpoint.port)
+    assert threading.active_count() <= before + 2  # of Trio's pool
+
+
+async def test_an_address_that_is_taken_fails_the_start() -> None:
+    async with published() as (_, listen, _):
+        with pytest.raises(StartFailed, match="cannot be published at"):
+            await publish(EventBatches(2, lambda: 1.0), listen, None)
+
+
+async def test_an_engine_of_a_node_publishes_what_it_caches_in_each_of_its_lives(
+    written: Callable[[str], Path],
+) -> None:
+    listen, again = free_ports(2)
+    events = f'events = {{ listen = "127.0.0.1:{listen}", replay = "127.0.0.1:{again}" }}\n'
+    assembly, _ = built_assembly(read_cluster(written(f"[gateway]\nport = 0\n{MODEL}{engine('one')}{events}")), "main")
+    assert f"by ZMQ, for anybody, at 127.0.0.1:{listen}" in render(assembly.tree)
+    members = [child for child in assembly.tree.children if child.name in {"one", "event-sockets"}]
+    tree = evolve(assembly.tree, children=tuple(evolve(child, needs=()) for child in members))
+    run = partial(supervise, tree, on_event=assembly.on_event, rng=random.Random(0))
+    request = generate("a", 40, 1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda task_status: run(task_status=task_status))
+        with connected(zmq.SUB, Endpoint("127.0.0.1", listen)) as subscriber:
+            await trio.sleep(SUBSCRIBED_S)
+            simulated = await assembly.engines["one"].wait()
+            await simulated.submit(request).result()
+            wanted, heard = set(block_hashes(request.tokens, simulated.info.page_size)), set[int]()
+            while not wanted <= heard:
+                heard.update((await received(subscriber))[1])
+            assert isinstance(simulated, SimulatedEngine)
+            simulated.crash()
+            _, _, payload = await trio.to_thread.run_sync(subscriber.recv_multipart)
+            assert [event.change for event in translated(payload, 0)] == [BlockChange.CLEARED]
+        nursery.cancel_scope.cancel()
