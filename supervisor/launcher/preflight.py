@@ -28,6 +28,8 @@ def check_can_start(cluster: Cluster, *names: str) -> None:
         for key, engine in cluster.engines_on(name).items():
             for its, port in engine.fixed_ports.items():
                 check_port("0.0.0.0", port, f"engine.{key}.{its}")  # noqa: S104  # at every address, as SGLang has it
+            for its, at in engine.events.endpoints.items():
+                check_port(at.host, at.port, f"engine.{key}.events.{its}")
         descriptor_needs.check_limit(cluster, name)
     check_host(cluster, *names)
     _check_memory(cluster, names)

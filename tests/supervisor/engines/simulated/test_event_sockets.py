@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +16,7 @@ import trio.lowlevel
 import zmq
 from attrs import evolve
 
+from actors.engines.port import Engine
 from actors.engines.sglang.host.kv_events import translated
 from actors.engines.simulated.cache_events import CacheChange
 from actors.engines.simulated.engine import SimulatedEngine
@@ -26,6 +28,7 @@ from supervisor.engines.kinds import read_cluster
 from supervisor.engines.simulated.event_batches import EventBatches
 from supervisor.engines.simulated.event_sockets import CLOSE_S, END, publish
 from supervisor.links.endpoint import Endpoint
+from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import render
 from tests.rig.assembly import built_assembly
@@ -55,21 +58,21 @@ async def published(*, replay: bool = True) -> AsyncIterator[tuple[EventBatches,
 @contextmanager
 def connected(kind: int, endpoint: Endpoint) -> Iterator[zmq.Socket[bytes]]:
     context = zmq.Context()
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.RCVTIMEO, RECEIVE_MS)
+    own = context.socket(kind)
+    own.setsockopt(zmq.RCVTIMEO, RECEIVE_MS)
     if kind == zmq.SUB:
-        socket.setsockopt(zmq.SUBSCRIBE, b"kv-events")
-    socket.connect(f"tcp://{endpoint}")
+        own.setsockopt(zmq.SUBSCRIBE, b"kv-events")
+    own.connect(f"tcp://{endpoint}")
     try:
-        yield socket
+        yield own
     finally:
-        socket.close(linger=0)
+        own.close(linger=0)
         context.term()
 
 
-async def received(socket: zmq.Socket[bytes]) -> tuple[int, list[int]]:
+async def received(own: zmq.Socket[bytes]) -> tuple[int, list[int]]:
     """Return the number of the next batch, and the blocks in it."""
-    *_, number, payload = await trio.to_thread.run_sync(socket.recv_multipart)
+    *_, number, payload = await trio.to_thread.run_sync(own.recv_multipart)
     if number == END:
         return -1, []
     return int.from_bytes(number, "big"), [block for event in translated(payload, 0) for block in event.hashes]
@@ -136,28 +139,56 @@ async def test_an_address_that_is_taken_fails_the_start() -> None:
             await publish(EventBatches(2, lambda: 1.0), listen, None)
 
 
-async def test_an_engine_of_a_node_publishes_what_it_caches_in_each_of_its_lives(
-    written: Callable[[str], Path],
-) -> None:
-    listen, again = free_ports(2)
-    events = f'events = {{ listen = "127.0.0.1:{listen}", replay = "127.0.0.1:{again}" }}\n'
+@asynccontextmanager
+async def node(written: Callable[[str], Path], listen: int, replay: int) -> AsyncIterator[Assembly]:
+    """Run the engine of a node and the sockets for its events."""
+    events = f'events = {{ listen = "127.0.0.1:{listen}", replay = "127.0.0.1:{replay}" }}\n'
     assembly, _ = built_assembly(read_cluster(written(f"[gateway]\nport = 0\n{MODEL}{engine('one')}{events}")), "main")
     assert f"by ZMQ, for anybody, at 127.0.0.1:{listen}" in render(assembly.tree)
     members = [child for child in assembly.tree.children if child.name in {"one", "event-sockets"}]
     tree = evolve(assembly.tree, children=tuple(evolve(child, needs=()) for child in members))
     run = partial(supervise, tree, on_event=assembly.on_event, rng=random.Random(0))
-    request = generate("a", 40, 1)
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: run(task_status=task_status))
+        yield assembly
+        nursery.cancel_scope.cancel()
+
+
+async def hear(subscriber: zmq.Socket[bytes], simulated: Engine) -> None:
+    """Ask an engine, until all blocks of a prompt have been heard of."""
+    request = generate(f"{trio.current_time()}", 40, 1)
+    await simulated.submit(request).result()
+    wanted, heard = set(block_hashes(request.tokens, simulated.info.page_size)), set[int]()
+    while not wanted <= heard:
+        heard.update((await received(subscriber))[1])
+
+
+async def test_an_engine_of_a_node_publishes_what_it_caches_in_each_of_its_lives(
+    written: Callable[[str], Path],
+) -> None:
+    listen, again = free_ports(2)
+    async with node(written, listen, again) as assembly:
         with connected(zmq.SUB, Endpoint("127.0.0.1", listen)) as subscriber:
             await trio.sleep(SUBSCRIBED_S)
             simulated = await assembly.engines["one"].wait()
-            await simulated.submit(request).result()
-            wanted, heard = set(block_hashes(request.tokens, simulated.info.page_size)), set[int]()
-            while not wanted <= heard:
-                heard.update((await received(subscriber))[1])
+            await hear(subscriber, simulated)
             assert isinstance(simulated, SimulatedEngine)
             simulated.crash()
             _, _, payload = await trio.to_thread.run_sync(subscriber.recv_multipart)
             assert [event.change for event in translated(payload, 0)] == [BlockChange.CLEARED]
-        nursery.cancel_scope.cancel()
+            await hear(subscriber, await assembly.engines["one"].wait())
+
+
+async def test_an_address_that_is_taken_costs_no_engine_and_is_tried_again(written: Callable[[str], Path]) -> None:
+    listen, again = free_ports(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", listen))
+        taken.listen()
+        async with node(written, listen, again) as assembly:
+            simulated = await assembly.engines["one"].wait()
+            assert await simulated.submit(generate("a", 40, 1)).result() is not None
+            taken.close()
+            with connected(zmq.SUB, Endpoint("127.0.0.1", listen)) as subscriber:
+                await trio.sleep(2.0)  # until it is tried again, and the subscriber, too
+                await hear(subscriber, simulated)
+            assert assembly.engines["one"].current is simulated
