@@ -30,6 +30,7 @@ RETRY_MAX_S = 10.0
 DISTRUST_S = 30.0  # after events that cannot be true
 FORGET_S = 60.0  # after a worker has gone
 SWEEP_S = 0.005  # between two shards of the index
+UNKNOWN_BLOCKS_MAX = 65_536  # of a rank, before the memory of its engine is known
 PAGES_TIMES = 2  # the pages of its memory, that a rank may have in the index: its events may come in another order
 
 
@@ -120,6 +121,7 @@ class _Subscription:
     worker: WatchedWorker | None = None
     life: str = ""
     since: int = 0  # the number of the last event; 0 until all blocks are known
+    blocks_max: int = UNKNOWN_BLOCKS_MAX  # of a rank, by what was known last of its engine, which may be down
     _gone_at: float | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -184,13 +186,13 @@ class _Subscription:
                     self._forget()
                     return  # it is asked for all of its blocks
                 self._apply(events)
-                self._check_count(events, worker.info)
+                self._check_count(events, worker)
 
-    def _check_count(self, events: BlockEvents, info: EngineInfo | None) -> None:
+    def _check_count(self, events: BlockEvents, worker: WatchedWorker) -> None:
         """Raise `PeerViolation` if a rank has more blocks than its memory can hold: it would push out all others'."""
-        if info is None or info.kv_tokens_max <= 0 or info.page_size <= 0:
-            return
-        blocks_max = PAGES_TIMES * max(1, info.kv_tokens_max // info.page_size)
+        if (info := worker.info) is not None and info.page_size > 0:
+            self.blocks_max = PAGES_TIMES * max(1, info.kv_tokens_max // info.page_size)
+        blocks_max = self.blocks_max
         for rank in {event.rank for event in events.events}:
             if self.index.count(self.name, rank) > blocks_max:
                 raise PeerViolation(f"more than {blocks_max} blocks of rank {rank}, twice as many as it has memory for")

@@ -271,7 +271,19 @@ async def test_a_worker_cannot_claim_more_blocks_than_its_memory_holds(autojump_
         assert blocks(subscriber, liar) == {7}
 
 
-async def test_a_rank_is_counted_alone_and_memory_of_unknown_size_is_not_limited(autojump_clock: MockClock) -> None:
+async def test_a_worker_whose_engine_is_down_is_limited_by_what_it_had(autojump_clock: MockClock) -> None:
+    liar = FakeWorker("n/liar", info=memory(64))
+    async with subscribed(liar) as (subscriber, _):
+        store(liar.log, 1)
+        await trio.sleep(1)
+        assert blocks(subscriber, liar) == {1}
+        liar.info = None
+        store(liar.log, *range(20))
+        await trio.sleep(1)
+        assert blocks(subscriber, liar) == set()
+
+
+async def test_a_rank_is_counted_alone_and_memory_of_unknown_size_may_be_large(autojump_clock: MockClock) -> None:
     info = memory(64)
     worker, unknown = FakeWorker("n/a", info=info), FakeWorker("n/b")
     async with subscribed(worker, unknown) as (subscriber, _):

@@ -38,6 +38,7 @@ class PrefixPlan:
     seed: int  # of the policies' own draws
     caches: Caches
     spoiling: Spoiling
+    flushes: tuple[float, ...]  # when a cache is flushed
     heals_s: float  # after which no worker is distrusted any more
     _lives: Iterator[int] = field(factory=count)  # of publishers
 
@@ -83,6 +84,7 @@ def draw_prefixes(rng: random.Random, delay_s: float) -> PrefixPlan | None:
         seed=rng.randrange(2**32),
         caches=caches,
         spoiling=Spoiling(spoils, random.Random(rng.randrange(2**32)), caches.ever),
+        flushes=tuple(rng.random() * 5 for _ in range(rng.choice((0, 0, 1, 4)))),
         heals_s=DISTRUST_S + RETRY_MAX_S + 1.0 if spoils else 0.0,
     )
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import trio
 from attrs import define, field
 
+from actors.engines.simulated.engine import SimulatedEngine
 from actors.prefix_subscriber import PAGES_TIMES, PrefixSubscriber
 from actors.routing.candidates import Policy
 from actors.routing.kv import KvPolicy
 from actors.routing.least_loaded import least_loaded
 from actors.routing.prefix_index import PrefixIndex
 from protocol.cluster import Leg
+from protocol.errors import EngineLost, Overloaded
 from protocol.kind import Message
 from protocol.kv_events import WatchBlocks
 from supervisor.cluster.directory import Directory
@@ -153,6 +156,20 @@ class PrefixSystem(PictureSystem):
     def cache_lives(self) -> Iterable[tuple[str, CacheLife]]:
         """Yield the prefix caches of all workers that are up, by their names."""
         return self.publishers.lives()
+
+    def all_hosts(self) -> Iterator[Any]:  # of a `FakeHost` or a `LocalEngine`
+        """Yield the hosts of all engines that are up."""
+        yield from (host for number, host in self.hosts.items() if self.engines[number].current is not None)
+
+    async def flush(self, after_s: float) -> None:
+        """Flush the cache of one engine after a while, if it is idle then."""
+        assert self.prefixes is not None
+        await trio.sleep(after_s)
+        if hosts := list(self.all_hosts()):
+            host = self.prefixes.chance(f"flush {after_s}").choice(hosts)
+            with suppress(Overloaded, EngineLost):
+                engine = host if isinstance(host, SimulatedEngine) else host.engine
+                await engine.flush_cache()
 
     def heal_prefixes(self) -> None:
         """Spoil no more events."""

@@ -185,6 +185,9 @@ class Run:
             for number in range(self.clients):
                 client = self.rng.choice(KINDS)(self.port, self.rng, f"c{number}", self.faults, self.note)
                 nursery.start_soon(client.live)
+            if (plan := self.system.prefixes) is not None:
+                for after_s in plan.flushes:
+                    nursery.start_soon(self.system.flush, after_s)
             if self.single_fault is not None:
                 nursery.start_soon(self.single_fault(self.system, self.rng, self.faults, self.note).live)
             for kind, times in self.times.items():
