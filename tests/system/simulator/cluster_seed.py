@@ -143,7 +143,7 @@ class ClusterRun(OfCluster, Run):
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
         rooms = Rooms(transfer_s=rng.choice((0.0, 0.3, 1.0)))
-        prefixes = draw_prefixes(self.aside, network["delay_s"])
+        prefixes = draw_prefixes(self.aside, network["delay_s"], tight=self.single_fault is None)
         plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng, fronts=self.fronts, prefixes=prefixes)
         sight = draw_sight(rng) if self.single_fault is None else self.shape.pop("sight", BLIND)
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)

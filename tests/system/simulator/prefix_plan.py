@@ -66,15 +66,18 @@ def aside(rng: random.Random) -> random.Random:
     return random.Random(repr(rng.getstate()))
 
 
-def draw_prefixes(rng: random.Random, delay_s: float) -> PrefixPlan | None:
-    """Draw how a seed routes by prefix on a network of some usual delay, None if it does not."""
+def draw_prefixes(rng: random.Random, delay_s: float, *, tight: bool) -> PrefixPlan | None:
+    """Draw how a seed routes by prefix on a network of some usual delay, None if it does not.
+
+    Memory may be `tight` where nothing is promised of how soon answers come.
+    """
     if rng.random() >= SHARES["prefixes"]:
         return None
     caches = Caches(LAG_S + DELAYS_MAX * delay_s)
     spoils = rng.choice(SPOILS) if rng.random() < 0.4 else ""
     return PrefixPlan(
         page_size=rng.choice((2, 4, 4, 8)),
-        kv_tokens_max=rng.choice((1024, 1024, 4096)),
+        kv_tokens_max=rng.choice((512, 512, 1024, 4096) if tight else (1024, 4096)),
         settings=KvSettings(
             load_tokens=rng.choice((0.0, 16.0, 256.0)),
             session_tokens=rng.choice((0.0, 64.0)),

@@ -149,7 +149,7 @@ class Run:
         sight = draw_sight(rng)
         sight.open(costs)
         drawn |= sight.fields | {"encoders": sight.encoders}
-        drawn["prefixes"] = draw_prefixes(self.aside, network["delay_s"])
+        drawn["prefixes"] = draw_prefixes(self.aside, network["delay_s"], tight=self.single_fault is None)
         drawn["canary"] = draw_canary(self.aside) if self.single_fault is None else None
         return System(**drawn | ({} if self.single_fault is None else self.single_fault.shape(rng)))
 
