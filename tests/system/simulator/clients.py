@@ -23,6 +23,7 @@ from tests.system.simulator.system import System
 
 GONE = (EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
 STALLED_WITHIN_S = 15.0  # from half a request to the end of its connection: the limits of head, body and close
+LONG_WORDS_MAX = 80
 GIVEN_AHEAD_MAX = 5  # tokens until the abort after a stop string reaches the engine
 
 
@@ -268,6 +269,14 @@ class HttpClient:
         """Read to the end; bytes below TLS are not kept, since they are random."""
         while await (reader.more() if stream is reader.stream else stream.receive_some(65536)):
             pass
+
+
+@define(eq=False)
+class LongClient(HttpClient):
+    """A client whose prompts are long, so that they push others out of prefix caches."""
+
+    def _draw(self, name: str) -> PlannedRequest:
+        return draw(self.rng, name, guides=self.system.guides, words_max=LONG_WORDS_MAX)
 
 
 @define(eq=False)

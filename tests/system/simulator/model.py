@@ -162,12 +162,13 @@ def draw(
     choices_max: int = 1,
     album: Album | None = None,
     guides: Sequence[str] = (),
+    words_max: int = 12,
 ) -> PlannedRequest:
     """Draw a request that no other client sends; many end at a stop string or stop token of their own answer.
 
     Some have pictures from an `album`. With `guides` most begin with one of those, and some are salted.
     """
-    text = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, 12))])
+    text = " ".join([name, *rng.choices(WORDS, k=rng.randint(0, words_max))])
     tokens_max = rng.choice((rng.randint(1, 8), rng.randint(1, 24), 40))
     first = (("system", "Be brief."),) if rng.random() < 0.2 and not history else ()
     salt = None

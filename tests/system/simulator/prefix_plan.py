@@ -39,6 +39,7 @@ class PrefixPlan:
     caches: Caches
     spoiling: Spoiling
     flushes: tuple[float, ...]  # when a cache is flushed
+    crowd: int  # clients with long prompts, beside the others
     heals_s: float  # after which no worker is distrusted any more
     _lives: Iterator[int] = field(factory=count)  # of publishers
 
@@ -88,6 +89,7 @@ def draw_prefixes(rng: random.Random, delay_s: float, *, tight: bool) -> PrefixP
         caches=caches,
         spoiling=Spoiling(spoils, random.Random(rng.randrange(2**32)), caches.ever),
         flushes=tuple(rng.random() * 5 for _ in range(rng.choice((0, 0, 1, 4)))),
+        crowd=rng.choice((0, 4, 8)) if tight else 0,
         heals_s=DISTRUST_S + RETRY_MAX_S + 1.0 if spoils else 0.0,
     )
 

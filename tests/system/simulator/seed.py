@@ -19,7 +19,7 @@ from tests.rig.scheduler import simulate, tasks
 from tests.rig.small_system import LONG_S, living
 from tests.system.simulator.broken_encoders import BrokenEncoder, KillingPicture
 from tests.system.simulator.canaries import FrozenEngine
-from tests.system.simulator.clients import DeafClient, HttpClient
+from tests.system.simulator.clients import DeafClient, HttpClient, LongClient
 from tests.system.simulator.faults import FALLS, FAULTS, PROMPT, Faults
 from tests.system.simulator.lanes import DeafLaneClient, LaneClient
 from tests.system.simulator.media import LIMITS as MEDIA_LIMITS
@@ -185,9 +185,7 @@ class Run:
             for number in range(self.clients):
                 client = self.rng.choice(KINDS)(self.port, self.rng, f"c{number}", self.faults, self.note)
                 nursery.start_soon(client.live)
-            if (plan := self.system.prefixes) is not None:
-                for after_s in plan.flushes:
-                    nursery.start_soon(self.system.flush, after_s)
+            self._use_caches(nursery)
             if self.single_fault is not None:
                 nursery.start_soon(self.single_fault(self.system, self.rng, self.faults, self.note).live)
             for kind, times in self.times.items():
@@ -198,6 +196,16 @@ class Run:
                     nursery.start_soon(self.faults.pictures.one, kind)
             if self.drains:
                 nursery.start_soon(self._drain)
+
+    def _use_caches(self, nursery: trio.Nursery) -> None:
+        """Fill prefix caches and flush them, in seeds that have some."""
+        if (plan := self.system.prefixes) is None:
+            return
+        for number in range(plan.crowd):
+            name = f"l{number}"
+            nursery.start_soon(LongClient(self.port, plan.chance(name), name, self.faults, self.note).live)
+        for after_s in plan.flushes:
+            nursery.start_soon(self.system.flush, after_s)
 
     async def _drain(self) -> None:
         await trio.sleep(1 + self.rng.random() * 3)
