@@ -73,6 +73,11 @@ BUGS: Bugs = {
             "                    self._forget()\n                    await trio.sleep(DISTRUST_S)",
             "                    await trio.sleep(DISTRUST_S)",
         ),
+        Bug(
+            "a liar is limited only while its engine is up",
+            "blocks_max = self.blocks_max\n",
+            "blocks_max = self.blocks_max if info else 10**9\n",
+        ),
         Bug("a worker that has gone is remembered for ever", "if subscription.gone_for_s > FORGET_S:", "if False:"),
         Bug(
             "a new list of blocks is added to the old one",
@@ -111,6 +116,16 @@ BUGS: Bugs = {
             "for number in hashes:  # so",
         ),
         Bug("the index has no limit", "if len(shard) >= shard_max:", "if False:"),
+        Bug(
+            "blocks that are stored again count again",
+            "                if not before & bit:\n",
+            "                if True:\n",
+        ),
+        Bug(
+            "blocks that are dropped still count",
+            "                        self._discount(bits)\n",
+            "                        pass\n",
+        ),
     ),
     "actors/routing/kv.py": (
         Bug(

@@ -26,13 +26,6 @@ BUGS: Bugs = {
             "                    pass",
         ),
     ),
-    "actors/publisher.py": (
-        Bug(
-            "what a dead engine had is expected of the next",
-            "        finally:\n            published.blocks.clear()\n",
-            "        finally:\n",
-        ),
-    ),
     "actors/prefix_subscriber.py": (
         Bug(
             "a worker that comes back is not followed",
@@ -51,11 +44,6 @@ BUGS: Bugs = {
             "what one worker has dropped is gone for all",
             "                if left := before & ~bit:\n                    shard[number] = left\n                else:",
             "                if True:",
-        ),
-        Bug(
-            "blocks that are stored again count again",
-            "                if not before & bit:\n",
-            "                if True:\n",
         ),
     ),
     "actors/routing/kv.py": (

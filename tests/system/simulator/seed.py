@@ -13,6 +13,7 @@ from attrs import define, evolve, field
 
 from actors.engines.slots import Deadlines
 from actors.routing.route import FailoverLimits
+from protocol.errors import EngineStuck
 from supervisor.node.node import BYE_S, FAREWELL_S
 from tests.rig.fake_engine import Costs
 from tests.rig.scheduler import simulate, tasks
@@ -99,6 +100,8 @@ class Run:
             self.system.faults += PICTURE_FALLS.get(kind, ()) if times else ()
         if self.single_fault is not None:
             self.system.faults += self.single_fault.falls
+        if self.system.canary is not None and self.times.get("slow"):
+            self.system.faults += (EngineStuck,)  # a step of many tokens takes longer than a canary may
 
     def _system(self) -> System:
         rng = self.rng
