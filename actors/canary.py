@@ -56,11 +56,10 @@ async def canary(
     new_id: Callable[[], str],
     new_room: Callable[[], int],
     observer: CanaryObserver,
-    rank: int = 0,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Watch one rank of an engine.
+    """Watch one rank of an engine, that of the slots.
 
     Raises `EngineStuck` if a canary gets no whole answer within its time, or an error, and `EngineDied` when the engine
     is lost.
@@ -68,12 +67,12 @@ async def canary(
     task_status.started()
     while True:
         await _wait_idle(slots, limits.after_s)
-        request = canary_request(slots.engine.info, new_id(), new_id(), new_room())
-        await _ask(slots, request, limits.within_s, partial(_report, observer, rank, trio.current_time()))
+        request = canary_request(slots.engine.info, new_id(), new_id(), new_room(), slots.rank)
+        await _ask(slots, request, limits.within_s, partial(_report, observer, slots.rank, trio.current_time()))
 
 
-def canary_request(info: EngineInfo, request_id: str, salt: str, room: int) -> Generate:
-    """Return the request of a canary: one token, greedily, and one step more of a decode.
+def canary_request(info: EngineInfo, request_id: str, salt: str, room: int, rank: int = 0) -> Generate:
+    """Return the request of a canary to a rank: one token, greedily, and one step more of a decode.
 
     A decode computes nothing for its first token, which comes from a prefill, and a leg of a pair does without the
     other one.
@@ -89,7 +88,8 @@ def canary_request(info: EngineInfo, request_id: str, salt: str, room: int) -> G
         Sampling(min(2 if is_decode else 1, info.request_tokens_max - 1), temperature=0.0, ignore_eos=True),
         cache_salt=salt,
         priority=PRIORITY_MIN,
-        rendezvous=Rendezvous.without_partner(room) if is_pair else None,
+        rendezvous=Rendezvous.without_partner(Rendezvous.room_of_rank(room, rank, info.ranks)) if is_pair else None,
+        rank=rank,
     )
 
 

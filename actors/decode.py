@@ -2,12 +2,16 @@
 
 It serves an engine that computes whole requests, and one that continues what a prefill has computed. It never knows
 which: the engine takes the KV cache from the rendezvous that a request names. Its requests wait in the inbox and not in
-the engine, where none could be overtaken: there the order is fixed. So it takes a call only when it has a slot for it
-and, where its engine computes prompts too, when the prompts inside are few enough.
+the engine, where none could be overtaken: there the order is fixed. So it takes a call only when it has a slot for it,
+the KV memory if that is bounded, and, where its engine computes prompts too, when the prompts inside are few enough.
+
+Each rank of an engine takes the calls for itself. They are groups of the inbox, so a rank that is full or slow holds up
+no call for another; what ends one rank ends all of them, since they are one engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
@@ -21,29 +25,47 @@ from protocol.messages import Finished, Generate, Started, Tokens
 
 async def decode(
     inbox: PriorityInbox[Generate, Started | Tokens, Finished],
-    slots: Slots,
+    ranks: Sequence[Slots],
     pending_prefill_tokens_max: int = 0,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve generations, one in each of the engine's slots; what it cannot take yet waits in the inbox.
+    """Serve generations, one in each slot of each of the engine's ranks; what it cannot take yet waits in the inbox.
 
-    The prompts in the engine that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no
-    limit); a longer prompt is taken when none is pending. Several actors may share one inbox: the one with a free slot
-    takes the next call. Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests
-    have ended.
+    The prompts in a rank that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no limit); a
+    longer prompt is taken when none is pending. Several actors may share one inbox: the one with a free slot takes the
+    next call. Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
-    bugs, pending = BugCounter(), PendingPrefill(pending_prefill_tokens_max)
+    bugs = BugCounter()
+    async with trio.open_nursery() as requests:
+        requests.start_soon(raise_when_lost, ranks[0].engine)
+        for slots in ranks[1:]:
+            requests.start_soon(_serve, inbox, slots, PendingPrefill(pending_prefill_tokens_max), bugs, requests)
+        task_status.started()
+        await _serve(inbox, ranks[0], PendingPrefill(pending_prefill_tokens_max), bugs, requests)
+
+
+async def _serve(
+    inbox: PriorityInbox[Generate, Started | Tokens, Finished],
+    slots: Slots,
+    pending: PendingPrefill,
+    bugs: BugCounter,
+    requests: trio.Nursery,
+) -> None:
+    """Take the calls for one rank."""
+    rank, memory = slots.rank, slots.memory
+
+    def fits(request: Generate) -> bool:
+        is_own = request.rank == rank and slots.in_service()
+        return is_own and pending.fits(len(request.tokens)) and memory.fits(request)
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):
             inbox.recheck()
 
-    async with trio.open_nursery() as requests:
-        requests.start_soon(raise_when_lost, slots.engine)
-        task_status.started()
-        while True:
-            await slots.free.acquire()  # first, so that a call waits where others can take it
-            call = await inbox.receive(lambda request: slots.in_service() and pending.fits(len(request.tokens)))
-            pending.add(call, len(call.request.tokens))
-            requests.start_soon(generate, call, slots, bugs, partial(on_begun, call))
+    while True:
+        await slots.free.acquire()  # first, so that a call waits where others can take it
+        call = await inbox.receive(fits)
+        pending.add(call, len(call.request.tokens))
+        give_back: Callable[[], None] = memory.take(call.request, inbox.recheck)
+        requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back)

@@ -7,10 +7,13 @@ nothing of it on, since the decode streams that token too. An engine is warm bef
 It bounds no prompts of its own, unlike a decode whose engine computes prompts. The decode has memory set aside for each
 prompt that it waits for: a prompt that was held back here could need the memory of those that it is behind, and neither
 would go on. The router, which knows both legs, gives a prefill no more for one decode than its share, and keeps the
-order of urgency and turns; here calls are taken in the order of the inbox, as slots become free.
+order of urgency and turns; here calls are taken in the order of the inbox, as slots become free. KV memory is a bound
+only if the engine's `admission` says so. Each rank of an engine takes the calls for itself, as in `decode`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -22,19 +25,38 @@ from protocol.messages import Finished, Generate, Started, Tokens
 
 async def prefill(
     inbox: PriorityInbox[Generate, Started | Tokens, Finished],
-    slots: Slots,
+    ranks: Sequence[Slots],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Compute prompts, one in each of the engine's slots; each keeps its slot until its cache is at the decode.
+    """Compute prompts, one in each slot of each of the engine's ranks, until its cache is at the decode.
 
     Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
     bugs = BugCounter()
     async with trio.open_nursery() as requests:
-        requests.start_soon(raise_when_lost, slots.engine)
+        requests.start_soon(raise_when_lost, ranks[0].engine)
+        for slots in ranks[1:]:
+            requests.start_soon(_serve, inbox, slots, bugs, requests)
         task_status.started()
-        while True:
-            await slots.free.acquire()
-            call = await inbox.receive(lambda _: slots.in_service())
-            requests.start_soon(generate, call, slots, bugs)
+        await _serve(inbox, ranks[0], bugs, requests)
+
+
+async def _serve(
+    inbox: PriorityInbox[Generate, Started | Tokens, Finished], slots: Slots, bugs: BugCounter, requests: trio.Nursery
+) -> None:
+    """Take the calls for one rank."""
+    rank, memory = slots.rank, slots.memory
+
+    def fits(request: Generate) -> bool:
+        return request.rank == rank and slots.in_service() and memory.fits(request)
+
+    while True:
+        await slots.free.acquire()
+        call = await inbox.receive(fits)
+        give_back: Callable[[], None] = memory.take(call.request, inbox.recheck)
+        requests.start_soon(generate, call, slots, bugs, _ignore, give_back)
+
+
+def _ignore() -> None:
+    pass

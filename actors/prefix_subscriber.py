@@ -17,6 +17,7 @@ from attrs import define, field
 
 from actors.kit.calls import Answer
 from actors.routing.prefix_index import PrefixIndex
+from protocol.cluster import engine_and_rank
 from protocol.errors import PeerViolation, RequestError
 from protocol.kind import Message
 from protocol.kv_events import BlockEvents, WatchBlocks, check_block_events
@@ -39,7 +40,7 @@ class WatchedWorker(Protocol):
 
     @property
     def full_name(self) -> str:
-        """Its name, which is unique in its pool."""
+        """Its name, which is unique in its pool; any rank of an engine tells of the blocks of all."""
 
     @property
     def info(self) -> EngineInfo | None:
@@ -66,11 +67,11 @@ class PrefixSubscriber:
     pool: WatchedPool
     index: PrefixIndex
     wanted: Callable[[], bool]
-    _subscriptions: dict[str, _Subscription] = field(factory=dict)  # by the name of the worker
+    _subscriptions: dict[str, _Subscription] = field(factory=dict)  # by the name of the engine
 
     @property
     def unknown(self) -> frozenset[str]:
-        """The names of the workers that can be asked, and whose blocks are not all known yet."""
+        """The names of the engines that can be asked, and whose blocks are not all known yet."""
         return frozenset(self.index.unknown)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -92,7 +93,8 @@ class PrefixSubscriber:
 
     def _update(self, nursery: trio.Nursery) -> None:
         """Begin to follow workers that have come, and forget those that have gone for long."""
-        workers = {worker.full_name: worker for worker in self.pool.watchable()} if self.wanted() else {}
+        watchable = self.pool.watchable() if self.wanted() else ()
+        workers = {engine_and_rank(worker.full_name)[0]: worker for worker in watchable}
         for name, worker in workers.items():
             if name not in self._subscriptions:
                 self._subscriptions[name] = subscription = _Subscription(self.index, name)

@@ -18,6 +18,9 @@ from protocol.kind import Kind, Message
 from protocol.messages import Done, EngineInfo
 
 COUNT_MAX = 2**53
+RANKS_MAX = 1024
+RANK_MARK = "#"
+"""The character between the name of an engine with several data-parallel ranks and the number of one of them."""
 OPERATOR_PREFIX = "operator-"
 """The beginning of the names under which operators greet nodes; no node may have such a name."""
 
@@ -44,9 +47,22 @@ def serve_text(legs: Collection[Leg]) -> bool:
     return Leg.BOTH in legs or (Leg.PREFILL in legs and Leg.DECODE in legs)
 
 
+def rank_name(engine: str, rank: int, ranks: int) -> str:
+    """Return the name of one rank of an engine as a worker: that of the engine itself if it has one rank."""
+    return engine if ranks == 1 else f"{engine}{RANK_MARK}{rank}"
+
+
+def engine_and_rank(worker: str) -> tuple[str, int]:
+    """Return the name of a worker's engine, and the number of its rank there."""
+    if RANK_MARK not in worker:
+        return worker, 0
+    engine, _, rank = worker.partition(RANK_MARK)
+    return engine, int(rank)
+
+
 @frozen
 class Offer:
-    """One worker of a node: an engine and its load.
+    """One worker of a node: an engine, or one rank of it if it has several, and its load.
 
     `engine` is None until the engine has been ready once; `up` is whether it accepts requests now, and `why` the reason
     if not, as the end of a sentence that begins with its name. `running` and `waiting` count requests, `tokens` the
@@ -85,7 +101,8 @@ class NodeState(Message):
     nodes receive none. The load in an offer leaves out the receiver's own requests, which it counts itself.
     `elsewhere` names those of the receiver's workers that are down and whose work another worker can do. Encoders are
     offered only to nodes that state that they take them: others would end the link for a leg that they do not know. So
-    would those that do not state that their workers can be `watched`, for a question about their blocks.
+    would those that do not state that they take ranks, for the names of those; and those that do not state that their
+    workers can be `watched`, for a question about their blocks.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -96,6 +113,7 @@ class NodeState(Message):
     elsewhere: tuple[str, ...] = ()
     takes_encoders: bool = False
     watched: bool = False
+    takes_ranks: bool = False
 
 
 @frozen
@@ -124,6 +142,7 @@ NEIGHBOURS_MAX = 4096
 TELL_S_MAX = 3600.0
 PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
+_WORKER_NAME = re.compile(_NAME.pattern + rf"({RANK_MARK}(0|[1-9][0-9]{{0,3}}))?")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
 
 
@@ -139,13 +158,13 @@ def check_state(state: NodeState) -> NodeState:
     for offer in state.offers:
         pending_max = offer.pending_prefill_tokens_max
         numbers = (offer.slots - 1, offer.running, offer.waiting, offer.tokens, pending_max)
-        if not (_NAME.fullmatch(offer.name) and _NAME.fullmatch(offer.model)):
+        if not (_WORKER_NAME.fullmatch(offer.name) and _NAME.fullmatch(offer.model)):
             raise PeerViolation("the name or the model of an offer is invalid")
         if len(offer.why) > WHY_LENGTH_MAX:
             raise PeerViolation(f"the reason of offer {offer.name} has more than {WHY_LENGTH_MAX} characters")
         if min(numbers) < 0 or max(numbers) > COUNT_MAX or not 0 <= offer.kv_used <= 1:
             raise PeerViolation(f"offer {offer.name} has impossible numbers")
-    if not all(map(_NAME.fullmatch, state.elsewhere)):
+    if not all(map(_WORKER_NAME.fullmatch, state.elsewhere)):
         raise PeerViolation("the name of a worker that others can stand in for is invalid")
     _check_neighbours(state.neighbours)
     return state

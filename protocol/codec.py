@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 from attrs import evolve
 
-from protocol import cluster, kv_events, media, messages, text_messages
+from protocol import cluster, kv_events, media, messages, operations, text_messages
 from protocol.errors import PeerViolation
 from protocol.kind import Kind, Message, by_message
 from protocol.messages import Started, Tokens
@@ -24,7 +24,9 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 NOTHING = memoryview(b"")
 
-ROWS = by_message((*messages.KINDS, *text_messages.KINDS, *cluster.KINDS, *media.KINDS, *kv_events.KINDS))
+ROWS = by_message(
+    row for file in (messages, operations, text_messages, cluster, media, kv_events) for row in file.KINDS
+)
 """Every message that may cross a link, with the messages that may answer it."""
 
 KINDS: dict[int, type[Message]] = {row.number: message for message, row in ROWS.items()}

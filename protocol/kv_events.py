@@ -16,12 +16,12 @@ from enum import StrEnum
 
 from attrs import frozen
 
+from protocol.cluster import RANKS_MAX
 from protocol.errors import PeerViolation
 from protocol.kind import Kind, Message
 from protocol.messages import Done
 
 LIFE_LENGTH_MAX = 64
-RANKS_MAX = 1024
 HASHES_MAX = 4096
 """The most block hashes in one reply: an asker applies them in one turn."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
-from attrs import Factory, evolve, field, frozen
+from attrs import Factory, astuple, evolve, field, frozen
 
 from protocol.kind import Kind, Message
 from protocol.media import MediaForm, MediaInfo, MediaItem, check_item, with_data
@@ -82,6 +82,8 @@ class Sampling:
 # Requests to an engine ----------------------------------------------------------------
 
 
+ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a sign
+
 NO_PARTNER = "2.2.2.2"
 """The host of a rendezvous without a partner, as SGLang knows it; no prefill is there."""
 
@@ -98,6 +100,14 @@ class Rendezvous:
     def without_partner(cls, room: int) -> Rendezvous:
         """Return one at which nobody is met: either leg does its part alone, and no KV cache is moved."""
         return cls(room, NO_PARTNER, 1)
+
+    @staticmethod
+    def room_of_rank(drawn: int, rank: int, ranks: int) -> int:
+        """Return a room of one rank of a prefill: a decode finds the rank by the remainder.
+
+        Rooms that are drawn one after the other stay different ones.
+        """
+        return drawn % ((ROOM_MAX + 1) // ranks) * ranks + rank
 
     @property
     def has_partner(self) -> bool:
@@ -135,7 +145,8 @@ class Generate(Message):
     Requests with different `cache_salt` share no prefix cache. Of those that wait for a slot, the one with the highest
     `priority` is first. With a `rendezvous`, a prefill and a decode get the same tokens, and each does its part of the
     work. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has as many placeholders
-    among the `tokens` as it has tokens.
+    among the `tokens` as it has tokens. Of an engine with several ranks the one of number `rank` computes it, which the
+    router has chosen.
     """
 
     id: str
@@ -151,6 +162,7 @@ class Generate(Message):
     media: tuple[MediaItem, ...] = ()
     cached_tokens: int = 0  # that its router expects in the worker's prefix cache
     hints: RoutingHints | None = None
+    rank: int = 0
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -234,13 +246,17 @@ class HandOff(StrEnum):
 
 @frozen
 class EngineInfo(Message):
-    """The properties and limits of an engine; lengths are in tokens."""
+    """The properties and limits of an engine; lengths are in tokens.
+
+    It has `ranks` data-parallel ranks, each of which has KV memory for `kv_tokens_max` tokens and computes
+    `running_max` requests at once.
+    """
 
     kind: str
     version: str
     vocabulary_size: int
     context_max: int  # prompt and answer together
-    kv_tokens_max: int  # of all running requests together
+    kv_tokens_max: int  # of all running requests of one rank together
     request_tokens_max: int  # of one request, prompt and answer together
     running_max: int
     page_size: int
@@ -290,8 +306,8 @@ class GetLoad(Message):
 
 
 @frozen
-class EngineLoad(Message):
-    """An engine's own count of its requests and of the KV memory that they hold, in tokens."""
+class RankCounts:
+    """A rank's own count of its requests and of the KV memory that they hold, in tokens."""
 
     running: int
     waiting: int
@@ -299,22 +315,25 @@ class EngineLoad(Message):
 
 
 @frozen
-class GetMetrics(Message):
-    """Ask an engine whose info says that it has `metrics` for them; the result is `EngineMetrics`."""
+class EngineLoad(Message):
+    """An engine's own count of its requests and of the KV memory that they hold, in tokens.
 
+    `by_rank` has the same of each rank, in their order, if there are several.
+    """
 
-METRICS_PREFIX = "sglang:"
-"""The beginning of the name of every metric that an engine reports; no metric of a node begins so."""
+    running: int
+    waiting: int
+    kv_tokens_used: int
+    by_rank: tuple[RankCounts, ...] = ()
 
-METRICS_BYTES_MAX = 1024 * 1024
-
-
-@frozen
-class EngineMetrics(Message):
-    """An engine's own metrics in the text format of Prometheus, at most `METRICS_BYTES_MAX` bytes of whole families."""
-
-    text: str
-    left_out: int = 0  # series that found no room
+    @classmethod
+    def of_ranks(cls, loads: Sequence[EngineLoad]) -> EngineLoad:
+        """Return the load of an engine whose ranks have these loads."""
+        if len(loads) == 1:
+            return loads[0]
+        counts = [RankCounts(load.running, load.waiting, load.kv_tokens_used) for load in loads]
+        running, waiting, kv_tokens_used = (sum(each) for each in zip(*map(astuple, counts), strict=True))
+        return cls(running, waiting, kv_tokens_used, tuple(counts))
 
 
 @frozen
@@ -325,43 +344,6 @@ class FlushCache(Message):
 @frozen
 class Done(Message):
     """A control operation was carried out."""
-
-
-@frozen
-class CheckGrammar(Message):
-    """Compile a grammar and walk it, in a grammar checker of an engine; the result is `GrammarChecked`.
-
-    Checks are fair between `owner`s, the names of clients' keys.
-    """
-
-    grammar: Grammar
-    owner: str = ""
-
-
-@frozen
-class GrammarChecked(Message):
-    """The result of a check of a grammar; times are CPU times."""
-
-    refusal: str = ""  # a sentence for the client; empty: the grammar may be used
-    compile_s: float = 0.0
-    step_ms: float = 0.0  # the longest step of the walk
-    size: int = 0  # of the compiled grammar, in bytes
-
-
-@frozen
-class RunRank(Message):
-    """Run one rank of an engine that spans nodes, until the asker cancels or leaves; answered by one `RankStarted`.
-
-    `agreed` is what must be equal in the files of all of its nodes, as JSON by key: each node runs by its own file.
-    """
-
-    agreed: dict[str, str]
-    bootstrap_port: int | None = None  # of this life of a prefill, one of those that the configuration gives it
-
-
-@frozen
-class RankStarted(Message):
-    """The rank is being started, and every process of an earlier one has ended."""
 
 
 @frozen
@@ -387,11 +369,5 @@ KINDS = (
     Kind(9, FlushCache, result=Done),
     Kind(10, Done),
     Kind(20, Embedded),
-    Kind(27, RunRank, replies=(RankStarted,), result=Done, first=RankStarted),
-    Kind(28, RankStarted),
     Kind(29, Ping, result=Done),
-    Kind(30, CheckGrammar, result=GrammarChecked),
-    Kind(31, GrammarChecked),
-    Kind(36, GetMetrics, result=EngineMetrics),
-    Kind(37, EngineMetrics),
 )

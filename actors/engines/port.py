@@ -19,7 +19,8 @@ from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
 from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, Finished, Generate, Started, Tokens
+from protocol.messages import EngineInfo, EngineLoad, Finished, Generate, Started, Tokens
+from protocol.operations import EngineMetrics
 
 Generation: TypeAlias = Answer[Started | Tokens, Finished]
 """The tokens of one request: one `Started`, then `Tokens`, one unit of credit a token, and `Finished`."""

@@ -6,15 +6,15 @@ from math import isfinite
 
 from actors.engines.media_check import check_media
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
-from protocol.messages import EngineInfo, Generate, HandOff
+from protocol.messages import ROOM_MAX, EngineInfo, Generate, HandOff
 
-ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a sign
 PORT_MAX = 65535
 
 
 def check_request(request: Generate, info: EngineInfo) -> None:
     """Raise `BadRequest` for what an engine would die of or change in silence, `ContextTooLong` for a long request."""
     _check_tokens(request, info.vocabulary_size)
+    check_rank(request, info.ranks)
     wanted = request.sampling
     if not all(map(isfinite, wanted.logit_bias.values())):
         raise BadRequest("a logit_bias is not a finite number", param="logit_bias")
@@ -40,6 +40,12 @@ def check_request(request: Generate, info: EngineInfo) -> None:
             f" this engine holds {info.request_tokens_max}"
         )
     check_media(request, info)
+
+
+def check_rank(request: Generate, ranks: int) -> None:
+    """Raise `BadRequest` for a request to a rank that the engine does not have."""
+    if not 0 <= request.rank < ranks:
+        raise BadRequest(f"rank must be from 0 to {ranks - 1}, got {request.rank}", param="rank")
 
 
 def _check_tokens(request: Generate, vocabulary_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The slots of an engine, and the answer to one request in a slot: what decode and prefill have in common.
+"""The slots of one rank of an engine, and the answer to a request in a slot: what decode and prefill have in common.
 
 A slot is the right to have one request inside the engine. When the request ends, for whatever reason, it is aborted,
 and its slot stays taken until the engine itself confirms that it holds nothing of it any more: if a slot were given to
@@ -7,6 +7,7 @@ the next request too early, two requests would use the same memory.
 An engine may never confirm. The slot is then stuck: it is not used, and waited for. One stuck slot may be the fault of
 its request, so it costs that slot and no other stream. Several, or one in an engine that sends nothing to any request,
 are the fault of the engine: `EngineStuck` ends the actor, and the supervisor starts the engine and the actor again.
+Ranks have slots apart, so that one which stands still is not hidden by the replies of the others.
 
 An engine without requests has room for one *probe*, which is nobody's request and yields to any: a request that comes
 cancels it, and waits for its slot only if there is no other.
@@ -23,6 +24,7 @@ from math import inf
 import trio
 from attrs import define, field, frozen
 
+from actors.engines.kv_admission import KvAdmission
 from actors.engines.outcomes import log_outcome, report_outcome
 from actors.engines.port import Engine, Generation
 from actors.kit.calls import BugCounter, Call
@@ -88,10 +90,11 @@ async def generate(
     slots: Slots,
     bugs: BugCounter,
     on_begun: Callable[[], None] = _ignore,
+    on_released: Callable[[], None] = _ignore,
 ) -> None:
     """Answer one call in a slot that the caller has acquired; release the slot once the engine has.
 
-    `on_begun` is called at the first token, and again when the request has ended.
+    `on_begun` is called at the first token, and again when the request has ended; `on_released` with the slot.
     """
     slots.begin_request()
     pace = _Pace(slots.deadlines)
@@ -125,6 +128,7 @@ async def generate(
     if call.request.id in slots.stuck:
         await slots.wait_released(call.request.id)
     slots.end_request()
+    on_released()
 
 
 @define(eq=False)
@@ -137,7 +141,7 @@ class Probe:
 
 @define(eq=False)
 class Slots:
-    """The slots of one engine: how many are free, and which are stuck.
+    """The slots of one rank of an engine: how many are free, which are stuck, and what its KV memory has room for.
 
     Requests are taken from an inbox only while the engine is `in_service`.
     """
@@ -147,6 +151,8 @@ class Slots:
     deadlines: Deadlines
     observer: SlotObserver = field(factory=SlotObserver)
     in_service: Callable[[], bool] = _always
+    rank: int = 0
+    memory: KvAdmission = field(factory=KvAdmission)
     last_reply_at: float = -inf  # the last reply of the engine to any request
     stuck: dict[str, bool] = field(factory=dict)  # request ids of stuck slots; True if the engine was silent
     free: trio.Semaphore = field(init=False)

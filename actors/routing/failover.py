@@ -19,6 +19,7 @@ from actors.kit.groups import leaves
 from actors.routing.ports import Replies, Worker
 from actors.routing.route import Route
 from actors.routing.routing import Routing
+from protocol.cluster import engine_and_rank
 from protocol.errors import (
     ActorLost,
     DeadlineExceeded,
@@ -84,10 +85,17 @@ class Failover:
         elif isinstance(error, EngineRefused) and self._refusal is None:
             self._refusal = worker.full_name, error
         if isinstance(error, EngineLost):
-            self.crashed_names.add(worker.full_name)
+            self.crashed_names.update(self._ranks_of(worker.full_name))
         self.lost_names.add(worker.full_name)
         if isinstance(error, HandOffFailed):  # it is not known which of the two is at fault
             self.lost_names.update(route.names)
+
+    def _ranks_of(self, name: str) -> set[str]:
+        """Return the names of all ranks of a worker's engine, which are lost together."""
+        engine, _ = engine_and_rank(name)
+        if engine == name:
+            return {name}
+        return {name, *(other for other in self.routing.pool.expected() if engine_and_rank(other)[0] == engine)}
 
     def blame_refusing(self) -> None:
         """Count a refusal against the engine that refused this request, since another has begun to answer it."""
@@ -152,7 +160,7 @@ class Failover:
                     waiting.start_soon(replies.over.wait)
         for name, replies in self.left_legs:
             if not replies.over.is_set() or isinstance(replies.failure, EngineLost):
-                self.crashed_names.add(name)
+                self.crashed_names.update(self._ranks_of(name))
                 self._crashes += 1
         self.left_legs.clear()
 

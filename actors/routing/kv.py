@@ -23,9 +23,9 @@ from attrs import define, evolve, field, frozen
 from actors.routing.candidates import Candidates, Chance, Choice
 from actors.routing.expected_prefixes import ExpectedPrefixes
 from actors.routing.load import Load
-from actors.routing.prefix_index import BLOCKS_MAX, Match, PrefixIndex
+from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
 from actors.routing.session import SessionWorkers
-from protocol.cluster import Leg
+from protocol.cluster import RANK_MARK, Leg, engine_and_rank
 from protocol.messages import Generate, PromptBlocks
 from protocol.strict.checks import Within
 
@@ -91,10 +91,12 @@ class KvPolicy:
 
     def _compared(self, request: Generate, candidates: Candidates, prompt: _Prompt, session: str) -> list[Load]:
         """Return the candidates that are compared, some of them twice."""
-        names = [*prompt.holders(HOLDERS_MAX), *prompt.expected]
+        names = [*prompt.expected]
         if session:
             names += [name for leg in Leg if (name := self.sessions.get(leg, session)) is not None]
-        compared = [load for name in dict.fromkeys(names) if (load := candidates.find(name)) is not None]
+        found = (candidates.find(name) for name in dict.fromkeys(names))
+        holders = (_find_holder(candidates, *holder) for holder in prompt.holders(HOLDERS_MAX))
+        compared = [load for load in (*holders, *found) if load is not None]
         leading = candidates.leading(request)
         compared += leading
         left = LEADING_MAX - len(leading)
@@ -157,16 +159,23 @@ class _Prompt:
     def page_size(self) -> int:
         return max((blocks.page_size for blocks, _ in self.matches), default=1)
 
-    def holders(self, holders_max: int) -> list[str]:
-        return [name for _, match in self.matches for name, _ in match.longest(holders_max)]
+    def holders(self, holders_max: int) -> list[Holder]:
+        return [holder for _, match in self.matches for holder in match.longest(holders_max)]
 
     def overlap(self, worker: str) -> int:
         """Return the tokens that a worker's cache is expected to have of it when its turn comes."""
-        computing = self.expected.get(worker, 0)
+        computing, (engine, rank) = self.expected.get(worker, 0), engine_and_rank(worker)
         for blocks, match in self.matches:
-            if count := max(match.blocks(worker), computing // blocks.page_size):
+            if count := max(match.blocks(engine, rank), computing // blocks.page_size):
                 return min(count, self.reusable // blocks.page_size) * blocks.page_size
         return 0
+
+
+def _find_holder(candidates: Candidates, engine: str, rank: int) -> Load | None:
+    """Return the candidate that is a rank of an engine; the index does not know how many ranks there are."""
+    if not rank and (load := candidates.find(engine)) is not None:
+        return load
+    return candidates.find(f"{engine}{RANK_MARK}{rank}")
 
 
 def _kv_share(load: Load, request: Generate) -> float:

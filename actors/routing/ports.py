@@ -19,7 +19,10 @@ Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
 
 class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
-    """One worker of a model, of any node; its load counts a request from the turn in which it is asked."""
+    """One worker of a model, of any node; its load counts a request from the turn in which it is asked.
+
+    It is an engine, or one rank of it.
+    """
 
     @property
     def full_name(self) -> str:
@@ -32,6 +35,10 @@ class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
     @property
     def leg(self) -> Leg:
         """The part of a request that it computes."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of its engine, of which it is one."""
 
     @property
     def bootstrap(self) -> tuple[str, int] | None:

@@ -26,7 +26,7 @@ BLOCKS_MAX = 1_000_000
 TOUCHED_EVERY = 8  # matches of an index that is more than half full
 
 Holder: TypeAlias = tuple[str, int]
-"""The name of a worker, and the number of one of its ranks."""
+"""The name of an engine, and the number of one of its ranks."""
 
 
 @frozen

@@ -23,6 +23,7 @@ from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
 from actors.routing.routing import Routing
+from protocol.cluster import engine_and_rank
 from protocol.errors import AskerLeft, HandOffFailed, RequestError
 from protocol.messages import Finished, FinishReason, Generate, Rendezvous, Started, Tokens, Usage
 from protocol.trace import child_span
@@ -218,7 +219,11 @@ class RoutedRequest:
         if prefill.bootstrap is None:  # it was there when the prefill was chosen
             self._failover.lost_names.add(prefill.full_name)
             raise HandOffFailed(f"prefill {prefill.full_name} no longer announces where its rendezvous is")
-        return Rendezvous(self.routing.new_room(), *prefill.bootstrap)
+        room = self.routing.new_room()
+        if prefill.ranks > 1:
+            _, rank = engine_and_rank(prefill.full_name)
+            room = Rendezvous.room_of_rank(room, rank, prefill.ranks)
+        return Rendezvous(room, *prefill.bootstrap)
 
     @contextmanager
     def _watched(self, route: Route, worker: Worker) -> Iterator[None]:

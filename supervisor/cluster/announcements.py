@@ -107,9 +107,13 @@ class Announcer:
 
 
 def _offered(directory: Directory, node: str) -> list[LocalWorker]:
-    """Return the workers that are announced to a node that routes: encoders only to one that takes them."""
-    takes_encoders = directory.node(node).state.takes_encoders
-    return [worker for worker in directory.local.values() if takes_encoders or worker.leg is not Leg.ENCODE]
+    """Return the workers that are announced to a node that routes: encoders and ranks only to one that takes them."""
+    state = directory.node(node).state
+    return [
+        worker
+        for worker in directory.local.values()
+        if (state.takes_encoders or worker.leg is not Leg.ENCODE) and (state.takes_ranks or worker.ranks == 1)
+    ]
 
 
 def state_for(directory: Directory, node: str) -> NodeState:
@@ -138,6 +142,7 @@ def _own_state(directory: Directory, neighbours: tuple[Neighbour, ...]) -> NodeS
         tell_s=directory.announce_s,
         takes_encoders=True,
         watched=True,
+        takes_ranks=True,
     )
 
 

@@ -30,7 +30,7 @@ from protocol.kind import Message
 from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import GuardedWorker
+from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.config.schema import ClusterSection
 from supervisor.links import websocket
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask

@@ -94,8 +94,8 @@ class Directory:
             waiting.unpark_all()
 
     async def wait_worker_idle(self, name: str) -> None:
-        """Wait until one of this node's workers has no request."""
-        while self.local[name].busy:
+        """Wait until one of this node's engines has no request."""
+        while any(worker.busy for worker in self.local.values() if worker.engine_name == name):
             await self._idle.park()
 
     async def wait_idle(self) -> None:
@@ -126,10 +126,10 @@ class Directory:
             record.disconnect()
 
     def attach_services(self, services: Services) -> None:
-        """Give each of this node's workers the services that are asked for under its name."""
-        for (name, kind), service in services.items():
-            if name in self.local:
-                self.local[name].services[kind] = service
+        """Give each of this node's workers the services that are asked for under the name of its engine."""
+        for worker in self.local.values():
+            own = {kind: service for (name, kind), service in services.items() if name == worker.engine_name}
+            worker.services.update(own)
 
     def linked(self, node: str, link: Link) -> None:
         """Record the link over which a node can be asked, in place of another one."""
@@ -234,7 +234,7 @@ class Directory:
         A node that does not route learns this from nodes that do.
         """
         workers = sum(len(self.ranked(worker.model, leg)) for leg in worker.leg.substitutes)
-        if workers > (worker.engine.current is not None):
+        if workers > (worker.ranks if worker.engine.current is not None else 0):
             return True
         return any(worker.idle_offer.name in self.records[node].state.elsewhere for node in self._subscribers)
 
@@ -257,6 +257,10 @@ class Directory:
         yield from self.local.values()
         for record in self.records:
             yield from record.workers.values()
+
+    def engines(self) -> dict[str, AnyWorker]:
+        """Return one worker of each engine by the engine's name in the cluster: any rank reaches all of it."""
+        return {f"{worker.node}/{worker.engine_name}": worker for worker in self.all_workers()}
 
     def offers(self, model: str | None = None) -> list[Offer]:
         """Return the offers of all workers, or of those of one model, whether they can be asked or not."""
@@ -326,7 +330,12 @@ class Directory:
     def state(self) -> NodeState:
         """Return this node's whole state, for an operator."""
         offers = tuple(worker.offer for worker in self.local.values())
-        return NodeState(offers, self.neighbours(), self.draining, self.routes, takes_encoders=True, watched=True)
+        return NodeState(
+            *(offers, self.neighbours(), self.draining, self.routes),
+            takes_encoders=True,
+            watched=True,
+            takes_ranks=True,
+        )
 
     def neighbours(self) -> tuple[Neighbour, ...]:
         """Return this node, if it can be found, and those to which it has a link: the others shall be forgotten."""

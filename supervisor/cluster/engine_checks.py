@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.cluster import COUNT_MAX, Leg, Offer
+from protocol.cluster import COUNT_MAX, Leg, Offer, engine_and_rank
 from protocol.errors import PeerViolation
 from protocol.media import MediaForm, MediaInfo
 from protocol.messages import NO_PARTNER, EngineInfo, GrammarKind
@@ -19,6 +19,8 @@ def check_engine(offer: Offer) -> None:
         return
     if not _is_possible(offer.leg, engine):
         raise PeerViolation(f"offer {name} has an engine that cannot be")
+    if engine_and_rank(name)[1] >= engine.ranks:
+        raise PeerViolation(f"offer {name} is a rank of an engine with {engine.ranks}")
     if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
         raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
     if engine.bootstrap is not None and (engine.bootstrap[0] == NO_PARTNER or not 0 < engine.bootstrap[1] <= PORT_MAX):

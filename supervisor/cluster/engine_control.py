@@ -6,21 +6,23 @@ another node may be wrong: impossible loads are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias, TypeVar
 
 import trio
+from attrs import astuple
 
 from actors.engines.embedding_cache import EmbeddingCache
 from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Function
-from protocol.cluster import COUNT_MAX
+from protocol.cluster import COUNT_MAX, RANKS_MAX, rank_name
 from protocol.errors import DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
 from protocol.kind import Message
-from protocol.messages import Done, EngineLoad, FlushCache, GetLoad, GetMetrics
+from protocol.messages import Done, EngineLoad, FlushCache, GetLoad
+from protocol.operations import GetMetrics
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import AnyWorker
 from supervisor.links.serving import Services
@@ -38,13 +40,13 @@ Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
 """A function that takes the answer or the error of an engine, by its name in the cluster."""
 
 
-async def call_each(workers: Sequence[AnyWorker], request: Message, within_s: float, take: Take) -> None:
-    """Ask workers concurrently, each with a timeout of its own, and give each answer to `take` as soon as it is there.
+async def call_each(engines: Mapping[str, AnyWorker], request: Message, within_s: float, take: Take) -> None:
+    """Ask engines concurrently, each with a timeout of its own, and give each answer to `take` as soon as it is there.
 
     One that does not answer in time has failed with `DeadlineExceeded`.
     """
 
-    async def ask(worker: AnyWorker) -> None:
+    async def ask(name: str, worker: AnyWorker) -> None:
         answer: Message | RequestError | None
         try:
             with trio.fail_after(within_s):
@@ -53,22 +55,22 @@ async def call_each(workers: Sequence[AnyWorker], request: Message, within_s: fl
             answer = DeadlineExceeded(f"it did not answer within {within_s:g} s")
         except RequestError as error:
             answer = error
-        take(worker.full_name, answer)
+        take(name, answer)
 
     async with trio.open_nursery() as nursery:
-        for number, worker in enumerate(workers, start=1):
-            nursery.start_soon(ask, worker)
+        for number, (name, worker) in enumerate(engines.items(), start=1):
+            nursery.start_soon(ask, name, worker)
             if not number % ENGINES_A_TURN:
                 await trio.lowlevel.checkpoint()
 
 
 async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
-    """Return the load of each engine of this node by its name; one that does not answer in time is left out."""
+    """Return the load of each worker of this node by its name; one that does not answer in time is left out."""
     loads: dict[str, EngineLoad] = {}
 
     async def ask(name: str, engine: Engine | Encoder) -> None:
         with trio.move_on_after(LOADS_WITHIN_S), suppress(RequestError):
-            loads[name] = await engine.load()
+            loads.update(_by_worker(name, await engine.load()))
 
     async with trio.open_nursery() as nursery:
         for name, registration in engines.items():
@@ -78,9 +80,15 @@ async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
 
 
 async def cluster_loads(directory: Directory) -> dict[str, EngineLoad]:
-    """Return the load of each engine of the cluster by its name there; one that does not answer in time is left out."""
+    """Return the load of each worker of the cluster by its name there; one that does not answer in time is left out."""
     answers = await _ask_all(directory, GetLoad(), LOADS_WITHIN_S)
-    return {name: load for name, load in sorted(answers.items()) if isinstance(load, EngineLoad) and _is_possible(load)}
+    return {
+        worker: load
+        for name, answer in sorted(answers.items())
+        if isinstance(answer, EngineLoad)
+        for worker, load in _by_worker(name, answer)
+        if _is_possible(load)
+    }
 
 
 async def flush_caches(directory: Directory) -> None:
@@ -125,7 +133,7 @@ async def _ask_all(
 ) -> dict[str, Message | RequestError | None]:
     """Ask all engines concurrently, and return the answer or the error of each, by its name in the cluster."""
     answers: dict[str, Message | RequestError | None] = {}
-    await call_each(tuple(directory.all_workers()), request, within_s, answers.__setitem__)
+    await call_each(directory.engines(), request, within_s, answers.__setitem__)
     return answers
 
 
@@ -156,6 +164,15 @@ def _up(engine: E | None) -> E:
     if engine is None:
         raise NotReady("it is starting")
     return engine
+
+
+def _by_worker(engine: str, load: EngineLoad) -> Iterator[tuple[str, EngineLoad]]:
+    """Yield the loads of an engine's workers by their names: that of the engine, or those of its ranks."""
+    ranks = load.by_rank[:RANKS_MAX]
+    if not ranks:
+        yield engine, load
+    for number, rank in enumerate(ranks):
+        yield rank_name(engine, number, len(ranks)), EngineLoad(*astuple(rank))
 
 
 def _is_possible(load: EngineLoad) -> bool:

@@ -14,7 +14,7 @@ from attrs import Factory, define
 from actors.engines.port import Engine
 from protocol.errors import RequestError
 from protocol.kind import Message
-from protocol.messages import METRICS_BYTES_MAX, EngineMetrics, GetMetrics
+from protocol.operations import METRICS_BYTES_MAX, EngineMetrics, GetMetrics
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_control import ENGINES_A_TURN, Engines, call_each
 from supervisor.cluster.workers import AnyWorker
@@ -67,11 +67,11 @@ async def local_metrics(engines: Engines, bytes_max: int = TEXTS_BYTES_MAX) -> B
 async def cluster_metrics(directory: Directory, bytes_max: int = TEXTS_BYTES_MAX) -> ByEngine:
     """Return the metrics of each engine of the cluster that has some; those that do not answer in time are left out."""
     texts = _Texts(bytes_max)
-    workers: list[AnyWorker] = []
-    for number, worker in enumerate(tuple(directory.all_workers()), start=1):
+    engines: dict[str, AnyWorker] = {}
+    for number, (name, worker) in enumerate(directory.engines().items(), start=1):
         if (info := worker.info) is not None and info.metrics:
-            workers.append(worker)
+            engines[name] = worker
         if not number % ENGINES_A_TURN:
             await trio.lowlevel.checkpoint()
-    await call_each(workers, GetMetrics(), METRICS_WITHIN_S, texts.add)
+    await call_each(engines, GetMetrics(), METRICS_WITHIN_S, texts.add)
     return texts.kept

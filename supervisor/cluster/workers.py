@@ -1,9 +1,11 @@
 """Workers: where the calls for one engine go, be it an engine of this node or at the other end of a link.
 
-A router asks all of them alike. `LocalWorker` hands requests to an engine of this node, `RemoteWorker` sends them over
-the link to another node, and `GuardedWorker` is a local worker as other nodes ask it: they may be wrong, so it checks
-what could harm other requests. A request counts in its worker's load from the turn in which it is asked until it has
-ended, at both ends of a link: a router that asks twice in one turn must see its own first request.
+A router asks all of them alike. `LocalWorker` hands requests to an engine of this node, and `RemoteWorker` sends them
+over the link to another node. An engine with several data-parallel ranks is as many workers, which share its inbox and
+its life: each has a load of its own, and tells the engine by `Generate.rank` which of them a request is for.
+
+A request counts in its worker's load from the turn in which it is asked until it has ended, at both ends of a link: a
+router that asks twice in one turn must see its own first request.
 
 `ask` is for what occupies the worker: an `Encode` if that is an encoder, else a `Generate`. `call` reaches everything
 else that the worker's node serves under its name (its load, its prefix cache, a grammar check): any message with a row
@@ -14,7 +16,6 @@ None of them knows the directory: they report to a `SiblingDirectory`, and ask i
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TypeAlias, cast, overload
@@ -27,12 +28,12 @@ from actors.kit.calls import Address, Answer, Askable
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.load import Load
-from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad
+from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad, engine_and_rank
 from protocol.cost import encoding_tokens, generation_tokens
-from protocol.errors import ActorLost, BadRequest, LinkLost, NotReady
+from protocol.errors import ActorLost, LinkLost, NotReady
 from protocol.kind import Message
 from protocol.media import Encode, Encoded
-from protocol.messages import REQUEST_ID_LENGTH, EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
@@ -49,8 +50,6 @@ AnyAddress: TypeAlias = Askable[Message, Message, Message]
 
 WorkAddress: TypeAlias = Address[Generate, Started | Tokens, Finished] | Address[Encode, Encoded, Encoded]
 WorkInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished] | PriorityInbox[Encode, Encoded, Encoded]
-
-REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 
 
 class SiblingDirectory(Protocol):
@@ -84,9 +83,16 @@ def _tokens(request: Work) -> tuple[int, int]:
     return max(1, uncached), generation_tokens(request)
 
 
+def _of_rank(request: Work, rank: int) -> Work:
+    """Return a request as one for a rank."""
+    if isinstance(request, Encode) or request.rank == rank:
+        return request
+    return evolve(request, rank=rank)
+
+
 @define(eq=False)
 class LocalWorker:
-    """A worker of this node."""
+    """A worker of this node: an engine, or one rank of it."""
 
     node: str
     idle_offer: Offer  # its offer while it has no request
@@ -95,11 +101,17 @@ class LocalWorker:
     inbox: WorkInbox
     directory: SiblingDirectory
     services: dict[type[Message], Service] = field(factory=dict)  # for `call`
+    ranks: int = 1  # of its engine, of which it is one
     busy: int = 0
     tokens: int = 0
     asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # by other node, its requests and their tokens
     pending: PendingPrefill = field(factory=PendingPrefill)  # of requests of this node
     queued_by: dict[str, PendingPrefill] = field(factory=dict)  # the same of each other node
+    engine_name: str = field(init=False)  # on its node
+    rank: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.engine_name, self.rank = engine_and_rank(self.idle_offer.name)
 
     @property
     def name(self) -> str:
@@ -198,7 +210,8 @@ class LocalWorker:
         wait for a restart.
         """
         if self.engine.current is None and self.directory.has_sibling(self):
-            raise NotReady(f"engine {self.name} is starting")
+            raise NotReady(f"engine {self.engine_name} is starting")
+        request = _of_rank(request, self.rank)
         first, tokens = _tokens(request)
         pending = self.pending if asker is None else self.queued_by.setdefault(asker, PendingPrefill())
         pending.add(request.id, first)
@@ -220,7 +233,7 @@ class LocalWorker:
     def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
         """Ask for a stream that its node serves under its name; raises `NotReady` if it does not."""
         if (service := self.services.get(type(request))) is None:
-            raise NotReady(f"engine {self.name} serves no {type(request).__name__}")
+            raise NotReady(f"engine {self.engine_name} serves no {type(request).__name__}")
         return service.ask(request, credit)
 
     def begun(self, request_id: str) -> None:
@@ -229,7 +242,7 @@ class LocalWorker:
             self.directory.prefill_done(self)
 
     def computed(self, request_id: str) -> None:
-        """Record that the prompt of a request, of whichever node, has been computed."""
+        """Record that the prompt of one of its requests, of whichever node, has been computed."""
         for asker, pending in self.queued_by.items():
             if pending.discard(request_id):
                 self.directory.load_changed(self, asker)
@@ -238,7 +251,7 @@ class LocalWorker:
     def reroute_queued(self) -> None:
         """Fail what waits in the inbox, if a sibling can serve it."""
         if self.directory.has_sibling(self):
-            self.inbox.turn_away(ActorLost(f"the engine {self.name} is gone"))
+            self.inbox.turn_away(ActorLost(f"the engine {self.engine_name} is gone"))
 
     def _count(self, asker: str | None, requests: int, tokens: int) -> None:
         self.busy += requests
@@ -248,35 +261,6 @@ class LocalWorker:
             if requests_before + requests:
                 self.asked_by[asker] = requests_before + requests, tokens_before + tokens
         self.directory.load_changed(self, asker)
-
-
-@define(eq=False)
-class GuardedWorker:
-    """A local worker as one other node asks it; it refuses what could harm the requests of others."""
-
-    worker: LocalWorker
-    asker: str | None = None  # the other node
-    _ids: set[str] = field(factory=set)
-
-    def for_node(self, asker: str) -> GuardedWorker:
-        """Return the same worker as one other node asks it."""
-        return evolve(self, asker=asker)
-
-    @asynccontextmanager
-    async def ask(self, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
-        """Ask as `LocalWorker.ask` does; raises `BadRequest` for a malformed or used id, and for too little credit."""
-        if REQUEST_ID.fullmatch(request.id) is None:
-            raise BadRequest("a request's id is 32 hexadecimal digits")
-        if request.id in self._ids:
-            raise BadRequest(f"the request {request.id} is being answered already")
-        if isinstance(request, Generate) and credit < request.sampling.tokens_max:
-            raise BadRequest(f"credit for {credit} tokens, where {request.sampling.tokens_max} are asked for")
-        self._ids.add(request.id)
-        try:
-            async with self.worker.ask_for(self.asker, request, credit) as replies:
-                yield replies
-        finally:
-            self._ids.discard(request.id)
 
 
 @define(eq=False)
@@ -291,6 +275,11 @@ class RemoteWorker:
     tokens: int = 0  # of those requests
     pending: PendingPrefill = field(factory=PendingPrefill)  # of those requests
     queued_by_others: int = 0  # the tokens of prompts that wait there, as its node announced them last
+    engine_name: str = field(init=False)  # on its node
+    rank: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.engine_name, self.rank = engine_and_rank(self.offer.name)
 
     @property
     def name(self) -> str:
@@ -316,6 +305,12 @@ class RemoteWorker:
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous, if it is a prefill."""
         return None if self.offer.engine is None else self.offer.engine.bootstrap
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of its engine, of which it is one."""
+        is_rank = self.engine_name != self.offer.name
+        return self.offer.engine.ranks if is_rank and self.offer.engine is not None else 1
 
     @property
     def info(self) -> EngineInfo | None:
@@ -360,12 +355,12 @@ class RemoteWorker:
 
     @asynccontextmanager
     async def _ask(self, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
-        link = self._link()
+        link, request = self._link(), _of_rank(request, self.rank)
         first, tokens = _tokens(request)
         self.pending.add(request.id, first)
         self._count(1, tokens)
         try:
-            async with link.ask(request, credit, self.name) as replies:
+            async with link.ask(request, credit, self.engine_name) as replies:
                 yield cast("AnyReplies", replies)  # by the row of the request, which the link has checked
         finally:
             self.pending.discard(request.id)
@@ -378,7 +373,7 @@ class RemoteWorker:
 
     def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
         """Ask for a stream that its node serves under its name; raises `LinkLost` if there is no link to it."""
-        return self._link().ask(request, credit, self.name)
+        return self._link().ask(request, credit, self.engine_name)
 
     def begun(self, request_id: str) -> None:
         """Record that the first token of a request has come, so that its prompt is no longer pending."""

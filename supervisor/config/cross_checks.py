@@ -28,6 +28,8 @@ TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers")
 TREE_PREFIXES = ("prefixes-", "processor-", "router-")
 TOKEN_KEYS = (
     *(
+        "data_parallel",
+        "admission",
         "kv_tokens_max",
         "context_max",
         "page_size",
@@ -216,7 +218,7 @@ def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
         yield from _certificate_name_mistakes(cluster)
     slots, gateways = Counter[str](), {*cluster.gateway_nodes}
     for engine in cluster.engine.values():
-        slots[engine.node] += engine.slots
+        slots[engine.node] += engine.slots * engine.data_parallel
     for name in cluster.node:
         if (len(gateways) > 1 or name not in gateways) and slots[name] > section.streams_max:
             yield Mistake(

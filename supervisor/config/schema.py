@@ -31,6 +31,7 @@ from supervisor.config.pools import POOLS_MAX, GridSections, PoolName, PoolSecti
 from supervisor.links.endpoint import Endpoint
 from supervisor.processes.process import Ladder
 
+DATA_PARALLEL_MAX = 128
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -184,12 +185,15 @@ class EngineSection:
     node: NodeName = "main"
     kind: str = DEFAULT_KIND
     leg: Literal["both", "prefill", "decode", "encode"] = "both"
-    slots: Count = 16
-    kv_tokens_max: Count = 0  # needed, but for an encoder
+    data_parallel: Annotated[int, Within(at_least=1, at_most=DATA_PARALLEL_MAX)] = 1  # ranks that a router chooses from
+    slots: Count = 16  # of each rank
+    kv_tokens_max: Count = 0  # of each rank; needed, but for an encoder
     context_max: Count | None = None
     page_size: Count = 16
     prefill_chunk: Count | None = None  # the most prompt tokens of one request in an engine step
-    pending_prefill_tokens_max: Count | None = None  # of its prompts without a first token; None: two chunks
+    pending_prefill_tokens_max: Count | None = None  # of a rank's prompts without a first token; None: two chunks
+    # What a request waits for: a slot alone, or KV memory for it as well. None: memory if there are several ranks.
+    admission: Literal["slots", "memory"] | None = None
     start_within_s: Seconds = 120.0
     silent_s: Seconds = 10.0  # after which a process that neither answers nor computes is killed
     deadlines: Deadlines = Deadlines()
@@ -228,6 +232,11 @@ class EngineSection:
         if self.leg in {"decode", "encode"}:
             return 0
         return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or self.prefill_chunk_default)
+
+    @property
+    def admits_by_memory(self) -> bool:
+        """Whether a request waits until its rank has the KV memory that it may come to need."""
+        return self.data_parallel > 1 if self.admission is None else self.admission == "memory"
 
     @property
     def ports(self) -> Mapping[str, range]:

@@ -8,7 +8,7 @@ of one engine is no other's. Nothing here may depend on the kind of an engine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -21,15 +21,16 @@ from actors.encoder import encoder
 from actors.engines.embedding_cache import EmbeddingCache
 from actors.engines.encoder_limits import EncoderObserver
 from actors.engines.encoder_port import Encoder
+from actors.engines.kv_admission import KvAdmission
 from actors.engines.port import Engine
 from actors.engines.slots import SlotObserver, Slots
 from actors.kit.calls import Function
 from actors.prefill import prefill
 from actors.text.model import TextModel
-from protocol.cluster import Leg, Offer
+from protocol.cluster import Leg, Offer, rank_name
 from protocol.errors import StartFailed
-from protocol.messages import CheckGrammar
 from protocol.model_folder import mismatch
+from protocol.operations import CheckGrammar
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import EngineSection
 from supervisor.engines.grammar_checks import accept_grammar
@@ -57,11 +58,14 @@ class NodeEngines:
     published: Mapping[str, RetriedChild]  # by the name of the child that comes and goes
 
 
-def offer(name: str, section: EngineSection) -> Offer:
-    """Return the offer of an engine that is not up yet, as other nodes get it."""
-    pending_max = section.pending_prefill_max
-    leg, slots = Leg(section.leg), section.slots
-    return Offer(name, section.model, leg, slots, up=False, pending_prefill_tokens_max=pending_max)
+def offers_of(name: str, section: EngineSection) -> list[Offer]:
+    """Return the offers of an engine that is not up yet, one for each of its ranks, as other nodes get them."""
+    pending_max, ranks = section.pending_prefill_max, section.data_parallel
+    about = section.model, Leg(section.leg), section.slots
+    return [
+        Offer(rank_name(name, rank, ranks), *about, up=False, pending_prefill_tokens_max=pending_max)
+        for rank in range(ranks)
+    ]
 
 
 def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEngines:
@@ -97,28 +101,36 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
 
 def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
     directory, section = context.directory, context.cluster.engine[name]
-    slots: Registration[Slots] = Registration()
-    address, inbox = request_inbox(context.cluster.model[section.model].queue_max)
+    slots: Registration[tuple[Slots, ...]] = Registration()
+    ranks = section.data_parallel
+    queue_max = context.cluster.model[section.model].queue_max
+    address, inbox = request_inbox(queue_max) if ranks == 1 else request_inbox(queue_max, lambda request: request.rank)
 
     def on_change() -> None:
         directory.notify()
         inbox.recheck()  # requests that wait until the engine is in service again
-        if not registration.in_service and slots.live is not None:
-            slots.live.cancel_probe("the engine is out of service")
+        if not registration.in_service:
+            for each in slots.live or ():
+                each.cancel_probe("the engine is out of service")
 
     registration: Registration[Engine] = Registration(on_change)
-    local_worker = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
-    directory.local[name] = local_worker
+    workers = [
+        LocalWorker(context.node, offer, address, registration, inbox, directory, ranks=ranks)
+        for offer in offers_of(name, section)
+    ]
+    directory.local.update({each.name: each for each in workers})
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
-    moves = directory.reroute_queued, local_worker.reroute_queued
-    return LocalEngine(name, section, registration, inbox, *moves, text, digest, slots, local_worker.computed)
+    moves = directory.reroute_queued, workers[0].reroute_queued  # all of them have one inbox
+    on_begun = tuple(each.computed for each in workers)
+    return LocalEngine(name, section, registration, inbox, *moves, text, digest, slots, on_begun)
 
 
 def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEncoder:
     directory, section = context.directory, context.cluster.engine[name]
     registration: Registration[Encoder] = Registration(directory.notify)
     address, inbox = encode_inbox(context.cluster.model[section.model].queue_max)
-    local_worker = LocalWorker(context.node, offer(name, section), address, registration, inbox, directory)
+    (offer,) = offers_of(name, section)
+    local_worker = LocalWorker(context.node, offer, address, registration, inbox, directory)
     directory.local[name] = local_worker
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
     return LocalEncoder(
@@ -127,40 +139,48 @@ def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextMode
 
 
 def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tree:
-    """Return an engine, the actor that gives it requests, and its canary."""
-    section = local.section
+    """Return an engine, the actor that gives it requests, and a canary for each of its ranks."""
+    section, names = local.section, [offer.name for offer in offers_of(local.name, local.section)]
     pending_max = section.pending_prefill_max
-    canary_child = _canary(context, local)
+    observers = [
+        SlotMetrics(context.runtime.metrics, f"{section.node}/{name}", on_begun)
+        for name, on_begun in zip(names, local.on_begun, strict=True)
+    ]
     return _tree(
         local,
         engine,
         Child(
             name="prefill" if section.leg == "prefill" else "decode",
             run=run_prefill if section.leg == "prefill" else run_decode,
-            args=(local, SlotMetrics(context.runtime.metrics, f"{section.node}/{local.name}", local.on_begun)),
+            args=(local, observers),
             stop_within_s=section.deadlines.release_s + 1.0,
-            about="one slot a prompt" if section.leg == "prefill" else "one slot a request",
+            about=f"one slot a {'prompt' if section.leg == 'prefill' else 'request'}{_of_ranks(section)}",
             limits=(
+                *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),
                 *((key.replace("_", " "), value) for key, value in asdict(section.deadlines).items()),
                 *((("pending prefill tokens", pending_max),) if pending_max else ()),
+                *((("KV tokens admitted", section.kv_tokens_max),) if section.admits_by_memory else ()),
             ),
         ),
-        *(() if canary_child is None else (canary_child,)),
+        *(_canary(context, local, rank) for rank in range(section.data_parallel) if section.canary.enabled),
     )
 
 
-def _canary(context: NodeContext, local: LocalEngine) -> Child | None:
-    """Return the child that watches an engine while it is idle, None if the file switches it off."""
+def _of_ranks(section: EngineSection) -> str:
+    return ", of each rank" if section.data_parallel > 1 else ""
+
+
+def _canary(context: NodeContext, local: LocalEngine, rank: int) -> Child:
+    """Return the child that watches a rank of an engine while it is idle."""
     section, runtime = local.section, context.runtime
-    if not section.canary.enabled:
-        return None
     observer = CanaryMetrics(runtime.metrics, f"{section.node}/{local.name}")
+    has_one = section.data_parallel == 1
     return Child(
-        name="canary",
+        name="canary" if has_one else f"canary-{rank}",
         run=run_canary,
-        args=(local, runtime.new_id, runtime.new_room, observer),
+        args=(local, rank, runtime.new_id, runtime.new_room, observer),
         stop_within_s=section.deadlines.release_s + 1.0,
-        about="asks the idle engine for a token",
+        about=f"asks {'the idle engine' if has_one else f'rank {rank}, while idle,'} for a token",
         limits=(("after s", section.canary.after_s), ("within s", section.canary.within_s)),
     )
 
@@ -196,42 +216,51 @@ def _tree(local: LocalEngine | LocalEncoder, engine: EngineChild, *actors: Child
 
 
 async def run_decode(  # noqa: ASYNC128  # decode calls started()
-    local: LocalEngine, observer: SlotObserver, *, task_status: trio.TaskStatus[None]
+    local: LocalEngine, observers: Sequence[SlotObserver], *, task_status: trio.TaskStatus[None]
 ) -> None:
-    """Run `decode` with an engine, from when that is up."""
-    async with _slots(local, observer) as slots:
-        await decode(local.inbox, slots, local.section.pending_prefill_max, task_status=task_status)
+    """Run `decode` with an engine, from when that is up; each rank has an observer."""
+    async with _slots(local, observers) as ranks:
+        await decode(local.inbox, ranks, local.section.pending_prefill_max, task_status=task_status)
 
 
 async def run_prefill(  # noqa: ASYNC128  # prefill calls started()
-    local: LocalEngine, observer: SlotObserver, *, task_status: trio.TaskStatus[None]
+    local: LocalEngine, observers: Sequence[SlotObserver], *, task_status: trio.TaskStatus[None]
 ) -> None:
-    """Run `prefill` with an engine, from when that is up."""
-    async with _slots(local, observer) as slots:
-        await prefill(local.inbox, slots, task_status=task_status)
+    """Run `prefill` with an engine, from when that is up; each rank has an observer."""
+    async with _slots(local, observers) as ranks:
+        await prefill(local.inbox, ranks, task_status=task_status)
 
 
 async def run_canary(  # noqa: ASYNC128  # canary calls started()
     local: LocalEngine,
+    rank: int,
     new_id: Callable[[], str],
     new_room: Callable[[], int],
     observer: CanaryObserver,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Run `canary` with the slots of an engine, from when it has them."""
-    slots = await local.slots.wait()
-    await canary(slots, local.section.canary, new_id, new_room, observer, task_status=task_status)
+    """Run `canary` with the slots of one rank of an engine, from when it has them."""
+    ranks = await local.slots.wait()
+    await canary(ranks[rank], local.section.canary, new_id, new_room, observer, task_status=task_status)
 
 
 @asynccontextmanager
-async def _slots(local: LocalEngine, observer: SlotObserver) -> AsyncIterator[Slots]:
-    """Wait until an engine is up, and publish its slots."""
+async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> AsyncIterator[tuple[Slots, ...]]:
+    """Wait until an engine is up, and publish the slots of its ranks; raises `StartFailed` if it has other ranks."""
     section = local.section
     async with _up(local, local.registration) as engine:
-        slots = Slots(engine, section.slots, section.deadlines, observer, lambda: local.registration.in_service)
-        with local.slots.publish(slots):
-            yield slots
+        if engine.info.ranks != section.data_parallel:
+            raise StartFailed(f"engine {local.name} has {engine.info.ranks} ranks, not {section.data_parallel}")
+        ranks = tuple(
+            Slots(
+                *(engine, section.slots, section.deadlines, observer, lambda: local.registration.in_service, rank),
+                KvAdmission.of(engine.info, Leg(section.leg)) if section.admits_by_memory else KvAdmission(),
+            )
+            for rank, observer in enumerate(observers)
+        )
+        with local.slots.publish(ranks):
+            yield ranks
 
 
 async def run_encoder(  # noqa: ASYNC128  # encoder calls started()

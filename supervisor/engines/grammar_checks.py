@@ -20,7 +20,8 @@ from protocol.cluster import Leg
 from protocol.errors import ActorLost, BadRequest, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
 from protocol.grammars import find_mistake
 from protocol.kind import Message
-from protocol.messages import CheckGrammar, Grammar, GrammarChecked
+from protocol.messages import Grammar
+from protocol.operations import CheckGrammar, GrammarChecked
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import AnyWorker
 

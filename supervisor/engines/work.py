@@ -71,11 +71,11 @@ def _ignore(_: str) -> None:
 class LocalEngine(_Local[Engine, RequestInbox]):
     """One engine that this node is to run: its section, its inbox, and where it is published.
 
-    `on_begun` is called with the id of each request whose prompt has been computed.
+    `on_begun` has a function for each rank, which is called with the id of each request whose prompt has been computed.
     """
 
-    slots: Registration[Slots] = field(factory=Registration)  # of its present life
-    on_begun: Callable[[str], None] = _ignore
+    slots: Registration[tuple[Slots, ...]] = field(factory=Registration)  # of its present life, by rank
+    on_begun: tuple[Callable[[str], None], ...] = (_ignore,)
 
 
 @frozen

@@ -28,7 +28,8 @@ from protocol.errors import (
 from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Item, Step
 from protocol.kind import Message
 from protocol.media import Encode, Encoded, MediaItem
-from protocol.messages import Finished, Generate, GrammarChecked, Started, Tokens
+from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.operations import GrammarChecked
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ from typing import cast
 
 from protocol.cluster import Leg
 from protocol.greeting import Incarnation
-from protocol.kind import Message
 from protocol.media import Encode
 from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.mesh import Mesh
-from supervisor.cluster.workers import AnyAddress, GuardedWorker
+from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import Cluster
-from supervisor.engines.children import offer
-from supervisor.links.serving import Services
+from supervisor.engines.children import offers_of
+from supervisor.links.serving import Service, Services
 from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
@@ -30,22 +30,18 @@ def make_mesh(
     node = directory.name
     section = cluster.node[node]
     for name in (other for other in cluster.node if other != node):
-        offers = [offer(key, engine) for key, engine in cluster.engines_on(name).items()]
+        offers = [each for key, engine in cluster.engines_on(name).items() for each in offers_of(key, engine)]
         address = cluster.node[name].dial_address
         routes = name in cluster.gateway_nodes
         directory.configure(name, None if address is None else str(address), offers, routes=routes)
     join = cluster.cluster.join
     if section.listen is None and len(cluster.node) == 1 and not join:
         return None
-    workers: dict[tuple[str, type[Message]], AnyAddress] = {
-        (name, Encode if worker.leg is Leg.ENCODE else Generate): cast("AnyAddress", GuardedWorker(worker))
-        for name, worker in directory.local.items()
-    }
     return Mesh(
         name=node,
         section=cluster.cluster,
         directory=directory,
-        services={**workers, **services},
+        services={**_workers(directory), **services},
         listen=section.listen,
         host=section.host,
         secret=credentials.secret,
@@ -56,6 +52,19 @@ def make_mesh(
         incarnation=Incarnation(run, int(runtime.now())),
         join=join,
     )
+
+
+def _workers(directory: Directory) -> Services:
+    """Return the engines of a node as others ask them, by their names."""
+    by_engine: dict[str, list[LocalWorker]] = {}
+    for worker in directory.local.values():
+        by_engine.setdefault(worker.engine_name, []).append(worker)
+    return {
+        (name, Encode if first.leg is Leg.ENCODE else Generate): cast(
+            "Service", GuardedWorker(first, others=tuple(others))
+        )
+        for name, (first, *others) in by_engine.items()
+    }
 
 
 def mesh_child(mesh: Mesh) -> Child:

@@ -49,7 +49,9 @@ def make_monitoring(
     host = listen.host
     is_unready: Callable[[], str | None]
     if gateway is None:
-        engines: engine_control.Engines = {worker.full_name: worker.engine for worker in directory.local.values()}
+        engines: engine_control.Engines = {
+            f"{worker.node}/{worker.engine_name}": worker.engine for worker in directory.local.values()
+        }
         is_unready = partial(unready, cluster, directory)
         text: Callable[[], Awaitable[bytes]] = partial(local_metrics_text, engines, runtime.metrics)
     else:
@@ -95,9 +97,9 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
         return "the node drains"
     if (conflict := directory.name_conflict) is not None:
         return conflict
-    for name, worker in directory.local.items():
+    for worker in directory.local.values():
         if worker.engine.current is None:
-            return f"engine {name} {worker.engine.status_text}"
+            return f"engine {worker.engine_name} {worker.engine.status_text}"
     gateways = cluster.gateway_nodes
     if any(directory.node(name).link is not None for name in gateways):
         return None

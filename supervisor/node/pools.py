@@ -9,7 +9,7 @@ import msgspec
 from attrs import define, field
 
 from actors.routing.service_levels import LegPools, ServiceLevels
-from protocol.cluster import Leg, PoolState
+from protocol.cluster import Leg, PoolState, rank_name
 from supervisor.cluster.directory import Directory
 from supervisor.config.pool_checks import leg_of
 from supervisor.config.pools import AxisKeys, grid
@@ -27,13 +27,20 @@ def service_levels(cluster: Cluster, model: str) -> ServiceLevels:
     for leg, of_leg in section.grid.by_leg.items():
         pools = {name: pool for name, pool in cluster.pool.items() if leg_of(cluster, name) == (model, leg)}
         workers = {
-            name: frozenset(f"{cluster.engine[engine].node}/{engine}" for engine in pool.engines)
+            name: frozenset(worker for engine in pool.engines for worker in _worker_names(cluster, engine))
             for name, pool in pools.items()
         }
         target_ms = section.itl_target_ms if leg == "decode" else section.ttft_target_ms
         priorities = {name: pool.priority for name, pool in pools.items()}
         legs[Leg(leg)] = LegPools(grid(of_leg), workers, priorities, target_ms)
     return ServiceLevels(legs)
+
+
+def _worker_names(cluster: Cluster, engine: str) -> Iterator[str]:
+    """Yield the names in the cluster of an engine's ranks."""
+    section = cluster.engine[engine]
+    for rank in range(section.data_parallel):
+        yield f"{section.node}/{rank_name(engine, rank, section.data_parallel)}"
 
 
 @define(eq=False)

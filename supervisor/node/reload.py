@@ -24,7 +24,7 @@ from protocol.errors import InternalError, StartFailed
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
 from supervisor.config.schema import Cluster, NodeSection
-from supervisor.engines.children import offer
+from supervisor.engines.children import offers_of
 from supervisor.files.reading import FileReader
 from supervisor.gateway import client_keys
 from supervisor.gateway.gateway import Gateway
@@ -326,7 +326,7 @@ class Reloader:
             return None
         if section.listen is None and change.old is not None:  # an address, once known, stays known
             return False
-        offers = [offer(key, engine) for key, engine in new.engines_on(name).items()]
+        offers = [each for key, engine in new.engines_on(name).items() for each in offers_of(key, engine)]
         address = section.dial_address
         routes = name in new.gateway_nodes
         assembly.directory.configure(name, None if address is None else str(address), offers, routes=routes)

@@ -101,7 +101,7 @@ async def watched(
         try:
             with system.scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(decode, inbox, system.slots)
+                    nursery.start_soon(decode, inbox, [system.slots])
                     new_id = lambda: f"c{next(numbers)}"  # noqa: E731
                     nursery.start_soon(canary, system.slots, limits, new_id, numbers.__next__, system.observer)
         except* (EngineStuck, EngineDied) as group:

@@ -56,7 +56,7 @@ async def working(
     async with trio.open_nursery() as engines:
         engines.start_soon(engine.run)
         async with trio.open_nursery() as actors:
-            await actors.start(decode, inbox, Slots(engine, slots, deadlines or Deadlines()))
+            await actors.start(decode, inbox, [Slots(engine, slots, deadlines or Deadlines())])
             yield Worker(address, engine, actors.cancel_scope)
             actors.cancel_scope.cancel()
         engines.cancel_scope.cancel()

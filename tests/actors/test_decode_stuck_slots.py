@@ -148,7 +148,7 @@ async def test_an_observer_gets_the_number_of_stuck_slots(autojump_clock: MockCl
     engine, (address, inbox) = Hanging("a", "b"), priority_inbox(2, lambda _: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)
-        await nursery.start(decode, inbox, Slots(engine, 8, DEADLINES, RecordingObserver()))
+        await nursery.start(decode, inbox, [Slots(engine, 8, DEADLINES, RecordingObserver())])
         for name in "ab":
             with trio.move_on_after(1):
                 async with address.ask(wanted_of(name), 3) as replies:
@@ -177,7 +177,7 @@ class Hung(ActorWorker):
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(engine.run)
-                    await decode(inbox, Slots(engine, 8, DEADLINES))
+                    await decode(inbox, [Slots(engine, 8, DEADLINES)])
             except* (EngineStuck, EngineDied):
                 self.killed += 1
 

@@ -48,8 +48,8 @@ async def pair(*, slots: int = 2, decode_memory: int = 4096) -> AsyncIterator[Pa
     ):
         to_prefill, prompts = priority_inbox(8, lambda request: request.priority)
         to_decode, requests = priority_inbox(8, lambda request: request.priority)
-        await actors.start(prefill, prompts, Slots(first, slots, Deadlines()))
-        await actors.start(decode, requests, Slots(second, 4, Deadlines()))
+        await actors.start(prefill, prompts, [Slots(first, slots, Deadlines())])
+        await actors.start(decode, requests, [Slots(second, 4, Deadlines())])
         yield Pair(to_prefill, to_decode, first)
         actors.cancel_scope.cancel()
 

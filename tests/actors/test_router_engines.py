@@ -39,7 +39,7 @@ async def over_engines(*legs: Leg) -> AsyncIterator[RouterRig]:
 
         async def act(inbox: AnyPriorityInbox, engine: SimulatedEngine, name: str) -> None:
             try:
-                await decode(inbox, Slots(engine, engine.info.running_max, Deadlines()))
+                await decode(inbox, [Slots(engine, engine.info.running_max, Deadlines())])
             except* EngineDied:
                 rig.pool.change(name, *rig.pool.gone)
             while True:  # nobody starts it again here, so whoever waits in the inbox is told

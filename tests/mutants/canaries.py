@@ -18,7 +18,11 @@ BUGS: Bugs = {
         Bug("canaries share a cache", "cache_salt=salt,", 'cache_salt="canary",'),
         Bug("canaries share the cache of others", "        cache_salt=salt,\n", ""),
         Bug("a decode computes nothing for its canary", "2 if is_decode else 1", "1"),
-        Bug("a canary of a leg looks for the other", "Rendezvous.without_partner(room)", 'Rendezvous(room, "x", 1)'),
+        Bug(
+            "a canary of a leg looks for the other",
+            "Rendezvous.without_partner(Rendezvous.room_of_rank(room, rank, info.ranks))",
+            'Rendezvous(room, "x", 1)',
+        ),
         Bug("a process that was stopped blames the engine", "WAITS = 4", "WAITS = 1"),
         Bug("a canary comes without an end", "since + after_s\n", "now\n"),
         Bug(
@@ -53,13 +57,13 @@ BUGS: Bugs = {
             "        self.free",
         ),
     ),
-    "actors/decode.py": (Bug("an engine out of service gets requests", "slots.in_service() and pending", "pending"),),
+    "actors/decode.py": (Bug("an engine out of service gets requests", " and slots.in_service()\n", "\n"),),
     "supervisor/engines/children.py": (
         Bug("requests wait for ever after an engine was out of service", "        inbox.recheck()", "        pass"),
         Bug(
             "a canary goes on when its engine leaves service",
-            '            slots.live.cancel_probe("the engine is out of service")',
-            "            pass",
+            '                each.cancel_probe("the engine is out of service")',
+            "                pass",
         ),
     ),
     "supervisor/supervision/registration.py": (

@@ -116,12 +116,14 @@ BUGS: Bugs = {
             "another node's worker stays busy for ever", "            self._count(-1, -tokens)\n", "            pass\n"
         ),
         Bug("a worker's tokens are counted for ever", "self._count(asker, -1, -tokens)", "self._count(asker, -1, 0)"),
-        Bug("the id of a request is in use for ever", "self._ids.discard(request.id)", "pass"),
         Bug(
             "a worker whose engine is down takes requests that a sibling could",
             "if self.engine.current is None and self.directory.has_sibling(self):",
             "if False:",
         ),
+    ),
+    "supervisor/cluster/guarded_worker.py": (
+        Bug("the id of a request is in use for ever", "self._ids.discard(request.id)", "pass"),
     ),
     "protocol/greeting.py": (
         Bug("a proof is not bound to who proves", "(LABEL, VERSION, prover, dials", "(LABEL, VERSION, dials"),

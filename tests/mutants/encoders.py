@@ -86,7 +86,7 @@ BUGS: Bugs = {
         Bug("a whole engine stands in for an encoder", "{Leg.BOTH, Leg.ENCODE} else", "{Leg.BOTH} else"),
     ),
     "supervisor/cluster/announcements.py": (
-        Bug("an older node is offered an encoder", "if takes_encoders or worker.leg is not Leg.ENCODE]", "]"),
+        Bug("an older node is offered an encoder", "(state.takes_encoders or worker.leg is not Leg.ENCODE) and ", ""),
     ),
     "supervisor/cluster/models.py": (
         Bug("an encoder limits prompts", "is not None and offer.leg is not Leg.ENCODE]", "is not None]"),

@@ -98,11 +98,11 @@ BUGS: Bugs = {
     "actors/decode.py": (
         Bug(
             "a call is taken before there is a slot for it",
-            """            await slots.free.acquire()  # first, so that a call waits where others can take it
-            call = await inbox.receive(lambda request: slots.in_service() and pending.fits(len(request.tokens)))
+            """        await slots.free.acquire()  # first, so that a call waits where others can take it
+        call = await inbox.receive(fits)
 """,
-            """            call = await inbox.receive(lambda request: slots.in_service() and pending.fits(len(request.tokens)))
-            await slots.free.acquire()
+            """        call = await inbox.receive(fits)
+        await slots.free.acquire()
 """,
         ),
     ),

@@ -18,8 +18,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "equal prompts meet in one room",
-            "Rendezvous(self.routing.new_room(), ",
-            "Rendezvous(sum(self.request.tokens), ",
+            "        room = self.routing.new_room()\n",
+            "        room = sum(self.request.tokens)\n",
         ),
         Bug(
             "a resume forgets the last token that was sent",

@@ -122,6 +122,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
         "protocol/errors.py",
         "protocol/kind.py",
         "protocol/messages.py",
+        "protocol/operations.py",
         "protocol/tensors.py",
     ),
     "protocol/test_model_folder.py": ("actors/engines/sglang/model_files.py",),

@@ -251,7 +251,7 @@ class FakeEngine(SimulatedEngine):
         self.costs = costs or Costs()
         super().__init__(self.costs.spec, random.Random(0), rendezvous_rooms=rendezvous_rooms or RendezvousRooms())
         self._info = self.costs.info
-        self._batch = self.scheduler = self.scheduler_of(
+        self.scheduler = self.scheduler_of(
             self.spec,
             self.make_output(),
             self.chance,
@@ -259,6 +259,7 @@ class FakeEngine(SimulatedEngine):
             wake=self._wake.unpark_all,
             live=self.costs,
         )
+        self._batches = (self.scheduler,)
 
     def make_output(self) -> Predictable:
         """Return what computes its answers."""
@@ -267,7 +268,7 @@ class FakeEngine(SimulatedEngine):
     def start(self, request: Generate) -> None:
         """Start a request as a host does, whose node has checked it, and which takes all updates by `deliver`."""
         self.scheduler.submit(request, trio.current_time())
-        self._wake_if_due()
+        self._wake_if_due(self.scheduler)
 
     def _deliver(self, update: BatchUpdate) -> None:
         (self.deliver or super()._deliver)(update)

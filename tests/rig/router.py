@@ -70,6 +70,7 @@ class Fake:
     slots: int = 4
     otherwise: Play = Play()
     bootstrap: tuple[str, int] | None = None
+    ranks: int = 1
     busy: int = 0
     more: int = 0  # requests of others
     release_s: float = 0.0  # of a request that was left
@@ -170,6 +171,7 @@ class ActorWorker:
     slots: int
     leg: Leg = Leg.BOTH
     bootstrap: tuple[str, int] | None = None
+    ranks: int = 1
     busy: int = 0
     asked: list[str] = Factory(list)
     address: AnyAddress = field(init=False)

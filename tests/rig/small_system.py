@@ -184,7 +184,7 @@ class SmallSystem:
         engine = await self.engines[number].wait()
         slots = Slots(engine, self.costs.slots, self.deadlines)
         with self.slots[number].publish(slots):
-            await decode(self.inbox, slots, task_status=task_status)
+            await decode(self.inbox, [slots], task_status=task_status)
 
     # Requests and checks ----------------------------------------------------------------
 

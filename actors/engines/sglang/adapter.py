@@ -14,7 +14,8 @@ from actors.kit.calls import Answer, Askable
 from protocol.errors import Unsupported
 from protocol.kind import Message
 from protocol.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
-from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, FlushCache, Generate, GetLoad, GetMetrics, Ping
+from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
+from protocol.operations import EngineMetrics, GetMetrics
 
 PROBES = 4  # in the time that an engine may be silent
 WATCH_CREDIT = 1024  # replies, after which a stream is asked for again

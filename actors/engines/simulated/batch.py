@@ -21,6 +21,7 @@ from math import inf
 
 from attrs import Factory, define, field, frozen
 
+from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputGenerator, OutputSequence, pack_prompt
@@ -87,7 +88,7 @@ class _Step:
 
 @define(eq=False)
 class Batch:
-    """The scheduler of one engine."""
+    """The scheduler of one rank of an engine."""
 
     spec: SimulatedSpec
     speech: OutputGenerator
@@ -95,6 +96,7 @@ class Batch:
     faults: Faults = field(default=Faults())
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt
+    rank: int = 0
     memory: KvMemory = field(init=False)
     # A dict is slow to find its first entry.
     waiting: OrderedDict[str, HeldRequest] = field(init=False, factory=OrderedDict)
@@ -109,7 +111,7 @@ class Batch:
     _cached_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self.memory = KvMemory(self.spec.pages)
+        self.memory = KvMemory(self.spec.pages, CacheEvents(self.rank))
 
     # Requests --------------------------------------------------------------------------
 

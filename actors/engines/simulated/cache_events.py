@@ -27,6 +27,7 @@ class CacheEvents:
     """The changes since they were taken last; with `keeps_tokens` those of stored pages are kept, too."""
 
     keeps_tokens: bool = False
+    rank: int = 0  # of the engine, whose cache it is
     _events: list[BlockEvent] = field(factory=list)
     _last: list[int] = field(factory=list)  # the hashes of the last event
     _tokens: list[list[int]] = field(factory=list)  # of each event
@@ -35,7 +36,7 @@ class CacheEvents:
         """Note a page that is cached from now on, behind another one."""
         number, parent = block_hash(digest), None if before is None else block_hash(before)
         if not self._joins(BlockChange.STORED) or self._last[-1:] != [parent]:
-            self._begin(BlockEvent(BlockChange.STORED, parent=parent))
+            self._begin(BlockEvent(BlockChange.STORED, self.rank, parent=parent))
         self._last.append(number)
         if self.keeps_tokens:
             self._tokens[-1].extend(tokens)
@@ -43,12 +44,12 @@ class CacheEvents:
     def removed(self, digest: bytes) -> None:
         """Note a page that is not cached any more."""
         if not self._joins(BlockChange.REMOVED):
-            self._begin(BlockEvent(BlockChange.REMOVED))
+            self._begin(BlockEvent(BlockChange.REMOVED, self.rank))
         self._last.append(block_hash(digest))
 
     def cleared(self) -> None:
         """Note that nothing is cached any more."""
-        self._begin(BlockEvent(BlockChange.CLEARED))
+        self._begin(BlockEvent(BlockChange.CLEARED, self.rank))
 
     def take(self) -> list[CacheChange]:
         """Return the changes, in their order, and forget them."""

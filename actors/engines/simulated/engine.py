@@ -1,4 +1,4 @@
-"""The simulated engine: a batch behind the engine port, with Trio's clock."""
+"""The simulated engine: a batch for each rank behind the engine port, with Trio's clock."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
 from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads
-from protocol.messages import EngineInfo, EngineLoad, EngineMetrics, Generate, Started, Tokens
+from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
 from protocol.model_folder import Digest
+from protocol.operations import EngineMetrics
 
 LOAD_EVERY_S = 0.05  # between two reports of the load
 
@@ -46,7 +47,7 @@ class SimulatedEngine:
     digest: Digest = ()  # of the folder of the model whose tokenizer made the sentences
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     tell: Callable[[Sequence[CacheChange]], None] | None = None  # all changes of its prefix cache, with their tokens
-    _batch: Batch = field(init=False)
+    _batches: tuple[Batch, ...] = field(init=False)  # by rank
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
     _lost: trio.Event = field(init=False, factory=trio.Event)
@@ -62,9 +63,8 @@ class SimulatedEngine:
             raise ValueError("; ".join(mistakes))
         self._info = evolve(self.spec.info, digest=self.digest)
         speech = OutputGenerator.from_sentences(self.spec, self.sentences)
-        self._batch = Batch(
-            self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self._wake.unpark_all
-        )
+        own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self._wake.unpark_all
+        self._batches = tuple(Batch(*own, rank) for rank in range(self.spec.ranks))
 
     # The port --------------------------------------------------------------------------
 
@@ -79,17 +79,19 @@ class SimulatedEngine:
             raise EngineLost("the engine has ended")
         check_request(request, self.info)
         self._check_leg(request)
-        if self._batch.full:
+        batch = self._batches[request.rank]
+        if batch.full:
             raise Overloaded(f"{self.spec.slots} requests run and {self.spec.waiting_max} wait")
-        self._batch.submit(request, trio.current_time())
+        batch.submit(request, trio.current_time())
         answer = self._answers[request.id] = Answer(request.sampling.tokens_max)
-        self._wake_if_due()
+        self._wake_if_due(batch)
         return answer
 
     def abort(self, request_id: str) -> None:
         """Stop a request at whatever point it has reached."""
-        self._batch.abort(request_id, trio.current_time())
-        self._wake_if_due()
+        for batch in self._batches:  # those that do not have it ignore it
+            batch.abort(request_id, trio.current_time())
+            self._wake_if_due(batch)
 
     async def wait_released(self, request_id: str) -> None:
         """Wait until the request is over, which it is when its slot and its pages are free."""
@@ -106,7 +108,7 @@ class SimulatedEngine:
         await trio.lowlevel.checkpoint()
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
-        return self._batch.load()
+        return EngineLoad.of_ranks([batch.load() for batch in self._batches])
 
     async def metrics(self) -> EngineMetrics:
         """Raise `Unsupported`: it has no metrics of its own."""
@@ -118,10 +120,11 @@ class SimulatedEngine:
         await trio.lowlevel.checkpoint()
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
-        if self._batch.running or self._batch.waiting:
+        if any(batch.running or batch.waiting for batch in self._batches):
             raise Overloaded("requests run")
-        self._batch.flush()
-        self._pass_on_changes()
+        for batch in self._batches:
+            batch.flush()
+            self._pass_on_changes(batch)
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
         """Pass on the pages of the prefix cache, and then each change; raises `EngineLost` at the end."""
@@ -131,7 +134,7 @@ class SimulatedEngine:
         """Pass on the load, and again when it has changed; raises `EngineLost` at the end."""
         last: EngineLoads | None = None
         while not self._lost.is_set():
-            if (loads := EngineLoads((self._batch.rank_load(),))) != last:
+            if (loads := EngineLoads(tuple(batch.rank_load() for batch in self._batches))) != last:
                 last = loads
                 receive(loads)
             await self._load_changed.park()
@@ -143,19 +146,24 @@ class SimulatedEngine:
 
     @property
     def faults(self) -> Faults:
-        """The faults that are injected at the moment."""
-        return self._batch.faults
+        """The faults that are injected at the moment, into the first rank if others have different ones."""
+        return self._batches[0].faults
 
-    def inject(self, faults: Faults) -> None:
-        """Replace the injected faults; slower steps begin with the next one."""
-        self._batch.inject(faults)
+    def inject(self, faults: Faults, rank: int | None = None) -> None:
+        """Replace the injected faults, of one rank or of all; slower steps begin with the next one."""
+        for batch in self._chosen(rank):
+            batch.inject(faults)
         self._schedule_crash()
         self._wake.unpark_all()
 
-    def stall(self, for_s: float) -> None:
-        """Stop everything for so long: no step ends, and nothing is released."""
-        self._batch.stall(trio.current_time() + for_s)
+    def stall(self, for_s: float, rank: int | None = None) -> None:
+        """Stop one rank or all for so long: no step ends, and nothing is released."""
+        for batch in self._chosen(rank):
+            batch.stall(trio.current_time() + for_s)
         self._wake.unpark_all()
+
+    def _chosen(self, rank: int | None) -> tuple[Batch, ...]:
+        return self._batches if rank is None else (self._batches[rank],)
 
     def crash(self) -> None:
         """Become lost at once: every answer fails, and `run` raises `EngineDied`."""
@@ -167,35 +175,45 @@ class SimulatedEngine:
         """Compute until cancelled, waking once a step; raises `EngineDied` after a crash."""
         self._schedule_crash()
         if self.tell is not None:
-            self._batch.memory.events.keeps_tokens = True
-            self.tell([CacheChange(BlockEvent(BlockChange.CLEARED))])  # of what an earlier life had
+            for rank, batch in enumerate(self._batches):
+                batch.memory.events.keeps_tokens = True
+                self.tell([CacheChange(BlockEvent(BlockChange.CLEARED, rank))])  # of what an earlier life had
         task_status.started()
         try:
             while not self._lost.is_set():
                 now = trio.current_time()
                 if now >= self._crash_at:
                     break
-                update = self._batch.advance(now)
-                self._deliver(update)
-                self._pass_on_changes()
-                if update.begun or update.ended or update.failed:
-                    self._load_changed.unpark_all()
-                with trio.move_on_at(min(self._batch.next_at(), self._crash_at)):
+                for batch in self._batches:
+                    self._advance(batch, now)
+                with trio.move_on_at(min(self._crash_at, *[batch.next_at() for batch in self._batches])):
                     await self._wake.park()
             self.crash()
             raise EngineDied(self._why)
         finally:
             self._end("the engine was stopped")
 
-    def _check_leg(self, request: Generate) -> None:
-        """Raise `BadRequest` for a rendezvous at another prefill."""
-        where, own = request.rendezvous, self.info.bootstrap
-        if where is not None and own is not None and where.has_partner and (where.host, where.port) != own:
-            raise BadRequest("the rendezvous is at another prefill", param="rendezvous")
+    def _advance(self, batch: Batch, now: float) -> None:
+        """Deliver what a rank has done by now, and tell of its blocks."""
+        update = batch.advance(now)
+        self._deliver(update)
+        self._pass_on_changes(batch)
+        if update.begun or update.ended or update.failed:
+            self._load_changed.unpark_all()
 
-    def _wake_if_due(self) -> None:
-        """Wake the actor if it has something to do now, not only at the end of its step."""
-        if self._batch.next_at() <= trio.current_time():
+    def _check_leg(self, request: Generate) -> None:
+        """Raise `BadRequest` for a rendezvous at another prefill, or in a room of another rank of this one."""
+        where, own = request.rendezvous, self.info.bootstrap
+        if where is None or own is None:
+            return
+        if where.has_partner and (where.host, where.port) != own:
+            raise BadRequest("the rendezvous is at another prefill", param="rendezvous")
+        if where.room % self.spec.ranks != request.rank:
+            raise BadRequest("the room of the rendezvous is that of another rank", param="rendezvous")
+
+    def _wake_if_due(self, batch: Batch) -> None:
+        """Wake the actor if a rank has something to do now, not only at the end of its step."""
+        if batch.next_at() <= trio.current_time():
             self._wake.unpark_all()
 
     def _schedule_crash(self) -> None:
@@ -221,9 +239,9 @@ class SimulatedEngine:
             if (answer := answers.pop(request_id, None)) is not None:
                 answer.fail(error)
 
-    def _pass_on_changes(self) -> None:
-        """Tell of what has changed in the prefix cache."""
-        if changes := self._batch.memory.events.take():
+    def _pass_on_changes(self, batch: Batch) -> None:
+        """Tell of what has changed in the prefix cache of a rank."""
+        if changes := batch.memory.events.take():
             self._blocks.apply([change.event for change in changes])
             if self.tell is not None:
                 self.tell(changes)
@@ -236,7 +254,8 @@ class SimulatedEngine:
         self._lost.set()
         self._load_changed.unpark_all()
         self._blocks.notify()
-        self._batch.close()
+        for batch in self._batches:
+            batch.close()
         answers = list(self._answers.values())
         self._answers.clear()
         for answer in answers:

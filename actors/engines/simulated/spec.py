@@ -23,9 +23,10 @@ Count = Annotated[int, Within(at_least=1, at_most=2**31 - 1)]
 
 @frozen(kw_only=True)
 class SimulatedSpec:
-    """Sizes, costs and faults of one simulated engine; lengths in tokens."""
+    """Sizes, costs and faults of one simulated engine; sizes are of each rank, and lengths in tokens."""
 
     leg: Leg = Leg.BOTH  # which part of a request it computes
+    ranks: Count = 1  # data-parallel ones, each with slots, KV memory and steps of its own
     slots: Count = 64  # requests that run at once
     waiting_max: Annotated[int, Within(at_least=0, at_most=2**31 - 1)] = 64  # requests that wait for a slot
     kv_tokens_max: Count = 131_072
@@ -62,6 +63,7 @@ class SimulatedSpec:
             honours_seed=True,
             hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.RENDEZVOUS,
             bootstrap=BOOTSTRAP if self.leg is Leg.PREFILL else None,
+            ranks=self.ranks,
             media=self.media,
         )
 

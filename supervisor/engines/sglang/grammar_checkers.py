@@ -18,7 +18,7 @@ from actors.grammars import Checker, GrammarChecks, grammars
 from actors.kit.calls import Address, Askable, Call, mailbox
 from protocol.cluster import Leg
 from protocol.kind import Message
-from protocol.messages import CheckGrammar, GrammarChecked
+from protocol.operations import CheckGrammar, GrammarChecked
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.sglang.engine import HostRuntime, run_checker
 from supervisor.engines.sglang.section import CHECKER_PREFIX, SglangSection

@@ -103,7 +103,11 @@ def _engine(
         run=_run,
         args=(simulated, partial(context.runtime.chance, spec.seed), local.registration),
         about="simulated: sends sentences at a configured pace",
-        limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
+        limits=(
+            *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),
+            ("KV tokens", section.kv_tokens_max),
+            ("slots", section.slots),
+        ),
     )
     return EngineChild(child, about="simulated")
 
@@ -139,6 +143,7 @@ def _spec(
     own = section.simulated
     return SimulatedSpec(
         leg=Leg(section.leg),
+        ranks=section.data_parallel,
         slots=section.slots,
         waiting_max=own.waiting_max,
         kv_tokens_max=section.kv_tokens_max,

@@ -184,7 +184,7 @@ async def working(
     address, inbox = priority_inbox(16, lambda _: 0, lambda request: request.owner)
     async with running_engine(FakeEngine(costs or Costs(slots=4))) as engine, trio.open_nursery() as nursery:
         deadlines = deadlines or Deadlines(release_s=1, first_token_s=5, gap_s=5, stuck_max=4)
-        await nursery.start(decode, inbox, Slots(engine, 4, deadlines), most)
+        await nursery.start(decode, inbox, [Slots(engine, 4, deadlines)], most)
         yield address, engine, inbox
         nursery.cancel_scope.cancel()
 

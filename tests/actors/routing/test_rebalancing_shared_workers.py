@@ -82,6 +82,8 @@ class View:
     def leg(self) -> Leg:
         return self.engine.leg
 
+    ranks = 1
+
     @property
     def bootstrap(self) -> tuple[str, int] | None:
         return ("host", 1) if self.leg is Leg.PREFILL else None

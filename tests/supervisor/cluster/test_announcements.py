@@ -15,12 +15,14 @@ from actors.kit.offload import run_inline
 from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check_loads, check_state
 from protocol.errors import LinkLost, PeerViolation
 from protocol.kind import Message
-from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarChecked, GrammarKind, Started, Usage
+from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarKind, Started, Usage
+from protocol.operations import GrammarChecked
 from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.pool import WorkerPool
-from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
+from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.config.schema import ClusterSection
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link

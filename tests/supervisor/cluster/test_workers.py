@@ -18,7 +18,8 @@ from protocol.errors import ActorLost, BadRequest, NotReady
 from protocol.messages import EngineInfo, Generate
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import GuardedWorker, RemoteWorker
+from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.workers import RemoteWorker
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from tests.rig.fake_engine import generate

@@ -24,8 +24,9 @@ from protocol.peer import Peer
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.pool import WorkerPool
-from supervisor.cluster.workers import GuardedWorker, LocalWorker, RemoteWorker
+from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import encode_inbox
 from supervisor.links.link import Link
@@ -259,7 +260,7 @@ async def test_an_encoder_is_offered_only_to_nodes_that_take_encoders() -> None:
 
 def test_a_node_of_an_older_version_takes_no_encoders() -> None:
     state = NodeState(routes=True, takes_encoders=True)
-    older = codec.encode(state).replace(b"\xaetakes_encoders\xc3", b"").replace(b"\x88", b"\x87", 1)
+    older = codec.encode(state).replace(b"\xaetakes_encoders\xc3", b"").replace(b"\x89", b"\x88", 1)
     decoded = codec.decode(older)
     assert decoded == evolve(state, takes_encoders=False)
 

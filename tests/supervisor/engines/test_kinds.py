@@ -18,7 +18,8 @@ from actors.engines.port import Engine
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import StartFailed
-from protocol.messages import CheckGrammar, Generate, GetLoad
+from protocol.messages import Generate, GetLoad
+from protocol.operations import CheckGrammar
 from protocol.strict.mistakes import Mistake
 from protocol.text_messages import Respond
 from supervisor.config.schema import Cluster, EngineSection

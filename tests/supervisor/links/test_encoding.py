@@ -11,18 +11,8 @@ from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, Pe
 from protocol.frames import Fail
 from protocol.kind import Message
 from protocol.media import Encode
-from protocol.messages import (
-    CheckGrammar,
-    Done,
-    Finished,
-    FinishReason,
-    Generate,
-    Grammar,
-    GrammarChecked,
-    GrammarKind,
-    Started,
-    Usage,
-)
+from protocol.messages import Done, Finished, FinishReason, Generate, Grammar, GrammarKind, Started, Usage
+from protocol.operations import CheckGrammar, GrammarChecked
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import (
     DETAIL_CHARACTERS_MAX,

@@ -47,12 +47,11 @@ from protocol.messages import (
     FlushCache,
     GetLoad,
     Logprob,
-    RankStarted,
-    RunRank,
     Started,
     Tokens,
     Usage,
 )
+from protocol.operations import RankStarted, RunRank
 from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
 from protocol.text_messages import Text

@@ -64,7 +64,7 @@ async def test_the_time_of_an_abort_is_from_the_cancellation_to_the_release_of_t
     engine = FakeEngine(Costs())
     address, inbox = request_inbox(2)
     nursery.start_soon(engine.run)
-    await nursery.start(decode, inbox, slots.Slots(engine, 2, Deadlines(), observer))
+    await nursery.start(decode, inbox, [slots.Slots(engine, 2, Deadlines(), observer)])
     with trio.move_on_after(2.5):
         wanted = generate(tokens_max=100)
         async with address.ask(wanted, 100) as replies:
@@ -94,7 +94,7 @@ async def test_an_answer_that_ends_and_an_actor_that_is_stopped_are_not_counted_
 
     async def life(*, task_status: trio.TaskStatus[None]) -> None:
         with actor:
-            await decode(inbox, slots.Slots(engine, 2, Deadlines(), observer), task_status=task_status)
+            await decode(inbox, [slots.Slots(engine, 2, Deadlines(), observer)], task_status=task_status)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run)

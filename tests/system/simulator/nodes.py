@@ -20,8 +20,8 @@ from protocol.media import Encode
 from protocol.messages import Generate
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.mesh import Mesh
-from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.schema import ClusterSection
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway

@@ -62,7 +62,7 @@ async def work(
         costs = system.costs_of(number)
         leg = costs.leg
         slots = Slots(engine, costs.slots, system.deadlines)
-        own = inboxes[number], slots
+        own = inboxes[number], [slots]
         with system.slots[number].publish(slots):
             if leg is Leg.PREFILL:
                 await prefill(*own, task_status=task_status)

@@ -28,8 +28,8 @@ from protocol.peer import Peer
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.pool import WorkerPool
-from supervisor.cluster.workers import GuardedWorker
 from supervisor.config.limits import GatewayLimits
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway

@@ -43,7 +43,8 @@ from actors.engines.sglang.spec import GrammarLimits, Setting
 from protocol.errors import AskerLeft, EngineRefused, LocalViolation, Overloaded, PeerViolation, RequestError
 from protocol.frames import Bye, Cancel, Frame, Open
 from protocol.grammars import WORDS
-from protocol.messages import CheckGrammar, GrammarChecked, GrammarKind
+from protocol.messages import GrammarKind
+from protocol.operations import CheckGrammar, GrammarChecked
 from protocol.peer import Peer
 
 READ_BYTES = 256 * 1024

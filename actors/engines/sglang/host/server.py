@@ -50,7 +50,8 @@ from protocol.frames import Bye, Cancel, Frame, Open
 from protocol.kind import Message
 from protocol.kv_events import WatchBlocks, WatchLoad
 from protocol.media import MediaForm
-from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, GetMetrics, Ping
+from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
+from protocol.operations import GetMetrics
 from protocol.peer import Peer
 
 CONTROL_STREAMS = 16  # beside one stream a slot

@@ -20,7 +20,8 @@ from actors.kit.calls import Address, mailbox
 from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
-from protocol.messages import Done, RankStarted, RunRank
+from protocol.messages import Done
+from protocol.operations import RankStarted, RunRank
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker

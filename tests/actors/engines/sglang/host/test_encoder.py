@@ -15,7 +15,8 @@ from actors.engines.sglang.host.encoder import EncoderHost
 from protocol import codec
 from protocol.frames import Bye, Cancel, End, Fail, Hello, Open
 from protocol.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
-from protocol.messages import CheckGrammar, Done, EngineLoad, GetInfo, GetLoad, Grammar, GrammarKind, Ping, encoder_info
+from protocol.messages import Done, EngineLoad, GetInfo, GetLoad, Grammar, GrammarKind, Ping, encoder_info
+from protocol.operations import CheckGrammar
 from protocol.peer import Peer
 from protocol.tensors import Dtype, Tensor
 

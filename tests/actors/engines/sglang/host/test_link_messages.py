@@ -16,7 +16,8 @@ from protocol.attachments import WINDOW_BYTES
 from protocol.errors import NotReady, RequestError
 from protocol.frames import End, Fail, Frame, Item, Open
 from protocol.media import Encode, Encoded
-from protocol.messages import Done, Generate, GrammarChecked, Ping, Sampling
+from protocol.messages import Done, Generate, Ping, Sampling
+from protocol.operations import GrammarChecked
 from protocol.peer import Peer, PeerStatistics
 from tests.rig.tensors import embeddings, pixels
 

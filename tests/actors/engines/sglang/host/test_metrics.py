@@ -13,7 +13,7 @@ import pytest
 from actors.engines.sglang.host.metrics import MetricsReader, bounded
 from protocol.errors import NotReady
 from protocol.frames import FRAME_BYTES_MAX
-from protocol.messages import METRICS_BYTES_MAX, EngineMetrics
+from protocol.operations import METRICS_BYTES_MAX, EngineMetrics
 from supervisor.engines.sglang.spawn import host_environment
 
 FAMILY = "# HELP sglang:x About\n# TYPE sglang:x gauge\nsglang:x 1.0\nsglang:x 2.0\n"

@@ -1,0 +1,70 @@
+"""Admission by KV memory: a rank is given a request only when it has memory for all that the request may come to need.
+
+An engine that is given more would hold the request in a queue of its own, behind which nothing can be overtaken, or
+take memory from answers that have begun. Held back outside, a request waits in an inbox, from which it can move. What a
+request needs is an estimate: a prefix that several requests share in the cache counts for none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field
+
+from actors.kit.pending_prefill import PendingPrefill
+from protocol.cluster import Leg
+from protocol.messages import EngineInfo, Generate
+
+ANSWER_TOKENS_MAX = 4096
+"""The most tokens of an answer that count, as in SGLang's own estimate: longer answers mostly end long before."""
+
+
+def kv_tokens_needed(request: Generate, leg: Leg, page_size: int) -> int:
+    """Return the tokens of KV memory that a request may come to need, in whole pages.
+
+    They are those of its prompt that are not expected in the cache, and, but for a prefill, those of its answer.
+    """
+    prompt = len(request.tokens)
+    needed = prompt - min(max(0, request.cached_tokens), prompt)  # which another node may have made anything
+    if leg is not Leg.PREFILL:
+        needed += min(request.sampling.tokens_max, ANSWER_TOKENS_MAX)
+    return -(-needed // page_size) * page_size
+
+
+@define(eq=False)
+class KvAdmission:
+    """The KV memory of one rank, as far as its requests may come to need it; without a limit everything fits."""
+
+    kv_tokens_max: int = 0  # 0: no limit
+    leg: Leg = Leg.BOTH
+    page_size: int = 1
+    held: PendingPrefill = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.held = PendingPrefill(self.kv_tokens_max)
+
+    @classmethod
+    def of(cls, info: EngineInfo, leg: Leg) -> KvAdmission:
+        """Return the memory of one rank of an engine."""
+        return cls(info.kv_tokens_max, leg, info.page_size)
+
+    def fits(self, request: Generate) -> bool:
+        """Whether there is memory for a request; a first one is taken, however large."""
+        return not self.kv_tokens_max or self.held.fits(kv_tokens_needed(request, self.leg, self.page_size))
+
+    def take(self, request: Generate, recheck: Callable[[], None]) -> Callable[[], None]:
+        """Count a request as one that has memory; return what ends that, and has what waits be looked at again."""
+        if not self.kv_tokens_max:
+            return _ignore
+        key = object()
+        self.held.add(key, kv_tokens_needed(request, self.leg, self.page_size))
+
+        def give_back() -> None:
+            self.held.discard(key)
+            recheck()
+
+        return give_back
+
+
+def _ignore() -> None:
+    pass

@@ -1,0 +1,178 @@
+"""Admission by KV memory: what a request may come to need, and that a full rank delays no request for another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from random import Random
+
+import pytest
+import trio
+from attrs import evolve
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from actors.decode import decode
+from actors.engines.kv_admission import ANSWER_TOKENS_MAX, KvAdmission, kv_tokens_needed
+from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.slots import Deadlines, Slots
+from actors.prefill import prefill
+from protocol.cluster import Leg
+from protocol.messages import Generate, Rendezvous, Sampling
+from supervisor.engines.work import request_inbox
+from tests.rig.calls import AnyAddress
+
+NUMBERS = count(1)
+
+
+def wanted(prompt: int, tokens_max: int, *, rank: int = 0, priority: int = 0, cached: int = 0) -> Generate:
+    sampling = Sampling(tokens_max, temperature=0.0, ignore_eos=True)
+    tokens = [next(NUMBERS) % 30_000 for _ in range(prompt)]
+    return Generate(f"{next(NUMBERS):032x}", tokens, sampling, priority=priority, rank=rank, cached_tokens=cached)
+
+
+@pytest.mark.parametrize(
+    ("request_", "leg", "needed"),
+    [
+        (wanted(30, 10), Leg.BOTH, 48),
+        (wanted(30, 2), Leg.BOTH, 32),
+        (wanted(30, 10), Leg.DECODE, 48),
+        (wanted(30, 10_000), Leg.PREFILL, 32),
+        (wanted(32, 10, cached=16), Leg.BOTH, 32),
+        (wanted(32, 16, cached=10**9), Leg.BOTH, 16),
+        (wanted(32, 16, cached=-(10**9)), Leg.BOTH, 48),
+        (wanted(16, 100_000), Leg.BOTH, 16 + ANSWER_TOKENS_MAX),
+    ],
+)
+def test_a_request_needs_pages_for_what_is_not_cached_and_for_its_answer(
+    request_: Generate, leg: Leg, needed: int
+) -> None:
+    assert kv_tokens_needed(request_, leg, 16) == needed
+
+
+def test_a_request_that_never_fits_is_taken_when_there_is_no_other() -> None:
+    memory = KvAdmission(64, page_size=16)
+    assert memory.fits(wanted(1000, 1000))
+    give_back = memory.take(wanted(1000, 1000), lambda: None)
+    assert not memory.fits(wanted(1, 1))
+    give_back()
+    assert memory.fits(wanted(1000, 1000))
+
+
+def test_without_a_limit_everything_fits() -> None:
+    memory = KvAdmission()
+    memory.take(wanted(1000, 1000), lambda: None)
+    assert memory.fits(wanted(1000, 1000))
+
+
+# Two ranks ----------------------------------------------------------------------------------
+
+
+class System:
+    """One engine with two ranks, the actor in front of it, and what each request waited for its first token."""
+
+    def __init__(self, address: AnyAddress, engine: SimulatedEngine, ranks: tuple[Slots, ...]) -> None:
+        self.address, self.engine, self.ranks = address, engine, ranks
+        self.first_s: dict[str, float] = {}
+        self.order: list[str] = []
+
+    async def ask(self, request: Generate) -> None:
+        began_at = trio.current_time()
+        async with self.address.ask(request, request.sampling.tokens_max) as answer:
+            await anext(answer)
+            self.first_s[request.id] = trio.current_time() - began_at
+            self.order.append(request.id)
+            await answer.result()
+
+
+@asynccontextmanager
+async def system(*, by_memory: bool = True, leg: Leg = Leg.BOTH) -> AsyncIterator[System]:
+    """Run an actor whose ranks have memory for 512 tokens each."""
+    costs = Costs(fixed_s=0.01, per_prefill_token_s=0.0)
+    spec = SimulatedSpec(leg=leg, ranks=2, slots=8, kv_tokens_max=512, page_size=16, costs=costs)
+    engine = SimulatedEngine(spec, Random(0))
+    address, inbox = request_inbox(4, lambda request: request.rank)
+    memory = partial(KvAdmission.of, engine.info, leg) if by_memory else KvAdmission
+    ranks = tuple(Slots(engine, 8, Deadlines(), rank=rank, memory=memory()) for rank in range(2))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        await nursery.start(prefill if leg is Leg.PREFILL else decode, inbox, ranks)
+        yield System(address, engine, ranks)
+        nursery.cancel_scope.cancel()
+
+
+async def test_requests_for_a_free_rank_are_never_delayed_by_a_full_one(autojump_clock: MockClock) -> None:
+    async with system() as full, trio.open_nursery() as clients:
+        for _ in range(12):
+            clients.start_soon(full.ask, wanted(56, 200))
+        await wait_all_tasks_blocked()
+        assert full.ranks[0].memory.held.tokens == 512
+        requests = [wanted(56, 4, rank=1) for _ in range(20)]
+        for request in requests:
+            await full.ask(request)
+        assert max(full.first_s[request.id] for request in requests) < 0.05
+        load = await full.engine.load()
+        assert load.by_rank[0].running == 2
+        assert load.waiting == 0
+        clients.cancel_scope.cancel()
+
+
+async def test_what_waits_for_memory_waits_outside_the_engine_and_is_taken_as_others_end(
+    autojump_clock: MockClock,
+) -> None:
+    async with system() as one, trio.open_nursery() as clients:
+        most = 0
+        for _ in range(9):
+            clients.start_soon(one.ask, wanted(56, 200))
+        await wait_all_tasks_blocked()
+        while len(one.first_s) < 9:
+            load = await one.engine.load()
+            assert load.waiting == 0
+            most = max(most, load.running)
+            await trio.sleep(0.05)
+        assert most == 2
+    assert one.ranks[0].memory.held.tokens == 0
+
+
+async def test_a_large_request_is_overtaken_by_a_more_urgent_one_and_by_none_of_its_own_rank_else(
+    autojump_clock: MockClock,
+) -> None:
+    async with system() as one, trio.open_nursery() as clients:
+        first, large, small, urgent = wanted(56, 200), wanted(56, 400), wanted(8, 8), wanted(8, 9, priority=1)
+        for request in (first, large, small, urgent):
+            clients.start_soon(one.ask, request)
+            await trio.sleep(0.02)
+    assert one.order == [first.id, urgent.id, large.id, small.id]
+
+
+async def test_a_client_that_leaves_gives_its_memory_back_once_the_engine_has_released_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with system() as one:
+        with trio.move_on_after(0.1):
+            await one.ask(wanted(56, 400))
+        await trio.sleep(1)
+        assert [slots.memory.held.tokens for slots in one.ranks] == [0, 0]
+
+
+async def test_without_the_bound_requests_wait_inside_the_engine(autojump_clock: MockClock) -> None:
+    async with system(by_memory=False) as one, trio.open_nursery() as clients:
+        for _ in range(6):
+            clients.start_soon(one.ask, wanted(56, 200))
+        await trio.sleep(0.1)
+        assert (await one.engine.load()).waiting == 4
+        clients.cancel_scope.cancel()
+
+
+async def test_the_prompts_of_a_prefill_are_bounded_by_themselves(autojump_clock: MockClock) -> None:
+    async with system(leg=Leg.PREFILL) as one, trio.open_nursery() as clients:
+        one.engine.stall(5.0)
+        for room in range(0, 12, 2):
+            limited = evolve(wanted(200, 100), rendezvous=Rendezvous(room, "simulated", 1))
+            clients.start_soon(one.ask, limited)
+        await trio.sleep(0.1)
+        assert one.ranks[0].memory.held.tokens == 2 * 208
+        assert (await one.engine.load()).waiting == 2
