@@ -151,6 +151,9 @@ class ModelSection:
     grid: GridSections = GridSections()
 
 
+PORT_MAX = 65535
+
+
 @frozen(kw_only=True)
 class EventsSection:
     """`[engine.NAME.events]`: who hears of the blocks in an engine's prefix cache."""
@@ -165,10 +168,9 @@ class EventsSection:
         given = (("listen", self.listen), ("replay", self.replay))
         return {key: endpoint for key, endpoint in given if endpoint is not None}
 
-    @property
-    def ports(self) -> Mapping[str, range]:
-        """The ports of these, as `EngineSection.ports` has them."""
-        return {f"events.{key}": range(at.port, at.port + 1) for key, at in self.endpoints.items()}
+    def ports(self, ranks: int) -> Mapping[str, range]:
+        """Return the ports of these, one for each rank, as `EngineSection.ports` has them."""
+        return {f"events.{key}": range(at.port, at.port + ranks) for key, at in self.endpoints.items()}
 
 
 @frozen(kw_only=True)
@@ -276,6 +278,19 @@ class EngineSection:
                 )
         elif [*given] == ["replay"]:
             yield Mistake(f"{path}.events.replay", "means nothing without listen")
+        yield from self._event_port_mistakes(path)
+
+    def _event_port_mistakes(self, path: str) -> Iterator[Mistake]:
+        """Yield what keeps each rank from having ports of its own for its events."""
+        listen, replay, ranks = self.events.listen, self.events.replay, self.data_parallel
+        both = None if listen is None or replay is None or listen.host != replay.host else (listen.port, replay.port)
+        if both is not None and abs(both[0] - both[1]) < ranks:
+            yield Mistake(
+                f"{path}.events.replay", f"is too near to listen: each of {ranks} ranks has a port behind both"
+            )
+        for key, endpoint in self.events.endpoints.items():
+            if (last := endpoint.port + ranks - 1) > PORT_MAX:
+                yield Mistake(f"{path}.events.{key}", f"leaves no port for each rank: the last would be {last}")
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield contradictions between keys of this section at `path`, and with the rest of the cluster."""

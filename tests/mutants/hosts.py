@@ -53,7 +53,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/engines/sglang/host/liveness.py": (
-        Bug("what computes for long does not live", "if running and all(", "if False and all("),
+        Bug("what computes for long does not live", "if running and self._suffices(", "if False and self._suffices("),
         Bug(
             "what stands still lives",
             "map(int.__lt__, computed, self._computed())",

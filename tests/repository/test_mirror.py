@@ -22,6 +22,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "actors/engines/sglang/host/test_liveness.py": (
         "actors/engines/sglang/host/failures.py",
         "actors/engines/sglang/host/outputs.py",
+        "actors/engines/sglang/host/prefix_cache.py",
         "actors/engines/sglang/host/requests.py",
         "actors/engines/sglang/host/served_link.py",
     ),

@@ -33,6 +33,9 @@ VISION_PART, EMBEDDINGS_ONLY = "ESPALIER_VISION_PART", "embeddings"
 EVENTS_TOPIC = "kv-events"
 """The topic of KV events on their ZMQ sockets."""
 
+UNIX_SOCKET = "inproc"
+"""The end of the names of Unix sockets: SGLang gives each rank a path of its own only where it finds this word."""
+
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder in which the processes of a host write their metrics."""
 
@@ -91,7 +94,7 @@ class BootMessage:
     checks: GrammarLimits | None = None  # None: it runs an engine, or an encoder
     batch_max: int | None = None  # items of a batch of an encoder; None: it is none
     has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
-    events: EventEndpoints | None = None  # where its host receives KV events; None: nowhere
+    events: tuple[EventEndpoints, ...] = ()  # where its host receives KV events, by rank; empty: nowhere
 
 
 def build(spec: SglangSpec, folder: str) -> BootMessage:
@@ -105,6 +108,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
         "max_total_tokens": spec.kv_tokens_max,
         "page_size": spec.page_size,
         "tp_size": spec.tensor_parallel,
+        "dp_size": spec.data_parallel if spec.data_parallel > 1 else None,
         "context_length": spec.context_max,
         "chunked_prefill_size": spec.prefill_chunk,
         "mem_fraction_static": spec.memory_fraction,
@@ -144,16 +148,16 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
     )
 
 
-def _events(spec: SglangSpec, folder: str, arguments: dict[str, Setting]) -> EventEndpoints | None:
-    """Add the sockets of KV events to an engine's arguments, and return how its host finds them.
+def _events(spec: SglangSpec, folder: str, arguments: dict[str, Setting]) -> tuple[EventEndpoints, ...]:
+    """Add the sockets of KV events to an engine's arguments, and return how its host finds those of each rank.
 
     They are Unix sockets in its folder, unless others than this node may listen, too.
     """
     if not spec.publishes or spec.checks_grammars or spec.rank:
-        return None
+        return ()
     listen, replay = spec.events_address, spec.events_replay_address
-    bound = f"tcp://{listen}" if listen else f"ipc://{folder}/events"
-    bound_replay = f"tcp://{replay}" if replay else f"ipc://{folder}/replay"
+    bound = f"tcp://{listen}" if listen else f"ipc://{folder}/events.{UNIX_SOCKET}"
+    bound_replay = f"tcp://{replay}" if replay else f"ipc://{folder}/replay.{UNIX_SOCKET}"
     arguments["kv_events_config"] = json.dumps(
         {
             "publisher": "zmq",
@@ -163,7 +167,20 @@ def _events(spec: SglangSpec, folder: str, arguments: dict[str, Setting]) -> Eve
             "topic": EVENTS_TOPIC,
         }
     )
-    return EventEndpoints(_connectable(bound), _connectable(bound_replay))
+    return tuple(
+        EventEndpoints(_connectable(_of_rank(bound, rank)), _connectable(_of_rank(bound_replay, rank)))
+        for rank in range(spec.data_parallel)
+    )
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    """Return the endpoint that SGLang makes of one for a data-parallel rank."""
+    if not rank:
+        return endpoint
+    if endpoint.startswith("ipc:"):
+        return f"{endpoint}_dp{rank}"
+    address, _, port = endpoint.rpartition(":")
+    return f"{address}:{int(port) + rank}"
 
 
 def _connectable(endpoint: str) -> str:

@@ -1,7 +1,7 @@
 """Rules for SGLang's own arguments: an operator may set those that change how it computes, not what the host relies on.
 
 An argument that a key of ours decides, or that the host sets for itself, would win in silence and break something
-later: an engine of embeddings dies at its first request, one with two data-parallel ranks is asked on only one of them.
+later: an engine of embeddings dies at its first request, one whose ranks are not known here is asked on only one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
     "memory_fraction": "mem_fraction_static",
     "device": "device",
     "tensor_parallel": "tp_size",
+    "data_parallel": "dp_size",
     "node, ranks_on and dist_port": "nnodes node_rank dist_init_addr",
     "node.NAME.host": "host",
     "leg": "disaggregation_mode enable_pd_role_switch",
@@ -40,9 +41,8 @@ _REASONS = {  # why the host cannot do with any other value than its own
         " encoder_register_urls encoder_transfer_backend encoder_bootstrap_port dllm_algorithm dllm_algorithm_config"
         " dllm_fdfo"
     ),
-    "name more engines instead: an engine here has one scheduler that is asked": (
-        "dp_size attn_dp_size load_balance_method enable_dp_attention enable_dp_attention_local_control_broadcast"
-        " use_ray"
+    "the router chooses the rank of a request, and ranks that share their attention have not been tried": (
+        "attn_dp_size load_balance_method enable_dp_attention enable_dp_attention_local_control_broadcast use_ray"
     ),
     "all ranks of an engine run, or none": "elastic_ep_backend elastic_ep_initial_size max_ep_size ep_join_mode"
     " ep_join_rank_offset elastic_ep_scale_timeout",

@@ -62,3 +62,4 @@ class SglangSpec:
     events_address: str | None = None  # host:port, where others than its node may listen for them
     events_replay_address: str | None = None  # host:port, where they ask for events that they have missed
     metrics: bool = False  # whether it reports SGLang's own
+    data_parallel: int = 1  # ranks that requests name, each with so many slots and so much KV memory

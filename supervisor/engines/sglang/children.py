@@ -112,7 +112,10 @@ class SglangNode:
             start_within_s=linked_within_s + section.start_within_s,
             stop_within_s=section.ladder.total_s + 1.0,
             about=f"{process}, in a process of its own",
-            limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silent_s)),
+            limits=(
+                *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),
+                *(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silent_s)),
+            ),
         )
         about = f"on {section.device}{all_ranks(cluster, local.name)}"
         zygote = spawn.zygote_name(local.name, section)
@@ -222,6 +225,7 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         context_max=section.context_max,
         page_size=section.page_size,
         tensor_parallel=section.tensor_parallel,
+        data_parallel=section.data_parallel,
         memory_fraction=section.memory_fraction,
         grammars=section.grammars,
         prefill_chunk=section.prefill_chunk,

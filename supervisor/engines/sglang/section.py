@@ -26,7 +26,8 @@ CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that che
 
 NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "grammars", "metrics")
 
-Port = Annotated[int, Within(at_least=1, at_most=65535)]
+PORT_MAX = 65535
+Port = Annotated[int, Within(at_least=1, at_most=PORT_MAX)]
 
 
 @frozen(kw_only=True)
@@ -75,7 +76,7 @@ class SglangSection(EngineSection):
         """The ports of its node's host that are its own, by the key that names the first of them."""
         given = (("bootstrap_port", self.bootstrap_port, BOOTSTRAP_PORTS), ("dist_port", self.dist_port, 1))
         own = {key: range(first, first + count) for key, first, count in given if first is not None}
-        return {**own, **self.events.ports}
+        return {**own, **self.events.ports(self.data_parallel)}
 
     @property
     def fixed_ports(self) -> Mapping[str, int]:
@@ -107,6 +108,7 @@ class SglangSection(EngineSection):
             yield Mistake(f"{path}.device", 'is missing; expected "cpu" or "cuda"')
         yield from self._bootstrap_mistakes(cluster, path)
         yield from self._rank_mistakes(cluster, path)
+        yield from self._data_parallel_mistakes(path)
         yield from self._vision_mistakes(cluster, path)
         yield from self.event_mistakes(path)
         for key, value in self.settings.items():
@@ -168,6 +170,16 @@ class SglangSection(EngineSection):
             yield from self._span_mistakes(cluster, path)
         elif self.dist_port is not None:
             yield Mistake(f"{path}.dist_port", "means nothing without ranks_on")
+
+    def _data_parallel_mistakes(self, path: str) -> Iterator[Mistake]:
+        """Yield what several data-parallel ranks do not work with."""
+        key = f"{path}.data_parallel"
+        if self.data_parallel == 1 or self.leg == "encode":
+            return
+        if self.ranks_on:
+            yield Mistake(key, "is for engines on one node, and this one has ranks_on: name more engines instead")
+        if self.leg != "both" and self.device == "cpu":
+            yield Mistake(key, f"has been tried on a CPU with engines that compute both legs alone: leg is {self.leg}")
 
     def _span_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what keeps the nodes that an engine spans from meeting."""

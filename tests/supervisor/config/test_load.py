@@ -493,6 +493,58 @@ def test_events_are_for_engines_that_have_some(tmp_path: Path, lines: str, sente
     assert any(sentence in mistake for _, mistake in mistakes(file)), mistakes(file)
 
 
+@pytest.mark.parametrize(
+    ("lines", "line", "sentence"),
+    [
+        (
+            'device = "cuda"\nranks_on = ["b"]\ndist_port = 7500',
+            8,
+            "is for engines on one node, and this one has ranks_on",
+        ),
+        ('device = "cpu"\nleg = "decode"', 8, "has been tried on a CPU with engines that compute both legs alone"),
+        ('kind = "simulated"\nleg = "encode"', 8, "is for engines that compute tokens"),
+        (
+            'device = "cpu"\nevents.listen = "127.0.0.1:65535"',
+            10,
+            "leaves no port for each rank: the last would be 65536",
+        ),
+        (
+            'device = "cpu"\nevents.listen = "127.0.0.1:5557"\nevents.replay = "127.0.0.1:5558"',
+            11,
+            "is too near to listen",
+        ),
+    ],
+)
+def test_ranks_where_they_do_not_work_are_a_mistake(tmp_path: Path, lines: str, line: int, sentence: str) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        f'[gateway]\nport = 8000\n[model.tiny]\npath = "{ROOT / "examples" / "tiny"}"\n'
+        f'[engine.one]\nmodel = "tiny"\nkv_tokens_max = 4096\ndata_parallel = 2\n{lines}\n'
+    )
+    found = mistakes(file)
+    assert any(number == line and sentence in mistake for number, mistake in found), found
+
+
+@pytest.mark.parametrize(
+    ("lines", "by_memory"),
+    [
+        ("", False),
+        ("data_parallel = 2", True),
+        ('data_parallel = 2\nadmission = "slots"', False),
+        ('admission = "memory"', True),
+    ],
+)
+def test_requests_wait_for_memory_by_default_where_there_are_several_ranks(
+    tmp_path: Path, lines: str, by_memory: bool
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        f'[model.tiny]\npath = "{ROOT / "examples" / "tiny"}"\n'
+        f'[engine.one]\nmodel = "tiny"\ndevice = "cpu"\nkv_tokens_max = 4096\n{lines}\n'
+    )
+    assert read_cluster(file).engine["one"].admits_by_memory is by_memory
+
+
 def test_an_engine_publishes_its_blocks_if_its_policy_uses_them_or_its_section_says_so(tmp_path: Path) -> None:
     def publishes(policy: str, lines: str) -> bool:
         file = tmp_path / "cluster.toml"

@@ -13,10 +13,14 @@ from protocol.peer import Peer
 READ_BYTES = 4096
 
 
-def pin_to_core(rank: int) -> None:
-    """Pin this rank's scheduler to a core that no other rank of the engine has, unless the operator has chosen one."""
+def pin_to_cores(first: int, count: int = 1) -> None:
+    """Pin the schedulers of `count` ranks, from `first` on, to a core each, unless the operator has chosen some.
+
+    No other rank of the engine has that core, as long as there are enough.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", str(cores[rank % len(cores)]))
+    pinned = "|".join(str(cores[rank % len(cores)]) for rank in range(first, first + count))
+    os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", pinned)
 
 
 def serve_follower_rank(peer: Peer, link: socket.socket, watchdog: Watchdog) -> str:

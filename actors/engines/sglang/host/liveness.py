@@ -22,9 +22,12 @@ POLL_S = 0.5
 class LivenessProbe:
     """Probes what computes, one question at a time; `threads` are those that compute, one a rank, by their `stat`."""
 
-    def __init__(self, ask: Callable[[], Coroutine[None, None, None]], threads: Sequence[Path]) -> None:
+    def __init__(
+        self, ask: Callable[[], Coroutine[None, None, None]], threads: Sequence[Path], *, independent: bool = False
+    ) -> None:
         self._ask = ask
         self._threads = threads
+        self._suffices = any if independent else all
         self._outputs = 0  # that have come of it
         self._question: asyncio.Task[None] | None = None
 
@@ -33,13 +36,16 @@ class LivenessProbe:
         self._outputs += 1
 
     async def probe(self, *, running: bool) -> None:
-        """Wait until anything comes from now on, or all threads have computed while requests run."""
+        """Wait until anything comes from now on, or all threads have computed while requests run.
+
+        Of `independent` ones, some of which may have no request, one that has computed is enough.
+        """
         outputs, computed = self._outputs, self._computed()
         if self._question is None or self._question.done():
             self._question = asyncio.get_running_loop().create_task(self._ask())
         while self._outputs == outputs and not self._question.done():
             await asyncio.wait({self._question}, timeout=POLL_S)
-            if running and all(map(int.__lt__, computed, self._computed())):
+            if running and self._suffices(map(int.__lt__, computed, self._computed())):
                 return
 
     def _computed(self) -> list[int]:
@@ -47,14 +53,19 @@ class LivenessProbe:
         return [_ticks(thread) for thread in self._threads]
 
 
-def scheduler_probe(manager: TokenizerManager, schedulers: Sequence[int]) -> LivenessProbe:
-    """Return the probe of an engine's scheduler; `schedulers` are its processes, one a rank."""
+def scheduler_probe(manager: TokenizerManager, schedulers: Sequence[int], ranks: int = 1) -> LivenessProbe:
+    """Return the probe of an engine's scheduler; `schedulers` are its processes.
+
+    With several data-parallel `ranks` the first process is their controller. All ranks have to answer a question, but
+    one that is stopped while others compute is left to its canary and to the deadlines of its requests.
+    """
 
     async def ask() -> None:
         # A request that changes nothing: SGLang's tests slow the scheduler down by it, and None means not at all.
         await manager.slow_down(SlowDownReqInput(forward_sleep_time=None))
 
-    return LivenessProbe(ask, [thread_of(pid, pid) for pid in schedulers])
+    computing = schedulers[1:] if ranks > 1 else schedulers
+    return LivenessProbe(ask, [thread_of(pid, pid) for pid in computing], independent=ranks > 1)
 
 
 def thread_of(process: int, thread: int) -> Path:

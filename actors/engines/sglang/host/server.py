@@ -31,8 +31,8 @@ from sglang.srt.server_args import PortArgs
 from actors.engines.block_log import BlockLog
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message, model_files, shared_memory
-from actors.engines.sglang.host import outputs, scheduler, transfer_delay, translation
-from actors.engines.sglang.host.follower_rank import pin_to_core, serve_follower_rank
+from actors.engines.sglang.host import outputs, prefix_cache, scheduler, transfer_delay, translation
+from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
 from actors.engines.sglang.host.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.media_input import MediaInput, media_info
@@ -101,7 +101,7 @@ class Host:
         self.watchdog = watchdog
         self.link = ServedLink(link, peer, watchdog, self._received)
         self.requests = Requests(self.manager)
-        self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids())
+        self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids(), info.ranks)
         blocks = BlockLog(uuid4().hex)
         self.events = KvEventReceivers(blocks, sources)
         self.watchers = Watchers(self.link, blocks, self._loads)
@@ -231,7 +231,7 @@ class Host:
 
     async def _loads(self) -> Sequence[LoadSnapshot]:
         loads: list[LoadSnapshot] = await self.manager.get_loads()
-        return loads
+        return sorted(loads, key=lambda load: load.dp_rank)
 
     # Control operations ----------------------------------------------------------------
 
@@ -243,16 +243,16 @@ class Host:
                 await self.liveness.probe(running=bool(self.requests.by_id))
                 return Done()
             case GetLoad():
-                loads = await self.manager.get_loads()
-                return EngineLoad(
-                    running=sum(load.num_running_reqs for load in loads),
-                    waiting=sum(load.num_waiting_reqs for load in loads),
-                    kv_tokens_used=sum(load.num_used_tokens for load in loads),
+                return EngineLoad.of_ranks(
+                    [
+                        EngineLoad(load.num_running_reqs, load.num_waiting_reqs, load.num_used_tokens)
+                        for load in await self._loads()
+                    ]
                 )
             case GetMetrics() if self.info.metrics:
                 return await self.metrics.metrics()
             case FlushCache():
-                if not (await self.manager.flush_cache()).success:
+                if await prefix_cache.flush(self.manager) is not None:
                     raise Overloaded("the prefix cache is in use")
                 return Done()
             case _:
@@ -266,9 +266,9 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     os.environ.update(boot.environment)
     if (delay_s := boot.environment.get(transfer_delay.VARIABLE)) is not None:
         transfer_delay.delay_transfers(float(delay_s))
-    rank = boot.arguments.get("node_rank")
-    if isinstance(rank, int) and boot.arguments.get("device") == "cpu":
-        pin_to_core(rank)
+    rank, ranks = boot.arguments.get("node_rank"), boot.arguments.get("dp_size", 1)
+    if boot.arguments.get("device") == "cpu" and (isinstance(rank, int) or ranks != 1):
+        pin_to_cores(rank if isinstance(rank, int) else 0, ranks if isinstance(ranks, int) else 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
     _hook_ports(folder)
     try:
@@ -278,7 +278,8 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         for pid in engine.get_all_child_pids():
             watchdog.watch_child(pid)
         shared_memory.record(folder, shared_memory.mapped())
-        peer = Peer(boot.name, serves_max=engine.server_args.max_running_requests + CONTROL_STREAMS)
+        requests_max = engine.server_args.max_running_requests * engine.server_args.dp_size
+        peer = Peer(boot.name, serves_max=requests_max + CONTROL_STREAMS)
         host = None if rank else _host(boot, engine, peer, link, watchdog)
         if host is not None:
             engine.loop.run_until_complete(host.start(listener))
@@ -306,7 +307,7 @@ def _host(boot: boot_message.BootMessage, engine: _Engine, peer: Peer, link: soc
     layout, form = folder_layout(folder), MediaForm.PIXELS if boot.has_tower else MediaForm.EMBEDDINGS
     media = media_info(engine.tokenizer_manager, layout, form)
     info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
-    sources = () if boot.events is None else (EventSource(0, boot.events.endpoint, boot.events.replay_endpoint),)
+    sources = tuple(EventSource(rank, each.endpoint, each.replay_endpoint) for rank, each in enumerate(boot.events))
     if media is None or layout is None:
         return Host(engine, info, peer, link, watchdog, sources=sources)
     tensors = SchedulerTensors(shared_memory.record_tensors(Path(boot.folder)))

@@ -37,6 +37,7 @@ def sglang_request(
         return_logprob=request.logprobs is not None,
         top_logprobs_num=request.logprobs or 0,
         cache_salt=request.cache_salt,
+        routed_dp_rank=request.rank,
         external_trace_header=None if trace is None else as_headers(trace),
         **_bootstrap(request.rendezvous),
     )
@@ -132,7 +133,7 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
         hand_off=HandOff.NONE if mode == "null" else HandOff.RENDEZVOUS,
         bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
-        ranks=arguments.tp_size * arguments.pp_size,
+        ranks=arguments.dp_size,
         digest=digest,
         media=media,
         metrics=arguments.enable_metrics,

@@ -12,6 +12,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+from actors.engines.sglang.host import prefix_cache
 from protocol.messages import EngineInfo
 
 PROMPT_TOKENS = 32
@@ -26,25 +27,28 @@ GRAMMAR: dict[str, object] = {"temperature": 0.0, "regex": "[0-9]+"}
 async def warm_up(
     manager: TokenizerManager, info: EngineInfo, mode: str, picture: MultimodalProcessorOutput | None = None
 ) -> None:
-    """Answer some short requests and drop them from the cache; raises `RuntimeError` if one is not answered in full.
+    """Answer some short requests on each rank, and drop them from the cache.
 
     `mode` is SGLang's disaggregation mode, "null" for an engine that computes both legs. `picture` is the input of a
-    prompt with a picture, for an engine that takes some.
+    prompt with a picture, for an engine that takes some; it can be given to one rank only. Raises `RuntimeError` if a
+    request is not answered in full.
     """
     # A decode without a KV cache from a prefill begins with an arbitrary token, which a grammar would refuse.
     kinds = [GREEDY, SAMPLED, *([GRAMMAR] if info.grammars and mode != "decode" else [])]
     half = max(1, info.request_tokens_max // 2)
     prompt = [place % info.vocabulary_size for place in range(min(PROMPT_TOKENS, half))]
-    requests = [(prompt, None, sampling) for sampling in kinds]
+    requests = [(rank, prompt, None, sampling) for sampling in kinds for rank in range(info.ranks)]
     if picture is not None:
-        requests.append((picture.input_ids, picture, {**GREEDY, "max_new_tokens": 1}))
-    for room, (tokens, media, sampling) in enumerate(requests):
+        requests.append((0, picture.input_ids, picture, {**GREEDY, "max_new_tokens": 1}))
+    for number, (rank, tokens, media, sampling) in enumerate(requests):
+        room = number * info.ranks + rank
         bootstrap = {} if mode == "null" else {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": room}
         request = GenerateReqInput(
             input_ids=tokens,
             image_data=None if media is None else [media],
             sampling_params={"max_new_tokens": min(ANSWER_TOKENS, half), "ignore_eos": True, **sampling},
-            rid=f"{room:032x}",
+            rid=f"{number:032x}",
+            routed_dp_rank=rank,
             stream=True,
             **bootstrap,
         )
@@ -55,5 +59,5 @@ async def warm_up(
         if reason is None or reason["type"] == "abort" or not drawn:
             why = None if reason is None else reason.get("message")
             raise RuntimeError(f"its own first request was not answered: {why or 'it ended without a token'}")
-    if not (flushed := await manager.flush_cache(timeout_s=FLUSH_WITHIN_S)).success:
-        raise RuntimeError(f"its first requests could not be forgotten: {flushed.message}")
+    if (why_not := await prefix_cache.flush(manager, FLUSH_WITHIN_S)) is not None:
+        raise RuntimeError(f"its first requests could not be forgotten: {why_not}")

@@ -45,7 +45,8 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
     ("line", "mistake"),
     [
         ("is_embedding = true", "settings.is_embedding: cannot be set: an engine here generates text"),
-        ("dp_size = 2", "settings.dp_size: cannot be set: name more engines"),
+        ("dp_size = 2", "settings.dp_size: is given by data_parallel"),
+        ("enable_dp_attention = true", "settings.enable_dp_attention: cannot be set: the router chooses the rank"),
         ('disaggregation_mode = "prefill"', "settings.disaggregation_mode: is given by leg"),
         ("skip_tokenizer_init = true", "settings.skip_tokenizer_init: cannot be set: the host needs"),
         ('dllm_algorithm = "LowConfidence"', "settings.dllm_algorithm: cannot be set: an engine here generates text"),
@@ -129,6 +130,24 @@ def test_what_a_host_is_started_with_has_the_types_of_sglangs_arguments(leg: Leg
 def test_all_that_the_host_decides_from_keys_of_ours_is_refused_in_settings() -> None:
     tunable = {"sleep_on_idle", "constrained_json_disable_any_whitespace", "log_level"}
     assert arguments("cuda", Leg.PREFILL).keys() - tunable <= setting_rules.REFUSED.keys()
+
+
+def test_an_engine_has_as_many_ranks_as_its_key_says_each_with_sockets_for_its_events() -> None:
+    one = SglangSpec("e", "/m", "cpu", 4, 4096, publishes=True)
+    assert "dp_size" not in build(one, "/f").arguments
+    assert [each.endpoint for each in build(one, "/f").events] == ["ipc:///f/events.inproc"]
+    two = evolve(one, data_parallel=2)
+    boot = build(two, "/f")
+    assert boot.arguments["dp_size"] == 2
+    assert [(each.endpoint, each.replay_endpoint) for each in boot.events] == [
+        ("ipc:///f/events.inproc", "ipc:///f/replay.inproc"),
+        ("ipc:///f/events.inproc_dp1", "ipc:///f/replay.inproc_dp1"),
+    ]
+    seen = build(evolve(two, events_address="0.0.0.0:5557", events_replay_address="127.0.0.1:5600"), "/f")
+    assert [(each.endpoint, each.replay_endpoint) for each in seen.events] == [
+        ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5600"),
+        ("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5601"),
+    ]
 
 
 def test_an_engine_with_metrics_keeps_them_in_its_own_folder_whatever_the_environment_says() -> None:

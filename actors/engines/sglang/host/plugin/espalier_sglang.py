@@ -1,4 +1,4 @@
-"""Limits inside SGLang's scheduler, on every device: what one request's grammar may cost the requests beside it.
+"""Limits inside SGLang's processes, on every device: what one request's grammar may cost the requests beside it.
 
 The grammar checker refuses expensive grammars beforehand, but it cannot try every answer. Here each step of each
 grammar is timed in the scheduler itself, and a request whose steps exceed their budget is aborted, alone; so is one
@@ -6,7 +6,8 @@ whose grammar allows no further token, of which there is nothing to draw. An eng
 request must end on all of them in the same step, or they wait for each other for ever: it fails by what every rank
 knows of it, its tokens and its grammar, or by an abort that the first rank sends to all.
 
-Compiled grammars are kept within a number of bytes, and compiling has two threads that let the scheduler go first.
+Compiled grammars are kept within a number of bytes, and compiling has two threads that let the scheduler go first. An
+engine with data-parallel ranks has one process more, which is to use no processor while there are no requests.
 SGLang finds this file by its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for
 SGLang 0.5.23.
 """
@@ -26,6 +27,7 @@ from actors.engines.sglang.host.grammar_walk import StepBudget
 
 COMPILERS = 2
 NICE = 10
+IDLE_MS = 1000  # in which a process shows SGLang's watchdog that it lives
 KEPT_MAX = 512  # compiled grammars in the cache, refused ones included
 GRAMMAR_LOGGERS = tuple(
     f"sglang.srt.constrained.{module}" for module in ("base_grammar_backend", "grammar_manager", "xgrammar_backend")
@@ -60,7 +62,8 @@ def activate():
 def _activate(step_s, bytes_max):
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
     from sglang.srt.constrained.xgrammar_backend import GrammarCompiler, XGrammarGrammar, XGrammarGrammarBackend
-    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.data_parallel_controller import DataParallelController
+    from sglang.srt.managers.io_struct import AbortReq, sock_recv
     from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
@@ -73,6 +76,19 @@ def _activate(step_s, bytes_max):
     abort_slow(Scheduler, AbortReq, slow)
     limit_cache(BaseGrammarBackend, bytes_max)
     limit_compiling(XGrammarGrammarBackend, GrammarCompiler)
+    wait_for_requests(DataParallelController, sock_recv)
+
+
+def wait_for_requests(controller, receive):
+    """Make the process that passes requests on to data-parallel ranks wait for them: SGLang's asks all the time."""
+
+    def event_loop(self):
+        while True:
+            self.soft_watchdog.feed()
+            if self.recv_from_tokenizer.poll(IDLE_MS):
+                self._request_dispatcher(receive(self.recv_from_tokenizer))
+
+    controller.event_loop = event_loop
 
 
 def free_dead_ends(grammar):

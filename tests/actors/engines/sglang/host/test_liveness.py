@@ -26,8 +26,8 @@ async def main():
         started.stdout.readline()  # to start an interpreter is to compute as well
         return started
     busy, waiting = process("exec('while True: pass')"), process("import time; time.sleep(60)")
-    async def alive(manager, *processes, running, meanwhile=lambda probe: None):
-        probe = scheduler_probe(manager, [each.pid for each in processes])
+    async def alive(manager, *processes, running, meanwhile=lambda probe: None, ranks=1):
+        probe = scheduler_probe(manager, [each.pid for each in processes], ranks)
         asyncio.get_running_loop().call_later(0.2, meanwhile, probe)
         try:
             await asyncio.wait_for(probe.probe(running=running), 10.0)
@@ -45,6 +45,8 @@ async def main():
         "one that computes without a request is lost": lost(Manager(), busy, running=False),
         "one that does not compute a request is lost": lost(Manager(), waiting, running=True),
         "one rank of two waits for ever": lost(Manager(), busy, waiting, running=True),
+        "of independent ranks one computes": alive(Manager(), waiting, busy, waiting, running=True, ranks=2),
+        "the process before independent ranks computes nothing": lost(Manager(), busy, waiting, running=True, ranks=2),
     }
     for fact, holds in zip(facts, await asyncio.gather(*facts.values())):
         assert holds, fact
@@ -85,7 +87,7 @@ class Manager:
 async def main():
     ours, theirs = socket.socketpair()
     engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
-    info = SimpleNamespace(honours_seed=False, media=None)
+    info = SimpleNamespace(honours_seed=False, media=None, ranks=1)
     serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
@@ -131,9 +133,13 @@ class Manager:
         if self.ends is not None:
             yield {"meta_info": {"finish_reason": None}, "output_ids": [1] * min(self.tokens, 1)}
             yield {"meta_info": {"finish_reason": self.ends}, "output_ids": [1] * (self.tokens - 1)}
-    async def flush_cache(self, timeout_s):
+    mm_processor, busy_ranks = None, 0
+    def auto_create_handle_loop(self):
+        pass
+    async def flush_cache_communicator(self, wanted):
         self.flushed += len(self.asked)
-        return SimpleNamespace(success=self.flushed < 9, message="busy")
+        ranks = [SimpleNamespace(success=self.flushed < 9, message="busy")]
+        return ranks + [SimpleNamespace(success=False, message="busy too")] * self.busy_ranks
 
 async def main():
     for mode, grammars, kinds in [("null", True, 3), ("prefill", True, 3), ("decode", True, 2), ("null", False, 2)]:
@@ -143,6 +149,11 @@ async def main():
         assert len({each.rid for each in manager.asked}) == kinds
         assert {each.bootstrap_host for each in manager.asked} == {None if mode == "null" else "2.2.2.2"}
         assert all(each.input_ids == [*range(20), *range(12)] for each in manager.asked)
+    ranks = Manager()
+    await warm_up(ranks, evolve(INFO, ranks=2), "prefill")
+    assert [each.routed_dp_rank for each in ranks.asked] == [0, 1] * 3
+    assert len({each.rid for each in ranks.asked}) == len({each.bootstrap_room for each in ranks.asked}) == 6
+    assert all(each.bootstrap_room % 2 == each.routed_dp_rank for each in ranks.asked)
     small = Manager()
     await warm_up(small, evolve(INFO, request_tokens_max=7), "null")
     assert {(len(each.input_ids), each.sampling_params["max_new_tokens"]) for each in small.asked} == {(3, 3)}
@@ -151,6 +162,7 @@ async def main():
         (Manager(ends=None), "its own first request was not answered: it ended without a token"),
         (Manager(tokens=0), "its own first request was not answered: it ended without a token"),
         (Manager(flushed=9), "its first requests could not be forgotten: busy"),
+        (Manager(busy_ranks=1), "its first requests could not be forgotten: busy too"),
     ]:
         try:
             await warm_up(broken, INFO, "null")
@@ -244,7 +256,7 @@ async def turns_a_step_into_a_frame():
                               _release_lora_once=lambda state: None)
     engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
-    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None), Peer("e", serves_max=20), theirs, None)
+    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None, ranks=1), Peer("e", serves_max=20), theirs, None)
     host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
     serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
