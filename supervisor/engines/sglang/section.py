@@ -108,7 +108,6 @@ class SglangSection(EngineSection):
             yield Mistake(f"{path}.device", 'is missing; expected "cpu" or "cuda"')
         yield from self._bootstrap_mistakes(cluster, path)
         yield from self._rank_mistakes(cluster, path)
-        yield from self._data_parallel_mistakes(path)
         yield from self._vision_mistakes(cluster, path)
         yield from self.event_mistakes(path)
         for key, value in self.settings.items():
@@ -171,18 +170,10 @@ class SglangSection(EngineSection):
         elif self.dist_port is not None:
             yield Mistake(f"{path}.dist_port", "means nothing without ranks_on")
 
-    def _data_parallel_mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield what several data-parallel ranks do not work with."""
-        key = f"{path}.data_parallel"
-        if self.data_parallel == 1 or self.leg == "encode":
-            return
-        if self.ranks_on:
-            yield Mistake(key, "is for engines on one node, and this one has ranks_on: name more engines instead")
-        if self.leg != "both" and self.device == "cpu":
-            yield Mistake(key, f"has been tried on a CPU with engines that compute both legs alone: leg is {self.leg}")
-
     def _span_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what keeps the nodes that an engine spans from meeting."""
+        if self.data_parallel > 1:
+            yield Mistake(f"{path}.data_parallel", "is for an engine on one node, without ranks_on: name more engines")
         for index, name in enumerate(self.ranks_on):
             if name not in cluster.node:
                 yield Mistake(

@@ -499,9 +499,8 @@ def test_events_are_for_engines_that_have_some(tmp_path: Path, lines: str, sente
         (
             'device = "cuda"\nranks_on = ["b"]\ndist_port = 7500',
             8,
-            "is for engines on one node, and this one has ranks_on",
+            "is for an engine on one node, without ranks_on",
         ),
-        ('device = "cpu"\nleg = "decode"', 8, "has been tried on a CPU with engines that compute both legs alone"),
         ('kind = "simulated"\nleg = "encode"', 8, "is for engines that compute tokens"),
         (
             'device = "cpu"\nevents.listen = "127.0.0.1:65535"',

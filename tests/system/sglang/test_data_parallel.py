@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from ctypes.util import find_library
 from itertools import count
 
 import pytest
@@ -14,13 +15,14 @@ from openai import OpenAI
 
 from actors.engines.port import Engine
 from actors.routing.prefix_index import PrefixIndex
-from bench.rig.node import SGLANG, Node, node, short_folder, wait_until
+from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_until
 from bench.rig.processes import ProcessEntry, usage
 from protocol.block_hashes import block_hashes
 from protocol.errors import BadRequest, Overloaded
 from protocol.kv_events import BlockEvents, EngineLoads
 from protocol.messages import Generate, Sampling, Started, Tokens
 from tests.system.sglang.conftest import MakeEngine
+from tests.system.sglang.greedy import all_completed, prompts
 
 pytestmark = pytest.mark.engine
 
@@ -28,6 +30,7 @@ RANKS = {"data_parallel": 2, "slots": 4, "kv_tokens_max": 2048, "publishes": Tru
 PROMPT = [5 + place % 200 for place in range(64)]
 SETTLED_S = 0.5  # after an answer: its events have come
 IDS = count(1)
+PROMPTS = prompts(24, longest=200, seed=7)
 
 
 async def ask(engine: Engine, rank: int, prompt: list[int] = PROMPT, tokens_max: int = 8) -> tuple[int, list[int]]:
@@ -130,6 +133,38 @@ def test_a_node_asks_both_ranks_and_a_killed_one_costs_the_engine_a_restart() ->
         running.wait_ready()
         assert routes(client, 6) == {"main/tiny-0#0", "main/tiny-0#1"}
         assert {entry.pid for entry in both(running)}.isdisjoint(entry.pid for entry in schedulers)
+
+
+PAIR = """device = "cpu"
+leg = "decode"
+data_parallel = 2
+kv_tokens_max = 4096
+[engine.tiny-1]
+model = "tiny"
+device = "cpu"
+leg = "prefill"
+bootstrap_port = {port}
+data_parallel = 2
+slots = 4
+kv_tokens_max = 4096
+"""
+
+
+@pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library needs Debian's libibverbs1")
+def test_each_rank_of_a_prefill_hands_over_to_each_rank_of_a_decode(served: Node) -> None:
+    with (
+        short_folder() as folder,
+        node(folder, slots=4, engine=PAIR.format(port=free_port())) as running,
+        OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0) as client,
+    ):
+        seen = set[str]()
+        for _ in range(20):
+            seen |= routes(client, 8)
+        ranks = [f"main/tiny-1#{prefill}+main/tiny-0#{decode}" for prefill in range(2) for decode in range(2)]
+        assert seen == {*ranks}
+        wanted, got = (all_completed(port, PROMPTS, 4) for port in (served.port, running.port))
+        assert [tokens for tokens, *_ in got] == [tokens for tokens, *_ in wanted]
+        assert "hand_off_failed" not in running.output()
 
 
 def both(running: Node) -> list[ProcessEntry]:

@@ -175,9 +175,8 @@ class Host:
                 self.link.messages.ended(running.stream)  # nothing needs the memory of its tensors any more
             else:
                 check_media(request, self.info)  # a prompt that has places without images
-            sglang_request = translation.sglang_request(
-                request, output, honours_seed=self.info.honours_seed, traced=self.manager.enable_trace
-            )
+            traced = self.manager.enable_trace
+            sglang_request = translation.sglang_request(request, self.info, output, traced=traced)
             async for out in self.manager.generate_request(sglang_request, None):
                 last = out
         except RequestError as error:  # of the images and videos, which are checked here

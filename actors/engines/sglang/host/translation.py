@@ -24,13 +24,18 @@ RESERVED_TOKENS = 6  # below either limit of a request; see SGLang's `max_req_in
 
 
 def sglang_request(
-    request: Generate, media: MultimodalProcessorOutput | None = None, *, honours_seed: bool, traced: bool
+    request: Generate, info: EngineInfo, media: MultimodalProcessorOutput | None = None, *, traced: bool
 ) -> GenerateReqInput:
-    """Return a request as SGLang's `GenerateReqInput`, with what has been made of its images and videos."""
+    """Return a request as SGLang's `GenerateReqInput`, with what has been made of its images and videos.
+
+    A prefill is told twice which of its ranks a request is for. From the room alone SGLang 0.5.23 takes every rank but
+    the first for the wrong one.
+    """
     trace = request.trace if traced else None
+    is_rank_of_prefill = info.bootstrap is not None and info.ranks > 1
     return GenerateReqInput(
         input_ids=request.tokens,
-        sampling_params=_sampling(request.sampling, request.said, honours_seed=honours_seed),
+        sampling_params=_sampling(request.sampling, request.said, honours_seed=info.honours_seed),
         image_data=None if media is None else [media],
         rid=request.id,
         stream=True,
@@ -38,6 +43,7 @@ def sglang_request(
         top_logprobs_num=request.logprobs or 0,
         cache_salt=request.cache_salt,
         routed_dp_rank=request.rank,
+        disagg_prefill_dp_rank=request.rank if is_rank_of_prefill else None,
         external_trace_header=None if trace is None else as_headers(trace),
         **_bootstrap(request.rendezvous),
     )
