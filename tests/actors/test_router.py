@@ -296,6 +296,40 @@ async def test_the_same_pair_is_asked_again_where_there_is_no_other(autojump_clo
         assert rig.worker("p").times == rig.worker("d").times == [0, 0.75]
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+async def test_a_pair_meets_in_a_room_of_the_rank_of_its_prefill_and_no_two_requests_in_one(
+    rank: int, autojump_clock: MockClock
+) -> None:
+    prefill = Fake(f"p#{rank}", leg=Leg.PREFILL, bootstrap=("h", 1), ranks=3, slots=64)
+    decode = Fake("d#1", leg=Leg.DECODE, ranks=2, slots=64)
+    async with routed(prefill, decode) as rig:
+        first = rig.routing.new_room()
+        rooms = iter(range(first, first + 40))
+        rig.routing.new_room = rooms.__next__
+        async with trio.open_nursery() as clients:
+            for number in range(40):
+                clients.start_soon(ask, rig, generate(f"{number}"))
+        met = [request.rendezvous.room for request in rig.worker(f"p#{rank}").asked]
+        assert sorted(met) == sorted(request.rendezvous.room for request in rig.worker("d#1").asked)
+        assert {room % 3 for room in met} == {rank}
+        assert len(set(met)) == 40
+        assert 0 <= min(met) <= max(met) < 2**63
+
+
+async def test_an_engine_that_crashes_takes_all_of_its_ranks_from_the_request(autojump_clock: MockClock) -> None:
+    crash = [Play(EngineLost("gone"), 0)]
+    ranks = Fake("e#0", crash, ranks=2), Fake("e#1", ranks=2)
+    async with routed(*ranks) as rig:
+        with pytest.raises(EngineLost):
+            await ask(rig, generate())
+        assert rig.worker("e#1").asked == []
+    async with routed(Fake("e#0", [*crash], ranks=2), Fake("e#1", ranks=2), Fake("f", more=3)) as rig:
+        rig.worker("e#0").plays = [Play(EngineLost("gone"), 0)]
+        wanted = generate()
+        check_whole(await ask(rig, wanted), wanted)
+        assert [len(worker.asked) for worker in rig.pool.all] == [1, 0, 1]
+
+
 # Any losses -----------------------------------------------------------------------------
 
 

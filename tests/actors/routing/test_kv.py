@@ -229,3 +229,58 @@ def test_few_workers_are_looked_at_however_many_there_are() -> None:
     made = policy({load.name: PROMPT for load in loads})
     assert made(wanted(), Counting(loads)) is not None
     assert Counting.looks <= HOLDERS_MAX + LEADING_MAX + 2
+
+
+# Ranks ---------------------------------------------------------------------------------------
+
+
+def of_ranks(*ranks: int, engine: str = "a") -> list[Load]:
+    return [Load(f"{engine}#{rank}", 0, 8) for rank in ranks]
+
+
+def test_a_prefix_counts_for_the_rank_that_has_it_and_for_no_other() -> None:
+    made = policy()
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 1, block_hashes(PROMPT[: 7 * PAGE], PAGE))])
+    assert chosen(made, wanted(), *of_ranks(0, 1, 2), B) == ("a#1", 7 * PAGE)
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, block_hashes(PROMPT[: 8 * PAGE], PAGE))])
+    assert chosen(made, wanted(), *of_ranks(0, 1, 2), B) == ("a#0", 8 * PAGE)
+    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    assert chosen(made, wanted(), *of_ranks(0, 1, 2), B) == ("a#1", 7 * PAGE)
+
+
+def test_a_rank_with_a_prefix_is_compared_however_many_less_loaded_ones_there_are() -> None:
+    made = policy()
+    made.index.apply("z", [BlockEvent(BlockChange.STORED, 11, block_hashes(PROMPT, PAGE))])
+    others = [Load(f"{letter}#{rank}", 0, 8) for letter in "abcd" for rank in range(8)]
+    few = Few([*others, *of_ranks(*range(12), engine="z")])
+    choice = made(wanted(), few)
+    assert choice is not None
+    assert (choice.load.name, choice.overlap) == ("z#11", 9 * PAGE)
+
+
+class Few(Loads):
+    """Candidates of which the policy sees the first by itself, and the others by their names."""
+
+    def leading(self, _: Generate) -> Sequence[Load]:
+        return self.every[:1]
+
+
+def test_events_of_a_rank_that_an_engine_does_not_have_change_nothing() -> None:
+    made = policy()
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 5, block_hashes(PROMPT, PAGE))])
+    assert chosen(made, wanted(), A, evolve(B, busy=1)) == ("a", 0)
+
+
+def test_a_burst_of_equal_prompts_is_spread_over_the_ranks_of_an_engine_by_what_they_have_to_compute() -> None:
+    made = policy(load_tokens=2 * PAGE)
+    loads = {load.name: load for load in of_ranks(0, 1, 2, 3)}
+    counts = Counter[str]()
+    for _ in range(32):
+        choice = made(wanted(), Loads(list(loads.values())))
+        assert choice is not None
+        assert choice.on_taken is not None
+        choice.on_taken()
+        name = choice.load.name
+        counts[name] += 1
+        loads[name] = evolve(loads[name], busy=loads[name].busy + 1)
+    assert max(counts.values()) <= 1.5 * 32 / 4, counts

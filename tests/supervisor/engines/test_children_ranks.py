@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,13 +16,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.engines.simulated.engine import SimulatedEngine
 from protocol.errors import BadRequest
 from protocol.messages import Generate, Sampling
+from protocol.text_messages import Respond, Role, Turn
 from supervisor.cluster.engine_control import local_loads
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.engines.kinds import read_cluster
+from supervisor.gateway.requests import RequestRecord
 from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
+from tests.rig.tasks import append_result
 from tests.supervisor.config.test_load import ROOT, Written
 
 FILE = f"""
@@ -139,3 +143,142 @@ async def test_status_and_metrics_show_each_rank(written: Written, autojump_cloc
         assert {"canary-0", "canary-1"} <= {child.path.rpartition("/")[2] for child in status.tree}
         text = metrics.render({}).decode()
         assert 'espalier_engine_slots{engine="main/e#1"} 2.0' in text
+
+
+# Through the router ---------------------------------------------------------------------
+
+
+async def answer(assembly: Assembly, number: int, tokens_max: int = 5, text: str = "an oak") -> str:
+    """Ask as a client does, and return where the request went."""
+    assert assembly.gateway is not None
+    turns = (Turn(Role.USER, text),)
+    request = Respond(f"{number << 16:032x}", turns, tokens_max=tokens_max, ignore_eos=True)
+    record = RequestRecord(request.id, "tiny", "chat", trio.current_time())
+    served = assembly.gateway.runner.served["tiny"]
+    await assembly.gateway.answer(request, served, record, lambda _: None, lambda answered: answered)
+    assert record.route is not None
+    return record.route.workers
+
+
+async def test_requests_are_spread_over_the_ranks_and_equal_prompts_go_where_they_are_cached(
+    written: Written, autojump_clock: MockClock
+) -> None:
+    async with running(written) as (assembly, _):
+        went: list[str] = []
+        async with trio.open_nursery() as clients:
+            for number in range(4):
+                clients.start_soon(append_result, went, answer, assembly, number, 20, f"{number} oaks")
+        assert Counter(went) == {"main/e#0": 2, "main/e#1": 2}
+        text = "an oak that is old " * 20
+        first = await answer(assembly, 10, text=text)
+        await trio.sleep(1)
+        assert {await answer(assembly, number, text=text) for number in range(11, 16)} == {first}
+
+
+async def test_what_waits_for_the_memory_of_a_rank_moves_to_one_that_has_some(
+    written: Written, autojump_clock: MockClock
+) -> None:
+    text = FILE.replace("slots = 2", "slots = 8").replace('policy = "kv"', 'policy = "least_loaded"')
+    async with running(written, text) as (assembly, _), trio.open_nursery() as clients:
+        first, second = assembly.directory.local.values()
+        clients.start_soon(ask, first, generate(1, tokens_max=400))
+        clients.start_soon(ask, second, generate(2, tokens_max=300))
+        await wait_all_tasks_blocked()
+        went: list[str] = []
+        async with trio.open_nursery() as waiting:
+            for number in (10, 11):  # neither fits beside what runs
+                waiting.start_soon(append_result, went, answer, assembly, number, 150)
+            await trio.sleep(1)
+            assert [worker.load.busy for worker in (first, second)] == [2, 2]
+        assert went == ["main/e#1", "main/e#1"]
+        assert trio.current_time() < 60  # the long answer of the first rank takes 40 s, and 15 s more each
+        clients.cancel_scope.cancel()
+
+
+async def test_no_memory_is_promised_twice_by_nodes_that_route_by_themselves(
+    written: Written, autojump_clock: MockClock
+) -> None:
+    text = FILE.replace("slots = 2", "slots = 16")
+    async with running(written, text) as (assembly, _):
+        first, second = assembly.directory.local.values()
+        routers = [GuardedWorker(first, name, (second,)) for name in ("a", "b")]
+        most, done = [0, 0], 0
+        async with trio.open_nursery() as clients:
+
+            async def client(number: int) -> None:
+                nonlocal done
+                request = generate(number, PROMPT[: 8 + number % 40], tokens_max=20 + number * 7 % 150)
+                await ask(routers[number % 2], evolve(request, rank=number // 2 % 2))
+                done += 1
+
+            for number in range(60):
+                clients.start_soon(client, number)
+            while done < 60:
+                load = await engine_of(assembly).load()
+                assert [rank.waiting for rank in load.by_rank] == [0, 0]
+                most = [max(before, rank.running) for before, rank in zip(most, load.by_rank, strict=True)]
+                await trio.sleep(0.05)
+        assert min(most) > 1
+        assert [worker.load.busy for worker in (first, second)] == [0, 0]
+
+
+PAIR = (
+    FILE.replace("data_parallel = 2", 'leg = "prefill"\ndata_parallel = 2').replace("kv", "round_robin", 1)
+    + """
+[engine.d]
+model = "tiny"
+kind = "simulated"
+leg = "decode"
+data_parallel = 3
+slots = 4
+kv_tokens_max = 512
+simulated.costs.fixed_s = 0.1
+"""
+)
+
+
+async def test_each_rank_of_a_prefill_meets_each_rank_of_a_decode(written: Written, autojump_clock: MockClock) -> None:
+    async with running(written, PAIR) as (assembly, _):
+        went: list[str] = []
+        async with trio.open_nursery() as clients:
+            for number in range(24):
+                clients.start_soon(append_result, went, answer, assembly, number)
+        ranks = {f"main/e#{prefill}+main/d#{decode}" for prefill in range(2) for decode in range(3)}
+        assert set(went) == ranks
+        load = [worker.load for worker in assembly.directory.local.values()]
+        assert [(each.busy, each.pending) for each in load] == [(0, 0)] * 5
+
+
+async def test_a_pool_has_all_ranks_of_its_engines(written: Written, autojump_clock: MockClock) -> None:
+    pools = """
+[pool.all]
+engines = ["e"]
+[model.tiny.grid.both]
+input_tokens_min = 0
+input_tokens_max = 100
+input_resolution = 1
+ttft_min_ms = 0
+ttft_max_ms = 100
+ttft_resolution = 1
+pools = [["all"]]
+"""
+    async with running(written, FILE + pools) as (assembly, _):
+        status: Any = await assembly.controls._status()  # noqa: SLF001
+        assert [(pool.engines, pool.up, pool.slots) for pool in status.pools] == [(2, 2, 4)]
+        assert assembly.gateway is not None
+        document: Any = assembly.gateway.pools()
+        assert [engine["name"] for engine in document["pools"][0]["engines"]] == ["main/e#0", "main/e#1"]
+        assert await answer(assembly, 1) in {"main/e#0", "main/e#1"}
+
+
+async def test_a_crash_costs_all_ranks_a_restart_and_then_they_are_asked_again(
+    written: Written, autojump_clock: MockClock
+) -> None:
+    async with running(written) as (assembly, _):
+        engine_of(assembly).crash()
+        await wait_all_tasks_blocked()
+        went: list[str] = []
+        async with trio.open_nursery() as clients:
+            for number in range(4):
+                clients.start_soon(append_result, went, answer, assembly, number)
+        assert set(went) == {"main/e#0", "main/e#1"}
