@@ -88,7 +88,9 @@ def canary_request(info: EngineInfo, request_id: str, salt: str, room: int, rank
         Sampling(min(2 if is_decode else 1, info.request_tokens_max - 1), temperature=0.0, ignore_eos=True),
         cache_salt=salt,
         priority=PRIORITY_MIN,
-        rendezvous=Rendezvous.without_partner(Rendezvous.room_of_rank(room, rank, info.ranks)) if is_pair else None,
+        rendezvous=Rendezvous.without_partner(Rendezvous.room_of_rank(room, rank, info.data_parallel))
+        if is_pair
+        else None,
         rank=rank,
     )
 

@@ -248,8 +248,8 @@ class HandOff(StrEnum):
 class EngineInfo(Message):
     """The properties and limits of an engine; lengths are in tokens.
 
-    It has `ranks` data-parallel ranks, each of which has KV memory for `kv_tokens_max` tokens and computes
-    `running_max` requests at once.
+    It has as many ranks that requests name as `data_parallel` says, each with KV memory for `kv_tokens_max` tokens and
+    for `running_max` requests at once; `ranks` counts all, those that compute one request together, too.
     """
 
     kind: str
@@ -268,6 +268,7 @@ class EngineInfo(Message):
     digest: Digest = ()  # of its model's folder; empty if it has not been read
     media: MediaInfo | None = None  # None: it takes neither images nor videos
     metrics: bool = False  # whether it answers `GetMetrics`
+    data_parallel: int = 1
 
     @property
     def media_form(self) -> MediaForm | None:

@@ -14,7 +14,7 @@ PORT_MAX = 65535
 def check_request(request: Generate, info: EngineInfo) -> None:
     """Raise `BadRequest` for what an engine would die of or change in silence, `ContextTooLong` for a long request."""
     _check_tokens(request, info.vocabulary_size)
-    check_rank(request, info.ranks)
+    check_rank(request, info.data_parallel)
     wanted = request.sampling
     if not all(map(isfinite, wanted.logit_bias.values())):
         raise BadRequest("a logit_bias is not a finite number", param="logit_bias")

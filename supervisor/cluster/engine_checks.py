@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.cluster import COUNT_MAX, Leg, Offer, engine_and_rank
+from protocol.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
 from protocol.errors import PeerViolation
 from protocol.media import MediaForm, MediaInfo
 from protocol.messages import NO_PARTNER, EngineInfo, GrammarKind
@@ -19,8 +19,8 @@ def check_engine(offer: Offer) -> None:
         return
     if not _is_possible(offer.leg, engine):
         raise PeerViolation(f"offer {name} has an engine that cannot be")
-    if engine_and_rank(name)[1] >= engine.ranks:
-        raise PeerViolation(f"offer {name} is a rank of an engine with {engine.ranks}")
+    if engine_and_rank(name)[1] >= engine.data_parallel:
+        raise PeerViolation(f"offer {name} is a rank of an engine with {engine.data_parallel}")
     if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
         raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
     if engine.bootstrap is not None and (engine.bootstrap[0] == NO_PARTNER or not 0 < engine.bootstrap[1] <= PORT_MAX):
@@ -35,9 +35,11 @@ def _is_possible(leg: Leg, engine: EngineInfo) -> bool:
     """Whether the limits of an engine can be; an encoder has none of those that are about tokens."""
     tokens = (engine.vocabulary_size, engine.context_max, engine.kv_tokens_max, engine.request_tokens_max)
     own = (*tokens, engine.page_size)
-    shared = (engine.running_max, engine.ranks)
+    shared = (engine.running_max, engine.ranks, engine.data_parallel)
     counts = shared if leg is Leg.ENCODE else (*own, *shared)
-    return min(counts) >= 1 and max(counts) <= COUNT_MAX and (leg is not Leg.ENCODE or not any(own))
+    if min(counts) < 1 or max(counts) > COUNT_MAX or engine.data_parallel > RANKS_MAX:
+        return False
+    return leg is not Leg.ENCODE or not any(own)
 
 
 def _is_possible_media(media: MediaInfo | None, *, required: bool) -> bool:

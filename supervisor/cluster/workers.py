@@ -309,8 +309,7 @@ class RemoteWorker:
     @property
     def ranks(self) -> int:
         """The number of ranks of its engine, of which it is one."""
-        is_rank = self.engine_name != self.offer.name
-        return self.offer.engine.ranks if is_rank and self.offer.engine is not None else 1
+        return 1 if self.offer.engine is None else self.offer.engine.data_parallel
 
     @property
     def info(self) -> EngineInfo | None:

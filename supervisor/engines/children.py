@@ -250,8 +250,8 @@ async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> Async
     """Wait until an engine is up, and publish the slots of its ranks; raises `StartFailed` if it has other ranks."""
     section = local.section
     async with _up(local, local.registration) as engine:
-        if engine.info.ranks != section.data_parallel:
-            raise StartFailed(f"engine {local.name} has {engine.info.ranks} ranks, not {section.data_parallel}")
+        if (number := engine.info.data_parallel) != section.data_parallel:
+            raise StartFailed(f"engine {local.name} has {number} data-parallel ranks, not {section.data_parallel}")
         ranks = tuple(
             Slots(
                 *(engine, section.slots, section.deadlines, observer, lambda: local.registration.in_service, rank),

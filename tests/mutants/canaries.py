@@ -20,7 +20,7 @@ BUGS: Bugs = {
         Bug("a decode computes nothing for its canary", "2 if is_decode else 1", "1"),
         Bug(
             "a canary of a leg looks for the other",
-            "Rendezvous.without_partner(Rendezvous.room_of_rank(room, rank, info.ranks))",
+            "Rendezvous.without_partner(Rendezvous.room_of_rank(room, rank, info.data_parallel))",
             'Rendezvous(room, "x", 1)',
         ),
         Bug("a process that was stopped blames the engine", "WAITS = 4", "WAITS = 1"),

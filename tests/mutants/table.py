@@ -38,6 +38,7 @@ PARTS = {  # the modules of bugs, and the suites by which each is likeliest to b
     "prefixes": ("prefixes",),
     "pools": ("pools",),
     "simulated_prefixes": ("simulation", "alone", "cluster"),
+    "ranks": ("ranks",),
 }
 
 
@@ -48,6 +49,14 @@ def planted(part: str) -> list[tuple[str, Bug, str]]:
 
 MUTANTS = [mutant for part in PARTS for mutant in planted(part)]
 SUITES = {  # the quickest first
+    "ranks": [
+        "tests/actors/engines/test_kv_admission.py",
+        "tests/actors/routing/test_kv.py",
+        "tests/supervisor/cluster/test_guarded_worker.py",
+        "tests/supervisor/cluster/test_workers_ranks.py",
+        "tests/supervisor/engines/test_children_ranks.py",
+        "tests/actors/test_router.py",
+    ],
     "canaries": [
         "tests/actors/test_canary.py",
         "tests/supervisor/engines/test_children_canary.py",

@@ -64,6 +64,7 @@ class SimulatedSpec:
             hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.RENDEZVOUS,
             bootstrap=BOOTSTRAP if self.leg is Leg.PREFILL else None,
             ranks=self.ranks,
+            data_parallel=self.ranks,
             media=self.media,
         )
 

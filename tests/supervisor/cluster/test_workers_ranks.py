@@ -12,7 +12,17 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, check_loads, check_state, engine_and_rank, rank_name
+from protocol.cluster import (
+    RANKS_MAX,
+    Leg,
+    LoadUpdate,
+    NodeState,
+    Offer,
+    check_loads,
+    check_state,
+    engine_and_rank,
+    rank_name,
+)
 from protocol.errors import PeerViolation
 from protocol.messages import EngineLoad, Generate, RankCounts
 from protocol.peer import Peer
@@ -31,7 +41,7 @@ from tests.rig.gateway import INFO
 from tests.rig.links import idle_link, serve
 from tests.system.simulator import sim_pair
 
-TWO = evolve(INFO, ranks=2, bootstrap=("h", 1))
+TWO = evolve(INFO, ranks=2, data_parallel=2, bootstrap=("h", 1))
 
 
 class Engine:
@@ -157,6 +167,10 @@ async def test_a_rank_that_the_engine_does_not_have_is_a_violation() -> None:
     directory.merge_state("far", NodeState((Offer("e#1", "oak", Leg.BOTH, 2, up=True, engine=TWO),)))
     with pytest.raises(PeerViolation, match="offer e#2 is a rank of an engine with 2"):
         directory.merge_state("far", NodeState((Offer("e#2", "oak", Leg.BOTH, 2, up=True, engine=TWO),)))
+    for impossible in (0, RANKS_MAX + 1):
+        engine = evolve(TWO, data_parallel=impossible)
+        with pytest.raises(PeerViolation, match="has an engine that cannot be"):
+            directory.merge_state("far", NodeState((Offer("e#0", "oak", Leg.BOTH, 2, up=True, engine=engine),)))
 
 
 @pytest.mark.parametrize("name", ["e", "e#0", "e#17", "a/b-c.d#3"])
@@ -165,11 +179,12 @@ def test_a_name_tells_the_engine_and_the_rank(name: str) -> None:
     assert rank_name(engine, rank, 32 if "#" in name else 1) == name
 
 
-def test_an_engine_of_one_rank_has_as_many_ranks_whatever_it_says() -> None:
-    # Nodes of an earlier version count tensor-parallel ranks.
-    worker = RemoteWorker("far", Offer("e", "oak", Leg.PREFILL, 2, up=True, engine=TWO), Directory("here"))
-    assert worker.ranks == 1
-    assert RemoteWorker("far", evolve(worker.offer, name="e#1"), Directory("here")).ranks == 2
+def test_a_worker_knows_among_how_many_ranks_it_is_once_its_engine_has_been_up() -> None:
+    offer = Offer("e#1", "oak", Leg.PREFILL, 2, up=False)
+    assert RemoteWorker("far", offer, Directory("here")).ranks == 1
+    assert RemoteWorker("far", evolve(offer, up=True, engine=TWO), Directory("here")).ranks == 2
+    spanning = evolve(offer, name="e", up=True, engine=evolve(INFO, ranks=8))
+    assert RemoteWorker("far", spanning, Directory("here")).ranks == 1
 
 
 def test_the_ranks_of_one_engine_are_no_siblings_of_each_other() -> None:

@@ -63,7 +63,7 @@ async def test_each_rank_answers_what_is_asked_of_it_with_events_and_a_load_of_i
         nursery.start_soon(engine.watch_blocks, apply)
         nursery.start_soon(engine.watch_load, loads.append)
         await trio.sleep(SETTLED_S)
-        assert (engine.info.ranks, engine.info.kv_tokens_max) == (2, 2048)
+        assert (engine.info.data_parallel, engine.info.kv_tokens_max) == (2, 2048)
         assert await ask(engine, 1) == (0, expected)
         await trio.sleep(SETTLED_S)
         found = index.match(block_hashes(PROMPT, 16))

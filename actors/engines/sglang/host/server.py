@@ -101,7 +101,7 @@ class Host:
         self.watchdog = watchdog
         self.link = ServedLink(link, peer, watchdog, self._received)
         self.requests = Requests(self.manager)
-        self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids(), info.ranks)
+        self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids(), info.data_parallel)
         blocks = BlockLog(uuid4().hex)
         self.events = KvEventReceivers(blocks, sources)
         self.watchers = Watchers(self.link, blocks, self._loads)

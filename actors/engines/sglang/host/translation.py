@@ -32,7 +32,7 @@ def sglang_request(
     the first for the wrong one.
     """
     trace = request.trace if traced else None
-    is_rank_of_prefill = info.bootstrap is not None and info.ranks > 1
+    is_rank_of_prefill = info.bootstrap is not None and info.data_parallel > 1
     return GenerateReqInput(
         input_ids=request.tokens,
         sampling_params=_sampling(request.sampling, request.said, honours_seed=info.honours_seed),
@@ -139,8 +139,9 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
         hand_off=HandOff.NONE if mode == "null" else HandOff.RENDEZVOUS,
         bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
-        ranks=arguments.dp_size,
+        ranks=arguments.tp_size * arguments.pp_size * arguments.dp_size,
         digest=digest,
         media=media,
         metrics=arguments.enable_metrics,
+        data_parallel=arguments.dp_size,
     )

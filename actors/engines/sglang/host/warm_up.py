@@ -37,11 +37,11 @@ async def warm_up(
     kinds = [GREEDY, SAMPLED, *([GRAMMAR] if info.grammars and mode != "decode" else [])]
     half = max(1, info.request_tokens_max // 2)
     prompt = [place % info.vocabulary_size for place in range(min(PROMPT_TOKENS, half))]
-    requests = [(rank, prompt, None, sampling) for sampling in kinds for rank in range(info.ranks)]
+    requests = [(rank, prompt, None, sampling) for sampling in kinds for rank in range(info.data_parallel)]
     if picture is not None:
         requests.append((0, picture.input_ids, picture, {**GREEDY, "max_new_tokens": 1}))
     for number, (rank, tokens, media, sampling) in enumerate(requests):
-        room = number * info.ranks + rank
+        room = number * info.data_parallel + rank
         bootstrap = {} if mode == "null" else {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": room}
         request = GenerateReqInput(
             input_ids=tokens,

@@ -87,7 +87,7 @@ class Manager:
 async def main():
     ours, theirs = socket.socketpair()
     engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
-    info = SimpleNamespace(honours_seed=False, media=None, ranks=1, bootstrap=None)
+    info = SimpleNamespace(honours_seed=False, media=None, data_parallel=1, bootstrap=None)
     serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
@@ -150,7 +150,7 @@ async def main():
         assert {each.bootstrap_host for each in manager.asked} == {None if mode == "null" else "2.2.2.2"}
         assert all(each.input_ids == [*range(20), *range(12)] for each in manager.asked)
     ranks = Manager()
-    await warm_up(ranks, evolve(INFO, ranks=2), "prefill")
+    await warm_up(ranks, evolve(INFO, data_parallel=2), "prefill")
     assert [each.routed_dp_rank for each in ranks.asked] == [0, 1] * 3
     assert len({each.rid for each in ranks.asked}) == len({each.bootstrap_room for each in ranks.asked}) == 6
     assert all(each.bootstrap_room % 2 == each.routed_dp_rank for each in ranks.asked)
@@ -256,7 +256,7 @@ async def turns_a_step_into_a_frame():
                               _release_lora_once=lambda state: None)
     engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
-    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None, ranks=1, bootstrap=None), Peer("e", serves_max=20), theirs, None)
+    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None, data_parallel=1, bootstrap=None), Peer("e", serves_max=20), theirs, None)
     host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
     serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
