@@ -45,7 +45,7 @@ BUGS: Bugs = {
     ),
     "actors/engines/slots.py": (
         Bug(
-            "memory is given back before the engine has released it",
+            "what a request held is held after its end",
             "    slots.end_request()\n    on_released()\n",
             "    slots.end_request()\n",
         ),

@@ -111,7 +111,7 @@ class Batch:
     _cached_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self.memory = KvMemory(self.spec.pages, CacheEvents(self.rank))
+        self.memory = KvMemory(self.spec.pages, CacheEvents(rank=self.rank))
 
     # Requests --------------------------------------------------------------------------
 

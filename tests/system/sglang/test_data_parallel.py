@@ -118,10 +118,13 @@ def routes(client: OpenAI, count: int) -> set[str]:
 def test_a_node_asks_both_ranks_and_a_killed_one_costs_the_engine_a_restart() -> None:
     with (
         short_folder() as folder,
-        node(folder, slots=4, engine=SGLANG + "data_parallel = 2\n") as running,
+        node(folder, slots=4, engine=SGLANG + "data_parallel = 2\nmetrics = true\n") as running,
         OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=3) as client,
     ):
         assert routes(client, 6) == {"main/tiny-0#0", "main/tiny-0#1"}
+        for rank in range(2):
+            assert running.metric("espalier_engine_slots", engine=f"main/tiny-0#{rank}") == 4
+            assert running.metric("sglang:realtime_tokens_total", engine="main/tiny-0", rank=f"{rank}") > 0
         controller, schedulers = processes_of(running, "sglang::data"), processes_of(running, "sglang::scheduler")
         assert (len(controller), len(schedulers)) == (1, 2)
         before = usage(controller[0].pid)
@@ -133,6 +136,24 @@ def test_a_node_asks_both_ranks_and_a_killed_one_costs_the_engine_a_restart() ->
         running.wait_ready()
         assert routes(client, 6) == {"main/tiny-0#0", "main/tiny-0#1"}
         assert {entry.pid for entry in both(running)}.isdisjoint(entry.pid for entry in schedulers)
+
+
+def test_a_rank_that_stands_still_is_found_while_another_computes() -> None:
+    lines = "data_parallel = 2\ncanary.after_s = 1.0\ncanary.within_s = 4.0\n"
+    with (
+        short_folder() as folder,
+        node(folder, slots=4, engine=SGLANG + lines) as running,
+        OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=3) as client,
+    ):
+        before = both(running)
+        (frozen,) = (entry for entry in before if "DP1" in entry.command)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        began_at = time.monotonic()
+        while frozen.lives and time.monotonic() < began_at + 30:  # one after the other, so at the first rank
+            assert routes(client, 1)
+        assert not frozen.lives, running.output()
+        assert running.metric("espalier_canaries_total", rank="1", outcome="late") == 1
+        assert running.metric("espalier_canaries_total", rank="0", outcome="late") == 0
 
 
 PAIR = """device = "cpu"
