@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import Factory, evolve, frozen
 
 from actors.routing.kv import HOLDERS_MAX, LEADING_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
@@ -258,17 +258,27 @@ def test_a_rank_with_a_prefix_is_compared_however_many_less_loaded_ones_there_ar
     assert (choice.load.name, choice.overlap) == ("z#11", 9 * PAGE)
 
 
+@frozen
 class Few(Loads):
     """Candidates of which the policy sees the first by itself, and the others by their names."""
 
+    asked: list[str] = Factory(list)
+
     def leading(self, _: Generate) -> Sequence[Load]:
         return self.every[:1]
+
+    def find(self, name: str) -> Load | None:
+        self.asked.append(name)
+        return super().find(name)
 
 
 def test_events_of_a_rank_that_an_engine_does_not_have_change_nothing() -> None:
     made = policy()
     made.index.apply("a", [BlockEvent(BlockChange.STORED, 5, block_hashes(PROMPT, PAGE))])
     assert chosen(made, wanted(), A, evolve(B, busy=1)) == ("a", 0)
+    few = Few([B, *(Load(f"c{number}", 0, 8) for number in range(LEADING_MAX)), evolve(A, busy=7)])
+    made(wanted(), few)
+    assert few.asked == ["a#5"]  # its only rank has nothing of the prompt
 
 
 def test_a_burst_of_equal_prompts_is_spread_over_the_ranks_of_an_engine_by_what_they_have_to_compute() -> None:
