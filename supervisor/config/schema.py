@@ -284,7 +284,7 @@ class EngineSection:
         """Yield what keeps each rank from having ports of its own for its events."""
         listen, replay, ranks = self.events.listen, self.events.replay, self.data_parallel
         both = None if listen is None or replay is None or listen.host != replay.host else (listen.port, replay.port)
-        if both is not None and abs(both[0] - both[1]) < ranks:
+        if ranks > 1 and both is not None and abs(both[0] - both[1]) < ranks:
             yield Mistake(
                 f"{path}.events.replay", f"is too near to listen: each of {ranks} ranks has a port behind both"
             )

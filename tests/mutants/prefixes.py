@@ -146,8 +146,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "prompts that come together are computed by everybody",
-            "max(match.blocks(worker), computing // blocks.page_size)",
-            "match.blocks(worker)",
+            "max(match.blocks(engine, rank), computing // blocks.page_size)",
+            "match.blocks(engine, rank)",
         ),
         Bug(
             "near equals are always the first",

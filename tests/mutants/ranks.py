@@ -62,8 +62,8 @@ BUGS: Bugs = {
     "actors/routing/kv.py": (
         Bug(
             "a prefix of a rank counts for all",
-            "count := match.blocks(engine, rank)",
-            "count := match.blocks(engine, 0)",
+            "max(match.blocks(engine, rank),",
+            "max(match.blocks(engine, 0),",
         ),
         Bug(
             "a rank with a prefix is not looked for",
@@ -138,7 +138,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/engines/simulated/batch.py": (
-        Bug("all blocks are those of the first rank", "CacheEvents(self.rank)", "CacheEvents()"),
+        Bug("all blocks are those of the first rank", "CacheEvents(rank=self.rank)", "CacheEvents()"),
     ),
     "supervisor/node/pools.py": (
         Bug("a pool has the first rank alone", "for rank in range(section.data_parallel):", "for rank in range(1):"),

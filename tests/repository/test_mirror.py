@@ -144,7 +144,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "supervisor/cluster/test_workers_encoders.py": ("supervisor/cluster/engine_checks.py",),
     "supervisor/cluster/test_engine_control.py": ("supervisor/cluster/models.py",),
     "supervisor/cluster/test_mesh.py": ("supervisor/links/websocket.py",),
-    "supervisor/cluster/test_model_identity.py": ("supervisor/engines/simulated/children.py",),
     "supervisor/cluster/test_readiness.py": ("supervisor/supervision/registration.py",),
     "supervisor/config/test_load.py": (
         "supervisor/config/cross_checks.py",
