@@ -47,10 +47,10 @@ class Run:
     seed: int = 1
 
 
-MANY = {"clients": 8, "prefixes": 2, "settings": {"blocks_max": 4_000_000}}
+MANY = {"clients": 3, "prefixes": 2, "memory": 1.8, "settings": {"blocks_max": 4_000_000}}
 RUNS = [
     *(json.dumps({"workers": workers, "requests": 100 * workers, **MANY}) for workers in (10, 100, 1000)),
-    *(json.dumps({"workers": 8, "requests": 4000, "clients": 3, "gateways": number}) for number in (1, 2, 4)),
+    *(json.dumps({"workers": 8, "requests": 2000, "clients": 3, "gateways": number}) for number in (1, 2, 4)),
 ]
 
 
