@@ -3,8 +3,9 @@
 A front and two workers. A worker gets SIGTERM, its streams finish or move to the other worker within its drain, it
 exits with 0 and is started again; then the other, and so on. At the end the front is restarted: its streams finish, and
 requests are refused while it is away. Every answer is compared with that of an undisturbed cluster. No request may fail
-and no answer may be truncated, and none may be refused while the front is up. With `--gateways 2` two fronts share the
-port and are restarted in turn: then none may be refused at all.
+and no answer may be truncated, and none may be refused while the front is up. With `--gateways 2` two fronts share the port
+and are restarted in turn: then none may be refused at all. With `--policy kv` it prints how many requests were routed
+blind: before all workers had told what their caches have.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from signal import SIGTERM
 from bench.rig import checked_clients
 from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions, Tally
 from bench.rig.cluster import Cluster, Plan, cluster, sglang, simulated
-from bench.rig.node import short_folder
+from bench.rig.node import Node, short_folder
 
 CLIENTS = 16
 ENDS_WITHIN_S = 15.0
@@ -33,7 +35,9 @@ AWAY = " while the front was away"
 ROUNDS = {"simulated": 5, "sglang": 1}  # a real worker takes some 20 s to come back
 
 
-def plan(drain_s: float, engines: str = "simulated", tokens_max: int = 160, gateways: int = 1) -> Plan:
+def plan(
+    drain_s: float, engines: str = "simulated", tokens_max: int = 160, gateways: int = 1, policy: str = "least_loaded"
+) -> Plan:
     """Return a plan of two workers that can each serve the whole load; simulated answers have up to `tokens_max`."""
     slots, names = 2 * CLIENTS, ("w1", "w2")
     if engines == "sglang":
@@ -42,7 +46,8 @@ def plan(drain_s: float, engines: str = "simulated", tokens_max: int = 160, gate
         texts = {
             name: simulated(name, slots=slots, costs=COSTS, length_min=16, length_max=tokens_max) for name in names
         }
-    return Plan(texts, drain_s=drain_s, front_drain_s=FRONT_DRAIN_S, gateways=gateways)
+    model = f'policy = "{policy}"'
+    return Plan(texts, drain_s=drain_s, front_drain_s=FRONT_DRAIN_S, gateways=gateways, model=model)
 
 
 @dataclass
@@ -50,6 +55,12 @@ class Load(Tally):
     """The outcomes of a steady load, and the interruptions of the front."""
 
     interruptions: GatewayInterruptions = field(default_factory=GatewayInterruptions)
+    predictions: Counter[str] = field(default_factory=Counter)  # of prompts in caches, by outcome
+
+    def add_predictions(self, front: Node) -> None:
+        """Add what a front has predicted in its life, which ends."""
+        for outcome in ("equal", "more", "less", "blind"):
+            self.predictions[outcome] += int(front.metric("espalier_routing_predictions_total", outcome=outcome))
 
     def note(self, request: CheckedRequest, category: str, why: str | None, took_s: float) -> None:
         """Count one answer."""
@@ -115,11 +126,15 @@ def restart_in_turn(target: Cluster, load: Load, rounds: int) -> float:
         time.sleep(REST_S)
         if fronts == [name]:  # it is the only one
             load.interruptions = GatewayInterruptions(terminations=1)
+        if name in fronts:
+            load.add_predictions(target.nodes[name])
         took = restart(target, name)
         moved += took["moved"]
         print(f"{name:<8}{took['drained']:>10.2f}{took['back']:>8.2f}{took['moved']:>7g}", flush=True)
     time.sleep(REST_S)
     load.interruptions = GatewayInterruptions(terminations=2 * (len(fronts) == 1))
+    for name in target.plan.fronts:
+        load.add_predictions(target.nodes[name])
     return moved
 
 
@@ -131,12 +146,15 @@ def main() -> int:
     parser.add_argument("--gateways", type=int, default=1, help="fronts that share the port")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--drain", type=float, default=1.0, help="seconds; what has not finished by then must move")
+    parser.add_argument("--policy", default="least_loaded")
     parser.add_argument("--seed", type=int, default=20)
     arguments = parser.parse_args()
     moved, bad = 0.0, list[str]()
     with (
         short_folder() as folder,
-        cluster(folder, plan(arguments.drain, arguments.engines, gateways=arguments.gateways)) as target,
+        cluster(
+            folder, plan(arguments.drain, arguments.engines, gateways=arguments.gateways, policy=arguments.policy)
+        ) as target,
     ):
         with steady(target, arguments.clients, arguments.seed) as load:
             try:
@@ -148,6 +166,9 @@ def main() -> int:
         bad += load.bad + target.wait_idle(10.0) + target.stop(ENDS_WITHIN_S)
     print(f"{load.requests} requests: {load.failed} failed, {load.spoilt} truncated or wrong; {moved:g} answers moved")
     print("\n".join(load.lines()))
+    if (routed := load.predictions.total()) and arguments.policy == "kv":
+        blind = load.predictions["blind"]
+        print(f"routed blind: {blind} of {routed}, {blind / routed:.2%}; predictions: {dict(load.predictions)}")
     for line in bad:
         print(f"BAD: {line}")
     return 1 if bad or load.failed or load.spoilt else 0
