@@ -14,7 +14,8 @@ from attrs import define, field, frozen
 
 from actors.engines.simulated.batch import HeldRequest
 from actors.engines.simulated.cache_events import CacheEvents
-from actors.routing.candidates import Candidates, Choice, Policy
+from actors.routing.candidates import Candidates, Choice
+from actors.routing.kv import KvPolicy
 from actors.routing.prefix_index import PrefixIndex
 from protocol.block_hashes import block_hash, block_hashes
 from protocol.messages import Generate
@@ -66,10 +67,11 @@ class Caches:
     lag_s: float = LAG_S
     late: Callable[[], bool] = lambda: False  # whether a router may have heard of a change any time later, or wrongly
     ever: set[int] = field(factory=set)  # every block that was in a cache
+    computing: set[int] = field(factory=set)  # every block that was expected since a prompt before it has it, too
     lives: list[CacheLife] = field(factory=list)
     expected: int = 0  # choices by what a cache was expected to have
     reused: int = 0  # requests that found a part of their prompt
-    evicted: int = 0  # requests that found less than their router expected
+    evicted: int = 0  # requests that found less than their router expected, since it had gone or never came
 
     def begin(self) -> CacheEvents:
         life = CacheLife(caches=self)
@@ -90,7 +92,7 @@ class Caches:
         events.held.append(held)
 
     def _check_missing(self, life: CacheLife, held: HeldRequest) -> None:
-        """Check why less was found than was expected: the first missing block has gone, be it with an earlier life."""
+        """Check why less was found than was expected: the first missing block has gone, or was not computed after all."""
         self.evicted += 1
         assert held.digests is not None
         assert held.lease is not None
@@ -98,14 +100,20 @@ class Caches:
         assert place < len(held.digests), "more was expected than a prompt has"
         number = block_hash(held.digests[place])
         assert number not in life.there, "a block that is there was not found"
-        assert number in life.gone or life is not self.lives[0] or self.late(), "a block was expected that never was"
+        known = number in self.ever or number in self.computing
+        assert known or self.late(), "a block was expected that never was"
 
-    def check_choice(self, request: Generate, expected: int, page_size: int, life: CacheLife) -> None:
-        """Check that what a router expects in a cache is there, or was a moment ago."""
+    def check_choice(self, request: Generate, expected: int, computing: int, page_size: int, life: CacheLife) -> None:
+        """Check that what a router expects in a cache is there, or was a moment ago.
+
+        The first `computing` blocks are those of a prompt before it at the same worker.
+        """
         assert expected < len(request.tokens), "no token of a prompt is left to compute"
         assert not (request.media and {IMAGE, VIDEO} & {*request.tokens[:expected]}), "a picture is expected in a cache"
         since = trio.current_time() - self.lag_s
-        for number in block_hashes(request.tokens[:expected], page_size, request.cache_salt):
+        hashes = block_hashes(request.tokens[:expected], page_size, request.cache_salt)
+        self.computing.update(hashes[:computing])
+        for number in hashes[computing:]:
             if self.late() or life.began_at >= since:
                 continue
             assert life.had(number, since), "a block is expected that is not there"
@@ -146,7 +154,7 @@ LifeOf = Callable[[str], tuple[CacheLife, int] | None]
 class CheckedPolicy:
     """A policy of which each expectation is compared with the cache itself."""
 
-    policy: Policy
+    policy: KvPolicy
     caches: Caches
     life_of: LifeOf
     index: PrefixIndex
@@ -159,5 +167,11 @@ class CheckedPolicy:
         if choice is not None and choice.overlap and (found := self.life_of(choice.load.name)) is not None:
             life, page_size = found
             self.caches.expected += 1
-            self.caches.check_choice(request, choice.overlap, page_size, life)
+            computing = self._computing(request, choice.load.name, page_size)
+            self.caches.check_choice(request, choice.overlap, computing, page_size, life)
         return choice
+
+    def _computing(self, request: Generate, worker: str, page_size: int) -> int:
+        """Return how many first blocks of a prompt its worker is computing for another one."""
+        hashes = block_hashes(request.tokens, page_size, request.cache_salt)
+        return self.policy.expected.blocks(hashes).get(worker, 0)

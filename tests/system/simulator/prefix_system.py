@@ -13,6 +13,7 @@ from attrs import define, field
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.prefix_subscriber import PAGES_TIMES, PrefixSubscriber
 from actors.routing.candidates import Policy
+from actors.routing.expected_prefixes import ExpectedPrefixes
 from actors.routing.kv import KvPolicy
 from actors.routing.least_loaded import least_loaded
 from actors.routing.prefix_index import PrefixIndex
@@ -97,6 +98,7 @@ class PrefixRouting:
     directory: Directory
     lives: Callable[[], Iterable[tuple[str, CacheLife]]]  # of all workers
     index: PrefixIndex = field(factory=PrefixIndex)
+    expected: ExpectedPrefixes = field(factory=ExpectedPrefixes)
 
     def __attrs_post_init__(self) -> None:
         if self.plan is not None:
@@ -106,7 +108,8 @@ class PrefixRouting:
         if self.plan is None:
             return least_loaded
         chance = self.plan.chance(f"policy {self.directory.name}").random
-        policy, blocks_max = KvPolicy(self.plan.settings, self.index, chance), PAGES_TIMES * self.plan.pages
+        policy = KvPolicy(self.plan.settings, self.index, chance, self.expected)
+        blocks_max = PAGES_TIMES * self.plan.pages
         return CheckedPolicy(policy, self.plan.caches, self._life_of, self.index, blocks_max)
 
     def children(self) -> tuple[Tree | Child, ...]:
@@ -118,6 +121,7 @@ class PrefixRouting:
     def check(self) -> None:
         """Check that the index is what the caches are, when nothing happens."""
         if self.plan is not None:
+            assert not len(self.expected), "a prompt is expected that no worker computes"
             self.plan.caches.check_index(self.index, self.lives())
 
     def _life_of(self, name: str) -> tuple[CacheLife, int] | None:
