@@ -3,9 +3,9 @@
 A front and two workers. A worker gets SIGTERM, its streams finish or move to the other worker within its drain, it
 exits with 0 and is started again; then the other, and so on. At the end the front is restarted: its streams finish, and
 requests are refused while it is away. Every answer is compared with that of an undisturbed cluster. No request may fail
-and no answer may be truncated, and none may be refused while the front is up. With `--gateways 2` two fronts share the port
-and are restarted in turn: then none may be refused at all. With `--policy kv` it prints how many requests were routed
-blind: before all workers had told what their caches have.
+and no answer may be truncated, and none may be refused while the front is up. With `--gateways 2` two fronts share a
+port and are restarted in turn: then none may be refused at all. With `--policy kv` it prints how many requests were
+routed blind: before all workers had told what their caches have.
 """
 
 from __future__ import annotations
