@@ -261,6 +261,7 @@ RUN_BY_HAND = (  # they check their own results
     "bench/attacks/honest_client.py",
     "bench/attacks/node_attacks.py",
     "bench/crowd.py",
+    "bench/kv_routers.py",
     "bench/link_price.py",
     "bench/policies.py",
     "bench/rig/client_keys.py",
