@@ -27,7 +27,7 @@ def kv_tokens_needed(request: Generate, leg: Leg, page_size: int) -> int:
     prompt = len(request.tokens)
     needed = prompt - min(max(0, request.cached_tokens), prompt)  # which another node may have made anything
     if leg is not Leg.PREFILL:
-        needed += min(request.sampling.tokens_max, ANSWER_TOKENS_MAX)
+        needed += max(0, min(request.sampling.tokens_max, ANSWER_TOKENS_MAX))  # another node may have made it negative
     return -(-needed // page_size) * page_size
 
 

@@ -45,6 +45,7 @@ def wanted(prompt: int, tokens_max: int, *, rank: int = 0, priority: int = 0, ca
         (wanted(32, 16, cached=10**9), Leg.BOTH, 16),
         (wanted(32, 16, cached=-(10**9)), Leg.BOTH, 48),
         (wanted(16, 100_000), Leg.BOTH, 16 + ANSWER_TOKENS_MAX),
+        (wanted(16, -(10**9)), Leg.BOTH, 16),
     ],
 )
 def test_a_request_needs_pages_for_what_is_not_cached_and_for_its_answer(
