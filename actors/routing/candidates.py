@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 from attrs import define, field, frozen
 
-from actors.routing.load import HasRoom, Load, may_queue
+from actors.routing.load import HasRoom, Load, begins_now, may_queue
 from actors.routing.ports import Ranking, Worker
 from protocol.cluster import Leg
 from protocol.messages import Generate
@@ -50,7 +50,8 @@ class Candidates(Protocol):
     def find(self, name: str) -> Load | None:
         """Return the worker of that name if it is a candidate, or would be but for the prompts that wait there.
 
-        None if not. A prompt that is in its cache may be computed sooner there than elsewhere as a whole.
+        None if not. A prompt that is in its cache may be computed sooner there than elsewhere as a whole. A request
+        that moves waits for no prompts: for it only candidates are found.
         """
 
 
@@ -118,7 +119,7 @@ class WorkerCandidates:
         return self._candidate(worker, load, self._may_wait) if self._may_wait(load) else None
 
     def _may_wait(self, load: Load) -> bool:
-        return self.has_room(load) or may_queue(load)
+        return self.has_room(load) or (self.has_room is not begins_now and may_queue(load))
 
     def worker(self, load: Load) -> Worker:
         """Return the worker of a candidate."""

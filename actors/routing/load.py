@@ -85,10 +85,15 @@ def begins(load: Load) -> bool:
     return load.busy < load.slots and not load.full
 
 
+def begins_now(load: Load) -> bool:
+    """Whether a request that moves would begin there at once: it does not wait behind the prompts of another worker."""
+    return begins(load)
+
+
 def may_queue(load: Load) -> bool:
     """Whether one more request would get a slot at once, though its prompt may wait there behind a few others."""
     return load.busy < load.slots and (not load.pending_max or load.pending < PROMPTS_AHEAD * load.pending_max)
 
 
 HasRoom: TypeAlias = Callable[[Load], bool]
-"""Either of these two."""
+"""Whether a worker with this load may be given one more request, in one of these senses."""

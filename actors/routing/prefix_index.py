@@ -181,6 +181,11 @@ class PrefixIndex:
             self._retired |= bit
 
     @property
+    def retired(self) -> int:
+        """The number of retired bits that blocks may still have."""
+        return self._retired.bit_count()
+
+    @property
     def unswept(self) -> bool:
         """Whether there are retired bits to remove."""
         return self._retired != 0

@@ -8,6 +8,7 @@ while no route has a free slot in each of its legs. Whether there is room at all
 until one can be routed; and a full pool delays no request of another.
 
 A policy may name a worker whose engine has a slot, but for now enough prompts: it may weigh that wait against others.
+Not so for a request that moves, which would only wait elsewhere.
 
 A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
 The two are chosen one after the other; all pairs are compared only if those two cannot meet.
@@ -27,7 +28,7 @@ import trio
 from attrs import define, field
 
 from actors.routing.candidates import Choice, Policy, WorkerCandidates
-from actors.routing.load import HasRoom, Load, begins, has_room
+from actors.routing.load import HasRoom, Load, begins, begins_now, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
@@ -174,7 +175,7 @@ class Routing:
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
         scope, *_ = self._scopes(request, excluded, Reach.MAPPED)
-        route = self._reserve(request, self._select_of(request, excluded, begins, scope))
+        route = self._reserve(request, self._select_of(request, excluded, begins_now, scope))
         if route is None or (route.fits(request) and all(begins(worker.load) for worker in route.workers)):
             return route
         route.end()

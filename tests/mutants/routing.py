@@ -78,7 +78,7 @@ BUGS: Bugs = {
     "actors/routing/routing.py": (
         Bug(
             "a request moves to a worker that is as full",
-            "route = self._reserve(request, self._select_of(request, excluded, begins, scope))",
+            "route = self._reserve(request, self._select_of(request, excluded, begins_now, scope))",
             "route = self.choose(request, excluded)",
         ),
         Bug(

@@ -108,6 +108,18 @@ async def test_a_policy_may_let_a_prompt_wait_but_not_one_that_moves() -> None:
     assert route.name == "b"
 
 
+async def test_a_request_that_moves_goes_to_an_idle_worker_though_its_prompt_is_where_it_would_wait() -> None:
+    def longest(_: Generate, candidates: Candidates) -> Choice | None:
+        load = candidates.find("b") or next(iter(candidates), None)
+        return None if load is None else Choice(load)
+
+    pool = FakePool([Computing("a"), Computing("b", pending=100)], None)
+    routing = Routing(pool, longest, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    route = routing.choose_idle(generate(), ())
+    assert route is not None
+    assert route.name == "a"
+
+
 def test_a_reservation_takes_the_last_slot() -> None:
     one = [Fake("a", slots=1), Fake("b", slots=2)]
     assert names(candidates(one, reserved=["a", "b"], room=begins)) == ["b"]
