@@ -41,7 +41,7 @@ class Announcer:
     def add(self, node: str, link: Link) -> None:
         """Announce all that concerns a node, now: it has come, or has changed what concerns it."""
         state = state_for(self.directory, node)
-        self._announced[node] = _Announced(link, state, self._loads(node))
+        self._announced[node] = _Announced(link, state, self._loads_in_state(node))
         link.announce(state)
 
     def remove(self, node: str, link: Link) -> None:
@@ -77,7 +77,7 @@ class Announcer:
             states.append(state)
             if id(state) not in bodies:
                 bodies[id(state)] = codec.encode(state)
-            announced.state, announced.loads = state, self._loads(node)
+            announced.state, announced.loads = state, self._loads_in_state(node)
             announced.link.announce_encoded(bodies[id(state)])
 
     def _announce_loads(self) -> float:
@@ -104,6 +104,10 @@ class Announcer:
         if node not in self.directory.subscribers:
             return {}
         return {worker.name: worker.load_without(node) for worker in _offered(self.directory, node)}
+
+    def _loads_in_state(self, node: str) -> dict[str, OfferLoad]:
+        """Return the loads as another node has them from a state, in which nothing tells of queued prompts."""
+        return {name: evolve(load, queued=0) for name, load in self._loads(node).items()}
 
 
 def _offered(directory: Directory, node: str) -> list[LocalWorker]:

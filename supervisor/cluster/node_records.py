@@ -95,7 +95,7 @@ class NodeRecord:
             if (worker := self.workers.get(offer.name)) is None:
                 self.workers[offer.name] = RemoteWorker(self.name, offer, self.directory, self.link)
             else:
-                worker.offer = offer
+                worker.offer, worker.queued_by_others = offer, 0  # which the next loads tell
         for name in self.workers.keys() - {offer.name for offer in state.offers}:
             del self.workers[name]
 

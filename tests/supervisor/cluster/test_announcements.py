@@ -146,6 +146,25 @@ async def test_b14_the_requests_of_others_are_announced(autojump_clock: MockCloc
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
 
 
+async def test_prompts_that_ended_while_a_state_was_announced_are_queued_no_more(autojump_clock: MockClock) -> None:
+    front, back = a_node("front", routes=True, workers=0), a_node("back")
+    async with joined(front, back, 1.0):
+        (worker,) = front.workers("oak")
+        async with back.local["w0"].ask(request(1), 1):
+            await trio.sleep(0.3)
+            assert worker.load.queued > 0
+            assert worker.load.pending == 0
+        add_worker(back, "w1", slots=SLOTS, inbox_size=64)
+        back.notify()  # the state is announced, and the load with it
+        await trio.sleep(5)
+        assert worker.load.queued == 0
+        async with back.local["w0"].ask(request(2), 1):
+            add_worker(back, "w2", slots=SLOTS, inbox_size=64)
+            back.notify()
+            await trio.sleep(0.3)
+            assert worker.load.queued > 0
+
+
 async def test_d6_a_load_has_the_kv_memory_that_requests_may_come_to(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, 1.0):
