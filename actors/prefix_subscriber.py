@@ -17,10 +17,10 @@ from attrs import define, field
 
 from actors.kit.calls import Answer
 from actors.routing.prefix_index import PrefixIndex
-from protocol.cluster import engine_and_rank
+from protocol.cluster import RANKS_MAX, engine_and_rank
 from protocol.errors import PeerViolation, RequestError
 from protocol.kind import Message
-from protocol.kv_events import BlockEvents, WatchBlocks, check_block_events
+from protocol.kv_events import BlockChange, BlockEvents, WatchBlocks, check_block_events
 from protocol.messages import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ RETRY_S = 0.2  # after a failure, twice as long each time
 RETRY_MAX_S = 10.0
 DISTRUST_S = 30.0  # after events that cannot be true
 FORGET_S = 60.0  # after a worker has gone
+RETIRED_MAX = 4096  # bits of lives that have ended, beyond which a worker that ends more is waited with
 SWEEP_S = 0.005  # between two shards of the index
 UNKNOWN_BLOCKS_MAX = 65_536  # of a rank, before the memory of its engine is known
 PAGES_TIMES = 2  # the pages of its memory, that a rank may have in the index: its events may come in another order
@@ -124,6 +125,7 @@ class _Subscription:
     life: str = ""
     since: int = 0  # the number of the last event; 0 until all blocks are known
     blocks_max: int = UNKNOWN_BLOCKS_MAX  # of a rank, by what was known last of its engine, which may be down
+    ranks: int = RANKS_MAX  # of its engine, likewise
     _gone_at: float | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -187,8 +189,19 @@ class _Subscription:
                 if not self._continues(events):
                     self._forget()
                     return  # it is asked for all of its blocks
+                self._check_ranks(events, worker)
                 self._apply(events)
                 self._check_count(events, worker)
+                if events.reset or any(event.change is BlockChange.CLEARED for event in events.events):
+                    while self.index.retired > RETIRED_MAX:  # noqa: ASYNC110  # until the sweep has removed some
+                        await trio.sleep(SWEEP_S)
+
+    def _check_ranks(self, events: BlockEvents, worker: WatchedWorker) -> None:
+        """Raise `PeerViolation` for a rank that its engine does not have: each may have blocks."""
+        if (info := worker.info) is not None:
+            self.ranks = max(1, info.data_parallel)
+        if any(event.rank >= self.ranks for event in events.events):
+            raise PeerViolation(f"events of a rank that an engine with {self.ranks} does not have")
 
     def _check_count(self, events: BlockEvents, worker: WatchedWorker) -> None:
         """Raise `PeerViolation` if a rank has more blocks than its memory can hold: it would push out all others'."""

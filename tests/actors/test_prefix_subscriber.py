@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 from trio.testing import MockClock
 
 from actors.engines.block_log import BlockLog, BlockReader
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
-from actors.prefix_subscriber import CREDIT, DISTRUST_S, FORGET_S, PrefixSubscriber
+from actors.prefix_subscriber import CREDIT, DISTRUST_S, FORGET_S, RETIRED_MAX, PrefixSubscriber
 from actors.routing.prefix_index import PrefixIndex
 from protocol.errors import LinkLost, NotReady
 from protocol.kind import Message
 from protocol.kv_events import HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from protocol.messages import Done, EngineInfo
 
-STORED, REMOVED = BlockChange.STORED, BlockChange.REMOVED
+STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
 Spoil = Callable[[BlockEvents], Sequence[BlockEvents]]
 
 
@@ -271,6 +271,38 @@ async def test_a_worker_cannot_claim_more_blocks_than_its_memory_holds(autojump_
         assert blocks(subscriber, liar) == {7}
 
 
+async def test_a_worker_cannot_claim_blocks_of_ranks_that_its_engine_does_not_have(autojump_clock: MockClock) -> None:
+    liar = FakeWorker("n/liar", info=memory(640))
+    async with subscribed(liar) as (subscriber, _):
+        for rank in range(100):
+            liar.log.apply([BlockEvent(STORED, rank, tuple(range(80 * rank, 80 * rank + 80)))])
+        await trio.sleep(1)
+        assert subscriber.index.statistics().blocks <= 80
+
+
+async def test_caches_that_are_cleared_again_and_again_make_no_block_costly(autojump_clock: MockClock) -> None:
+    """Each life of a cache takes a bit of the blocks that it has until the index has been swept."""
+    lives = tuple(event for number in range(500) for event in (BlockEvent(STORED, 0, (number,)), BlockEvent(CLEARED)))
+
+    def spoil(_: BlockEvents) -> list[BlockEvents]:
+        return [BlockEvents("first life", 1, lives, reset=True)] * 100
+
+    hectic, calm = FakeWorker("n/hectic", spoil=spoil, info=memory(640)), FakeWorker("n/calm", info=memory(640))
+    most = 0
+    async with subscribed(hectic, calm) as (subscriber, _):
+        for number in range(20):
+            store(hectic.log, number)
+            store(calm.log, number)
+            for _ in range(20):
+                await trio.sleep(0.02)
+                most = max(most, subscriber.index.retired)
+            assert number in blocks(subscriber, calm)
+        assert most <= RETIRED_MAX + 500
+        hectic.down = True
+        await trio.sleep(60)
+        assert subscriber.index.retired == 0
+
+
 async def test_a_worker_whose_engine_is_down_is_limited_by_what_it_had(autojump_clock: MockClock) -> None:
     liar = FakeWorker("n/liar", info=memory(64))
     async with subscribed(liar) as (subscriber, _):
@@ -284,7 +316,7 @@ async def test_a_worker_whose_engine_is_down_is_limited_by_what_it_had(autojump_
 
 
 async def test_a_rank_is_counted_alone_and_memory_of_unknown_size_may_be_large(autojump_clock: MockClock) -> None:
-    info = memory(64)
+    info = evolve(memory(64), ranks=3, data_parallel=3)
     worker, unknown = FakeWorker("n/a", info=info), FakeWorker("n/b")
     async with subscribed(worker, unknown) as (subscriber, _):
         for rank in range(3):
