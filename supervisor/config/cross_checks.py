@@ -18,7 +18,7 @@ import attrs
 from attrs import asdict
 
 from actors.engines.encoder_limits import EncoderLimits
-from protocol.cluster import OPERATOR_PREFIX
+from protocol.cluster import OFFERS_MAX, OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import gateway_nodes, listener_checks, media, pool_checks, time_checks
 from supervisor.config.limits import WILDCARD
@@ -199,6 +199,19 @@ def _node_mistakes(cluster: Cluster) -> Iterator[Mistake]:
         if node.logs is not None:
             yield from _no_folder(node.logs, f"node.{name}.logs")
     yield from _link_mistakes(cluster)
+    yield from _offer_mistakes(cluster)
+
+
+def _offer_mistakes(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield the nodes with more workers than other nodes take from one: each rank of an engine is one."""
+    ranks = Counter[str]()
+    for engine in cluster.engine.values():
+        for node in engine.nodes:
+            ranks[node] += engine.data_parallel
+    for node, number in ranks.items():
+        if number > OFFERS_MAX:
+            why = f"its engines have {number} data-parallel ranks in all, and a node may have {OFFERS_MAX}"
+            yield Mistake(join("node", segment(node)), why)
 
 
 def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
@@ -266,3 +279,6 @@ def _leg_mistakes(
             yield Mistake(f"{path}.leg", f"means nothing: {why}")
     if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
         yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")
+    if engine.leg == "prefill" and engine.admission == "memory":
+        why = "whose memory is free once a decode takes the cache, which may wait for memory, too"
+        yield Mistake(f"{path}.admission", f"must not be memory for a prefill, {why}")

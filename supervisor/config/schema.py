@@ -237,7 +237,12 @@ class EngineSection:
 
     @property
     def admits_by_memory(self) -> bool:
-        """Whether a request waits until its rank has the KV memory that it may come to need."""
+        """Whether a request waits until its rank has the KV memory that it may come to need; never at a prefill.
+
+        A prefill's memory is free once a decode has taken the cache: two requests could wait, each for the other's.
+        """
+        if self.leg == "prefill":
+            return False
         return self.data_parallel > 1 if self.admission is None else self.admission == "memory"
 
     @property

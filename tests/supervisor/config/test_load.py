@@ -544,6 +544,44 @@ def test_requests_wait_for_memory_by_default_where_there_are_several_ranks(
     assert read_cluster(file).engine["one"].admits_by_memory is by_memory
 
 
+PAIR = """
+[gateway]
+port = 8000
+[model.tiny]
+path = "{path}"
+[engine.p]
+model = "tiny"
+kind = "simulated"
+leg = "prefill"
+kv_tokens_max = 4096
+{lines}
+[engine.d]
+model = "tiny"
+kind = "simulated"
+leg = "decode"
+kv_tokens_max = 4096
+"""
+
+
+def test_a_prefill_never_waits_for_memory_that_a_decode_frees(tmp_path: Path) -> None:
+    file, path = tmp_path / "cluster.toml", ROOT / "examples" / "tiny"
+    file.write_text(PAIR.format(path=path, lines="data_parallel = 2"))
+    assert not read_cluster(file).engine["p"].admits_by_memory
+    file.write_text(PAIR.format(path=path, lines='admission = "memory"'))
+    assert any("must not be memory for a prefill" in mistake for _, mistake in mistakes(file))
+
+
+def test_a_node_has_no_more_ranks_than_other_nodes_take_from_it(tmp_path: Path) -> None:
+    engine = '[engine.e{}]\nmodel = "tiny"\nkind = "simulated"\nkv_tokens_max = 4096\ndata_parallel = 128\n'
+    file = tmp_path / "cluster.toml"
+    text = f'[gateway]\nport = 8000\n[model.tiny]\npath = "{ROOT / "examples" / "tiny"}"\n'
+    file.write_text(text + "".join(map(engine.format, range(8))))
+    assert len(read_cluster(file).engine) == 8
+    file.write_text(text + "".join(map(engine.format, range(9))))
+    ((_, mistake),) = mistakes(file)
+    assert mistake == "node.main: its engines have 1152 data-parallel ranks in all, and a node may have 1024"
+
+
 def test_an_engine_publishes_its_blocks_if_its_policy_uses_them_or_its_section_says_so(tmp_path: Path) -> None:
     def publishes(policy: str, lines: str) -> bool:
         file = tmp_path / "cluster.toml"
