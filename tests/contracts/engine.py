@@ -35,7 +35,7 @@ from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 
 RELEASED_WITHIN_S = 30.0
 ANSWERED_WITHIN_S = 300.0
-LONG = 256  # tokens: far more than any check lets an answer have before it leaves
+LONG = 128  # tokens: far more than any check lets an answer have before it leaves
 LARGE_PROMPT = 1024  # tokens: of two videos
 PATCH = 14  # the side of a patch, in pixels, of the models that take them
 PROMPTS_MAX = 200  # of which the model answers one at least without ending by itself

@@ -293,7 +293,8 @@ async def test_an_encoder_is_announced_as_soon_as_the_other_end_takes_it_and_its
             assert [state.offers for state in announced] == [()]
             directory.merge_state("front", NodeState(routes=True, takes_encoders=True))
             await trio.sleep(1)
-            assert [offer.name for offer in announced[-1].offers] == ["eyes"]
+            state = [each for each in announced if isinstance(each, NodeState)][-1]
+            assert [offer.name for offer in state.offers] == ["eyes"]
         await trio.sleep(1)
         assert announced[-1].loads == (OfferLoad("eyes", 0, 0),)
         nursery.cancel_scope.cancel()
