@@ -10,6 +10,7 @@ from functools import partial
 import trio
 from attrs import define, field
 
+from actors.routing.least_loaded import least_loaded
 from actors.routing.service_levels import ServiceLevels
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
@@ -164,6 +165,7 @@ class Cluster(System):
     async def check_serves(self) -> None:
         """Check that all slots for answers can be taken at once."""
         await self.readmit_workers()
+        self.routing.policy = least_loaded  # `kv` lets requests wait for a worker that has their beginnings
         for encoding in self.encoding_up:
             await encoding.check_serves()
         slots = dict.fromkeys(Leg, 0)

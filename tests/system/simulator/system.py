@@ -17,6 +17,7 @@ from actors.kit.offload import run_inline
 from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.router import router
+from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg, LoadUpdate, NodeState, check_loads, check_state
@@ -312,6 +313,7 @@ class System(PrefixSystem):
     async def check_serves(self) -> None:
         """Check that all slots can be taken at once."""
         await self.readmit_workers()
+        self.routing.policy = least_loaded  # `kv` lets requests wait for a worker that has their beginnings
         await self.encoding.check_serves()
         await SmallSystem.check_serves(self)
 
