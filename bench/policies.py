@@ -67,15 +67,24 @@ class Load:
     kv_tokens: int
 
 
-def loads(folder: Path, scale: float) -> dict[str, Load]:
-    """Return the loads by name; `scale` is a factor for the number of their requests."""
+def loads(folder: Path, scale: float, engines: int = 2) -> dict[str, Load]:
+    """Return the loads for so many engines by name; `scale` is a factor for the number of their requests."""
 
     def many(number: int) -> str:
         return str(max(8, round(number * scale)))
 
     trace = folder / "trace.jsonl"
     trace.write_text(mooncake_trace(max(40, round(160 * scale))))
-    shared = ("--prefixes", "16", "--prefix-tokens", "1000", "--prompt-tokens", "10:30", "--output-tokens", "2:6")
+    shared = (
+        "--prefixes",
+        str(8 * engines),
+        "--prefix-tokens",
+        "1000",
+        "--prompt-tokens",
+        "10:30",
+        "--output-tokens",
+        "2:6",
+    )
     turns = ("--turns", "4:6", "--prompt-tokens", "40:80", "--output-tokens", "8:16")
     return {
         "shared": Load((*shared, "--clients", "4", "--requests", many(200)), 20_000),
@@ -244,7 +253,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--kv", default="", metavar="KEYS", help="of [model.NAME.kv], as `load_tokens = 64`")
     options = parser.parse_args(words)
     with short_folder() as folder:
-        every = loads(folder, options.scale)
+        every = loads(folder, options.scale, options.count)
         for name in options.loads:
             arguments = (options.engines, options.count, options.rounds, options.slots, options.policies, options.kv)
             table = compare(name, every[name], *arguments)
