@@ -97,8 +97,7 @@ BUGS: Bugs = {
             "having, count, total = list[tuple[int, int]](), self._used,",
             "having, count, total = list[tuple[int, int]](), self._used | self._retired,",
         ),
-        Bug("the end of what a worker has is missed by one", "while end - last > 1:", "while end - last > 2:"),
-        Bug("a long beginning ends where a step does", "last, step = end, 2 * step", "last, step = end, len(hashes)"),
+        Bug("a worker has a block more of a prompt than it has", "        return last\n", "        return last + 1\n"),
         Bug("the whole of a sweep's end is taken for clean", "self._retired &= ~gone", "self._retired = 0"),
         Bug(
             "blocks of an adapter match all prompts",
