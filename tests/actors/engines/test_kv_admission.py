@@ -21,6 +21,7 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.slots import Deadlines, Slots
 from actors.prefill import prefill
 from protocol.cluster import Leg
+from protocol.kv_events import EngineLoads
 from protocol.messages import Generate, Rendezvous, Sampling
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAddress
@@ -179,3 +180,21 @@ async def test_the_prompts_of_a_prefill_are_bounded_by_themselves(autojump_clock
         await trio.sleep(0.1)
         assert one.ranks[0].memory.held.tokens == 2 * 208
         assert (await one.engine.load()).waiting == 2
+
+
+async def test_each_rank_of_a_prefill_computes_prompts(autojump_clock: MockClock) -> None:
+    async with system(leg=Leg.PREFILL) as one:
+        for rank in range(2):
+            request = evolve(wanted(20, 4, rank=rank), rendezvous=Rendezvous(10 + rank, "simulated", 1))
+            with trio.fail_after(5):
+                await one.ask(request)
+
+
+async def test_an_engine_tells_of_the_load_of_each_rank(autojump_clock: MockClock) -> None:
+    loads = list[EngineLoads]()
+    async with system() as one, trio.open_nursery() as clients:
+        clients.start_soon(one.engine.watch_load, loads.append)
+        clients.start_soon(one.ask, wanted(56, 200, rank=1))
+        await trio.sleep(0.5)
+        assert [(rank.running, rank.kv_tokens_max) for rank in loads[-1].ranks] == [(0, 512), (1, 512)]
+        clients.cancel_scope.cancel()
