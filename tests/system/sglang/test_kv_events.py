@@ -154,34 +154,37 @@ async def test_the_load_is_told_with_what_changes(make_engine: MakeEngine) -> No
         nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def outsider(port: int) -> AsyncIterator[trio.abc.ReceiveStream]:
+    """Run a subscriber of its own process, which decodes events with SGLang's classes; yield what it prints of them."""
+    command = [sys.executable, "-c", OUTSIDER, f"tcp://127.0.0.1:{port}"]
+    environment = spawn.host_environment(dict(os.environ), "cpu")
+    async with trio.open_nursery() as nursery:
+        run = partial(trio.run_process, command, stdout=-1, env=environment, check=False)
+        process = await nursery.start(run)
+        try:
+            with trio.fail_after(120):
+                assert (await process.stdout.receive_some()).startswith(b"subscribed")
+                await trio.sleep(1)
+                yield process.stdout
+        finally:
+            process.kill()
+
+
 async def test_an_outsider_decodes_the_events_with_classes_of_sglang(make_engine: MakeEngine) -> None:
     port, replay = free_ports(2)
     addresses = {"events_address": f"127.0.0.1:{port}", "events_replay_address": f"127.0.0.1:{replay}"}
-    async with watched(make_engine, **EVICTING, **addresses) as seen, trio.open_nursery() as nursery:
-        process = await nursery.start(
-            partial(
-                trio.run_process,
-                [sys.executable, "-c", OUTSIDER, f"tcp://127.0.0.1:{port}"],
-                stdout=-1,
-                env=spawn.host_environment(dict(os.environ), "cpu"),
-                check=False,
-            )
-        )
-        try:
-            with trio.fail_after(120):
-                output = process.stdout
-                assert output is not None
-                received = await output.receive_some()
-                assert received.startswith(b"subscribed")
-                await trio.sleep(1)
-                wanted = prompt(1, 100)
-                await seen.ask(wanted)
-                hashes = set(block_hashes(wanted, PAGE))
-                told = set[int]()
-                while not hashes <= told:
-                    told |= {int(word) for word in (await output.receive_some()).split()}
-        finally:
-            process.kill()
+    async with watched(make_engine, **EVICTING, **addresses) as seen, outsider(port) as output:
+        wanted = prompt(1, 100)
+        await seen.ask(wanted)
+        await hear(output, wanted)
+
+
+async def hear(output: trio.abc.ReceiveStream, wanted: list[int]) -> None:
+    """Wait until an outsider has heard of all blocks of a prompt."""
+    told = set[int]()
+    while not set(block_hashes(wanted, PAGE)) <= told:
+        told |= {int(word) for word in (await output.receive_some()).split()}
 
 
 async def test_the_events_of_a_simulated_engine_are_decoded_by_the_same_classes() -> None:
@@ -190,37 +193,7 @@ async def test_the_events_of_a_simulated_engine_are_decoded_by_the_same_classes(
     simulated = SimulatedEngine(SimulatedSpec(page_size=PAGE), random.Random(0), tell=batches.put)
     async with running_engine(simulated), trio.open_nursery() as nursery:
         await nursery.start(publish, batches, Endpoint("127.0.0.1", port), None)
-        process = await nursery.start(
-            partial(
-                trio.run_process,
-                [sys.executable, "-c", OUTSIDER, f"tcp://127.0.0.1:{port}"],
-                stdout=-1,
-                env=spawn.host_environment(dict(os.environ), "cpu"),
-                check=False,
-            )
-        )
-        try:
-            with trio.fail_after(120):
-                output = process.stdout
-                assert output is not None
-                assert (await output.receive_some()).startswith(b"subscribed")
-                await trio.sleep(1)
-                await simulated.submit(Generate("a", wanted, Sampling(1))).result()
-                told = set[int]()
-                while not set(block_hashes(wanted, PAGE)) <= told:
-                    told |= {int(word) for word in (await output.receive_some()).split()}
-        finally:
-            process.kill()
-            nursery.cancel_scope.cancel()
-
-
-async def test_every_watcher_gets_the_same_blocks(make_engine: MakeEngine) -> None:
-    async with watched(make_engine, **EVICTING) as seen:
-        await seen.ask(prompt(1, 100))
-        late = Watched(seen.engine)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(seen.engine.watch_blocks, late.apply)
-            await trio.sleep(SETTLED_S)
-            nursery.cancel_scope.cancel()
-        hashes = block_hashes(prompt(1, 100), PAGE)
-        assert late.index.match(hashes).blocks("engine") == seen.index.match(hashes).blocks("engine") == len(hashes)
+        async with outsider(port) as output:
+            await simulated.submit(Generate("a", wanted, Sampling(1))).result()
+            await hear(output, wanted)
+        nursery.cancel_scope.cancel()
