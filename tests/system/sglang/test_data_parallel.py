@@ -179,9 +179,11 @@ def test_each_rank_of_a_prefill_hands_over_to_each_rank_of_a_decode(served: Node
         OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0) as client,
     ):
         seen = set[str]()
-        for _ in range(20):
-            seen |= routes(client, 8)
         ranks = [f"main/tiny-1#{prefill}+main/tiny-0#{decode}" for prefill in range(2) for decode in range(2)]
+        for _ in range(20):  # few at once: Mooncake spins while it transfers, eight of that starve two cores for seconds
+            seen |= routes(client, 4)
+            if seen == {*ranks}:
+                break
         assert seen == {*ranks}
         wanted, got = (all_completed(port, PROMPTS, 4) for port in (served.port, running.port))
         assert [tokens for tokens, *_ in got] == [tokens for tokens, *_ in wanted]
