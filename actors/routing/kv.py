@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from math import exp
 from typing import Annotated
 
@@ -30,7 +31,8 @@ from protocol.messages import Generate, PromptBlocks
 from protocol.strict.checks import Within
 
 HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are compared
-LEADING_MAX = 4  # of the least loaded
+LEADING_MAX = 4  # of the least loaded, more only until one has memory for the request
+WITHOUT_MEMORY_MAX = 64  # of the least loaded, if none has: the cost of a choice may not grow with the workers
 
 Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
 
@@ -97,15 +99,7 @@ class KvPolicy:
         found = (candidates.find(name) for name in dict.fromkeys(names))
         holders = (_find_holder(candidates, *holder) for holder in prompt.holders(HOLDERS_MAX))
         compared = [load for load in (*holders, *found) if load is not None]
-        leading = candidates.leading(request)
-        compared += leading
-        left = LEADING_MAX - len(leading)
-        if left > 0:
-            for number, load in enumerate(candidates):
-                if number >= LEADING_MAX:
-                    break
-                compared.append(load)
-        return compared
+        return compared + _leading(request, candidates)
 
     def _choice(self, request: Generate, load: Load, prompt: _Prompt) -> Choice:
         settings, cost, overlap = self.settings, 0.0, 0
@@ -169,6 +163,17 @@ class _Prompt:
             if count := max(match.blocks(engine, rank), computing // blocks.page_size):
                 return min(count, self.reusable // blocks.page_size) * blocks.page_size
         return 0
+
+
+def _leading(request: Generate, candidates: Candidates) -> list[Load]:
+    """Return the least loaded, as far as one that nothing speaks against: it has memory, and no reservation."""
+    leading, any_free = list[Load](), False
+    for load in islice(candidates, WITHOUT_MEMORY_MAX):
+        leading.append(load)
+        any_free = any_free or (not load.reserved and load.fits(request))
+        if any_free and len(leading) >= LEADING_MAX:
+            break
+    return leading
 
 
 def _find_holder(candidates: Candidates, engine: str, rank: int) -> Load | None:

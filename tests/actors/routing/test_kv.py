@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from attrs import Factory, evolve, frozen
 
-from actors.routing.kv import HOLDERS_MAX, LEADING_MAX, KvPolicy, KvSettings
+from actors.routing.kv import HOLDERS_MAX, LEADING_MAX, WITHOUT_MEMORY_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
 from actors.routing.prefix_index import PrefixIndex
 from actors.routing.route import FailoverLimits
@@ -208,7 +209,8 @@ async def test_no_tokens_are_reserved_for_what_is_expected_in_a_cache() -> None:
     assert not routing.reservations.prompts
 
 
-def test_few_workers_are_looked_at_however_many_there_are() -> None:
+@pytest.mark.parametrize(("kv_tokens", "preferred_max"), [(0, LEADING_MAX), (2**20, WITHOUT_MEMORY_MAX)])
+def test_few_workers_are_looked_at_however_many_there_are(kv_tokens: int, preferred_max: int) -> None:
     class Counting(Loads):
         looks = 0
 
@@ -216,19 +218,20 @@ def test_few_workers_are_looked_at_however_many_there_are() -> None:
             Counting.looks += 1
             return super().find(name)
 
-        def leading(self, _: Generate) -> Sequence[Load]:
-            Counting.looks += 1
-            return self.every[:1]
-
         def __iter__(self) -> Any:
             for load in self.every:
                 Counting.looks += 1
                 yield load
 
-    loads = [Load(f"w{number}", 0, 8) for number in range(1000)]
+    loads = [Load(f"w{number}", 0, 8, kv_tokens=kv_tokens, kv_tokens_max=2**20) for number in range(1000)]
     made = policy({load.name: PROMPT for load in loads})
     assert made(wanted(), Counting(loads)) is not None
-    assert Counting.looks <= HOLDERS_MAX + LEADING_MAX + 2
+    assert Counting.looks <= HOLDERS_MAX + preferred_max + 1
+
+
+def test_a_worker_with_memory_is_found_behind_some_that_have_none() -> None:
+    full = [Load(f"w{number}", 0, 8, kv_tokens=1000, kv_tokens_max=1000) for number in range(2 * LEADING_MAX)]
+    assert chosen(policy(), wanted(), *full, Load("z", 1, 8, kv_tokens_max=1000)) == ("z", 0)
 
 
 # Ranks ---------------------------------------------------------------------------------------
@@ -263,9 +266,6 @@ class Few(Loads):
     """Candidates of which the policy sees the first by itself, and the others by their names."""
 
     asked: list[str] = Factory(list)
-
-    def leading(self, _: Generate) -> Sequence[Load]:
-        return self.every[:1]
 
     def find(self, name: str) -> Load | None:
         self.asked.append(name)
