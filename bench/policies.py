@@ -86,8 +86,11 @@ def loads(folder: Path, scale: float, engines: int = 2) -> dict[str, Load]:
         "2:6",
     )
     turns = ("--turns", "4:6", "--prompt-tokens", "40:80", "--output-tokens", "8:16")
+    # As many a second as engines chosen in turn keep up with on two cores: the more engines, the less those find.
+    rate = str(round(24 / engines, 1))
     return {
         "shared": Load((*shared, "--clients", "4", "--requests", many(200)), 20_000),
+        "paced": Load((*shared, "--rate", rate, "--requests", many(300)), 20_000),
         "turns": Load((*turns, "--clients", "6", "--requests", many(40)), 7_000),
         "trace": Load(("--trace", str(trace), "--trace-scale", "0.1", "--clients", "6"), 7_000),
     }
@@ -248,7 +251,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--loads", nargs="*", default=["shared", "turns", "trace"])
+    parser.add_argument("--loads", nargs="*", default=["shared", "paced", "turns", "trace"])
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--kv", default="", metavar="KEYS", help="of [model.NAME.kv], as `load_tokens = 64`")
     options = parser.parse_args(words)

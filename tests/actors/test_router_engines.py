@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.slots import Deadlines, Slots
+from actors.routing.kv import KvPolicy, KvSettings
+from actors.routing.prefix_index import PrefixIndex
 from actors.routing.route import FailoverLimits
+from actors.routing.service_levels import ServiceLevels
+from protocol.block_hashes import block_hashes
 from protocol.cluster import Leg
 from protocol.errors import ActorLost, EngineDied
-from protocol.messages import EngineLoad
+from protocol.kv_events import BlockChange, BlockEvent
+from protocol.messages import EngineLoad, Generate, PromptBlocks, RoutingHints
 from tests.rig.calls import AnyPriorityInbox, priority_inbox
+from tests.rig.routed_pools import whole_levels
 from tests.rig.router import ActorWorker, RouterRig, ask, generate, routed
 from tests.rig.scheduler import sweep
 from tests.rig.simulated_engines import spec
@@ -33,9 +39,10 @@ class Real(ActorWorker):
 
 
 @asynccontextmanager
-async def over_engines(*legs: Leg) -> AsyncIterator[RouterRig]:
+async def over_engines(*legs: Leg, levels: ServiceLevels | None = None) -> AsyncIterator[RouterRig]:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
-    async with routed(limits=FailoverLimits(resume_s=60)) as rig, trio.open_nursery() as engines:
+    limits = FailoverLimits(resume_s=60)
+    async with routed(limits=limits, levels=levels) as rig, trio.open_nursery() as engines:
 
         async def act(inbox: AnyPriorityInbox, engine: SimulatedEngine, name: str) -> None:
             try:
@@ -64,38 +71,65 @@ async def over_engines(*legs: Leg) -> AsyncIterator[RouterRig]:
 
 
 ROOMS = {"one worker": (Leg.BOTH,), "a pair": (Leg.PREFILL, Leg.DECODE)}
+PAGE = 2
+POOLS = {"one pool": None, "two pools": whole_levels(both0=1, both1=0)}
+
+
+def by_prefix(name: str) -> Generate:
+    """Return a request that a policy may route by its blocks, in a session, and that is for the quickest pool."""
+    wanted = generate(name, 4, temperature=0.0)
+    blocks = PromptBlocks(PAGE, block_hashes(wanted.tokens, PAGE))
+    return evolve(wanted, hints=RoutingHints("session", (blocks,), ttft_target_ms=0))
 
 
 async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expected: list[int]) -> bool:
     """Leave, or crash one of the engines, just before the step; return whether the answer had ended by then."""
     async with over_engines(*legs, *legs) as rig:
-        victim = trio.CancelScope()
+        return await act_at(rig, step, crash, expected, lambda name: generate(name, 4, temperature=0.0))
 
-        def act() -> None:
-            if crash is None:
-                victim.cancel(reason="sweep")
-            else:
-                rig.pool.all[crash].engine.crash()
 
-        async def ask_one(name: str, scope: trio.CancelScope) -> None:
-            with scope:
-                got = await ask(rig, generate(name, 4, temperature=0.0))
-                assert (len(got.ids), got.ids) == (4, expected)
-                ended.append(name)
+async def sweep_by_prefix(levels: ServiceLevels | None, step: int, crash: int | None, expected: list[int]) -> bool:
+    """Do the same where the policy counts the prompts that have not begun, and nothing of them may be left."""
+    policy = KvPolicy(KvSettings(), PrefixIndex(), random.Random(0).random)
+    async with over_engines(Leg.BOTH, Leg.BOTH, levels=levels) as rig:
+        rig.routing.policy = policy
+        policy.index.apply("both0", [BlockEvent(BlockChange.STORED, 0, block_hashes([5, 6, 7, 8], PAGE))])
+        is_over = await act_at(rig, step, crash, expected, by_prefix)
+    assert len(policy.expected) == 0
+    return is_over
 
-        ended: list[str] = []
-        with counting(step, act) as steps:
-            async with trio.open_nursery() as clients:
-                clients.start_soon(ask_one, "a" * 32, victim)
-                clients.start_soon(ask_one, "b" * 32, trio.CancelScope())
-                clients.start_soon(ask_one, "c" * 32, trio.CancelScope())
-        await trio.sleep(1)
-        rig.check_at_rest()
-        for worker in rig.pool.workers():
-            assert await worker.engine.load() == EngineLoad(0, 0, 0)
-        assert len(ended) == 3 - victim.cancelled_caught
-        with trio.fail_after(60):
-            assert (await ask(rig, generate("after", 4, temperature=0.0))).ids == expected
+
+async def act_at(
+    rig: RouterRig, step: int, crash: int | None, expected: list[int], request: Callable[[str], Generate]
+) -> bool:
+    """Leave, or crash one of the engines, just before the step; return whether the answer had ended by then."""
+    victim = trio.CancelScope()
+
+    def act() -> None:
+        if crash is None:
+            victim.cancel(reason="sweep")
+        else:
+            rig.pool.all[crash].engine.crash()
+
+    async def ask_one(name: str, scope: trio.CancelScope) -> None:
+        with scope:
+            got = await ask(rig, request(name))
+            assert (len(got.ids), got.ids) == (4, expected)
+            ended.append(name)
+
+    ended: list[str] = []
+    with counting(step, act) as steps:
+        async with trio.open_nursery() as clients:
+            clients.start_soon(ask_one, "a" * 32, victim)
+            clients.start_soon(ask_one, "b" * 32, trio.CancelScope())
+            clients.start_soon(ask_one, "c" * 32, trio.CancelScope())
+    await trio.sleep(1)
+    rig.check_at_rest()
+    for worker in rig.pool.workers():
+        assert await worker.engine.load() == EngineLoad(0, 0, 0)
+    assert len(ended) == 3 - victim.cancelled_caught
+    with trio.fail_after(60):
+        assert (await ask(rig, request("after"))).ids == expected
     return steps.taken < step
 
 
@@ -110,7 +144,18 @@ def expected() -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash the first", "crash the second"])
+CRASHES = pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash the first", "crash the second"])
+
+
+@CRASHES
 @pytest.mark.parametrize("legs", ROOMS.values(), ids=ROOMS.keys())
 def test_at_every_step(legs: tuple[Leg, ...], crash: int | None, expected: list[int]) -> None:
     sweep(lambda _, step: sweep_one(legs, step, crash, expected), steps_min=40)
+
+
+@CRASHES
+@pytest.mark.parametrize("levels", POOLS.values(), ids=POOLS.keys())
+def test_at_every_step_of_a_request_by_prefix(
+    levels: ServiceLevels | None, crash: int | None, expected: list[int]
+) -> None:
+    sweep(lambda _, step: sweep_by_prefix(levels, step, crash, expected), steps_min=40)
