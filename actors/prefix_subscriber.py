@@ -20,12 +20,12 @@ from actors.routing.prefix_index import PrefixIndex
 from protocol.cluster import RANKS_MAX, engine_and_rank
 from protocol.errors import PeerViolation, RequestError
 from protocol.kind import Message
-from protocol.kv_events import BlockChange, BlockEvents, WatchBlocks, check_block_events
+from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvents, WatchBlocks, check_block_events
 from protocol.messages import EngineInfo
 
 log = logging.getLogger(__name__)
 
-CREDIT = 256  # replies, after which a worker is asked again
+CREDIT = 256  # replies, after which a worker is asked again; at first as many more as all of its blocks may take
 RETRY_S = 0.2  # after a failure, twice as long each time
 RETRY_MAX_S = 10.0
 DISTRUST_S = 30.0  # after events that cannot be true
@@ -174,39 +174,52 @@ class _Subscription:
                     )
                     self._forget()
                     await trio.sleep(DISTRUST_S)
+                    continue
                 except RequestError as error:  # its engine, its node or the link is down
                     log.debug("a worker does not tell of its blocks: %s", error, extra={"worker": self.name})
-                    retry_s = RETRY_S if self.since != number else min(2 * retry_s, RETRY_MAX_S)
-                    with trio.move_on_after(retry_s):
-                        await self._changed.park()
+                else:
+                    if self.since != number:  # its credit is used up, or something was lost
+                        retry_s = RETRY_S
+                        continue
+                retry_s = RETRY_S if self.since != number else min(2 * retry_s, RETRY_MAX_S)
+                with trio.move_on_after(retry_s):
+                    await self._changed.park()
 
     async def _follow(self, worker: WatchedWorker) -> None:
         """Apply what the worker sends, until the credit of one question is used up."""
-        async with worker.watch(WatchBlocks(self.life, self.since), CREDIT) as answer:
+        self._note_limits(worker)
+        all_max = 0 if self.since else min(self.ranks * self.blocks_max, self.index.blocks_max)
+        credit = CREDIT + all_max // REPLY_HASHES_MAX
+        async with worker.watch(WatchBlocks(self.life, self.since), credit) as answer:
             async for events in answer:
                 assert isinstance(events, BlockEvents)  # nothing else answers a WatchBlocks
                 check_block_events(events)
                 if not self._continues(events):
                     self._forget()
                     return  # it is asked for all of its blocks
-                self._check_ranks(events, worker)
+                self._note_limits(worker)
+                self._check_ranks(events)
                 self._apply(events)
-                self._check_count(events, worker)
+                self._check_count(events)
                 if events.reset or any(event.change is BlockChange.CLEARED for event in events.events):
                     while self.index.retired > RETIRED_MAX:  # noqa: ASYNC110  # until the sweep has removed some
                         await trio.sleep(SWEEP_S)
 
-    def _check_ranks(self, events: BlockEvents, worker: WatchedWorker) -> None:
+    def _note_limits(self, worker: WatchedWorker) -> None:
+        """Note how many ranks and blocks a worker may have, if that is known now."""
+        if (info := worker.info) is None:
+            return
+        self.ranks = max(1, info.data_parallel)
+        if info.page_size > 0:
+            self.blocks_max = PAGES_TIMES * max(1, info.kv_tokens_max // info.page_size)
+
+    def _check_ranks(self, events: BlockEvents) -> None:
         """Raise `PeerViolation` for a rank that its engine does not have: each may have blocks."""
-        if (info := worker.info) is not None:
-            self.ranks = max(1, info.data_parallel)
         if any(event.rank >= self.ranks for event in events.events):
             raise PeerViolation(f"events of a rank that an engine with {self.ranks} does not have")
 
-    def _check_count(self, events: BlockEvents, worker: WatchedWorker) -> None:
+    def _check_count(self, events: BlockEvents) -> None:
         """Raise `PeerViolation` if a rank has more blocks than its memory can hold: it would push out all others'."""
-        if (info := worker.info) is not None and info.page_size > 0:
-            self.blocks_max = PAGES_TIMES * max(1, info.kv_tokens_max // info.page_size)
         blocks_max = self.blocks_max
         for rank in {event.rank for event in events.events}:
             if self.index.count(self.name, rank) > blocks_max:

@@ -25,6 +25,9 @@ LIFE_LENGTH_MAX = 64
 HASHES_MAX = 4096
 """The most block hashes in one reply: an asker applies them in one turn."""
 
+REPLY_HASHES_MAX = 1024
+"""The most that a publisher sends in one: they are applied in well under a millisecond."""
+
 GPU = "GPU"
 """The medium of blocks that a prefill can use at once; SGLang also names `CPU_PINNED`, `DISK` and `EXTERNAL`."""
 

@@ -14,10 +14,9 @@ from typing import TypeAlias
 
 from attrs import define, evolve, field
 
-from protocol.kv_events import HASHES_MAX, BlockChange, BlockEvent, BlockEvents
+from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
 
 TAIL_EVENTS_MAX = 8192
-MESSAGE_HASHES_MAX = 1024  # in one reply: small enough to be applied in well under a millisecond
 
 _Place: TypeAlias = tuple[int, str, str | None]
 """Blocks of one rank, one medium and one LoRA adapter."""
@@ -94,12 +93,12 @@ class BlockLog:
 
 def _parts(event: BlockEvent) -> Iterator[BlockEvent]:
     """Yield an event as several of which each fits a reply."""
-    if len(event.hashes) <= MESSAGE_HASHES_MAX:
+    if len(event.hashes) <= REPLY_HASHES_MAX:
         yield event
         return
     parent = event.parent
-    for start in range(0, len(event.hashes), MESSAGE_HASHES_MAX):
-        hashes = event.hashes[start : start + MESSAGE_HASHES_MAX]
+    for start in range(0, len(event.hashes), REPLY_HASHES_MAX):
+        hashes = event.hashes[start : start + REPLY_HASHES_MAX]
         yield evolve(event, hashes=hashes, parent=parent)
         parent = hashes[-1]
 
@@ -128,7 +127,7 @@ class BlockReader:
         taken, hashes = list[BlockEvent](), 0
         for event in changes:
             hashes += max(1, len(event.hashes))
-            if taken and hashes > MESSAGE_HASHES_MAX:
+            if taken and hashes > REPLY_HASHES_MAX:
                 break
             taken.append(event)
         if not taken:
@@ -140,9 +139,9 @@ class BlockReader:
 def _snapshot(log: BlockLog, number: int) -> Iterator[BlockEvents]:
     """Yield all blocks as they are now, in parts; what changes meanwhile is read afterwards."""
     parts = [
-        BlockEvent(BlockChange.STORED, rank, tuple(blocks[start : start + MESSAGE_HASHES_MAX]), None, medium, lora)
+        BlockEvent(BlockChange.STORED, rank, tuple(blocks[start : start + REPLY_HASHES_MAX]), None, medium, lora)
         for (rank, medium, lora), blocks in log.blocks()
-        for start in range(0, len(blocks), MESSAGE_HASHES_MAX)
+        for start in range(0, len(blocks), REPLY_HASHES_MAX)
     ]
     return _snapshot_parts(log.life, number, parts)
 
@@ -151,6 +150,3 @@ def _snapshot_parts(life: str, number: int, parts: list[BlockEvent]) -> Iterator
     last = max(0, len(parts) - 1)
     for place in range(last + 1):
         yield BlockEvents(life, number if place == last else 0, tuple(parts[place : place + 1]), reset=place == 0)
-
-
-assert MESSAGE_HASHES_MAX <= HASHES_MAX

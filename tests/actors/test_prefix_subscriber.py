@@ -18,7 +18,7 @@ from actors.prefix_subscriber import CREDIT, DISTRUST_S, FORGET_S, RETIRED_MAX, 
 from actors.routing.prefix_index import PrefixIndex
 from protocol.errors import LinkLost, NotReady
 from protocol.kind import Message
-from protocol.kv_events import HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
+from protocol.kv_events import HASHES_MAX, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from protocol.messages import Done, EngineInfo
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
@@ -339,15 +339,38 @@ async def test_a_worker_that_answers_nothing_is_asked_less_and_less(autojump_clo
 
 
 async def test_more_events_than_the_credit_of_one_question(autojump_clock: MockClock) -> None:
-    worker = FakeWorker("n/a")
+    worker = FakeWorker("n/a", info=memory(65_536))
     async with subscribed(worker) as (subscriber, _):
         await trio.sleep(1)
-        for number in range(3 * CREDIT):
+        for number in range(4 * CREDIT):
             store(worker.log, number)
             await trio.sleep(0.06)
         await trio.sleep(1)
-        assert blocks(subscriber, worker, range(3 * CREDIT)) == told(worker.log)
+        assert blocks(subscriber, worker, range(4 * CREDIT)) == told(worker.log)
         assert len(worker.asked) == 4
+
+
+@pytest.mark.parametrize("data_parallel", [1, 2])
+async def test_all_blocks_of_a_large_cache_fit_the_credit_of_one_question(
+    data_parallel: int, autojump_clock: MockClock
+) -> None:
+    pages = (CREDIT + 8) * REPLY_HASHES_MAX // data_parallel
+    worker = FakeWorker(
+        "n/a", info=evolve(memory(pages), page_size=1, ranks=data_parallel, data_parallel=data_parallel)
+    )
+    for rank in range(data_parallel):
+        worker.log.apply([BlockEvent(STORED, rank, tuple(range(rank * pages, (rank + 1) * pages)))])
+    async with subscribed(worker) as (subscriber, _):
+        await trio.sleep(10)
+        assert subscriber.unknown == set()
+        assert len(worker.asked) == 1
+
+
+async def test_a_worker_that_ends_every_answer_at_once_is_asked_less_and_less(autojump_clock: MockClock) -> None:
+    worker = FakeWorker("n/a", spoil=lambda events: [evolve(events, reset=False)])  # never all of its blocks
+    async with subscribed(worker):
+        await trio.sleep(600)
+    assert 50 < len(worker.asked) < 80
 
 
 async def test_nobody_is_watched_while_the_policy_needs_no_index(autojump_clock: MockClock) -> None:

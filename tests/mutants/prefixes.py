@@ -86,8 +86,18 @@ BUGS: Bugs = {
         ),
         Bug(
             "a worker is asked for all of its blocks each time",
-            "WatchBlocks(self.life, self.since), CREDIT",
-            "WatchBlocks(), CREDIT",
+            "WatchBlocks(self.life, self.since), credit",
+            "WatchBlocks(), credit",
+        ),
+        Bug(
+            "the credit of a question is not enough for all blocks of a large cache",
+            "credit = CREDIT + all_max // REPLY_HASHES_MAX",
+            "credit = CREDIT",
+        ),
+        Bug(
+            "a worker that ends its answers at once is asked again at once",
+            "if self.since != number:  # its credit",
+            "if True:  # its credit",
         ),
     ),
     "actors/routing/prefix_index.py": (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.block_log import MESSAGE_HASHES_MAX, TAIL_EVENTS_MAX, BlockLog, BlockReader
-from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, check_block_events
+from actors.engines.block_log import TAIL_EVENTS_MAX, BlockLog, BlockReader
+from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, check_block_events
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
 changes = st.lists(
@@ -113,14 +113,14 @@ def test_a_reader_too_far_behind_gets_all_blocks_in_parts_and_what_changes_meanw
 
 def test_no_message_has_more_hashes_than_fit_a_turn() -> None:
     log = BlockLog("life")
-    log.apply([BlockEvent(STORED, 0, tuple(range(5 * MESSAGE_HASHES_MAX)), parent=-1)])
+    log.apply([BlockEvent(STORED, 0, tuple(range(5 * REPLY_HASHES_MAX)), parent=-1)])
     reader = BlockReader(log, "life", 1)
     sizes, parents = list[int](), list[int | None]()
     while (message := reader.read()) is not None:
         sizes.append(sum(len(event.hashes) for event in message.events))
         parents += [event.parent for event in message.events]
-    assert sizes == [MESSAGE_HASHES_MAX] * 5
-    assert parents == [-1, *(MESSAGE_HASHES_MAX * part - 1 for part in range(1, 5))]
+    assert sizes == [REPLY_HASHES_MAX] * 5
+    assert parents == [-1, *(REPLY_HASHES_MAX * part - 1 for part in range(1, 5))]
 
 
 def test_the_memory_of_a_log_does_not_grow_with_what_nobody_reads() -> None:
