@@ -54,5 +54,13 @@ def block_hash(digest: bytes) -> int:
 
 def block_hashes(tokens: Sequence[int], page_size: int, cache_salt: str | None = None) -> tuple[int, ...]:
     """Return the hashes of the full blocks of a prompt; about 0.7 us a block."""
-    digests = block_digests(root_digest(cache_salt), pack_tokens(tokens), page_size)
-    return struct.unpack(f">{'q24x' * len(digests)}", b"".join(digests))
+    return block_hashes_after(root_digest(cache_salt), tokens, page_size)[0]
+
+
+def block_hashes_after(before: bytes, tokens: Sequence[int], page_size: int) -> tuple[tuple[int, ...], bytes]:
+    """Return the hashes of the full blocks of tokens that follow the digest `before`, and the digest of the last.
+
+    Without a full block that is `before` again.
+    """
+    digests = block_digests(before, pack_tokens(tokens), page_size)
+    return struct.unpack(f">{'q24x' * len(digests)}", b"".join(digests)), digests[-1] if digests else before

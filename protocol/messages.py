@@ -117,10 +117,14 @@ class Rendezvous:
 
 @frozen
 class PromptBlocks:
-    """The hashes of a prompt's full blocks of `page_size` tokens, up to its first image or video."""
+    """The hashes of a prompt's full blocks of `page_size` tokens, up to its first image or video.
+
+    `digest` is that of the last block, behind which the answer's blocks go on; without a block that of the salt.
+    """
 
     page_size: int
     hashes: tuple[int, ...]
+    digest: bytes = b""
 
 
 @frozen

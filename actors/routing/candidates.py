@@ -18,21 +18,34 @@ from protocol.cluster import Leg
 from protocol.messages import Generate
 
 
+class TakenChoice(Protocol):
+    """A choice that was taken, as its policy follows it; each is called once at most, and `ended` always."""
+
+    def begun(self) -> None:
+        """The worker has computed the prompt."""
+
+    def answered(self, ids: Sequence[int]) -> None:
+        """It has answered the whole request by these tokens."""
+
+    def ended(self) -> None:
+        """It does not serve the request any more, whether the prompt has begun or not."""
+
+
 @frozen
 class Choice:
     """The worker that a policy prefers, by its load.
 
     `overlap` is how many tokens of the prompt are expected in its prefix cache. `score` is what the policy compared,
     None where it compared no numbers. It is `blind` if some worker that can be asked has not told yet what its cache
-    has. A policy that counts the prompts which have not begun gives `on_taken`: it is
-    called once the choice is taken, and returns what is called once the prompt has begun or is not to be computed.
+    has. A choice may come to nothing: what a policy keeps of one that is taken it notes in `on_taken`,
+    which may return what follows the request.
     """
 
     load: Load
     overlap: int = 0
     score: float | None = None
     blind: bool = False
-    on_taken: Callable[[], Callable[[], None]] | None = field(default=None, eq=False, repr=False)
+    on_taken: Callable[[], TakenChoice | None] | None = field(default=None, eq=False, repr=False)
 
 
 class Candidates(Protocol):

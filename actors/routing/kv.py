@@ -22,10 +22,12 @@ from typing import Annotated
 from attrs import define, evolve, field, frozen
 
 from actors.routing.candidates import Candidates, Chance, Choice
-from actors.routing.expected_prefixes import ExpectedPrefixes
+from actors.routing.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.load import Load
 from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
+from actors.routing.recent_blocks import RecentBlocks
 from actors.routing.session import SessionWorkers
+from protocol.block_hashes import block_hashes_after
 from protocol.cluster import RANK_MARK, Leg, engine_and_rank
 from protocol.messages import Generate, PromptBlocks
 from protocol.strict.checks import Within
@@ -33,6 +35,8 @@ from protocol.strict.checks import Within
 HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are compared
 LEADING_MAX = 4  # of the least loaded, more only until one has memory for the request
 WITHOUT_MEMORY_MAX = 64  # of the least loaded, if none has: the cost of a choice may not grow with the workers
+
+ANSWER_TOKENS_MAX = 8192  # that are hashed, in some 0.4 ms; a longer answer is in the index before its next turn comes
 
 Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
 
@@ -56,13 +60,18 @@ class KvPolicy:
     settings: KvSettings
     index: PrefixIndex
     chance: Chance
+    now: Callable[[], float]  # in seconds
     expected: ExpectedPrefixes = field(factory=ExpectedPrefixes)
+    recent: RecentBlocks = field(init=False)
     sessions: SessionWorkers = field(factory=SessionWorkers)
+
+    def __attrs_post_init__(self) -> None:
+        self.recent = RecentBlocks(self.now)
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
         """Return the worker of the least cost, with the tokens that it is expected to have in its cache."""
         hints = request.hints
-        prompt = _Prompt.of(request, self.index, self.expected)
+        prompt = _Prompt.of(request, self.index, self.expected, self.recent)
         session = "" if hints is None else hints.session
         home = None
         choices = dict[str, Choice]()
@@ -74,22 +83,15 @@ class KvPolicy:
         if not choices:
             return None
         chosen = self._drawn(list(choices.values()), home, prompt.page_size)
+        return evolve(chosen, on_taken=partial(self._take, request, chosen.load, prompt, session))
+
+    def _take(self, request: Generate, load: Load, prompt: _Prompt, session: str) -> _TakenPrompt | None:
+        """Remember the worker of the session, and follow the prompt that it is about to have."""
         if session:
-            self.sessions.set(chosen.load.leg, session, chosen.load.name)
-        if chosen.load.leg is Leg.DECODE or not prompt.matches:
-            return chosen
-        return evolve(chosen, on_taken=partial(self._expect, chosen.load.name, prompt))
-
-    def _expect(self, worker: str, prompt: _Prompt) -> Callable[[], None]:
-        """Count a prompt as one that a worker is about to have; return what ends that."""
-        added = [self.expected.add(worker, blocks.hashes) for blocks, _ in prompt.matches]
-        prefixes = [prefix for prefix in added if prefix is not None]
-
-        def end() -> None:
-            for prefix in prefixes:
-                self.expected.discard(prefix)
-
-        return end
+            self.sessions.set(load.leg, session, load.name)
+        if load.leg is Leg.DECODE or not prompt.matches:
+            return None
+        return _TakenPrompt(self, request, load, prompt)
 
     def _compared(self, request: Generate, candidates: Candidates, prompt: _Prompt, session: str) -> list[Load]:
         """Return the candidates that are compared, some of them twice."""
@@ -138,16 +140,17 @@ class _Prompt:
     expected: dict[str, int]  # the tokens in common with a prompt that is being computed, by worker
     reusable: int  # tokens: the last one of a prompt is always computed
     blind: bool  # some worker's blocks are not known yet
+    recent: RecentBlocks
 
     @classmethod
-    def of(cls, request: Generate, index: PrefixIndex, expected: ExpectedPrefixes) -> _Prompt:
+    def of(cls, request: Generate, index: PrefixIndex, expected: ExpectedPrefixes, recent: RecentBlocks) -> _Prompt:
         blocks = () if request.hints is None else request.hints.blocks
         common = dict[str, int]()
         for each in blocks:
             for worker, count in expected.blocks(each.hashes).items():
                 common[worker] = max(common.get(worker, 0), count * each.page_size)
         matches = tuple((each, index.match(each.hashes)) for each in blocks)
-        return cls(matches, common, len(request.tokens) - 1, bool(index.unknown))
+        return cls(matches, common, len(request.tokens) - 1, bool(index.unknown), recent)
 
     @property
     def page_size(self) -> int:
@@ -160,9 +163,47 @@ class _Prompt:
         """Return the tokens that a worker's cache is expected to have of it when its turn comes."""
         computing, (engine, rank) = self.expected.get(worker, 0), engine_and_rank(worker)
         for blocks, match in self.matches:
-            if count := max(match.blocks(engine, rank), computing // blocks.page_size):
+            has = self.recent.extend(match.bit(engine, rank), blocks.hashes, match.blocks(engine, rank))
+            if count := max(has, computing // blocks.page_size):
                 return min(count, self.reusable // blocks.page_size) * blocks.page_size
         return 0
+
+
+@define(eq=False)
+class _TakenPrompt:
+    """A prompt that a worker computes: expected in its cache at once, and for a moment after it is there."""
+
+    policy: KvPolicy
+    request: Generate
+    load: Load
+    prompt: _Prompt
+    _prefixes: list[ExpectedPrefix] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        added = [self.policy.expected.add(self.load.name, blocks.hashes) for blocks, _ in self.prompt.matches]
+        self._prefixes = [prefix for prefix in added if prefix is not None]
+
+    def begun(self) -> None:
+        self.ended()
+        holder = engine_and_rank(self.load.name)
+        for blocks, match in self.prompt.matches:
+            if bit := match.bit(*holder):
+                self.policy.recent.add(bit, blocks.hashes[match.blocks(*holder) :])
+
+    def answered(self, ids: Sequence[int]) -> None:
+        """Expect the answer in the cache, but for its last token, which is not computed."""
+        if self.load.leg is not Leg.BOTH or len(ids) > ANSWER_TOKENS_MAX:
+            return
+        tokens = self.request.tokens
+        for blocks, match in self.prompt.matches:
+            size, bit = blocks.page_size, match.bit(*engine_and_rank(self.load.name))
+            if bit and len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
+                rest = [*tokens[len(blocks.hashes) * size :], *ids[:-1]]
+                self.policy.recent.add(bit, block_hashes_after(blocks.digest, rest, size)[0])
+
+    def ended(self) -> None:
+        for prefix in self._prefixes:
+            self.policy.expected.discard(prefix)
 
 
 def _leading(request: Generate, candidates: Candidates) -> list[Load]:

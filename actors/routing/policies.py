@@ -21,6 +21,7 @@ class PolicyContext:
     """The parts that a policy may be made of, for one model."""
 
     chance: Chance
+    now: Callable[[], float]  # in seconds
     kv: KvSettings = KvSettings()
     index: PrefixIndex = field(factory=PrefixIndex)
 
@@ -34,7 +35,7 @@ def stateless(policy: Policy) -> MakePolicy:
 
 
 POLICIES: Mapping[str, MakePolicy] = {
-    "kv": lambda context: KvPolicy(context.kv, context.index, context.chance),
+    "kv": lambda context: KvPolicy(context.kv, context.index, context.chance, context.now),
     "least_loaded": stateless(least_loaded),
     "random_two": lambda context: RandomTwo(context.chance),
     "round_robin": lambda _: RoundRobin(),

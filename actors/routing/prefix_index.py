@@ -39,8 +39,12 @@ class Match:
 
     def blocks(self, worker: str, rank: int = 0) -> int:
         """Return how many of the prompt's blocks a rank has, from the first one on."""
-        bit = self.bits.get((worker, rank), 0)
+        bit = self.bit(worker, rank)
         return next((count for count, mask in reversed(self.groups) if mask & bit), 0)
+
+    def bit(self, worker: str, rank: int = 0) -> int:
+        """Return the bit that stands for a rank in this life of its cache, 0 if it has told of no block."""
+        return self.bits.get((worker, rank), 0)
 
     def longest(self, holders_max: int) -> Iterator[Holder]:
         """Yield holders, those with the most blocks first, up to a number."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from attrs import define, evolve, field, frozen
 
-from actors.routing.candidates import Choice
+from actors.routing.candidates import Choice, TakenChoice
 from actors.routing.outliers import Ejection, OutlierDetector
 from actors.routing.ports import Replies, Worker
 from actors.routing.reservations import Reservations
@@ -55,7 +55,8 @@ class Route:
     _prompt: int  # tokens
     _reserved: list[str] = field(init=False)
     _pending: tuple[str, str] | None = field(init=False, default=None)  # while the prompt has not begun
-    _on_begun: Callable[[], None] | None = field(init=False, default=None)  # tells the policy
+    _taken: list[TakenChoice] = field(init=False, factory=list)
+    _has_begun: bool = field(init=False, default=False)
     probed: list[str] = field(init=False)  # names of ejected workers, or of the pair, that this request probes
 
     def __attrs_post_init__(self) -> None:
@@ -65,8 +66,9 @@ class Route:
         if self.prefill is not None:
             self._pending = self.prefill.full_name, self.decode.full_name
             self._reservations.add(*self._pending, self.uncached)
-        if (on_taken := (self.chosen_prefill or self.chosen).choice.on_taken) is not None:
-            self._on_begun = on_taken()
+        for chosen in (self.chosen, self.chosen_prefill):
+            if chosen is not None and chosen.choice.on_taken is not None and (taken := chosen.choice.on_taken()):
+                self._taken.append(taken)
         self.probed = [name for name in {*self.names, self.name} if self._outliers.begin_probe(name, self)]
 
     @property
@@ -135,13 +137,22 @@ class Route:
                 yield replies
         finally:
             if worker is self.prefill:
-                self.begun()  # in the turn in which the worker stops counting it: waiting tasks look in the next
+                self._stop_pending()  # as the worker stops counting it in this turn: waiting tasks look in the next
 
     def begun(self) -> None:
-        """Stop counting the prompt as one that has not begun."""
-        if self._on_begun is not None:
-            self._on_begun()
-            self._on_begun = None
+        """Note that the prompt is computed; idempotent."""
+        if not self._has_begun:
+            self._has_begun = True
+            for taken in self._taken:
+                taken.begun()
+        self._stop_pending()
+
+    def answered(self, ids: Sequence[int]) -> None:
+        """Note that the whole request is answered by these tokens."""
+        for taken in self._taken:
+            taken.answered(ids)
+
+    def _stop_pending(self) -> None:
         if self._pending is not None:
             self._reservations.discard(*self._pending, self.uncached)
             self._pending = None
@@ -149,7 +160,10 @@ class Route:
     def end(self) -> None:
         """Release the reservations at workers that were not asked, and end the probes."""
         holds = self._reserved or self.probed or self._pending
-        self.begun()
+        self._stop_pending()
+        for taken in self._taken:
+            taken.ended()
+        self._taken.clear()
         if not holds:
             return
         for name in tuple(self._reserved):

@@ -185,6 +185,8 @@ class RoutedRequest:
         async with self._leg(route, route.decode, request) as replies:
             finished = await replies.relay(pass_on)
         assert finished is not None  # a relay without a deadline has a result
+        if not self._moving and not self._asked_before:
+            route.answered(self._sent)
         return finished
 
     async def _prefill(self, route: Route, prefill: Worker, request: Generate) -> None:

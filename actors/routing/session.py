@@ -8,12 +8,14 @@ started. A request that had to go elsewhere takes its session along.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from hashlib import blake2b
 
 from attrs import define, field
 
 from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
+from actors.routing.load import Load
 from protocol.cluster import Leg
 from protocol.messages import Generate
 
@@ -53,13 +55,12 @@ class BySession:
         for leg in Leg:
             name = self.workers.get(leg, session)
             if name is not None and (load := candidates.find(name)) is not None:
-                self.workers.set(leg, session, name)
-                return Choice(load)
+                return self._choice(session, load)
         load = max(candidates, key=lambda load: _weight(session, load.name), default=None)
-        if load is None:
-            return None
-        self.workers.set(load.leg, session, load.name)
-        return Choice(load)
+        return None if load is None else self._choice(session, load)
+
+    def _choice(self, session: str, load: Load) -> Choice:
+        return Choice(load, on_taken=partial(self.workers.set, load.leg, session, load.name))
 
 
 def _weight(session: str, name: str) -> bytes:

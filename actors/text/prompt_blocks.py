@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 
 from actors.kit.offload import Offload
-from protocol.block_hashes import block_hashes
+from protocol.block_hashes import block_hashes_after, root_digest
 from protocol.media import MediaInfo, Modality
 from protocol.messages import Generate, PromptBlocks, RoutingHints
 
@@ -36,7 +36,8 @@ async def with_blocks(
 
 
 def _blocks(tokens: list[int], page_sizes: Sequence[int], cache_salt: str | None) -> tuple[PromptBlocks, ...]:
-    return tuple(PromptBlocks(size, block_hashes(tokens, size, cache_salt)) for size in page_sizes)
+    root = root_digest(cache_salt)
+    return tuple(PromptBlocks(size, *block_hashes_after(root, tokens, size)) for size in page_sizes)
 
 
 def _text_tokens(request: Generate, media: MediaInfo | None) -> int:

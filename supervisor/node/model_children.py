@@ -137,7 +137,7 @@ def _routing(
 
 def _policy_context(section: ModelSection, runtime: Runtime) -> PolicyContext:
     chance = runtime.chance(runtime.new_room())  # routers of two nodes must not draw the same
-    return PolicyContext(chance.random, section.kv, PrefixIndex(section.kv.blocks_max))
+    return PolicyContext(chance.random, trio.current_time, section.kv, PrefixIndex(section.kv.blocks_max))
 
 
 def _uses_blocks(routing: Routing) -> bool:

@@ -90,7 +90,7 @@ async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expecte
 
 async def sweep_by_prefix(levels: ServiceLevels | None, step: int, crash: int | None, expected: list[int]) -> bool:
     """Do the same where the policy counts the prompts that have not begun, and nothing of them may be left."""
-    policy = KvPolicy(KvSettings(), PrefixIndex(), random.Random(0).random)
+    policy = KvPolicy(KvSettings(), PrefixIndex(), random.Random(0).random, trio.current_time)
     async with over_engines(Leg.BOTH, Leg.BOTH, levels=levels) as rig:
         rig.routing.policy = policy
         policy.index.apply("both0", [BlockEvent(BlockChange.STORED, 0, block_hashes([5, 6, 7, 8], PAGE))])

@@ -155,8 +155,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "prompts that come together are computed by everybody",
-            "max(match.blocks(engine, rank), computing // blocks.page_size)",
-            "match.blocks(engine, rank)",
+            "max(has, computing // blocks.page_size)",
+            "has",
         ),
         Bug(
             "near equals are always the first",
@@ -165,8 +165,30 @@ BUGS: Bugs = {
         ),
         Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
     ),
+    "actors/routing/recent_blocks.py": (
+        Bug("recent blocks are expected for ever", "next(iter(blocks.values())) <= now", "False"),
+        Bug("recent blocks have no limit", "while len(blocks) > RECENT_MAX:", "while False:"),
+        Bug(
+            "recent blocks are those of any worker",
+            "(bit, hashes[count]) in blocks",
+            "any(h == hashes[count] for _, h in blocks)",
+        ),
+    ),
+    "actors/routing/routed_request.py": (
+        Bug("an answer is not expected in the cache", "            route.answered(self._sent)\n", "            pass\n"),
+        Bug(
+            "an answer that was continued is expected as if one worker had computed it",
+            "if not self._moving and not self._asked_before:",
+            "if not self._moving:",
+        ),
+    ),
     "actors/routing/route.py": (
-        Bug("a prompt is expected for ever", "            self._on_begun()\n", ""),
+        Bug("a prompt is expected for ever", "            taken.ended()\n", "            pass\n"),
+        Bug(
+            "a policy does not hear that a prompt is computed",
+            "                taken.begun()\n",
+            "                pass\n",
+        ),
         Bug("what is cached counts as to be computed", "max(0, self._prompt - self.overlap)", "self._prompt"),
     ),
     "supervisor/cluster/workers.py": (

@@ -62,8 +62,8 @@ BUGS: Bugs = {
     "actors/routing/kv.py": (
         Bug(
             "a prefix of a rank counts for all",
-            "max(match.blocks(engine, rank),",
-            "max(match.blocks(engine, 0),",
+            "blocks.hashes, match.blocks(engine, rank))",
+            "blocks.hashes, match.blocks(engine, 0))",
         ),
         Bug(
             "a rank with a prefix is not looked for",

@@ -214,7 +214,7 @@ class Gateway:
     def __attrs_post_init__(self) -> None:
         self.views = {each.name: View(each, self, self.number, each.name) for each in self.of}
         self.index = PrefixIndex(self.settings.blocks_max)
-        context = PolicyContext(self.chance.random, self.settings, self.index)
+        context = PolicyContext(self.chance.random, trio.current_time, self.settings, self.index)
         numbers = count(1)
         policy, self.order = POLICIES[self.policy](context), RankedWorkers()
         self.routing = Routing(self, policy, FailoverLimits(), partial(next, numbers), str, 0, frozenset())

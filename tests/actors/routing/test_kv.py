@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from attrs import Factory, evolve, frozen
+from attrs import Factory, define, evolve, frozen
 
-from actors.routing.kv import HOLDERS_MAX, LEADING_MAX, WITHOUT_MEMORY_MAX, KvPolicy, KvSettings
+from actors.routing.candidates import TakenChoice
+from actors.routing.kv import ANSWER_TOKENS_MAX, HOLDERS_MAX, LEADING_MAX, WITHOUT_MEMORY_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
 from actors.routing.prefix_index import PrefixIndex
+from actors.routing.recent_blocks import RECENT_S
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.block_hashes import block_hashes
+from protocol.block_hashes import block_hashes, block_hashes_after, root_digest
 from protocol.cluster import Leg
 from protocol.kv_events import BlockChange, BlockEvent
 from protocol.messages import Generate, PromptBlocks, RoutingHints
@@ -26,15 +28,21 @@ PROMPT = list(range(100, 100 + 10 * PAGE))
 
 
 def wanted(prompt: Sequence[int] = PROMPT, session: str = "", salt: str | None = None) -> Generate:
-    blocks = PromptBlocks(PAGE, block_hashes(list(prompt), PAGE, salt))
+    blocks = PromptBlocks(PAGE, *block_hashes_after(root_digest(salt), list(prompt), PAGE))
     return evolve(generate(prompt=prompt), hints=RoutingHints(session, (blocks,)), cache_salt=salt)
 
 
-def policy(has: dict[str, Sequence[int]] | None = None, seed: int = 0, **settings: Any) -> KvPolicy:
+def policy(
+    has: dict[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    now: Callable[[], float] = lambda: 0.0,
+    **settings: Any,
+) -> KvPolicy:
     made = KvPolicy(
         KvSettings(**{"uncached_weight": 1.0, "load_tokens": 64.0, **settings}),
         PrefixIndex(),
         random.Random(seed).random,
+        now,
     )
     for worker, prompt in (has or {}).items():
         event = BlockEvent(BlockChange.STORED, 0, block_hashes(list(prompt), PAGE))
@@ -43,8 +51,12 @@ def policy(has: dict[str, Sequence[int]] | None = None, seed: int = 0, **setting
 
 
 def chosen(made: KvPolicy, request: Generate, *loads: Load) -> tuple[str, int]:
+    """Return the worker that is chosen, and what is expected there; the request ends at once."""
     choice = made(request, Loads(loads))
     assert choice is not None
+    assert choice.on_taken is not None
+    if (taken := choice.on_taken()) is not None:
+        taken.ended()
     return choice.load.name, choice.overlap
 
 
@@ -195,6 +207,80 @@ async def test_what_is_expected_ends_with_the_route() -> None:
         route.end()
     assert len(made.expected) == 0
     assert routing.statistics().requests == 0
+
+
+@define
+class Clock:
+    now_s: float = 0.0
+
+
+def taken(made: KvPolicy, request: Generate, load: Load) -> TakenChoice:
+    choice = made(request, Loads([load]))
+    assert choice is not None
+    assert choice.on_taken is not None
+    followed = choice.on_taken()
+    assert followed is not None
+    return followed
+
+
+def test_a_computed_prompt_and_an_answer_are_expected_until_their_events_must_have_come() -> None:
+    clock, answer = Clock(), list(range(2 * PAGE))
+    made = policy({"a": PROMPT[:PAGE]}, now=lambda: clock.now_s)
+    request = wanted(PROMPT[: 3 * PAGE + 3])
+    further = wanted([*request.tokens, *answer, *range(PAGE)])
+    first = taken(made, request, A)
+    first.begun()
+    assert chosen(made, further, A) == ("a", 3 * PAGE)
+    first.answered(answer)
+    first.ended()
+    assert chosen(made, further, A) == ("a", 5 * PAGE), "the last token of an answer is not computed"
+    assert chosen(made, further, A, B) == ("a", 5 * PAGE)
+    clock.now_s += RECENT_S
+    assert chosen(made, further, A) == ("a", PAGE), "it has told of no more"
+    assert len(made.recent) == 0
+
+
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+def test_an_answer_of_a_pair_is_in_no_cache(leg: Leg) -> None:
+    made = policy({"a": PROMPT[:PAGE]})
+    choice = made(wanted(PROMPT[:PAGE]), Loads([evolve(A, leg=leg)]))
+    assert choice is not None
+    assert choice.on_taken is not None
+    if (followed := choice.on_taken()) is not None:
+        followed.answered([1] * 3 * PAGE)
+    assert len(made.recent) == 0
+
+
+def test_an_answer_is_not_expected_behind_what_was_not_hashed() -> None:
+    made = policy({"a": PROMPT[:PAGE]})
+    request = wanted(PROMPT[: 3 * PAGE])
+    blocks = PromptBlocks(PAGE, *block_hashes_after(b"", PROMPT[:PAGE], PAGE))  # and an image behind it
+    followed = taken(made, evolve(request, hints=RoutingHints("", (blocks,))), A)
+    followed.answered([1] * 3 * PAGE)
+    assert len(made.recent) == 0
+    longest = taken(made, request, A)
+    longest.answered([1] * (ANSWER_TOKENS_MAX + 1))
+    assert len(made.recent) == 0
+    longest.answered([1] * ANSWER_TOKENS_MAX)
+    assert len(made.recent) == ANSWER_TOKENS_MAX // PAGE - 1
+
+
+def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:
+    made = policy({"a": PROMPT[:PAGE]})
+    followed = taken(made, wanted(), A)
+    followed.begun()
+    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    assert chosen(made, wanted(), A) == ("a", 0)
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, block_hashes(PROMPT[:PAGE], PAGE))])
+    assert chosen(made, wanted(), A) == ("a", PAGE)
+
+
+def test_a_prompt_that_was_left_is_expected_no_more() -> None:
+    made = policy({"a": PROMPT[:PAGE]})
+    followed = taken(made, wanted(), A)
+    assert made(wanted(), Loads([A])) == made(wanted(), Loads([evolve(A)]))
+    followed.ended()
+    assert chosen(made, wanted(), A) == ("a", PAGE)
 
 
 async def test_no_tokens_are_reserved_for_what_is_expected_in_a_cache() -> None:

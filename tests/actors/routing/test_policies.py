@@ -79,7 +79,7 @@ def write(folder: Path, policy: str) -> Path:
 
 def test_the_policy_of_a_model_is_named_in_its_section(tmp_path: Path) -> None:
     assert read_cluster(write(tmp_path, "least_loaded")).model["tiny"].policy == "least_loaded"
-    assert POLICIES["least_loaded"](PolicyContext(lambda: 0.0)) is least_loaded
+    assert POLICIES["least_loaded"](PolicyContext(lambda: 0.0, lambda: 0.0)) is least_loaded
     with pytest.raises(FileMistakes, match=r'model\.tiny\.policy: must be .*least_loaded.*, got "by_prompt"'):
         read_cluster(write(tmp_path, "by_prompt"))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
-from attrs import evolve
+from attrs import define, evolve, field, frozen
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.fast_path import FastPath
@@ -147,3 +149,68 @@ async def test_a_request_that_goes_on_elsewhere_takes_its_embeddings_along(autoj
         await ask(rig, evolve(generate(), media=media))
         asked = [request for name in ("a", "b") for request in rig.worker(name).asked]
         assert [request.media for request in asked] == [media] * 2
+
+
+# What the policy hears -----------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Follower:
+    """A policy that notes what becomes of its choices, by worker."""
+
+    heard: dict[str, list[Any]] = field(factory=dict)
+
+    def __call__(self, request: Generate, candidates: Candidates) -> Choice | None:
+        choice = least_loaded(request, candidates)
+        return None if choice is None else evolve(choice, on_taken=partial(self._follow, choice.load.name))
+
+    def _follow(self, name: str) -> Followed:
+        return Followed(self.heard.setdefault(name, ["taken"]))
+
+
+@frozen
+class Followed:
+    notes: list[Any]
+
+    def begun(self) -> None:
+        self.notes.append("begun")
+
+    def answered(self, ids: Sequence[int]) -> None:
+        self.notes.append([*ids])
+
+    def ended(self) -> None:
+        self.notes.append("ended")
+
+
+async def test_a_policy_hears_what_becomes_of_its_choice(autojump_clock: MockClock) -> None:
+    policy = Follower()
+    async with routed(Fake("a")) as rig:
+        rig.routing.policy = policy
+        ids = (await ask(rig, generate())).ids
+    assert policy.heard == {"a": ["taken", "begun", ids, "ended"]}
+
+
+async def test_a_policy_hears_of_both_legs(autojump_clock: MockClock) -> None:
+    policy = Follower()
+    async with routed(*pair()) as rig:
+        rig.routing.policy = policy
+        ids = (await ask(rig, generate())).ids
+    assert policy.heard == {name: ["taken", "begun", ids, "ended"] for name in "pd"}
+
+
+async def test_a_policy_does_not_hear_of_an_answer_that_several_workers_computed(autojump_clock: MockClock) -> None:
+    policy = Follower()
+    async with routed(Fake("a", [Play(LinkLost("gone"), 2)]), Fake("b"), Fake("c", slots=1)) as rig:
+        rig.routing.policy = policy
+        wanted = generate()
+        check_whole(await ask(rig, wanted), wanted)
+    assert policy.heard == {"a": ["taken", "begun", "ended"], "b": ["taken", "begun", "ended"]}
+
+
+async def test_a_policy_hears_of_a_prompt_that_never_began(autojump_clock: MockClock) -> None:
+    policy = Follower()
+    async with routed(Fake("a")) as rig:
+        rig.routing.policy = policy
+        with trio.move_on_after(0.5):
+            await ask(rig, generate())
+    assert policy.heard == {"a": ["taken", "ended"]}

@@ -15,8 +15,10 @@ from tests.rig.router import Loads, generate
 FOUR = [Load(f"w{place}", place, 10) for place in range(4)]
 
 
-def chosen(policy: BySession, session: str, loads: list[Load]) -> str | None:
+def chosen(policy: BySession, session: str, loads: list[Load], *, is_taken: bool = True) -> str | None:
     choice = policy(evolve(generate(), hints=RoutingHints(session)), Loads(loads))
+    if choice is not None and choice.on_taken is not None and is_taken:
+        choice.on_taken()
     return None if choice is None else choice.load.name
 
 
@@ -36,6 +38,14 @@ def test_a_session_that_had_to_move_stays_where_it_has_moved_to() -> None:
     assert moved != home
     assert chosen(policy, "s", FOUR) == moved
     assert chosen(policy, "s", []) is None
+
+
+def test_a_choice_that_comes_to_nothing_moves_no_session() -> None:
+    policy = BySession()
+    home = chosen(policy, "s", FOUR)
+    others = [load for load in FOUR if load.name != home]
+    assert chosen(policy, "s", others, is_taken=False) != home
+    assert chosen(policy, "s", FOUR) == home
 
 
 def test_a_session_has_a_worker_for_each_leg() -> None:

@@ -108,7 +108,7 @@ class PrefixRouting:
         if self.plan is None:
             return least_loaded
         chance = self.plan.chance(f"policy {self.directory.name}").random
-        policy = KvPolicy(self.plan.settings, self.index, chance, self.expected)
+        policy = KvPolicy(self.plan.settings, self.index, chance, trio.current_time, self.expected)
         blocks_max = PAGES_TIMES * self.plan.pages
         return CheckedPolicy(policy, self.plan.caches, self._life_of, self.index, blocks_max)
 
