@@ -186,7 +186,8 @@ class _TakenPrompt:
     def begun(self) -> None:
         self.ended()
         holder = engine_and_rank(self.load.name)
-        for blocks, match in self.prompt.matches:
+        for blocks, _ in self.prompt.matches:
+            match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*holder):
                 self.policy.recent.add(bit, blocks.hashes[match.blocks(*holder) :])
 

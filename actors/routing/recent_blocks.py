@@ -10,45 +10,61 @@ The holder of a block is named by its bit in the index (`PrefixIndex`), which en
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
 RECENT_S = 0.5
-RECENT_MAX = 65_536
+RECENT_MAX = 2048
 
 
 @define(eq=False)
 class RecentBlocks:
-    """The blocks of holders, each for `RECENT_S` from when it was added last; `now` returns the time in seconds."""
+    """Blocks that follow each other in one prompt or answer, each for `RECENT_S`; `now` returns the time in seconds.
+
+    They are found by the first of them: of two rows of one holder that begin alike the later one is kept.
+    """
 
     now: Callable[[], float]
-    _until: OrderedDict[tuple[int, int], float] = field(factory=OrderedDict)  # the first that end come first
+    _rows: OrderedDict[tuple[int, int], tuple[float, Sequence[int]]] = field(factory=OrderedDict)  # by when they end
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
-        self._drop_old(self.now())
-        return len(self._until)
+        """Return the number of rows."""
+        self._drop_old()
+        return len(self._rows)
 
-    def add(self, bit: int, hashes: Iterable[int]) -> None:
-        """Add blocks of a holder; beyond `RECENT_MAX` the oldest go."""
-        until, blocks = self.now() + RECENT_S, self._until
-        for number in hashes:
-            blocks[bit, number] = until
-            blocks.move_to_end((bit, number))
-        while len(blocks) > RECENT_MAX:
-            blocks.popitem(last=False)
+    def add(self, bit: int, hashes: Sequence[int]) -> None:
+        """Add blocks of a holder, the first of which it has not told of; beyond `RECENT_MAX` the oldest row goes."""
+        if not hashes:
+            return
+        self._drop_old()
+        key, rows = (bit, hashes[0]), self._rows
+        rows[key] = self.now() + RECENT_S, hashes
+        rows.move_to_end(key)
+        if len(rows) > RECENT_MAX:
+            rows.popitem(last=False)
 
     def extend(self, bit: int, hashes: Sequence[int], count: int) -> int:
         """Return how many of a prompt's blocks a holder has, if it has told of the first `count`."""
-        blocks = self._until
-        if blocks:
-            self._drop_old(self.now())
-            while count < len(hashes) and (bit, hashes[count]) in blocks:
-                count += 1
+        if rows := self._rows:
+            self._drop_old()
+            while count < len(hashes) and (row := rows.get((bit, hashes[count]))) is not None:
+                count += _common(hashes, count, row[1])
         return count
 
-    def _drop_old(self, now: float) -> None:
-        blocks = self._until
-        while blocks and next(iter(blocks.values())) <= now:
-            blocks.popitem(last=False)
+    def _drop_old(self) -> None:
+        rows, now = self._rows, self.now()
+        while rows and next(iter(rows.values()))[0] <= now:
+            rows.popitem(last=False)
+
+
+def _common(hashes: Sequence[int], start: int, row: Sequence[int]) -> int:
+    """Return how many blocks of a prompt from a place on are those of a row; the first is, and behind others none."""
+    low, high = 1, min(len(row), len(hashes) - start)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[start + middle - 1] == row[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

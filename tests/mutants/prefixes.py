@@ -166,13 +166,14 @@ BUGS: Bugs = {
         Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
     ),
     "actors/routing/recent_blocks.py": (
-        Bug("recent blocks are expected for ever", "next(iter(blocks.values())) <= now", "False"),
-        Bug("recent blocks have no limit", "while len(blocks) > RECENT_MAX:", "while False:"),
+        Bug("recent blocks are expected for ever", "next(iter(rows.values()))[0] <= now", "False"),
+        Bug("recent blocks have no limit", "if len(rows) > RECENT_MAX:", "if False:"),
         Bug(
             "recent blocks are those of any worker",
-            "(bit, hashes[count]) in blocks",
-            "any(h == hashes[count] for _, h in blocks)",
+            "rows.get((bit, hashes[count]))",
+            "rows.get((4, hashes[count]))",
         ),
+        Bug("one block more than is common counts as recent", "low, high = 1, min(", "low, high = 1, 1 + min("),
     ),
     "actors/routing/routed_request.py": (
         Bug("an answer is not expected in the cache", "            route.answered(self._sent)\n", "            pass\n"),

@@ -262,7 +262,7 @@ def test_an_answer_is_not_expected_behind_what_was_not_hashed() -> None:
     longest.answered([1] * (ANSWER_TOKENS_MAX + 1))
     assert len(made.recent) == 0
     longest.answered([1] * ANSWER_TOKENS_MAX)
-    assert len(made.recent) == ANSWER_TOKENS_MAX // PAGE - 1
+    assert len(made.recent) == 1
 
 
 def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:

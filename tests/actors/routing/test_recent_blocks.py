@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import define
 
 from actors.routing.recent_blocks import RECENT_MAX, RECENT_S, RecentBlocks
@@ -15,30 +16,46 @@ class Clock:
         return self.now_s
 
 
-def test_blocks_follow_those_that_a_holder_has_told_of() -> None:
+@pytest.mark.parametrize(
+    ("prompt", "told", "found"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7], 2, 7),
+        ([1, 2, 3, 4, 5], 2, 5),
+        ([1, 2, 3, 9, 8], 2, 3),
+        ([1, 2, 3, 4, 5, 9], 2, 5),
+        ([1, 2, 3, 4, 5, 6, 9], 5, 6),
+        ([1, 2, 3, 4, 5, 6, 7], 1, 1),
+        ([1, 2, 3, 4, 5, 6, 7], 3, 3),
+        ([1, 2], 2, 2),
+    ],
+)
+def test_rows_follow_what_a_holder_has_told_of(prompt: list[int], told: int, found: int) -> None:
     recent = RecentBlocks(Clock())
-    recent.add(4, [3, 4, 6])
-    prompt = [1, 2, 3, 4, 5, 6]
-    assert [recent.extend(4, prompt, count) for count in range(7)] == [0, 1, 4, 4, 4, 6, 6]
-    assert recent.extend(8, prompt, 2) == 2
+    recent.add(4, [3, 4, 5])  # of a prompt
+    recent.add(4, [6, 7])  # and its answer
+    recent.add(4, [])
+    assert recent.extend(4, prompt, told) == found
+    assert recent.extend(8, prompt, told) == told
 
 
-def test_a_block_is_kept_for_a_moment_from_when_it_was_added_last() -> None:
+def test_a_row_is_kept_for_a_moment_from_when_it_was_added_last() -> None:
     clock = Clock()
     recent = RecentBlocks(clock)
-    recent.add(1, [1, 2, 3])
+    for first in (1, 2, 3):
+        recent.add(1, [first, 9])
     clock.now_s += RECENT_S / 2
     recent.add(1, [2])
     clock.now_s += RECENT_S / 2
     assert len(recent) == 1
-    assert (recent.extend(1, [1, 2], 0), recent.extend(1, [2], 0)) == (0, 1)
+    assert (recent.extend(1, [1, 9], 0), recent.extend(1, [2, 9], 0)) == (0, 1)
     clock.now_s += RECENT_S / 2
     assert recent.extend(1, [2], 0) == 0
     assert len(recent) == 0
 
 
-def test_the_oldest_blocks_go_first() -> None:
+def test_the_oldest_rows_go_first() -> None:
     recent = RecentBlocks(Clock())
-    recent.add(1, range(RECENT_MAX + 2))
+    for number in range(RECENT_MAX + 2):
+        recent.add(1, [number])
     assert len(recent) == RECENT_MAX
     assert [recent.extend(1, [number], 0) for number in (0, 1, 2, RECENT_MAX + 1)] == [0, 0, 1, 1]
