@@ -119,7 +119,7 @@ crowd: $(VENV)/ready-dev  ## 500 clients, and ten among them that never read: do
 siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: does anybody notice?
 	$(BIN)/python -m bench.siege
 
-cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep: bytes, CPU, routing
+cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep, and to hear of its blocks: bytes, CPU, routing
 	$(BIN)/python -m tests.system.cluster_cost
 
 routing-scale: $(VENV)/ready-dev  ## what a choice of a worker costs and finds, by the real code over 10 to 1,000 workers in virtual time

@@ -1,4 +1,7 @@
-"""The cost of an idle cluster: bytes and CPU a node and second, CPU a routing decision, at 10, 100 and 1,000 nodes.
+"""The cost of a cluster: bytes and CPU a node and second, CPU a routing decision, at 10, 100 and 1,000 nodes.
+
+It is measured while nothing happens, while the loads of all workers change, and while all of them publish the blocks of
+their prefix caches.
 
 Real links, directories and announcements in one process, in virtual time, over a network in memory: WebSockets, TLS and the
 kernel are not in it. CPU is measured for all nodes together, and for the gateway's alone: each turn of its tasks, which
@@ -9,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
+from pathlib import Path
 from typing import cast
 
 import trio
@@ -39,10 +43,12 @@ from supervisor.config.schema import ClusterSection
 from supervisor.engines.work import RequestInbox
 from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.registration import Registration
+from tests.system.cluster_blocks import BlockWorker, check_index, publish, subscriber, wait_known
 from tests.system.simulator.node_network import NodeNetwork
 
 MODEL, SLOTS, FRONT = "oak", 8, "front"
 CHANGES = 10  # of a worker's load a second, while it is busy
+PUBLISHING = "publishing blocks"
 LASTS_S = 10.0  # of each measurement, in virtual time
 NETWORK = {"delay_s": 0.0, "piece_max": 65536, "room": 1 << 20}
 
@@ -50,6 +56,7 @@ NETWORK = {"delay_s": 0.0, "piece_max": 65536, "room": 1 << 20}
 @define(eq=False)
 class _Links(Mesh):
     net: NodeNetwork = field(kw_only=True)
+    blocks: BlockWorker | None = None
 
     async def _listen(self, nursery: trio.Nursery, listen: Endpoint) -> None:
         def accept(stream: trio.SocketStream) -> None:
@@ -94,9 +101,9 @@ class Steps(trio.abc.Instrument):
             self.spent_s += time.thread_time() - self._began
 
 
-def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
+def node(net: NodeNetwork, name: str, stack: ExitStack) -> _Links:
     """Return a node's links; but for the gateway's it has one worker."""
-    routes = name == FRONT
+    routes, blocks = name == FRONT, None
     directory = Directory(name, routes=routes, required_peers=frozenset({FRONT} - {name}))
     if not routes:
         inbox: RequestInbox
@@ -104,14 +111,15 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
         offer = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False)
         registration: Registration[Engine] = Registration(directory.notify)
         directory.local[offer.name] = LocalWorker(name, offer, address, registration, inbox, directory)
-        stack.enter_context(registration.publish(cast("Engine", SimpleNamespace(info=INFO))))
+        blocks = BlockWorker.of(offer.name, INFO, registration)
+        stack.enter_context(registration.publish(cast("Engine", blocks.engine)))
         directory.configure(FRONT, f"{FRONT}:7400")
     numbers = count()
     return _Links(
         name=name,
         section=ClusterSection(),
         directory=directory,
-        services={},
+        services={} if blocks is None else blocks.services,
         listen=Endpoint(name, 7400),
         secret=b"x" * 32,
         tls=None,
@@ -120,6 +128,7 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> Mesh:
         dial=partial(net.dial, name),
         accept=net.accepted,
         net=net,
+        blocks=blocks,
     )
 
 
@@ -147,37 +156,67 @@ async def measured(many: int) -> dict[str, float]:
             await trio.sleep(10)
             gc.collect()
             gc.freeze()  # what all other nodes hold is not the gateway's to look through
-            heres = [(node, here) for node in workers for here in node.directory.local.values()]
+            heres = [here for node in workers for here in node.directory.local.values()]
             found["links of a worker"] = sum(len(node.statistics().dialers) for node in workers) / many
             for what, asker in (("idle", ""), ("asked by the gateway", FRONT), ("asked by others", None)):
-                found |= await _period(what, asker, nodes, heres, steps)
+                with _period(what, nodes, steps, found):
+                    await _change_loads(heres, asker)
             _routing(front.directory, found)
+            await _publish(nodes, steps, found, nursery)
             trio.lowlevel.remove_instrument(steps)
             gc.unfreeze()
             nursery.cancel_scope.cancel()
     return found
 
 
-async def _period(
-    what: str, asker: str | None, nodes: list[Mesh], heres: list[tuple[Mesh, LocalWorker]], steps: Steps
-) -> dict[str, float]:
+@contextmanager
+def _period(what: str, nodes: Sequence[Mesh], steps: Steps, found: dict[str, float]) -> Iterator[None]:
+    """Measure what happens within it, for `LASTS_S` seconds."""
     front, workers = nodes[0], nodes[1:]
     before, began = _bytes(front), time.process_time()
     own = sum(map(_bytes, workers))
     front.directory.ranked(MODEL, Leg.BOTH)  # as a router has it, to be kept in order from now on
     number, gateway_s = steps.number, steps.spent_s
-    for turn in range(int(LASTS_S * CHANGES)):
-        if asker != "":
-            for _, here in heres:
-                here._count(asker, -1 if turn % 2 else 1, -100 if turn % 2 else 100)  # noqa: SLF001  # without a call
-        await trio.sleep(1 / CHANGES)
+    yield
     spent_s = time.process_time() - began
-    return {
+    found |= {
         f"{what}: bytes a second of the gateway": (_bytes(front) - before) / LASTS_S,
         f"{what}: bytes a second of a worker": (sum(map(_bytes, workers)) - own) / LASTS_S / len(workers),
         f"{what}: CPU of all, share of a core": spent_s / LASTS_S,
         f"{what}: CPU of the gateway, share of a core": (steps.spent_s - gateway_s) / LASTS_S,
         f"{what}: turns of the gateway a second": (steps.number - number) / LASTS_S,
+    }
+
+
+async def _change_loads(heres: list[LocalWorker], asker: str | None) -> None:
+    """Change the load of every worker again and again, as requests of a node would; with "" let nothing happen."""
+    for turn in range(int(LASTS_S * CHANGES)):
+        if asker != "":
+            for here in heres:
+                here._count(asker, -1 if turn % 2 else 1, -100 if turn % 2 else 100)  # noqa: SLF001  # without a call
+        await trio.sleep(1 / CHANGES)
+
+
+async def _publish(nodes: Sequence[_Links], steps: Steps, found: dict[str, float], nursery: trio.Nursery) -> None:
+    """Measure what it costs that the gateway follows the blocks of all workers."""
+    workers = [node.blocks for node in nodes if node.blocks is not None]
+    for worker in workers:
+        await worker.start(nursery)
+    listening = subscriber(nodes[0].directory, MODEL)
+    await nursery.start(partial(steps.run, listening.run))
+    await wait_known(listening.index, len(workers))
+    gc.collect()
+    gc.freeze()
+    with _period(PUBLISHING, nodes, steps, found):
+        await publish(workers, int(LASTS_S))
+    check_index(listening.index, workers)
+    changed_s = sum(worker.engine.changed for worker in workers) / LASTS_S
+    found |= {
+        f"{PUBLISHING}: blocks stored or removed a second": changed_s,
+        f"{PUBLISHING}: bytes a block": found[f"{PUBLISHING}: bytes a second of the gateway"] / changed_s,
+        f"{PUBLISHING}: CPU of the gateway a block, us": 1e6
+        * found[f"{PUBLISHING}: CPU of the gateway, share of a core"]
+        / changed_s,
     }
 
 
@@ -208,12 +247,17 @@ def main() -> None:
     """Print a table of what each size costs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=[10, 100, 1000])
-    for many in parser.parse_args().sizes:
+    parser.add_argument("--json", type=Path)
+    options, results = parser.parse_args(), []
+    for many in options.sizes:
         began = time.process_time()
         found = trio.run(measured, many, clock=MockClock(autojump_threshold=0))
         sys.stdout.write(f"{many} workers ({time.process_time() - began:.0f} s of CPU)\n")
         for what, figure in found.items():
-            sys.stdout.write(f"  {what:48} {figure:12.3f}\n")
+            sys.stdout.write(f"  {what:50} {figure:12.3f}\n")
+        results.append({"workers": many, "figures": found})
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

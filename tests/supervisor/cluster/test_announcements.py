@@ -31,6 +31,7 @@ from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.fake_engine import generate
 from tests.rig.links import idle_link, serve
 from tests.rig.nodes import Engine, add_worker
+from tests.system.cluster_blocks import STEPS
 from tests.system.cluster_cost import measured
 from tests.system.simulator import sim_pair
 
@@ -319,3 +320,6 @@ async def test_d1_announcements_of_many_workers_cost_a_gateway_limited_turns_and
     assert found["asked by the gateway: turns of the gateway a second"] <= idle + 1, "it knows what it asks itself"
     assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().announcements_max
     assert found["idle: bytes a second of a worker"] <= 20
+    publishing = found["publishing blocks: turns of the gateway a second"]
+    assert publishing - idle <= 4 * STEPS * many, "to read a frame, to wake the subscription, and to apply its events"
+    assert found["publishing blocks: bytes a block"] <= 11, "nine of its hash"
