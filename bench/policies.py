@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from urllib.request import Request, urlopen
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from bench.rig.node import MODEL, ROOT, Node, free_port, short_folder, start_process, wait_until
 from bench.rig.processes import MARK
@@ -254,7 +254,9 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--loads", nargs="*", default=["shared", "paced", "turns", "trace"])
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--kv", default="", metavar="KEYS", help="of [model.NAME.kv], as `load_tokens = 64`")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every round's figures, by load and policy")
     options = parser.parse_args(words)
+    measured: dict[str, dict[str, object]] = {}
     with short_folder() as folder:
         every = loads(folder, options.scale, options.count)
         for name in options.loads:
@@ -264,6 +266,10 @@ def main(words: Sequence[str]) -> None:
             sys.stdout.write(f"{'':14}{'cached':>8} {'TTFT p50':>9} {'p99 ms':>9} {'tokens/s':>8} {'predicted':>8}\n")
             for policy, figures in table.items():
                 sys.stdout.write(f"{policy:14}{figures.row()}\n")
+            measured[name] = {policy: asdict(figures) for policy, figures in table.items()}
+    if options.json:
+        document = {"kind": options.engines, "engines": options.count, "rounds": options.rounds, "loads": measured}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of targets and figures as Markdown, between two marks of a page."""
+"""The tables of targets and figures as Markdown, each between two marks of a page, and the plots beside them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.figures.kept import Kept, origin
+from bench.figures.plots import plots
+from bench.figures.routing_data import RoutingData
+from bench.figures.routing_tables import tables
 from bench.figures.targets import TARGETS, Found, Target
 from bench.rig.node import ROOT
 from bench.rig.table_text import number
 
-BEGIN, END = "<!-- figures: written by python -m bench figures -->", "<!-- end of figures -->"
+TARGETS_NAME = "figures"
+PLOTS = "plots"  # the folder of the plots beside the page
 NOT_MEASURED = "not measured"
 NOTE = (
     "A ratio is ours over the other's in one round, whose loads follow one another; the median stands before the least "
@@ -68,22 +72,31 @@ def verdict(target: Target, found: Found) -> str:
     return f"**missed**: {number(target.decisive(found.values) / limit)} times the target"
 
 
-def replaced(text: str, figures: str) -> str:
-    """Return a page with other figures between its marks; raises `NoMarks`."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def marks(name: str = TARGETS_NAME) -> tuple[str, str]:
+    """Return the lines before and after the table of a name."""
+    return f"<!-- {name}: written by python -m bench figures -->", f"<!-- end of {name} -->"
+
+
+def replaced(text: str, figures: str, name: str = TARGETS_NAME) -> str:
+    """Return a page with other figures between the marks of a name; raises `NoMarks`."""
+    first, last = marks(name)
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise NoMarks(f"the page needs a line {BEGIN} and behind it a line {END}")
-    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
+        raise NoMarks(f"the page needs a line {first} and behind it a line {last}")
+    return f"{before}{first}\n\n{figures}\n\n{last}{after}"
 
 
-def pages(kept: Mapping[str, Kept], root: Path = ROOT) -> dict[Path, str]:
-    """Return the pages as they should be, by their files."""
-    texts = {
-        root / "README.md": summary(kept, "bench/results"),
-        root / "docs" / "performance.md": table(kept, "../bench/results"),
-    }
-    return {path: replaced(path.read_text(), figures) for path, figures in texts.items()}
+def pages(kept: Mapping[str, Kept], root: Path = ROOT, routing: RoutingData | None = None) -> dict[Path, str]:
+    """Return the pages and plots as they should be, by their files."""
+    readme, performance = root / "README.md", root / "docs" / "performance.md"
+    summarized = replaced(readme.read_text(), summary(kept, "bench/results"))
+    text = replaced(performance.read_text(), table(kept, "../bench/results"))
+    routing = routing or RoutingData()
+    for name, figures in tables(routing).items():
+        text = replaced(text, figures, name)
+    drawn = {performance.parent / PLOTS / name: plot for name, plot in plots(routing).items()}
+    return {readme: summarized, performance: text, **drawn}
 
 
 def _found(kept: Mapping[str, Kept]) -> list[tuple[Target, Found]]:

@@ -49,15 +49,18 @@ def curve(figure: Curve) -> str:
     horizontal = logarithmic(xs) if figure.logarithmic and min(xs) > 0 else linear(xs, zero=False)
     frame = Frame(at_points(horizontal, xs), linear(ys))
     parts = [
-        _series(frame, place, name, points, figure.unit) for place, (name, points) in enumerate(drawn.items()) if points
+        series_line(frame, place, name, points, figure.unit)
+        for place, (name, points) in enumerate(drawn.items())
+        if points
     ]
-    return _svg(figure.title, _axes(frame, figure.x, figure.unit, mark), parts)
+    return _svg(figure.title, axes(frame, figure.x, figure.unit, mark), parts)
 
 
 NOTHING = '<p class="nothing">Nothing was measured.</p>'
 
 
-def _series(frame: Frame, place: int, name: str, points: Sequence[tuple[float, list[float]]], unit: str) -> str:
+def series_line(frame: Frame, place: int, name: str, points: Sequence[tuple[float, list[float]]], unit: str) -> str:
+    """Return one series of a curve, in the colour of its place among all."""
     middles = [(x, median(values)) for x, values in points]
     band = [(x, max(values)) for x, values in points] + [(x, min(values)) for x, values in reversed(points)]
     several = any(len(values) > 1 for _, values in points)
@@ -92,7 +95,7 @@ def distribution(figure: Distribution) -> str:
         line = f'<polyline class="line" points="{frame.path(points)}"/>'
         parts.append(f'<g class="s{place % COLOURS}">{line}{"".join(dots)}</g>')
     names = {_nines(percent): f"{percent:g}" for percent in PERCENT_MARKS}
-    return _svg(figure.title, _axes(frame, "% of the samples are below", figure.unit, names.__getitem__), parts)
+    return _svg(figure.title, axes(frame, "% of the samples are below", figure.unit, names.__getitem__), parts)
 
 
 def _nines(percent: float) -> float:
@@ -116,13 +119,16 @@ def key(series: Mapping[str, object]) -> str:
 # Parts ------------------------------------------------------------------------------------
 
 
-def _axes(frame: Frame, x_name: str, y_name: str, x_mark: Callable[[float], str]) -> str:
+def axes(
+    frame: Frame, x_name: str, y_name: str, x_mark: Callable[[float], str], y_mark: Callable[[float], str] = mark
+) -> str:
+    """Return both axes with their names, and a line across the chart at each mark of the vertical one."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
     for value in frame.y.marks:
         _, top = frame.point(frame.x.least, value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{top:.1f}" y2="{top:.1f}"/>')
-        parts.append(f'<text class="y" x="{LEFT - 6}" y="{top + 4:.1f}">{mark(value)}</text>')
+        parts.append(f'<text class="y" x="{LEFT - 6}" y="{top + 4:.1f}">{y_mark(value)}</text>')
     for value in frame.x.marks:
         left, _ = frame.point(value, frame.y.least)
         parts.append(f'<line class="tick" x1="{left:.1f}" x2="{left:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')

@@ -55,6 +55,7 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "bench/cost/test_accounts.py": ("bench/rig/processes.py",),
     "bench/cost/test_command.py": ("bench/cost/options.py", "bench/cost/sample.py"),
     "bench/figures/test_pages.py": ("bench/figures/command.py", "bench/figures/kept.py"),
+    "bench/figures/test_routing_tables.py": ("bench/figures/routing_data.py",),
     "bench/load/test_answers.py": ("bench/load/faults.py",),
     "bench/load/test_client.py": ("bench/load/wire.py",),
     "bench/load/test_command.py": (

@@ -12,12 +12,16 @@ from attrs import asdict
 from bench.__main__ import main
 from bench.cost.sample import Load, Sample
 from bench.figures import kept, pages
-from bench.figures.pages import BEGIN, END, NoMarks
+from bench.figures.pages import NoMarks, marks
+from bench.figures.plots import plots
+from bench.figures.routing_tables import tables
 from bench.figures.targets import TARGETS
 from bench.rig.result import write_document
 from bench.versus.ratios import ROUNDS_NOTE
 from tests.bench.cost.samples import sample, spent
+from tests.bench.figures.routing import DATA
 
+BEGIN, END = marks()
 CHAT_64 = Load(api="chat", clients=64, output_tokens=128)
 
 
@@ -33,6 +37,14 @@ def versus(folder: Path, name: str, ratios: Sequence[float], load: Load = CHAT_6
     }
     words, begun = ("versus", "sglang", "--rounds", str(len(ratios))), datetime(2026, 11, 23, tzinfo=UTC)
     write_document(folder / f"{name}.json", words, begun, title="T", notes=(), figures=(), samples=samples)
+
+
+def empty_pages(root: Path) -> None:
+    """Write pages that have the marks of all tables alone."""
+    (root / "docs").mkdir()
+    places = "".join(f"{first}\n{last}\n" for first, last in map(marks, ("figures", *tables(DATA))))
+    for page in ("README.md", "docs/performance.md"):
+        (root / page).write_text(places)
 
 
 def test_the_pages_have_the_figures_of_the_kept_results() -> None:
@@ -87,3 +99,22 @@ def test_a_page_without_marks_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["figures", "--results", str(tmp_path), "--root", str(tmp_path)])
     assert BEGIN in capsys.readouterr().err
+
+
+def test_plots_are_drawn_beside_the_page_on_performance(tmp_path: Path) -> None:
+    empty_pages(tmp_path)
+    wanted = pages.pages({}, tmp_path, DATA)
+    assert wanted[tmp_path / "docs" / "plots" / "choice-time.svg"] == plots(DATA)["choice-time.svg"]
+    assert all(table in wanted[tmp_path / "docs" / "performance.md"] for table in tables(DATA).values())
+
+
+def test_a_plot_that_is_missing_is_named_and_then_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty_pages(tmp_path)
+    words, plot = ["figures", "--root", str(tmp_path)], tmp_path / "docs" / "plots" / "hit-shares.svg"
+    assert main([*words, "--check"]) == 1
+    assert f"{plot} differs" in capsys.readouterr().err
+    assert not plot.exists()
+    assert main(words) == 0
+    assert main([*words, "--check"]) == 0
+    plot.write_text(plot.read_text().replace("kv", "other"))
+    assert main([*words, "--check"]) == 1
