@@ -1,7 +1,8 @@
 """The changes of a simulated engine's prefix cache in the form in which SGLang publishes them, numbered and kept.
 
 A batch is a msgpack array of a time, the events and a rank; an event is a map with its class as `type`, as SGLang
-0.5.23 has them (`srt/disaggregation/kv_events.py`). The latest batches are kept for those who have missed some.
+0.5.23 has them (`srt/disaggregation/kv_events.py`). The latest batches are kept for those who have missed some, and for
+the socket that has not sent them yet: what it does not send in time is left out, which subscribers see by the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ TOPIC = b"kv-events"
 NUMBER_BYTES = 8
 KEPT_MAX = 10_000  # batches, as many as SGLang keeps
 KEPT_BYTES_MAX = 16 * 2**20
-WAITING_MAX = 10_000  # batches that are not sent yet; more are left out, which a subscriber sees by the numbers
 
 Batch = tuple[bytes, bytes]
 """The number of a batch, big-endian, and its payload."""
@@ -57,7 +57,7 @@ class EventBatches:
     page_size: int
     now: Callable[[], float]
     _number: int = 0  # of the next batch
-    _waiting: deque[Batch] = field(factory=lambda: deque[Batch](maxlen=WAITING_MAX))
+    _next: int = 0  # the number of the first that has not been sent
     _kept: deque[Batch] = field(factory=lambda: deque[Batch](maxlen=KEPT_MAX))
     _kept_bytes: int = 0
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -66,7 +66,6 @@ class EventBatches:
         """Add a batch; nothing is waited for."""
         batch = self._number.to_bytes(NUMBER_BYTES, "big"), encoded(changes, self.page_size, self.now())
         self._number += 1
-        self._waiting.append(batch)
         if len(self._kept) == KEPT_MAX:
             self._forget()
         self._kept.append(batch)
@@ -79,11 +78,12 @@ class EventBatches:
         self._kept_bytes -= len(self._kept.popleft()[1])
 
     async def next(self) -> Batch:
-        """Wait for the next batch that has not been sent, and take it."""
-        while not self._waiting:
-            await self._changed.park()
+        """Wait for the next batch that has not been sent and is still kept, and count it as sent."""
         await trio.lowlevel.checkpoint()
-        return self._waiting.popleft()
+        while not (unsent := min(self._number - self._next, len(self._kept))):
+            await self._changed.park()
+        self._next = self._number - unsent + 1
+        return self._kept[-unsent]
 
     def since(self, number: int) -> list[Batch]:
         """Return the batches from a number on, as far back as they are kept."""

@@ -14,7 +14,7 @@ from actors.engines.simulated.cache_events import CacheChange
 from actors.engines.simulated.engine import SimulatedEngine
 from protocol.block_hashes import block_hashes
 from protocol.kv_events import BlockChange, BlockEvent
-from supervisor.engines.simulated.event_batches import KEPT_BYTES_MAX, KEPT_MAX, WAITING_MAX, EventBatches, encoded
+from supervisor.engines.simulated.event_batches import KEPT_BYTES_MAX, KEPT_MAX, EventBatches, encoded
 from tests.rig.fake_engine import running_engine
 from tests.rig.simulated_engines import generate, read, spec
 
@@ -75,23 +75,45 @@ def test_the_latest_batches_are_kept() -> None:
     assert batches.since(2**63) == []
 
 
+LARGE = [CacheChange(BlockEvent(STORED, 0, (1,)), (2**31,) * 200_000)]
+
+
 def test_few_large_batches_are_kept() -> None:
     batches = made()
-    large = [CacheChange(BlockEvent(STORED, 0, (1,)), (2**31,) * 200_000)]
     for _ in range(20):
-        batches.put(large)
+        batches.put(LARGE)
     kept = batches.since(0)
     assert sum(len(payload) for _, payload in kept) <= KEPT_BYTES_MAX
     assert len(kept) == KEPT_BYTES_MAX // len(kept[0][1])
     assert int.from_bytes(kept[-1][0], "big") == 19
 
 
-async def test_what_nobody_sends_is_dropped_and_seen_as_a_gap() -> None:
+async def unsent(batches: EventBatches) -> list[int]:
+    """Return the numbers of the batches that are sent next."""
+    numbers = list[int]()
+    with trio.move_on_after(1):
+        while True:
+            numbers.append(int.from_bytes((await batches.next())[0], "big"))
+    return numbers
+
+
+async def test_what_nobody_sends_is_dropped_and_seen_as_a_gap(autojump_clock: MockClock) -> None:
     batches = made()
-    for _ in range(WAITING_MAX + 3):
+    for _ in range(KEPT_MAX + 3):
         batches.put(CHANGES[2:])
-    number, _ = await batches.next()
-    assert int.from_bytes(number, "big") == 3
+    assert await unsent(batches) == list(range(3, KEPT_MAX + 3))
+
+
+async def test_large_batches_that_nobody_sends_take_no_more_memory_than_those_that_are_kept(
+    autojump_clock: MockClock,
+) -> None:
+    batches = made()
+    for _ in range(20):
+        batches.put(LARGE)
+    kept = [int.from_bytes(number, "big") for number, _ in batches.since(0)]
+    assert await unsent(batches) == kept
+    batches.put(CHANGES)
+    assert await unsent(batches) == [20]
 
 
 @pytest.mark.parametrize("salt", [None, "tenant"])
