@@ -4,6 +4,9 @@ A PUB socket sends each batch to those who have subscribed, and drops what a slo
 answers with the batches from a number on, and then with an empty one whose number is -1. ZMQ moves bytes in a thread of
 its own; here nothing blocks, and a socket is waited for by its descriptor. Only a node that has such a socket loads
 this file: `pyzmq` may be absent elsewhere.
+
+Anybody may ask, so what an asker costs is bounded: its answer is given to ZMQ only as it is taken, and ends unfinished
+after a while. ZMQ bounds a frame and the messages of a queue, not the frames of a message nor the number of peers.
 """
 
 from __future__ import annotations
@@ -13,19 +16,25 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 
 import trio
 import zmq
 
 from protocol.errors import StartFailed
-from supervisor.engines.simulated.event_batches import NUMBER_BYTES, TOPIC, EventBatches
+from supervisor.engines.simulated.event_batches import KEPT_MAX, NUMBER_BYTES, TOPIC, EventBatches
 from supervisor.links.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
-QUEUE_MAX = 100_000  # messages that ZMQ keeps for one subscriber
-TURN_BATCHES = 64  # of a replay, that are sent in one turn
+QUEUE_MAX = KEPT_MAX  # messages that ZMQ keeps for one subscriber; what it misses it may ask for
+FRAME_BYTES_MAX = 1024  # of what others send: a subscription, a question, or how they name themselves
+ANSWERS_MAX = 64  # at a time, one for each asker; further questions are left out
+ANSWER_QUEUE_MAX = 64  # batches of an answer that ZMQ keeps for its asker
+ANSWER_S = 10.0  # in which an asker has to take its answer
+TAKEN_S = 0.005  # until it is looked again whether an asker has taken some
+TURN_BATCHES = 64  # of an answer, that are sent in one turn
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)  # the number behind a replay
 
 
@@ -38,8 +47,8 @@ async def publish(
 ) -> None:
     """Publish the batches of one engine until cancelled; raises `StartFailed` for an address that cannot be had."""
     async with _sockets() as bound:
-        publisher = await bound(zmq.PUB, listen)
-        router = None if replay is None else await bound(zmq.ROUTER, replay)
+        publisher = await bound(zmq.PUB, listen, QUEUE_MAX)
+        router = None if replay is None else await bound(zmq.ROUTER, replay, ANSWER_QUEUE_MAX)
         async with trio.open_nursery() as nursery:
             if router is not None:
                 nursery.start_soon(_answer, router, batches)
@@ -50,7 +59,7 @@ async def publish(
 
 
 @asynccontextmanager
-async def _sockets() -> AsyncIterator[Callable[[int, Endpoint], Awaitable[zmq.Socket[bytes]]]]:
+async def _sockets() -> AsyncIterator[Callable[[int, Endpoint, int], Awaitable[zmq.Socket[bytes]]]]:
     """Return what makes sockets that listen; close them afterwards, and log if their thread does not end."""
     context, opened = zmq.Context(), list[zmq.Socket[bytes]]()
     try:
@@ -65,13 +74,20 @@ async def _sockets() -> AsyncIterator[Callable[[int, Endpoint], Awaitable[zmq.So
 
 
 async def _bound(
-    context: zmq.Context[zmq.Socket[bytes]], opened: list[zmq.Socket[bytes]], kind: int, endpoint: Endpoint
+    context: zmq.Context[zmq.Socket[bytes]],
+    opened: list[zmq.Socket[bytes]],
+    kind: int,
+    endpoint: Endpoint,
+    queue_max: int,
 ) -> zmq.Socket[bytes]:
-    """Return a socket that listens, which is among those that are `opened`."""
+    """Return a socket that listens, which is among those that are `opened`, with so many messages for each peer."""
     bound = context.socket(kind)
     opened.append(bound)
     try:
-        bound.set_hwm(QUEUE_MAX)
+        bound.set_hwm(queue_max)
+        bound.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        if kind == zmq.ROUTER:
+            bound.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what an asker does not take would be dropped
         bound.setsockopt(zmq.IPV6, 1)
         found = await trio.socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         host, port, *_ = found[0][4]
@@ -82,14 +98,21 @@ async def _bound(
 
 
 async def _answer(router: zmq.Socket[bytes], batches: EventBatches) -> None:
-    """Answer those who have missed batches, one after the other."""
-    descriptor = router.getsockopt(zmq.FD)
+    """Answer those who have missed batches, beside each other."""
+    descriptor, askers = router.getsockopt(zmq.FD), set[bytes]()
     assert isinstance(descriptor, int)
-    while True:
-        # The descriptor is readable when something has changed, and no longer once the events have been looked at.
-        while _receivable(router):
-            await _replay(router, router.recv_multipart(zmq.NOBLOCK), batches)
-        await trio.lowlevel.wait_readable(descriptor)
+    async with trio.open_nursery() as answers:
+        while True:
+            # The descriptor is readable when something has changed, and no longer once the events have been looked at,
+            # or something was sent: while there are answers, it alone tells too little.
+            while _receivable(router):
+                asker, *frames = router.recv_multipart(zmq.NOBLOCK)
+                if _is_question(frames) and asker not in askers and len(askers) < ANSWERS_MAX:
+                    askers.add(asker)
+                    answers.start_soon(_replay, router, asker, frames[1], batches, askers)
+                await trio.lowlevel.checkpoint()
+            with trio.move_on_after(TAKEN_S if askers else inf):
+                await trio.lowlevel.wait_readable(descriptor)
 
 
 def _receivable(router: zmq.Socket[bytes]) -> bool:
@@ -98,13 +121,33 @@ def _receivable(router: zmq.Socket[bytes]) -> bool:
     return bool(events & zmq.POLLIN)
 
 
-async def _replay(router: zmq.Socket[bytes], frames: list[bytes], batches: EventBatches) -> None:
-    await trio.lowlevel.checkpoint()
-    if len(frames) != 3 or len(frames[2]) != NUMBER_BYTES:  # not a question
-        return
-    asker, empty, number = frames
-    for count, (each, payload) in enumerate(batches.since(int.from_bytes(number, "big"))):
-        if count and count % TURN_BATCHES == 0:
-            await trio.lowlevel.checkpoint()
-        router.send_multipart((asker, empty, TOPIC, each, payload), zmq.NOBLOCK)
-    router.send_multipart((asker, empty, b"", END, b""), zmq.NOBLOCK)
+def _is_question(frames: list[bytes]) -> bool:
+    return len(frames) == 2 and len(frames[1]) == NUMBER_BYTES
+
+
+async def _replay(
+    router: zmq.Socket[bytes], asker: bytes, number: bytes, batches: EventBatches, askers: set[bytes]
+) -> None:
+    """Send one of the askers what it has missed, as far as it takes it in time."""
+    try:
+        with trio.move_on_after(ANSWER_S):
+            for count, (each, payload) in enumerate(batches.since(int.from_bytes(number, "big"))):
+                if count % TURN_BATCHES == 0:
+                    await trio.lowlevel.checkpoint()
+                await _send(router, (asker, b"", TOPIC, each, payload))
+            await _send(router, (asker, b"", b"", END, b""))
+    except zmq.ZMQError as error:  # it has gone
+        log.debug("an asker for events does not get them: %s", error)
+    finally:
+        askers.discard(asker)
+
+
+async def _send(router: zmq.Socket[bytes], frames: tuple[bytes, ...]) -> None:
+    """Send a message once ZMQ has room for it."""
+    while True:
+        try:
+            router.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            await trio.sleep(TAKEN_S)
+        else:
+            return

@@ -25,8 +25,9 @@ from protocol.block_hashes import block_hashes
 from protocol.errors import StartFailed
 from protocol.kv_events import BlockChange, BlockEvent
 from supervisor.engines.kinds import read_cluster
+from supervisor.engines.simulated import event_sockets
 from supervisor.engines.simulated.event_batches import EventBatches
-from supervisor.engines.simulated.event_sockets import CLOSE_S, END, publish
+from supervisor.engines.simulated.event_sockets import CLOSE_S, END, FRAME_BYTES_MAX, publish
 from supervisor.links.endpoint import Endpoint
 from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
@@ -56,9 +57,10 @@ async def published(*, replay: bool = True) -> AsyncIterator[tuple[EventBatches,
 
 
 @contextmanager
-def connected(kind: int, endpoint: Endpoint) -> Iterator[zmq.Socket[bytes]]:
+def connected(kind: int, endpoint: Endpoint, queue_max: int = 1000) -> Iterator[zmq.Socket[bytes]]:
     context = zmq.Context()
     own = context.socket(kind)
+    own.set_hwm(queue_max)
     own.setsockopt(zmq.RCVTIMEO, RECEIVE_MS)
     if kind == zmq.SUB:
         own.setsockopt(zmq.SUBSCRIBE, b"kv-events")
@@ -66,8 +68,7 @@ def connected(kind: int, endpoint: Endpoint) -> Iterator[zmq.Socket[bytes]]:
     try:
         yield own
     finally:
-        own.close(linger=0)
-        context.term()
+        context.destroy(linger=0)
 
 
 async def received(own: zmq.Socket[bytes]) -> tuple[int, list[int]]:
@@ -104,6 +105,49 @@ async def test_a_question_that_is_none_is_not_answered_and_the_next_one_is() -> 
         with connected(zmq.DEALER, again) as asker:
             for wrong in ([b"what"], [b"", b"?"], [b"", b"", b"", b""]):
                 await trio.to_thread.run_sync(asker.send_multipart, wrong)
+            await trio.to_thread.run_sync(asker.send_multipart, [b"", bytes(8)])
+            assert [await received(asker) for _ in range(2)] == [(0, [1]), (-1, [])]
+
+
+async def test_an_asker_that_takes_nothing_holds_up_no_other_and_its_answer_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_sockets, "ANSWER_S", 1.0)
+    kept = 1000
+    async with published() as (batches, _, again):
+        for number in range(kept):
+            batches.put([CacheChange(BlockEvent(BlockChange.STORED, 0, (number,)), (2**31,) * 3000)])
+        with connected(zmq.DEALER, again, queue_max=1) as slow, connected(zmq.DEALER, again) as asker:
+            await trio.to_thread.run_sync(slow.send_multipart, [b"", bytes(8)])
+            await trio.sleep(SUBSCRIBED_S)
+            for _ in range(3):  # whatever was sent meanwhile
+                await trio.to_thread.run_sync(asker.send_multipart, [b"", bytes(8)])
+                assert [(await received(asker))[0] for _ in range(kept + 1)] == [*range(kept), -1]
+            await trio.sleep(1.0)
+            slow.setsockopt(zmq.RCVTIMEO, 500)
+            taken = list[int]()
+            with pytest.raises(zmq.Again):
+                while True:
+                    taken.append((await received(slow))[0])
+            assert taken == list(range(len(taken)))
+            assert len(taken) < kept, "what is not taken is not kept for it by ZMQ, and the buffers of TCP are less"
+            await trio.to_thread.run_sync(slow.send_multipart, [b"", (kept - 1).to_bytes(8, "big")])
+            assert [(await received(slow))[0] for _ in range(2)] == [kept - 1, -1]
+
+
+@pytest.mark.parametrize("kind", [zmq.SUB, zmq.DEALER])
+async def test_a_frame_that_is_too_long_ends_its_connection_and_no_other(kind: int) -> None:
+    async with published() as (batches, listen, again):
+        batches.put(change(1))
+        with connected(kind, listen if kind == zmq.SUB else again) as own, connected(zmq.DEALER, again) as asker:
+            monitor = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            await trio.sleep(SUBSCRIBED_S)
+            assert not monitor.poll(0)
+            if kind == zmq.SUB:
+                own.setsockopt(zmq.SUBSCRIBE, bytes(10 * FRAME_BYTES_MAX))
+            else:
+                own.send_multipart([b"", bytes(10 * FRAME_BYTES_MAX)])
+            assert await trio.to_thread.run_sync(monitor.poll, RECEIVE_MS)
             await trio.to_thread.run_sync(asker.send_multipart, [b"", bytes(8)])
             assert [await received(asker) for _ in range(2)] == [(0, [1]), (-1, [])]
 
