@@ -129,9 +129,11 @@ class WorkerCandidates:
         if worker is None or name in self.excluded or (self.avoided is not None and self.avoided(name)):
             return None
         load = worker.load
-        return self._candidate(worker, load, self._may_wait) if self._may_wait(load) else None
+        if not self._has_room_behind_prompts(load):
+            return None
+        return self._candidate(worker, load, self._has_room_behind_prompts)
 
-    def _may_wait(self, load: Load) -> bool:
+    def _has_room_behind_prompts(self, load: Load) -> bool:
         return self.has_room(load) or (self.has_room is not begins_now and may_queue(load))
 
     def worker(self, load: Load) -> Worker:
