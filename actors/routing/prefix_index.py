@@ -6,7 +6,8 @@ a block, whatever their number; and holders are told apart only where they diffe
 
 A holder is one rank in one life of its cache. What empties a cache (a flush, a restart, a gap in its events) retires
 its bit in no time, and the worker begins with another: a retired bit matches nothing, and `sweep` removes it from the
-blocks a shard at a time. Blocks are limited in number; the least recently used of a shard goes first.
+blocks a shard at a time. Blocks are limited in number; the least recently used of a shard goes first. A worker that has
+more than half of a full index makes room out of what it has itself: so it leaves the others half, whatever it claims.
 
 What workers tell may be wrong or late, so an overlap is a prediction.
 """
@@ -24,6 +25,7 @@ from protocol.kv_events import GPU, BlockChange, BlockEvent
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
 TOUCHED_EVERY = 8  # matches of an index that is more than half full
+PASSED_MAX = 32  # blocks of others that are passed by, to find one of a worker with more than half of the index
 
 Holder: TypeAlias = tuple[str, int]
 """The name of an engine, and the number of one of its ranks."""
@@ -82,6 +84,7 @@ class PrefixIndex:
     _blocks: int = 0
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
     _bits: dict[Holder, int] = field(factory=dict)
+    _workers: dict[str, int] = field(factory=dict)  # the bits of all ranks of each, with those that are retired
     _holders: list[Holder | None] = field(factory=list)  # by the number of the bit
     _counts: list[int] = field(factory=list)  # of the blocks that have the bit
     _used: int = 0  # the bits of the holders
@@ -104,7 +107,7 @@ class PrefixIndex:
             elif event.medium != GPU or event.lora is not None:
                 continue
             elif event.change is BlockChange.STORED:
-                self._store(self._bit((worker, event.rank)), event.hashes)
+                self._store(self._bit((worker, event.rank)), event.hashes, self._crowding(worker))
             elif (bit := self._bits.get((worker, event.rank))) is not None:
                 self._remove(bit, event.hashes)
 
@@ -118,16 +121,31 @@ class PrefixIndex:
         bit = self._bits.get((worker, rank))
         return 0 if bit is None else self._counts[bit.bit_length() - 1]
 
-    def _store(self, bit: int, hashes: Sequence[int]) -> None:
+    def _crowding(self, worker: str) -> int:
+        """Return the bits of a worker that has more than half of the index, 0 for any other."""
+        if 2 * self._blocks <= self.blocks_max:
+            return 0
+        own = self._workers[worker]
+        return own if 2 * self._count(own) > self.blocks_max else 0
+
+    def _count(self, bits: int) -> int:
+        """Return how many blocks some holders have; one that several have counts for each."""
+        count = 0
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            count += self._counts[bit.bit_length() - 1]
+        return count
+
+    def _store(self, bit: int, hashes: Sequence[int], crowding: int) -> None:
         shards, shard_max, added = self._shards, max(1, self.blocks_max // SHARDS), 0
         for number in reversed(hashes):  # so that of one prefix the end is dropped first
             shard = shards[number & 255]
             before = shard.get(number)
             if before is None:
                 if len(shard) >= shard_max:
-                    _, bits = shard.popitem(last=False)
-                    self.dropped += 1
-                    self._blocks -= 1
+                    if (bits := self._drop(shard, crowding)) is None:
+                        continue
                     if bits == bit:
                         added -= 1
                     else:
@@ -141,6 +159,25 @@ class PrefixIndex:
                     added += 1
                 shard.move_to_end(number)
         self._counts[bit.bit_length() - 1] += added
+
+    def _drop(self, shard: OrderedDict[int, int], crowding: int) -> int | None:
+        """Drop the least recently used block of a shard, and return its bits; if any are `crowding`, one that has them.
+
+        None if that is not soon found: then a new block has no room. Blocks that are passed by count as used, so each
+        is passed once while all that are crowding are dropped.
+        """
+        self.dropped += 1
+        if crowding:
+            for _ in range(PASSED_MAX):
+                number, bits = next(iter(shard.items()))
+                if bits & crowding:
+                    break
+                shard.move_to_end(number)
+            else:
+                return None
+        _, bits = shard.popitem(last=False)
+        self._blocks -= 1
+        return bits
 
     def _discount(self, bits: int) -> None:
         """Count one block less for each of some holders."""
@@ -176,6 +213,7 @@ class PrefixIndex:
             self._counts.append(0)
         self._holders[place], self._bits[holder], self._counts[place] = holder, bit, 0
         self._used |= bit
+        self._workers[holder[0]] = self._workers.get(holder[0], 0) | bit
         return bit
 
     def _retire(self, holder: Holder) -> None:
@@ -208,6 +246,8 @@ class PrefixIndex:
         self._next_shard = (self._next_shard + 1) % SHARDS
         if not self._next_shard:
             self._retired &= ~gone  # of which none is set any more: none was set while it was retired
+            workers = ((name, bits & ~gone) for name, bits in self._workers.items())
+            self._workers = {name: left for name, left in workers if left}
 
     # What routers ask --------------------------------------------------------------------
 

@@ -125,6 +125,17 @@ BUGS: Bugs = {
             "for number in hashes:  # so",
         ),
         Bug("the index has no limit", "if len(shard) >= shard_max:", "if False:"),
+        Bug("a worker drives out the blocks of all others", "        if crowding:\n", "        if False:\n"),
+        Bug(
+            "a worker with many ranks drives out the blocks of all others",
+            "own = self._workers[worker]",
+            "own = self._bits.get((worker, 0), 0)",
+        ),
+        Bug(
+            "a worker that clears its cache again and again drives out the blocks of all others",
+            "            self._used &= ~bit\n",
+            "            self._used &= ~bit\n            self._workers[holder[0]] &= ~bit\n",
+        ),
         Bug(
             "blocks that are stored again count again",
             "                if not before & bit:\n",
