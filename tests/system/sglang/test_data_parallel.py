@@ -180,9 +180,8 @@ def test_each_rank_of_a_prefill_hands_over_to_each_rank_of_a_decode(served: Node
     ):
         seen = set[str]()
         ranks = [f"main/tiny-1#{prefill}+main/tiny-0#{decode}" for prefill in range(2) for decode in range(2)]
-        for _ in range(
-            20
-        ):  # few at once: Mooncake spins while it transfers, eight of that starve two cores for seconds
+        # Few at once: Mooncake spins while it transfers, and eight of that starve two cores for seconds.
+        for _ in range(20):
             seen |= routes(client, 4)
             if seen == {*ranks}:
                 break
