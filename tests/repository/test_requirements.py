@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.repository.test_rules import FILES, foreign
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "requirements"
 LOCKING = runpy.run_path(str(FOLDER / "lock.py"))
+HOST = Path("actors/engines/sglang/host")
+PACKAGES = {"PIL": "pillow", "zmq": "pyzmq"}  # of modules with other names
 LOCKED = re.compile(r"(\S+==\S+) --hash=sha256:[0-9a-f]{64}")
 
 
@@ -25,7 +29,21 @@ def test_the_installer_takes_the_lock_files_where_they_were_made() -> None:
     assert LOCKING["PLATFORM"] in (FOLDER / "packages.sh").read_text()
 
 
-def test_what_a_node_needs_is_in_the_lean_set() -> None:
+def stated() -> dict[str, set[str]]:
+    """Return the packages that `pyproject.toml` asks for, and for each extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {extra: {LOCKING["canonical"](re.split("[>=]", each)[0]) for each in lists[extra]} for extra in lists}
+
+
+def test_what_a_node_needs_is_in_the_lean_set() -> None:
     pins = LOCKING["pins"]((FOLDER / "cpu.txt").read_text())
-    assert {LOCKING["canonical"](each.partition(">=")[0]) for each in project["dependencies"]} <= pins.keys()
+    for packages in stated().values():
+        assert packages <= pins.keys()
+
+
+def test_what_a_node_imports_is_stated() -> None:
+    """What only the process of an SGLang engine imports comes with SGLang."""
+    files = [path for path in FILES if path.parts[0] != "bench" and not path.is_relative_to(HOST)]
+    modules = set[str]().union(*map(foreign, files)) - {"protocol", "actors", "supervisor"}
+    assert {LOCKING["canonical"](PACKAGES.get(name, name)) for name in modules} <= set().union(*stated().values())
