@@ -121,10 +121,6 @@ class Route:
         """Whether one of its workers is overcommitted."""
         return any(worker.load.overcommitted for worker in self.workers)
 
-    def fits(self, request: Generate) -> bool:
-        """Whether the KV memory of its workers has room for a request."""
-        return self.decode.load.fits(request) and (self.prefill is None or self.prefill.load.fits(request))
-
     @asynccontextmanager
     async def ask(self, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
         """Ask one of its workers, which counts the request itself from then on."""

@@ -175,11 +175,9 @@ class Routing:
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
         scope, *_ = self._scopes(request, excluded, Reach.MAPPED)
-        route = self._reserve(request, self._select_of(request, excluded, begins_now, scope))
-        if route is None or (route.fits(request) and all(begins(worker.load) for worker in route.workers)):
-            return route
-        route.end()
-        return None
+        chosen = self._select_of(request, excluded, begins_now, scope)
+        loads = [each.worker.load for each in chosen or () if each is not None]
+        return self._reserve(request, chosen) if all(begins(load) and load.fits(request) for load in loads) else None
 
     async def wait_for(self, request: Generate) -> Route:
         """Wait for a route."""

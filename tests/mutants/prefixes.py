@@ -174,6 +174,12 @@ BUGS: Bugs = {
             "near[int(self.chance() * len(near))] if len(near) > 1 else near[0]",
             "near[0]",
         ),
+        Bug(
+            "a choice that comes to nothing moves a session",
+            "        return evolve(chosen, on_taken=partial(self._take",
+            "        self.sessions.set(chosen.load.leg, session, chosen.load.name)\n"
+            "        return evolve(chosen, on_taken=partial(self._take",
+        ),
         Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
     ),
     "actors/routing/recent_blocks.py": (

@@ -78,8 +78,8 @@ BUGS: Bugs = {
     "actors/routing/routing.py": (
         Bug(
             "a request moves to a worker that is as full",
-            "route = self._reserve(request, self._select_of(request, excluded, begins_now, scope))",
-            "route = self.choose(request, excluded)",
+            "chosen = self._select_of(request, excluded, begins_now, scope)",
+            "chosen = self._select(request, excluded, (scope,))",
         ),
         Bug(
             "a request waits at a full worker beside an idle one",
