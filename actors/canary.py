@@ -3,8 +3,8 @@
 Whether an engine lives is told only by an answer: a process that runs, a socket that accepts and a count in shared
 memory outlive what computes. A busy engine is watched by the deadlines of its requests; an idle one would be found out
 by the next client. So the canary is a request like any other, through the same port, and all of its answer counts. It
-is nobody's: it has a salt of its own, so that it shares no cache, it is in no usage and in no load, and it yields to
-the first request that comes. It never asks an engine that is out of service on purpose.
+is nobody's: it has a salt of its own, so that it shares no cache, it is in no usage and in no load of routing, and
+it yields to the first request that comes. It never asks an engine that is out of service on purpose.
 """
 
 from __future__ import annotations

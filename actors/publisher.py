@@ -133,7 +133,7 @@ async def _send_blocks(reader: BlockReader, answer: Answer[WatchReply, Done], ev
     await trio.lowlevel.checkpoint()
     with changes_of(reader.log) as changed:
         while answer.credit > 0:
-            if (events := reader.read()) is not None:
+            if (events := reader.read(answer.credit)) is not None:
                 answer.put(events)
                 await trio.lowlevel.checkpoint()
             else:

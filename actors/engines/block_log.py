@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias
 
 from attrs import define, evolve, field
 
-from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
+from protocol.kv_events import GPU, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
 
 TAIL_EVENTS_MAX = 8192
 
@@ -112,8 +112,12 @@ class BlockReader:
     since: int = 0
     _parts: Iterator[BlockEvents] | None = None  # of all blocks, while they are read
 
-    def read(self) -> BlockEvents | None:
-        """Return the next events, None if there are none now."""
+    def read(self, replies_max: int | None = None) -> BlockEvents | None:
+        """Return the next events, None if there are none now.
+
+        A list of all blocks that begins now has at most `replies_max` parts. Of a larger log the rest is left out: a
+        reader that had to begin again would never have all.
+        """
         if self._parts is not None:
             if (part := next(self._parts, None)) is not None:
                 return part
@@ -122,7 +126,7 @@ class BlockReader:
         changes = log.changes(self.since) if self.life == log.life and self.since else None
         if changes is None:
             self.life, self.since = log.life, log.number
-            self._parts = _snapshot(log, log.number)
+            self._parts = _snapshot(log, replies_max)
             return next(self._parts)
         taken, hashes = list[BlockEvent](), 0
         for event in changes:
@@ -136,17 +140,22 @@ class BlockReader:
         return BlockEvents(log.life, self.since, tuple(taken))
 
 
-def _snapshot(log: BlockLog, number: int) -> Iterator[BlockEvents]:
+def _snapshot(log: BlockLog, replies_max: int | None) -> Iterator[BlockEvents]:
     """Yield all blocks as they are now, in parts; what changes meanwhile is read afterwards."""
-    parts = [
-        BlockEvent(BlockChange.STORED, rank, tuple(blocks[start : start + REPLY_HASHES_MAX]), None, medium, lora)
-        for (rank, medium, lora), blocks in log.blocks()
-        for start in range(0, len(blocks), REPLY_HASHES_MAX)
-    ]
-    return _snapshot_parts(log.life, number, parts)
+    number = log.number
+    blocks = sorted(log.blocks(), key=_is_special)  # copied at once, and cut as the parts are asked for
+    total = max(1, sum(-(-len(hashes) // REPLY_HASHES_MAX) for _, hashes in blocks))
+    last = total - 1 if replies_max is None else min(total, replies_max) - 1
+    parts = (
+        (BlockEvent(BlockChange.STORED, rank, tuple(hashes[start : start + REPLY_HASHES_MAX]), None, medium, lora),)
+        for (rank, medium, lora), hashes in blocks
+        for start in range(0, len(hashes), REPLY_HASHES_MAX)
+    )
+    for place, part in enumerate(islice(chain(parts, [()]), last + 1)):  # without a block one part of none
+        yield BlockEvents(log.life, number if place == last else 0, part, reset=place == 0)
 
 
-def _snapshot_parts(life: str, number: int, parts: list[BlockEvent]) -> Iterator[BlockEvents]:
-    last = max(0, len(parts) - 1)
-    for place in range(last + 1):
-        yield BlockEvents(life, number if place == last else 0, tuple(parts[place : place + 1]), reset=place == 0)
+def _is_special(blocks: tuple[_Place, list[int]]) -> bool:
+    """Whether blocks are of an adapter or a slower medium: routers need the others first."""
+    (_, medium, lora), _ = blocks
+    return medium != GPU or lora is not None

@@ -36,7 +36,7 @@ HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are comp
 LEADING_MAX = 4  # of the least loaded, more only until one has memory for the request
 WITHOUT_MEMORY_MAX = 64  # of the least loaded, if none has: the cost of a choice may not grow with the workers
 
-ANSWER_TOKENS_MAX = 8192  # that are hashed, in some 0.4 ms; a longer answer is in the index before its next turn comes
+ANSWER_BLOCKS_MAX = 512  # that are hashed, in some 0.6 ms; a longer answer is found once its events have come
 
 Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
 
@@ -154,19 +154,27 @@ class _Prompt:
 
     @property
     def page_size(self) -> int:
-        return max((blocks.page_size for blocks, _ in self.matches), default=1)
+        return min((blocks.page_size for blocks, _ in self.matches), default=1)
 
     def holders(self, holders_max: int) -> list[Holder]:
-        return [holder for _, match in self.matches for holder in match.longest(holders_max)]
+        """Return those with the longest beginnings, and those that have computed more of it just now."""
+        found = list[Holder]()
+        for blocks, match in self.matches:
+            found += match.longest(holders_max)
+            for count in {0, *(count for count, _ in match.groups)}:
+                if count < len(blocks.hashes) and (bits := self.recent.holders(blocks.hashes[count])):
+                    found += islice(match.named(bits), holders_max)
+        return found
 
     def overlap(self, worker: str) -> int:
         """Return the tokens that a worker's cache is expected to have of it when its turn comes."""
         computing, (engine, rank) = self.expected.get(worker, 0), engine_and_rank(worker)
-        for blocks, match in self.matches:
-            has = self.recent.extend(match.bit(engine, rank), blocks.hashes, match.blocks(engine, rank))
-            if count := max(has, computing // blocks.page_size):
-                return min(count, self.reusable // blocks.page_size) * blocks.page_size
-        return 0
+        overlap = 0
+        for blocks, match in self.matches:  # of which one is of the worker's own page size
+            has, size = match.blocks(engine, rank), blocks.page_size
+            has = self.recent.extend(match.bit(engine, rank), blocks.hashes, has)
+            overlap = max(overlap, min(max(has, computing // size), self.reusable // size) * size)
+        return overlap
 
 
 @define(eq=False)
@@ -193,12 +201,14 @@ class _TakenPrompt:
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect the answer in the cache, but for its last token, which is not computed."""
-        if self.load.leg is not Leg.BOTH or len(ids) > ANSWER_TOKENS_MAX:
+        if self.load.leg is not Leg.BOTH:
             return
         tokens = self.request.tokens
         for blocks, match in self.prompt.matches:
             size, bit = blocks.page_size, match.bit(*engine_and_rank(self.load.name))
-            if bit and len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
+            if not bit or len(ids) > ANSWER_BLOCKS_MAX * size:
+                continue
+            if len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
                 rest = [*tokens[len(blocks.hashes) * size :], *ids[:-1]]
                 self.policy.recent.add(bit, block_hashes_after(blocks.digest, rest, size)[0])
 

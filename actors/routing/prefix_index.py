@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from attrs import define, field, frozen
@@ -50,15 +51,14 @@ class Match:
 
     def longest(self, holders_max: int) -> Iterator[Holder]:
         """Yield holders, those with the most blocks first, up to a number."""
-        found = 0
-        for _, mask in reversed(self.groups):
-            left = mask
-            while left and found < holders_max:
-                bit = left & -left
-                left ^= bit
-                found += 1
-                holder = self.holders[bit.bit_length() - 1]
-                assert holder is not None  # only bits that are used match
+        yield from islice((holder for _, mask in reversed(self.groups) for holder in self.named(mask)), holders_max)
+
+    def named(self, bits: int) -> Iterator[Holder]:
+        """Yield the holders that bits stand for; a bit that is retired stands for none."""
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            if (holder := self.holders[bit.bit_length() - 1]) is not None:
                 yield holder
 
 
@@ -101,13 +101,17 @@ class PrefixIndex:
 
     def apply(self, worker: str, events: Iterable[BlockEvent]) -> None:
         """Apply the events of a worker's ranks; blocks of LoRA adapters and of slower media are left out."""
+        crowding: int | None = None
         for event in events:
             if event.change is BlockChange.CLEARED:
                 self._retire((worker, event.rank))
             elif event.medium != GPU or event.lora is not None:
                 continue
             elif event.change is BlockChange.STORED:
-                self._store(self._bit((worker, event.rank)), event.hashes, self._crowding(worker))
+                stored = self._bit((worker, event.rank))
+                if crowding is None:  # once, since a worker may have thousands of bits that are retired
+                    crowding = self._crowding(worker)
+                self._store(stored, event.hashes, crowding)
             elif (bit := self._bits.get((worker, event.rank))) is not None:
                 self._remove(bit, event.hashes)
 

@@ -22,11 +22,13 @@ RECENT_MAX = 2048
 class RecentBlocks:
     """Blocks that follow each other in one prompt or answer, each for `RECENT_S`; `now` returns the time in seconds.
 
-    They are found by the first of them: of two rows of one holder that begin alike the later one is kept.
+    They are found by the first of them: of two rows of one holder that begin alike the later one is kept, and a row of
+    which the holder has told a part is found no more.
     """
 
     now: Callable[[], float]
     _rows: OrderedDict[tuple[int, int], tuple[float, Sequence[int]]] = field(factory=OrderedDict)  # by when they end
+    _holders: dict[int, int] = field(factory=dict)  # by the first block of a row: the bits of those that have one
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -41,8 +43,13 @@ class RecentBlocks:
         key, rows = (bit, hashes[0]), self._rows
         rows[key] = self.now() + RECENT_S, hashes
         rows.move_to_end(key)
+        self._holders[hashes[0]] = self._holders.get(hashes[0], 0) | bit
         if len(rows) > RECENT_MAX:
-            rows.popitem(last=False)
+            self._drop_oldest()
+
+    def holders(self, first: int) -> int:
+        """Return the bits of those that have computed a row from a block on."""
+        return self._holders.get(first, 0)
 
     def extend(self, bit: int, hashes: Sequence[int], count: int) -> int:
         """Return how many of a prompt's blocks a holder has, if it has told of the first `count`."""
@@ -55,7 +62,14 @@ class RecentBlocks:
     def _drop_old(self) -> None:
         rows, now = self._rows, self.now()
         while rows and next(iter(rows.values()))[0] <= now:
-            rows.popitem(last=False)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        (bit, first), _ = self._rows.popitem(last=False)
+        if left := self._holders[first] & ~bit:
+            self._holders[first] = left
+        else:
+            del self._holders[first]
 
 
 def _common(hashes: Sequence[int], start: int, row: Sequence[int]) -> int:

@@ -64,7 +64,7 @@ class FakeWorker:
             if self.down:
                 answer.fail(LinkLost("gone"))
                 return
-            if (events := reader.read()) is None:
+            if (events := reader.read(answer.credit)) is None:
                 await trio.sleep(0.05)
                 continue
             for each in self.spoil(events):

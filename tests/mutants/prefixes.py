@@ -25,9 +25,10 @@ BUGS: Bugs = {
         Bug("an interrupted list counts as complete", "number if place == last else 0", "number"),
         Bug(
             "what changes during a list is lost",
-            "self.life, self.since = log.life, log.number\n            self._parts = _snapshot(log, log.number)",
-            "self.life, self.since = log.life, log.number\n            self._parts = _snapshot(log, log.number + 1)",
+            "    number = log.number\n",
+            "    number = log.number + 1\n",
         ),
+        Bug("a list that has no room for all blocks never ends", "min(total, replies_max) - 1", "total - 1"),
         Bug(
             "a reader from the future waits for ever",
             "if not 0 <= missed <= len(self._tail):",
@@ -166,7 +167,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "prompts that come together are computed by everybody",
-            "max(has, computing // blocks.page_size)",
+            "max(has, computing // size)",
             "has",
         ),
         Bug(

@@ -49,8 +49,8 @@ BUGS: Bugs = {
     "actors/routing/kv.py": (
         Bug(
             "whoever has a part is expected to have all",
-            "return min(count, self.reusable // blocks.page_size) * blocks.page_size",
-            "return self.reusable // blocks.page_size * blocks.page_size",
+            "min(max(has, computing // size), self.reusable // size) * size",
+            "self.reusable // size * size",
         ),
     ),
     "actors/text/prompt_blocks.py": (

@@ -132,7 +132,7 @@ class FakeHost:
         reader = BlockReader(log, request.life, request.since)
         with changes_of(log) as changed:
             while left > 0:
-                if (events := reader.read()) is not None:
+                if (events := reader.read(left)) is not None:
                     self._send(Item(frame.stream, codec.encode(events), 1))
                     left -= 1
                     await trio.lowlevel.checkpoint()

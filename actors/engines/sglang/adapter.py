@@ -18,7 +18,7 @@ from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetL
 from protocol.operations import EngineMetrics, GetMetrics
 
 PROBES = 4  # in the time that an engine may be silent
-WATCH_CREDIT = 1024  # replies, after which a stream is asked for again
+WATCH_CREDIT = 8192  # replies: all blocks of the largest cache, after which a stream is asked for again
 CONTROLS_MAX = 4  # control operations at a time: the host keeps some streams for them beside those for requests
 
 

@@ -159,3 +159,18 @@ def test_clearing_tells_of_every_rank() -> None:
     log.clear()
     copy.read(reader)
     assert known(copy) == truth(log) == {}
+
+
+@pytest.mark.parametrize(("replies_max", "stored"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
+def test_a_list_of_all_blocks_is_cut_to_the_replies_that_there_is_room_for(replies_max: int, stored: int) -> None:
+    log = BlockLog("life")
+    log.apply([BlockEvent(STORED, 0, tuple(range(2**20, 2**20 + REPLY_HASHES_MAX)), None, "CPU_PINNED")])
+    log.apply([BlockEvent(STORED, 0, tuple(range(3 * REPLY_HASHES_MAX)))])
+    reader = BlockReader(log)
+    parts = [reader.read(replies_max) for _ in range(stored)]
+    assert [part.number for part in parts if part is not None] == [*[0] * (stored - 1), log.number]
+    media = [event.medium for part in parts if part is not None for event in part.events]
+    assert media == ["GPU", "GPU", "GPU", "CPU_PINNED"][:stored], "those that routers need come first"
+    assert reader.read(replies_max) is None
+    log.apply([BlockEvent(STORED, 0, (7,))])
+    assert reader.read(replies_max) is not None

@@ -11,7 +11,7 @@ import pytest
 from attrs import Factory, define, evolve, frozen
 
 from actors.routing.candidates import TakenChoice
-from actors.routing.kv import ANSWER_TOKENS_MAX, HOLDERS_MAX, LEADING_MAX, WITHOUT_MEMORY_MAX, KvPolicy, KvSettings
+from actors.routing.kv import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEADING_MAX, WITHOUT_MEMORY_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
 from actors.routing.prefix_index import PrefixIndex
 from actors.routing.recent_blocks import RECENT_S
@@ -302,10 +302,31 @@ def test_an_answer_is_not_expected_behind_what_was_not_hashed() -> None:
     followed.answered([1] * 3 * PAGE)
     assert len(made.recent) == 0
     longest = taken(made, request, A)
-    longest.answered([1] * (ANSWER_TOKENS_MAX + 1))
+    longest.answered([1] * (ANSWER_BLOCKS_MAX * PAGE + 1))
     assert len(made.recent) == 0
-    longest.answered([1] * ANSWER_TOKENS_MAX)
+    longest.answered([1] * ANSWER_BLOCKS_MAX * PAGE)
     assert len(made.recent) == 1
+
+
+def test_a_worker_that_has_computed_a_prompt_just_now_is_found_among_many() -> None:
+    system, names = PROMPT[: 2 * PAGE], [f"w{number:02d}" for number in range(20)]
+    made = policy(dict.fromkeys(names, system))
+    loads = [Load(name, 0, 8) for name in names]
+    first = taken(made, wanted(), loads[19])
+    first.begun()
+    assert chosen(made, wanted(), *loads) == ("w19", 9 * PAGE)
+
+
+def test_the_page_size_of_a_worker_is_the_one_that_its_cache_is_found_by() -> None:
+    made = policy()
+    sizes = [PromptBlocks(size, *block_hashes_after(b"", PROMPT, size)) for size in (PAGE, 4 * PAGE)]
+    request = evolve(wanted(), hints=RoutingHints("", tuple(sizes)))
+    made.index.apply("b", [BlockEvent(BlockChange.STORED, 0, sizes[1].hashes)])
+    other = wanted([*PROMPT[:PAGE], *range(3 * PAGE)])
+    first = taken(made, other, B)
+    assert chosen(made, request, A, B) == ("b", 8 * PAGE)
+    first.begun()
+    assert chosen(made, request, A, B) == ("b", 8 * PAGE)
 
 
 def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:

@@ -69,7 +69,7 @@ class Watchers:
         self.log.listeners.add(changed.set)
         try:
             while left > 0:
-                if (events := reader.read()) is not None:
+                if (events := reader.read(left)) is not None:
                     self._send(frame.stream, events)
                     left -= 1
                     await asyncio.sleep(0)
