@@ -26,7 +26,7 @@ from protocol.kv_events import GPU, BlockChange, BlockEvent
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
 TOUCHED_EVERY = 8  # matches of an index that is more than half full
-PASSED_MAX = 32  # blocks of others that are passed by, to find one of a worker with more than half of the index
+PASSED_MAX = 4  # blocks of others that are passed by, to find one of a worker with more than half of the index
 
 Holder: TypeAlias = tuple[str, int]
 """The name of an engine, and the number of one of its ranks."""
