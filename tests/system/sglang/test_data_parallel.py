@@ -115,6 +115,20 @@ def routes(client: OpenAI, count: int) -> set[str]:
         return set(threads.map(ask_one, range(count)))
 
 
+@pytest.mark.parametrize("first", ["OMP_NUM_THREADS", "TMPDIR"])
+def test_processes_have_their_titles_whatever_the_environment_begins_with(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host sets these itself, and the place where titles are written is found by the first variable."""
+    inherited = {first: "1", **os.environ}
+    for name in (*os.environ,):
+        monkeypatch.delenv(name)
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    with short_folder() as folder, node(folder, slots=4, engine=SGLANG) as running:
+        assert len(processes_of(running, "sglang::scheduler")) == 1
+
+
 def test_a_node_asks_both_ranks_and_a_killed_one_costs_the_engine_a_restart() -> None:
     with (
         short_folder() as folder,

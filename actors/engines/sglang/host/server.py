@@ -23,6 +23,7 @@ from typing import NoReturn
 from uuid import uuid4
 
 from attrs import evolve
+from setproctitle import getproctitle
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.load_snapshot import LoadSnapshot, shm_path_for
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
@@ -261,6 +262,7 @@ class Host:
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
     """Run the engine that `boot` describes and serve `link`, until the node or the watchdog ends it."""
     folder = Path(boot.folder)
+    getproctitle()  # finds the place for titles by the environment's first variable, which may be one of those below
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
     if (delay_s := boot.environment.get(transfer_delay.VARIABLE)) is not None:
