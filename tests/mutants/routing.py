@@ -79,7 +79,7 @@ BUGS: Bugs = {
         Bug(
             "a request moves to a worker that is as full",
             "chosen = self._select_of(request, excluded, begins_now, scope)",
-            "chosen = self._select(request, excluded, (scope,))",
+            "chosen = self._select_of(request, excluded, has_room, scope)",
         ),
         Bug(
             "a request waits at a full worker beside an idle one",
