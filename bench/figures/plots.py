@@ -129,7 +129,7 @@ def hit_shares(runs: Sequence[PolicyRun]) -> str:
     """Return the share of prompt tokens that each policy finds in caches, in bars, beside one engine's."""
     parts, top, room = list[str](), 4.0, WIDTH - NAMES_WIDTH - VALUES_WIDTH
     for run in runs:
-        shares = {name: statistics.median(each.hit_share) for name, each in run.loads[named.SHARED].items()}
+        shares = {name: statistics.median(each.hit_share) for name, each in run.loads[named.PACED].items()}
         parts.append(f'<text class="head" x="8" y="{top + 13:.1f}">{run.engines} engines: prompt tokens cached</text>')
         top, first = top + ROW, top + ROW
         for name, share in shares.items():

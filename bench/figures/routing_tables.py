@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bench.figures.routing_data import ClusterRun, PolicyFigures, RoutingData
 
-SHARED = "shared"  # the load of the table of policies
+PACED = "paced"  # the load of the table of policies
 REFERENCE = "one engine"  # of `bench/policies.py`: that engine has all the memory, and the policy `kv`
 NAMES = {REFERENCE: "one engine, `kv`"}
 IDLE, OWN, OTHERS, BLOCKS = "idle", "asked by the gateway", "asked by others", "publishing blocks"
@@ -31,11 +31,11 @@ def tables(data: RoutingData) -> dict[str, str]:
 
 
 def policies(data: RoutingData) -> str:
-    """Return what each policy finds on the shared load, medians of all rounds."""
+    """Return what each policy finds on the paced load, medians of all rounds."""
     rows = [
         (str(run.engines), NAMES.get(name, f"`{name}`"), *_policy_cells(figures))
         for run in data.policies
-        for name, figures in run.loads[SHARED].items()
+        for name, figures in run.loads[PACED].items()
     ]
     return _table(
         ("engines", "policy", "prompt tokens cached", "TTFT p50", "p99", "tokens a second", "predicted"), rows

@@ -53,7 +53,7 @@ DATA = RoutingData(
     [scale(10, 163.0), scale(100, 216.0), scale(1000, 288.0)],
     [cluster(10), cluster(100), cluster(1000)],
     [
-        PolicyRun("sglang", 2, 3, {"shared": {"round_robin": policy(0.3, 0.4, 0.9), "kv": policy(0.8, predicted=200)}}),
-        PolicyRun("sglang", 3, 1, {"shared": {"kv": policy(0.7), "one engine": policy(0.75)}}),
+        PolicyRun("sglang", 2, 3, {"paced": {"round_robin": policy(0.3, 0.4, 0.9), "kv": policy(0.8, predicted=200)}}),
+        PolicyRun("sglang", 3, 1, {"paced": {"kv": policy(0.7), "one engine": policy(0.75)}}),
     ],
 )
