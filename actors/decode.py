@@ -36,24 +36,27 @@ async def decode(
     longer prompt is taken when none is pending. Several actors may share one inbox: the one with a free slot takes the
     next call. Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
-    bugs = BugCounter()
+    bugs, alone = BugCounter(), len(ranks) == 1
     async with trio.open_nursery() as requests:
         requests.start_soon(raise_when_lost, ranks[0].engine)
         for slots in ranks[1:]:
-            requests.start_soon(_serve, inbox, slots, PendingPrefill(pending_prefill_tokens_max), bugs, requests)
+            requests.start_soon(_serve, inbox, slots, alone, PendingPrefill(pending_prefill_tokens_max), bugs, requests)
         task_status.started()
-        await _serve(inbox, ranks[0], PendingPrefill(pending_prefill_tokens_max), bugs, requests)
+        await _serve(inbox, ranks[0], alone, PendingPrefill(pending_prefill_tokens_max), bugs, requests)
 
 
 async def _serve(
     inbox: PriorityInbox[Generate, Started | Tokens, Finished],
     slots: Slots,
+    alone: bool,
     pending: PendingPrefill,
     bugs: BugCounter,
     requests: trio.Nursery,
 ) -> None:
-    """Take the calls for one rank."""
+    """Take the calls for one rank, which are a group of the inbox unless it is `alone`."""
     rank, memory = slots.rank, slots.memory
+    group = None if alone else rank
+    recheck = partial(inbox.recheck, group)
 
     def fits(request: Generate) -> bool:
         is_own = request.rank == rank and slots.in_service()
@@ -61,11 +64,11 @@ async def _serve(
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):
-            inbox.recheck()
+            recheck()
 
     while True:
         await slots.free.acquire()  # first, so that a call waits where others can take it
-        call = await inbox.receive(fits)
+        call = await inbox.receive(fits, group)
         pending.add(call, len(call.request.tokens))
-        give_back: Callable[[], None] = memory.take(call.request, inbox.recheck)
+        give_back: Callable[[], None] = memory.take(call.request, recheck)
         requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back)

@@ -14,6 +14,7 @@ only if the engine's `admission` says so. Each rank of an engine takes the calls
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -33,28 +34,34 @@ async def prefill(
 
     Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
-    bugs = BugCounter()
+    bugs, alone = BugCounter(), len(ranks) == 1
     async with trio.open_nursery() as requests:
         requests.start_soon(raise_when_lost, ranks[0].engine)
         for slots in ranks[1:]:
-            requests.start_soon(_serve, inbox, slots, bugs, requests)
+            requests.start_soon(_serve, inbox, slots, alone, bugs, requests)
         task_status.started()
-        await _serve(inbox, ranks[0], bugs, requests)
+        await _serve(inbox, ranks[0], alone, bugs, requests)
 
 
 async def _serve(
-    inbox: PriorityInbox[Generate, Started | Tokens, Finished], slots: Slots, bugs: BugCounter, requests: trio.Nursery
+    inbox: PriorityInbox[Generate, Started | Tokens, Finished],
+    slots: Slots,
+    alone: bool,
+    bugs: BugCounter,
+    requests: trio.Nursery,
 ) -> None:
-    """Take the calls for one rank."""
+    """Take the calls for one rank, which are a group of the inbox unless it is `alone`."""
     rank, memory = slots.rank, slots.memory
+    group = None if alone else rank
+    recheck = partial(inbox.recheck, group)
 
     def fits(request: Generate) -> bool:
         return request.rank == rank and slots.in_service() and memory.fits(request)
 
     while True:
         await slots.free.acquire()
-        call = await inbox.receive(fits)
-        give_back: Callable[[], None] = memory.take(call.request, inbox.recheck)
+        call = await inbox.receive(fits, group)
+        give_back: Callable[[], None] = memory.take(call.request, recheck)
         requests.start_soon(generate, call, slots, bugs, _ignore, give_back)
 
 

@@ -6,13 +6,15 @@ who is next. Calls inside an engine cannot be overtaken any more, so receivers t
 `receive` may pass a condition, and `recheck` has it evaluated again.
 
 Calls may be of several groups that wait for different things: then each group has a line of its own, and the head of
-one that does not fit holds up no other. What bounds the calls in the inbox is one number for all of them.
+one that does not fit holds up no other. What bounds the calls in the inbox is one number for all of them. A receiver of
+one group is woken by that group alone: with as many receivers as groups, each call would be looked at by all otherwise.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from typing import Generic
 
@@ -65,20 +67,21 @@ class PriorityInbox(Generic[Req, Rep, Res]):
     group: Callable[[Req], Hashable] = _no_group
     _lines: dict[Hashable, FairQueue[_Item[Req, Rep, Res]]] = field(factory=dict)  # all calls, by group
     _outside: OrderedDict[int, _Item[Req, Rep, Res]] = field(factory=OrderedDict)
-    _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _changed: dict[Hashable | None, trio.lowlevel.ParkingLot] = field(factory=dict)  # by group; None: of all groups
     _numbers: Iterator[int] = field(factory=count)  # of calls, by arrival
 
     async def send(self, call: Call[Req, Rep, Res]) -> None:
         """Put a call in; waits while there is no room."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        line, owner = self._line_of(call.request), self.owner(call.request)
+        group, owner = self.group(call.request), self.owner(call.request)
+        line = self._line_of(group)
         item = _Item(call, line)
-        call.on_left = self.recheck  # the call behind it may fit
+        call.on_left = partial(self.recheck, group)  # the call behind it may fit
         line.catch_up(owner)
         entry = line.add(item, owner, self.priority(call.request))
         self._outside[entry.number] = item
         self._let_in()
-        self._changed.unpark_all()  # even if it waits for room: it may be the next one all the same
+        self.recheck(group)  # even if it waits for room: it may be the next one all the same
         try:
             await item.inside.wait()
         finally:
@@ -86,14 +89,17 @@ class PriorityInbox(Generic[Req, Rep, Res]):
                 del self._outside[entry.number]
                 line.remove(entry)
 
-    async def receive(self, fits: Callable[[Req], bool] = _always) -> Call[Req, Rep, Res]:
+    async def receive(
+        self, fits: Callable[[Req], bool] = _always, group: Hashable | None = None
+    ) -> Call[Req, Rep, Res]:
         """Wait for the next call and take it once its request fits; no other of its group is taken before it meanwhile.
 
-        Which call is the next is decided again whenever one comes or leaves, and after `recheck`.
+        Which call is the next is decided again whenever one comes or leaves, and after `recheck`. With a `group`, which
+        may not be None, calls of others are left alone.
         """
         await trio.lowlevel.checkpoint()
         while True:  # noqa: ASYNC913  # a turn without a wait takes a call out
-            for entry in self._heads():
+            for entry in self._heads(group):
                 left = entry.item.call.scope.cancel_called  # its asker knows
                 if not left and not fits(entry.item.call.request):
                     continue
@@ -103,11 +109,11 @@ class PriorityInbox(Generic[Req, Rep, Res]):
                 entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))
                 return call
             else:
-                await self._changed.park()
+                await self._changed.setdefault(group, trio.lowlevel.ParkingLot()).park()
 
     def pass_by(self, request: Req) -> bool:
         """Count a request as taken that never was inside; return False if calls of its group wait, which come first."""
-        line = self._line_of(request)
+        line = self._line_of(self.group(request))
         if len(line):
             return False
         owner = self.owner(request)
@@ -115,9 +121,11 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         line.charge(owner, max(1, self.weight(request)))
         return True
 
-    def recheck(self) -> None:
-        """Have the receivers evaluate again whether the next call fits."""
-        self._changed.unpark_all()
+    def recheck(self, group: Hashable | None = None) -> None:
+        """Have the receivers evaluate again whether the next call fits, of a group or of all."""
+        for each in tuple(self._changed) if group is None else (group, None):
+            if (changed := self._changed.get(each)) is not None:
+                changed.unpark_all()
 
     def turn_away(self, error: RequestError) -> None:
         """Fail every call, inside or waiting for room, so that its asker can ask elsewhere."""
@@ -134,14 +142,16 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         """Return the number of calls of each group, inside or waiting for room."""
         return {group: len(line) for group, line in self._lines.items() if len(line)}
 
-    def _line_of(self, request: Req) -> FairQueue[_Item[Req, Rep, Res]]:
-        group = self.group(request)
+    def _line_of(self, group: Hashable) -> FairQueue[_Item[Req, Rep, Res]]:
         if (line := self._lines.get(group)) is None:
             line = self._lines[group] = FairQueue(numbers=self._numbers)
         return line
 
-    def _heads(self) -> list[Entry[_Item[Req, Rep, Res]]]:
-        """Return the next call of each group, in the order in which they may be taken."""
+    def _heads(self, group: Hashable | None = None) -> list[Entry[_Item[Req, Rep, Res]]]:
+        """Return the next call of each group, or of one, in the order in which they may be taken."""
+        if group is not None:
+            only = self._lines.get(group)
+            return [] if only is None or (first := only.first()) is None else [first]
         heads = [head for line in self._lines.values() if (head := line.first()) is not None]
         return sorted(heads, key=lambda entry: (-entry.priority, entry.number)) if heads[1:] else heads
 
@@ -157,7 +167,6 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         while self._outside and self.waiting[0] < self.size:
             _, item = self._outside.popitem(last=False)
             item.inside.set()
-            self._changed.unpark_all()
 
 
 def priority_inbox(

@@ -13,10 +13,10 @@ BUGS: Bugs = {
         Bug("what does not fit is passed", "if not left and not fits(", "if False and not fits("),
         Bug(
             "whoever comes while there is no room is not looked at",
-            "        self._changed.unpark_all()  # even if",
+            "        self.recheck(group)  # even if",
             "        pass  # even if",
         ),
-        Bug("who leaves the head of the line is waited for", "call.on_left = self.recheck", "pass"),
+        Bug("who leaves the head of the line is waited for", "call.on_left = partial(self.recheck, group)", "pass"),
     ),
     "actors/engines/slots.py": (
         Bug(
@@ -38,7 +38,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/decode.py": (
-        Bug("nobody looks again when a prompt has begun", "            inbox.recheck()", "            pass"),
+        Bug("nobody looks again when a prompt has begun", "            recheck()", "            pass"),
     ),
     "actors/routing/load.py": (
         Bug("a router gives a worker any number of prompts", " or 0 < self.pending_max <= self.pending", ""),

@@ -128,6 +128,13 @@ BUGS: Bugs = {
         ),
         Bug("memory is no bound", "if section.admits_by_memory else KvAdmission(),", "if False else KvAdmission(),"),
     ),
+    "actors/kit/priority_inbox.py": (
+        Bug(
+            "a call wakes the receivers of all ranks",
+            "for each in tuple(self._changed) if group is None else (group, None):",
+            "for each in tuple(self._changed):",
+        ),
+    ),
     "actors/canary.py": (Bug("every canary asks the first rank", "        rank=rank,\n", ""),),
     "actors/engines/simulated/engine.py": (
         Bug("all requests are computed by the first rank", "self._batches[request.rank]", "self._batches[0]"),

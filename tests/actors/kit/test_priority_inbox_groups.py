@@ -85,6 +85,47 @@ async def test_a_call_of_one_group_passes_by_the_calls_of_others(autojump_clock:
     assert inbox.waiting_by_group() == {"a": 1}
 
 
+async def test_a_receiver_of_one_group_is_not_woken_by_calls_of_others(autojump_clock: MockClock) -> None:
+    inbox, looked, got = new_inbox(), list[tuple[str, object]](), list[tuple[str, object]]()
+
+    async def receive(group: str) -> None:
+        def fits(request: Any) -> bool:
+            looked.append((group, request[1]))
+            return request[1] in fitting
+
+        while True:
+            got.append((group, (await inbox.receive(fits, group)).request[1]))
+
+    fitting = {1, 2}
+    async with trio.open_nursery() as nursery:
+        for group in "abcd":
+            nursery.start_soon(receive, group)
+        for number, group in enumerate("abc"):
+            await inbox.send(call(group, number))
+            await trio.testing.wait_all_tasks_blocked()
+        assert (looked, got) == ([("a", 0), ("b", 1), ("c", 2)], [("b", 1), ("c", 2)])
+        fitting.add(0)
+        inbox.recheck("b")
+        await trio.testing.wait_all_tasks_blocked()
+        assert got[2:] == []
+        inbox.recheck("a")
+        await trio.testing.wait_all_tasks_blocked()
+        assert got[2:] == [("a", 0)]
+        behind, last = call("d", 3), call("d", 4)
+        await inbox.send(behind)
+        fitting.add(4)
+        await inbox.send(last)
+        behind.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert got[3:] == [("d", 4)]
+        await inbox.send(call("a", 5))
+        fitting.add(5)
+        inbox.recheck()
+        await trio.testing.wait_all_tasks_blocked()
+        assert got[4:] == [("a", 5)]
+        nursery.cancel_scope.cancel()
+
+
 async def test_those_who_left_are_dropped_in_any_group(autojump_clock: MockClock) -> None:
     inbox = new_inbox()
     calls = [call(group, number) for number, group in enumerate("abab")]
