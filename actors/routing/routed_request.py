@@ -159,6 +159,8 @@ class RoutedRequest:
         return finished  # noqa: ASYNC910  # the decode has checkpoints
 
     async def _decode(self, route: Route, request: Generate) -> Finished:
+        is_whole = not self._sent  # else another worker has computed the beginning of the answer
+
         def pass_on(reply: Started | Tokens) -> None:
             if self._moving:
                 return
@@ -185,7 +187,7 @@ class RoutedRequest:
         async with self._leg(route, route.decode, request) as replies:
             finished = await replies.relay(pass_on)
         assert finished is not None  # a relay without a deadline has a result
-        if not self._moving and not self._asked_before:
+        if is_whole and not self._moving:
             route.answered(self._sent)
         return finished
 

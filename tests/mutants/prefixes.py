@@ -197,7 +197,7 @@ BUGS: Bugs = {
         Bug("an answer is not expected in the cache", "            route.answered(self._sent)\n", "            pass\n"),
         Bug(
             "an answer that was continued is expected as if one worker had computed it",
-            "if not self._moving and not self._asked_before:",
+            "if is_whole and not self._moving:",
             "if not self._moving:",
         ),
     ),

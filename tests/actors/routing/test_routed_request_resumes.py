@@ -207,6 +207,15 @@ async def test_a_policy_does_not_hear_of_an_answer_that_several_workers_computed
     assert policy.heard == {"a": ["taken", "begun", "ended"], "b": ["taken", "begun", "ended"]}
 
 
+async def test_a_policy_hears_of_an_answer_that_another_worker_had_not_begun(autojump_clock: MockClock) -> None:
+    policy = Follower()
+    async with routed(Fake("a", [Play(LinkLost("gone"), 0)]), Fake("b")) as rig:
+        rig.routing.policy = policy
+        ids = (await ask(rig, generate())).ids
+    heard = policy.heard["b"]
+    assert heard == ["taken", "begun", ids, "ended"]
+
+
 async def test_a_policy_hears_of_a_prompt_that_never_began(autojump_clock: MockClock) -> None:
     policy = Follower()
     async with routed(Fake("a")) as rig:
