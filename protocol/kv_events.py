@@ -25,7 +25,7 @@ LIFE_LENGTH_MAX = 64
 HASHES_MAX = 4096
 """The most block hashes in one reply: an asker applies them in one turn."""
 
-REPLY_HASHES_MAX = 1024
+REPLY_HASHES_MAX = 512
 """The most that a publisher sends in one: they are applied in well under a millisecond."""
 
 GPU = "GPU"

@@ -26,7 +26,7 @@ from protocol.kv_events import GPU, BlockChange, BlockEvent
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
 TOUCHED_EVERY = 8  # matches of an index that is more than half full
-PASSED_MAX = 4  # blocks of others that are passed by, to find one of a worker with more than half of the index
+PASSED_MAX = 2  # blocks of others that are passed by, to find one of a worker with more than half of the index
 
 Holder: TypeAlias = tuple[str, int]
 """The name of an engine, and the number of one of its ranks."""
@@ -171,17 +171,13 @@ class PrefixIndex:
         is passed once while all that are crowding are dropped.
         """
         self.dropped += 1
-        if crowding:
-            for _ in range(PASSED_MAX):
-                number, bits = next(iter(shard.items()))
-                if bits & crowding:
-                    break
-                shard.move_to_end(number)
-            else:
-                return None
-        _, bits = shard.popitem(last=False)
-        self._blocks -= 1
-        return bits
+        for number, bits in [*islice(shard.items(), PASSED_MAX if crowding else 1)]:
+            if not crowding or bits & crowding:
+                del shard[number]
+                self._blocks -= 1
+                return bits
+            shard.move_to_end(number)
+        return None
 
     def _discount(self, bits: int) -> None:
         """Count one block less for each of some holders."""

@@ -126,7 +126,7 @@ BUGS: Bugs = {
             "for number in hashes:  # so",
         ),
         Bug("the index has no limit", "if len(shard) >= shard_max:", "if False:"),
-        Bug("a worker drives out the blocks of all others", "        if crowding:\n", "        if False:\n"),
+        Bug("a worker drives out the blocks of all others", "if not crowding or bits & crowding:", "if True:"),
         Bug(
             "a worker with many ranks drives out the blocks of all others",
             "own = self._workers[worker]",
