@@ -9,14 +9,17 @@ the socket closed.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TypeAlias
 
 import trio
 
+from protocol.dialects.http import error_body, error_headers
 from protocol.errors import Overloaded, SlowClient, StartFailed
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.connection import HttpConnection
@@ -38,8 +41,10 @@ BACKLOG = 1024
 NO_DESCRIPTORS = (  # the answer to clients for which there is no file descriptor
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
-# Connections beyond `connections_max` that are answered with an error at a time; more are closed without one.
+# Connections beyond `connections_max` that are answered with an error at a time, however slow they are. More get one
+# only as far as their sockets take it at once.
 REFUSING_MAX = 64
+UNREAD_BYTES = 64 * 1024  # of a request: closing a socket with unread data discards the answer
 
 
 async def serve(
@@ -148,8 +153,23 @@ async def serve_stream(
     elif gateway.tls is None and refusing.available_tokens:
         async with refusing:
             await _connection(gateway, routes, stream, address, full=True)
-    else:  # a TLS handshake costs more than a request
+    else:
         gateway.runner.metrics.refused(Overloaded.code)
+        if gateway.tls is None:  # a TLS handshake costs more than a request
+            _refuse_at_once(stream.socket.fileno())
+
+
+def _refuse_at_once(fd: int) -> None:
+    """Answer the client of a socket with an error, without waiting for anything."""
+    error = Overloaded("too many clients are connected")
+    body = error_body(error)
+    headers = [*error_headers(error), (b"content-type", b"application/json"), (b"connection", b"close")]
+    lines = [b"HTTP/1.1 503 Service Unavailable", *(b"%s: %s" % header for header in headers)]
+    head = b"\r\n".join([*lines, b"content-length: %d" % len(body)])
+    with suppress(OSError):  # it has gone, or has sent no request yet
+        os.read(fd, UNREAD_BYTES)
+    with suppress(OSError):
+        os.write(fd, head + b"\r\n\r\n" + body)
 
 
 async def _connection(

@@ -188,25 +188,35 @@ def _end_limit(starting: trio.CancelScope, on_up: Callable[[], None]) -> None:
 async def _run_once(node: KeptNode, keeper: NodeKeeper, life: Life, on_up: Callable[[], None]) -> None:
     """Run one life of the process from its start to its end."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    async with trio.lowlevel.FdStream(read_end) as stream, trio.open_nursery() as nursery:
-        output_scope = trio.CancelScope(shield=True)  # what it logs while it is stopped is shown as well
-        try:
-            process = _start(node, write_end, keeper, nursery, output_scope)
-        finally:
-            os.close(write_end)
-        node.process, node.outdated = process, False
-        watchdog = trio.CancelScope()
-        nursery.start_soon(watch, node, process, life, watchdog)
-        try:
-            await receive_all(node, keeper, life, LineReader(stream), on_up)
-        finally:
-            watchdog.cancel()
-            node.serving = False
-            await process.stop(node.ladder, keeper.grace)  # noqa: ASYNC102  # shielded, rung by rung
-            node.process = None
-            output_scope.deadline = trio.current_time() + OUTPUT_DRAIN_S
-    if life.hung:
-        log.error("where node %s hung", node.name, extra={"stack": list(life.stack)})
+    try:
+        async with trio.lowlevel.FdStream(read_end) as stream, trio.open_nursery() as nursery:
+            # What it logs while it is stopped is shown as well, and it may hang then as at any other time.
+            output_scope, heartbeats_scope, watchdog = _shield(), _shield(), _shield()
+            try:
+                process = _start(node, write_end, keeper, nursery, output_scope)
+            finally:
+                os.close(write_end)
+            node.process, node.outdated = process, False
+            lines = LineReader(stream)
+            nursery.start_soon(watch, node, process, life, watchdog)
+            try:
+                await receive_all(node, keeper, life, lines, on_up)
+                watchdog.cancel()  # it has ended
+            finally:
+                node.serving = False
+                nursery.start_soon(receive_heartbeats, life, lines, heartbeats_scope)
+                await process.stop(node.ladder, keeper.grace)  # noqa: ASYNC102  # shielded, rung by rung
+                watchdog.cancel()
+                node.process = None
+                output_scope.deadline = heartbeats_scope.deadline = trio.current_time() + OUTPUT_DRAIN_S
+    finally:
+        if life.hung:
+            log.error("where node %s hung", node.name, extra={"stack": list(life.stack)})
+
+
+def _shield() -> trio.CancelScope:
+    """Return the scope of what goes on while a process is stopped, and is ended thereafter."""
+    return trio.CancelScope(shield=True)
 
 
 async def receive_all(
@@ -233,6 +243,14 @@ async def receive_all(
             case "done", _:
                 life.done = not life.restarts or node.removed
                 life.reason = RESTARTED if life.restarts else life.reason
+
+
+async def receive_heartbeats(life: Life, lines: LineReader, scope: trio.CancelScope) -> None:
+    """Note the heartbeats of a node that is being stopped, whose other messages come too late."""
+    with scope:
+        while (message := await receive(lines, life.stack)) is not None:
+            life.silent_s = 0.0
+            life.has_beaten = life.has_beaten or message[0] == "heartbeat"
 
 
 async def watch(node: KeptNode, process: Process, life: Life, scope: trio.CancelScope) -> None:

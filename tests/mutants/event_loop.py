@@ -116,7 +116,13 @@ BUGS: Bugs = {
             "if life.up or not (life.hung or (life.restarts and not life.done and not node.removed)):",
             "if life.up or not life.hung:",
         ),
-        Bug("messages of a node do not end its silence", "        life.silent_s = 0.0\n", ""),
+        Bug("messages of a node do not end its silence", "        life.silent_s = 0.0\n        match", "        match"),
+        Bug(
+            "a node that hangs while it is stopped is waited for",
+            "_shield(), _shield(), _shield()",
+            "_shield(), _shield(), trio.CancelScope()",
+        ),
+        Bug("heartbeats of a node that is stopped do not count", "            life.silent_s = 0.0\n", ""),
         Bug(
             "a node that still loads counts as hung",
             "life.silent_s += tick_s * life.has_beaten",

@@ -335,6 +335,11 @@ BUGS: Bugs = {
     ),
     "supervisor/gateway/server.py": (
         Bug(
+            "a crowd beyond the limit gets no answer",
+            "        if gateway.tls is None:  # a TLS handshake costs more than a request\n",
+            "        if False:\n",
+        ),
+        Bug(
             "a gateway listens at a shared port before it can serve", "                await gateway.wait_ready()\n", ""
         ),
         Bug(

@@ -71,7 +71,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
     ("supervisor/engines/sglang/engine.py", "_host"),
-    ("supervisor/launcher/node_process.py", "_run_once"),
+    ("supervisor/launcher/node_process.py", "_shield"),
     ("supervisor/supervision/supervise.py", "run"),
     ("supervisor/supervision/life.py", "Life"),
 }

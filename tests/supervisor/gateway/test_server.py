@@ -178,6 +178,21 @@ async def test_clients_that_come_while_nothing_is_accepted_are_answered(rather_s
             await client.stream.aclose()
 
 
+async def test_every_client_of_a_crowd_beyond_the_limit_is_told_when_to_come_again(rather_slow: MockClock) -> None:
+    async with gateway_client(connections_max=1) as (rig, first):
+        await first.ask(head())
+        crowd = [socket.create_connection(("127.0.0.1", rig.port), timeout=0.5) for _ in range(300)]  # in one turn
+        for each in crowd:
+            each.sendall(post(chat("n=1")))
+        for each in crowd:
+            client = Client(trio.SocketStream(trio.socket.from_stdlib_socket(each)))
+            reply = await client.reply()
+            assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
+            assert await client.closed()
+            await client.stream.aclose()
+        assert (await first.ask(head())).status == 200
+
+
 async def test_refusing_a_client_that_is_gone_already_fails_silently(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -160,6 +160,42 @@ async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(
 
 
 @pytest.mark.realtime
+async def test_d8_a_node_that_hangs_while_it_is_stopped_is_killed_long_before_its_drain_is_over(
+    one: Launcher, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_process, "STACK_S", 4.0)  # a busy machine may let the process stand still
+    one.command = (sys.executable, "-c", f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{HANGS}")
+    node = KeptNode("two", process.Ladder(term_s=1000.0), 0.5)
+    with trio.fail_after(90):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node_process.run, node, one, 60.0)
+            nursery.cancel_scope.cancel()
+    assert "node two hangs, and is ended" in caplog.messages
+    (record,) = [each for each in log_records(caplog) if each.message == "where node two hung"]
+    assert any("in stuck_in_here" in line for line in record.stack)
+    assert node.process is None
+
+
+async def test_a_node_that_is_stopped_still_has_to_send_heartbeats_and_decides_nothing_more(
+    autojump_clock: MockClock,
+) -> None:
+    life, watched = node_process.Life(), Process()
+    sender, receiver = trio.testing.memory_stream_one_way_pair()
+    async with sender, trio.open_nursery() as nursery:
+        nursery.start_soon(node_process.receive_heartbeats, life, LineReader(receiver), trio.CancelScope())
+        nursery.start_soon(node_process.watch, _node(HUNG_S), watched, life, trio.CancelScope())
+        await sender.send_all(b'["restart", ""]\n')
+        for _ in range(100):
+            await sender.send_all(HEARTBEAT)
+            await trio.sleep(1.0)
+        assert not watched.signals
+        assert not life.restarts
+        await trio.sleep(2 * HUNG_S)
+        nursery.cancel_scope.cancel()
+    assert [number for number, *_ in watched.signals] == [signal.SIGQUIT, signal.SIGKILL]
+
+
+@pytest.mark.realtime
 async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one: Launcher, tmp_path: Path) -> None:
     again = f"""
 from pathlib import Path
