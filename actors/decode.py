@@ -32,9 +32,10 @@ async def decode(
 ) -> None:
     """Serve generations, one in each slot of each of the engine's ranks; what it cannot take yet waits in the inbox.
 
-    The prompts in a rank that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no limit); a
-    longer prompt is taken when none is pending. Several actors may share one inbox: the one with a free slot takes the
-    next call. Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
+    The prompts in a rank that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no limit),
+    without those that are expected in its cache; a longer prompt is taken when none is pending. Several actors may
+    share one inbox: the one with a free slot takes the next call. Raises `EngineDied` when the engine is lost,
+    `EngineStuck` when it keeps slots whose requests have ended.
     """
     bugs, alone = BugCounter(), len(ranks) == 1
     async with trio.open_nursery() as requests:
@@ -60,7 +61,7 @@ async def _serve(
 
     def fits(request: Generate) -> bool:
         is_own = request.rank == rank and slots.in_service()
-        return is_own and pending.fits(len(request.tokens)) and memory.fits(request)
+        return is_own and pending.fits(request.uncached_tokens) and memory.fits(request)
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):
@@ -69,6 +70,6 @@ async def _serve(
     while True:
         await slots.free.acquire()  # first, so that a call waits where others can take it
         call = await inbox.receive(fits, group)
-        pending.add(call, len(call.request.tokens))
+        pending.add(call, call.request.uncached_tokens)
         give_back: Callable[[], None] = memory.take(call.request, recheck)
         requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back)

@@ -10,6 +10,8 @@ Watchers get what has changed in one reply every `every_s`, at most; a slow one 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import trio
@@ -19,7 +21,7 @@ from actors.engines.block_log import BlockLog, BlockReader
 from actors.engines.following import changes_of
 from actors.engines.port import Engine
 from actors.kit.calls import Answer, BugCounter, Call, Inbox
-from protocol.errors import EngineLost, Overloaded, RequestError
+from protocol.errors import EngineLost, Overloaded, RequestError, Unsupported
 from protocol.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
 from protocol.messages import Done
 
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 WATCHERS_MAX = 512
 EVERY_S = 0.01
 LOST_S = 0.05  # in which an engine that is lost is withdrawn
+RETRY_S = 1.0  # after an engine could not be watched, twice as long each time
+RETRY_MAX_S = 60.0
 
 Watch: TypeAlias = WatchBlocks | WatchLoad
 WatchReply: TypeAlias = BlockEvents | EngineLoads
@@ -91,8 +95,10 @@ async def _follow(source: EngineSource, published: Published) -> None:
         engine = await source.wait()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_follow_load, engine, published)
-                nursery.start_soon(_follow_blocks, engine, published)
+                watch_load = partial(engine.watch_load, published.set_loads)
+                nursery.start_soon(_watch, watch_load, partial(published.set_loads, None), "load")
+                watch_blocks = partial(engine.watch_blocks, published.blocks.merge)
+                nursery.start_soon(_watch, watch_blocks, published.blocks.clear, "blocks")
                 await engine.wait_lost()
                 nursery.cancel_scope.cancel(reason="the engine is lost")
         finally:
@@ -101,24 +107,20 @@ async def _follow(source: EngineSource, published: Published) -> None:
         await trio.sleep(LOST_S)
 
 
-async def _follow_load(engine: Engine, published: Published) -> None:
+async def _watch(watch: Callable[[], Awaitable[None]], forget: Callable[[], None], subject: str) -> None:
+    """Watch an engine until it is lost; after an error, forget what it told and ask again, later each time."""
     await trio.lowlevel.checkpoint()
-    try:
-        await engine.watch_load(published.set_loads)
-    except EngineLost:
-        pass
-    except RequestError as error:
-        log.warning("an engine does not tell of its load: %s", error)
-
-
-async def _follow_blocks(engine: Engine, published: Published) -> None:
-    await trio.lowlevel.checkpoint()
-    try:
-        await engine.watch_blocks(published.blocks.merge)
-    except EngineLost:
-        pass
-    except RequestError as error:
-        log.warning("an engine does not tell of its blocks: %s", error)
+    pause_s = RETRY_S
+    while True:
+        try:
+            await watch()
+        except (EngineLost, Unsupported):
+            break
+        except RequestError as error:
+            log.warning("an engine does not tell of its %s: %s", subject, error)
+        forget()
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_MAX_S)
 
 
 async def _send(request: Watch, published: Published, answer: Answer[WatchReply, Done], every_s: float) -> None:

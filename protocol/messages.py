@@ -169,6 +169,11 @@ class Generate(Message):
     rank: int = 0
 
     @property
+    def uncached_tokens(self) -> int:
+        """The tokens of the prompt that are expected to be computed; the last one always is."""
+        return max(1, len(self.tokens) - max(0, self.cached_tokens))  # which another node may have made anything
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of its media."""
         return tuple(item.data for item in self.media)

@@ -68,7 +68,10 @@ class BlockLog:
         missed = self.number - since
         if not 0 <= missed <= len(self._tail):
             return None
-        return islice(self._tail, len(self._tail) - missed, None)
+        latest = list(
+            islice(reversed(self._tail), missed)
+        )  # not all of the tail for each reader that has missed little
+        return reversed(latest)
 
     def blocks(self) -> list[tuple[_Place, list[int]]]:
         """Return all blocks, those of one prefix in its order."""

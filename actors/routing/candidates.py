@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 from attrs import define, field, frozen
 
-from actors.routing.load import HasRoom, Load, begins_now, may_queue
+from actors.routing.load import BeginsNow, HasRoom, Load, begins, may_queue
 from actors.routing.ports import Ranking, Worker
 from protocol.cluster import Leg
 from protocol.messages import Generate
@@ -108,7 +108,7 @@ class WorkerCandidates:
         for worker in self._eligible(self.workers):
             load = worker.load
             if not self.has_room(load):
-                if self.ranked:  # nor have all that follow
+                if self.ranked and not begins(load):  # nor does any that follows
                     return
                 continue
             if (candidate := self._candidate(worker, load, self.has_room)) is not None:
@@ -134,7 +134,7 @@ class WorkerCandidates:
         return self._candidate(worker, load, self._has_room_behind_prompts)
 
     def _has_room_behind_prompts(self, load: Load) -> bool:
-        return self.has_room(load) or (self.has_room is not begins_now and may_queue(load))
+        return self.has_room(load) or (not isinstance(self.has_room, BeginsNow) and may_queue(load))
 
     def worker(self, load: Load) -> Worker:
         """Return the worker of a candidate."""

@@ -85,9 +85,15 @@ def begins(load: Load) -> bool:
     return load.busy < load.slots and not load.full
 
 
-def begins_now(load: Load) -> bool:
-    """Whether a request that moves would begin there at once: it does not wait behind the prompts of another worker."""
-    return begins(load)
+@frozen
+class BeginsNow:
+    """Whether a request that moves would begin there at once: it waits neither for memory nor behind other prompts."""
+
+    request: Generate
+
+    def __call__(self, load: Load) -> bool:
+        """Return whether there is a slot, room for a prompt, and KV memory for the request."""
+        return begins(load) and load.fits(self.request)
 
 
 def may_queue(load: Load) -> bool:

@@ -25,7 +25,7 @@ from protocol.kv_events import GPU, BlockChange, BlockEvent
 
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
-TOUCHED_EVERY = 8  # matches of an index that is more than half full
+TOUCHED_ONE_OF = 8  # matches of an index that is more than half full
 PASSED_MAX = 2  # blocks of others that are passed by, to find one of a worker with more than half of the index
 
 Holder: TypeAlias = tuple[str, int]
@@ -290,9 +290,12 @@ class PrefixIndex:
         return last
 
     def _touch(self, hashes: Sequence[int]) -> None:
-        """Count blocks as used now, at every eighth match: what is used often is kept all the same."""
+        """Count blocks as used now, at one match of eight: what is used often is kept all the same.
+
+        Which ones looks like chance: of prompts that come in turns some would never be among every eighth.
+        """
         self._matches += 1
-        if self._matches % TOUCHED_EVERY == 0:
+        if hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0:
             for number in reversed(hashes):
                 shard = self._shards[number & 255]
                 if number in shard:  # one in between may have been dropped

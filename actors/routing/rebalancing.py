@@ -19,7 +19,10 @@ from attrs import define, field
 from actors.routing.route import Route
 from actors.routing.routing import Routing
 from actors.routing.service_levels import GroupKey
+from protocol.cost import generation_tokens
 from protocol.messages import Generate
+
+VAIN_MAX = 8
 
 
 class Movable(Protocol):
@@ -64,7 +67,8 @@ class UnstartedRequests:
     async def move_on(self, routing: Routing) -> None:
         """Move requests that wait for `move_after_s`, then twice as long each time, `moves_max` times; until cancelled.
 
-        A round chooses a worker for each request that moves, and once in vain for each of its pools, however many wait.
+        A round chooses a worker for each request that moves, and `VAIN_MAX` times in vain for the same pools, however
+        many wait: after one for which there is no room only smaller ones are tried.
         """
         while True:
             while not self._since:
@@ -75,17 +79,21 @@ class UnstartedRequests:
     def _move(self, routing: Routing) -> None:
         """Make a round; it is a function of its own, so that no request is referred to between two rounds."""
         limits, now = routing.limits, trio.current_time()
-        full = set[GroupKey]()
+        vain: dict[GroupKey, list[int]] = {}  # the tokens of those for which there was no room
         for request, since in tuple(self._since.items()):
             stays = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
-            if stays or (group := routing.levels.group(request.remaining)) in full or not request.route.overcommitted:
+            if stays or not request.route.overcommitted:
                 continue
-            route = routing.choose_idle(request.remaining, request.avoided)
+            remaining = request.remaining
+            tokens, others = generation_tokens(remaining), vain.setdefault(routing.levels.group(remaining), [])
+            if others and (len(others) >= VAIN_MAX or tokens >= others[-1]):
+                continue
+            route = routing.choose_idle(remaining, request.avoided)
             if route is not None or _gives_way(request, now - since, limits.move_after_s):
                 self.discard(request)
                 request.move(route)
             if route is None:
-                full.add(group)
+                others.append(tokens)
 
 
 def _gives_way(request: Movable, waited_s: float, move_after_s: float) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from attrs import define, field
 
 from actors.routing.candidates import Candidates, Choice
+from actors.routing.load import Load
 from protocol.cluster import Leg
 from protocol.messages import Generate
 
@@ -22,5 +25,7 @@ class RoundRobin:
             return None
         last = self._last.get(loads[0].leg, "")
         load = min(loads, key=lambda load: (load.name <= last, load.name))
+        return Choice(load, on_taken=partial(self._take, load))
+
+    def _take(self, load: Load) -> None:
         self._last[load.leg] = load.name
-        return Choice(load)

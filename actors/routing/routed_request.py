@@ -50,9 +50,10 @@ class RoutedRequest:
     _first_route: Route | None = None  # of the first attempt that began to answer
     _cached: int | None = None  # tokens of the prompt found in the cache; of a pair, by its prefill
     _failover: Failover = field(init=False)
+    _remaining: Generate = field(init=False)  # kept: it may be a copy of a long prompt, and is looked at often
 
     def __attrs_post_init__(self) -> None:
-        self._failover = Failover(self.routing)
+        self._failover, self._remaining = Failover(self.routing), self.request
 
     async def run(self, route: Route | None) -> Finished:
         """Return the result; raises the `RequestError` of the last attempt if no other worker can go on."""
@@ -69,16 +70,18 @@ class RoutedRequest:
     def remaining(self) -> Generate:
         """The rest of the request: what was sent is part of its prompt."""
         sampling, sent = self.request.sampling, self._sent
-        if not sent:
-            return self.request
-        return evolve(
-            self.request,
-            tokens=[*self.request.tokens, *sent],
-            said=self.request.said + len(sent),
-            sampling=evolve(
-                sampling, tokens_max=sampling.tokens_max - len(sent), tokens_min=max(0, sampling.tokens_min - len(sent))
-            ),
-        )
+        if len(sent) != self._remaining.said - self.request.said:
+            self._remaining = evolve(
+                self.request,
+                tokens=[*self.request.tokens, *sent],
+                said=self.request.said + len(sent),
+                sampling=evolve(
+                    sampling,
+                    tokens_max=sampling.tokens_max - len(sent),
+                    tokens_min=max(0, sampling.tokens_min - len(sent)),
+                ),
+            )
+        return self._remaining
 
     @property
     def avoided(self) -> set[str]:

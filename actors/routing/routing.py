@@ -28,7 +28,7 @@ import trio
 from attrs import define, field
 
 from actors.routing.candidates import Choice, Policy, WorkerCandidates
-from actors.routing.load import HasRoom, Load, begins, begins_now, has_room
+from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
@@ -175,9 +175,7 @@ class Routing:
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
         scope, *_ = self._scopes(request, excluded, Reach.MAPPED)
-        chosen = self._select_of(request, excluded, begins_now, scope)
-        loads = [each.worker.load for each in chosen or () if each is not None]
-        return self._reserve(request, chosen) if all(begins(load) and load.fits(request) for load in loads) else None
+        return self._reserve(request, self._select_of(request, excluded, BeginsNow(request), scope))
 
     async def wait_for(self, request: Generate) -> Route:
         """Wait for a route."""

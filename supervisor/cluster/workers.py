@@ -79,8 +79,7 @@ def _tokens(request: Work) -> tuple[int, int]:
     """Return the tokens of a request that are to be computed before its first reply, and all that it may come to."""
     if isinstance(request, Encode):
         return encoding_tokens(request), encoding_tokens(request)
-    uncached = len(request.tokens) - max(0, request.cached_tokens)  # which another node may have made anything
-    return max(1, uncached), generation_tokens(request)
+    return request.uncached_tokens, generation_tokens(request)
 
 
 def _of_rank(request: Work, rank: int) -> Work:

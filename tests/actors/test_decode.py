@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.port import Generation
+from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.slots import Deadlines, Slots
 from actors.kit.calls import Answer
 from protocol.errors import (
@@ -25,7 +28,7 @@ from protocol.errors import (
     InternalError,
     TooManyInternalErrors,
 )
-from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages import EngineLoad, Finished, Generate, Sampling, Started, Tokens
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, generate, whole
 from tests.system.simulator import counting
@@ -298,3 +301,29 @@ async def test_bugs_fail_their_requests_and_a_rate_of_them_the_actor(autojump_cl
                 assert number == 5 or await ask(worker, generate(str(number))) == whole(generate(str(number)))
             await trio.sleep_forever()
     assert trio.current_time() == 15
+
+
+async def test_prompts_that_are_expected_in_the_cache_do_not_wait_for_each_other(autojump_clock: MockClock) -> None:
+    engine = SimulatedEngine(SimulatedSpec(slots=32, kv_tokens_max=500_000), random.Random(0))
+    prefix, begun = list(range(4096)), list[tuple[float, int]]()
+    address, inbox = priority_inbox(32, lambda _: 0)
+
+    async def ask_for(last: int, cached: int) -> None:
+        since = trio.current_time()
+        wanted = Generate(f"{last:032x}", [*prefix, last], Sampling(2, ignore_eos=True), cached_tokens=cached)
+        async with address.ask(wanted, 2) as replies:
+            async for reply in replies:
+                if isinstance(reply, Started):
+                    begun.append((trio.current_time() - since, reply.cached_tokens))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        await nursery.start(decode, inbox, [Slots(engine, 32, Deadlines())], 4096)
+        await ask_for(1, 0)
+        async with trio.open_nursery() as asking:
+            for last in range(2, 18):
+                asking.start_soon(ask_for, last, 10**9 if last == 2 else 4096)  # another node may say anything
+        nursery.cancel_scope.cancel()
+    assert [cached for _, cached in begun[1:]] == [4096] * 16
+    times = [time for time, _ in begun[1:]]
+    assert max(times) == min(times), "all are computed in one step"

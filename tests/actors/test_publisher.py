@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -18,8 +18,8 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Address
 from actors.publisher import Published, Watch, WatchReply, publisher
 from protocol.block_hashes import block_hashes
-from protocol.errors import EngineDied, Overloaded
-from protocol.kv_events import BlockChange, BlockEvents, EngineLoads, WatchBlocks, WatchLoad
+from protocol.errors import EngineDied, EngineRefused, Overloaded
+from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad, WatchBlocks, WatchLoad
 from protocol.messages import Done, Generate, Sampling
 from supervisor.supervision.registration import Registration
 from tests.rig.calls import mailbox
@@ -173,3 +173,53 @@ async def test_watchers_are_limited_and_leave_their_places(
         await trio.sleep(1)
         with trio.move_on_after(1):
             await Watcher().watch(lives.address, WatchBlocks())
+
+
+class Failing(SimulatedEngine):
+    """An engine that cannot be watched at first, though it has told something."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(SimulatedSpec(), random.Random(0))
+        self.failures = {"blocks": failures, "load": failures}
+
+    def fail(self, subject: str) -> None:
+        self.failures[subject] -= 1
+        if self.failures[subject] >= 0:
+            raise EngineRefused("it cannot be watched now")
+
+    async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.failures["blocks"] > 0:
+            receive(BlockEvents("former", 2, (BlockEvent(BlockChange.STORED, 0, (1, 2)),), reset=True))
+        self.fail("blocks")
+        await super().watch_blocks(receive)
+
+    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.failures["load"] > 0:
+            receive(EngineLoads((RankLoad(running=5),)))
+        self.fail("load")
+        await super().watch_load(receive)
+
+
+async def test_an_engine_that_could_not_be_watched_is_watched_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, inbox = mailbox(8)
+    published, engine = Published(BlockLog("life")), Failing(3)
+    registration: Registration[Failing] = Registration()
+    async with trio.open_nursery() as nursery:
+        with registration.publish(engine):
+            await nursery.start(engine.run)
+            await nursery.start(publisher, inbox, registration, published)
+            await trio.sleep(1.5)
+            assert (published.loads, len(published.blocks)) == (None, 0), "what it told may be wrong by now"
+            await trio.sleep(6)
+            async for _ in engine.submit(Generate("0" * 32, PROMPT, Sampling(1))):
+                pass
+            await trio.sleep(1)
+            assert published.loads is not None
+            assert published.loads.ranks[0].kv_tokens_max == 131_072
+            assert {number for _, blocks in published.blocks.blocks() for number in blocks} == set(HASHES)
+            nursery.cancel_scope.cancel()
+    assert len(caplog.records) == 6

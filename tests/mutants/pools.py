@@ -78,7 +78,11 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/rebalancing.py": (
-        Bug("a full pool holds up the moves of others", "                full.add(group)\n", "                break\n"),
+        Bug(
+            "a full pool holds up the moves of others",
+            "                others.append(tokens)\n",
+            "                break\n",
+        ),
     ),
     "actors/router.py": (
         Bug(

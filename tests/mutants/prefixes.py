@@ -50,6 +50,12 @@ BUGS: Bugs = {
     ),
     "actors/publisher.py": (
         Bug(
+            "an engine that could not be watched is not watched again",
+            "        await trio.sleep(pause_s)\n",
+            "        break\n",
+        ),
+        Bug("what an engine told before it could not be watched is believed", "        forget()\n", ""),
+        Bug(
             "a lost engine keeps its blocks",
             "        finally:\n            published.blocks.clear()\n",
             "        finally:\n",
@@ -102,6 +108,11 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/prefix_index.py": (
+        Bug(
+            "of prompts in turns some never count as used",
+            "hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0",
+            "self._matches % TOUCHED_ONE_OF == 0",
+        ),
         Bug("a bit is used again before it was removed", "taken = self._used | self._retired", "taken = self._used"),
         Bug(
             "a retired worker still matches",
@@ -232,6 +243,13 @@ BUGS: Bugs = {
             "the salt of a request is forgotten",
             "partial(_blocks, tokens, page_sizes, first.cache_salt)",
             "partial(_blocks, tokens, page_sizes, None)",
+        ),
+    ),
+    "actors/decode.py": (
+        Bug(
+            "prompts in the cache wait for each other",
+            "pending.fits(request.uncached_tokens)",
+            "pending.fits(len(request.tokens))",
         ),
     ),
 }

@@ -78,8 +78,8 @@ BUGS: Bugs = {
     "actors/routing/routing.py": (
         Bug(
             "a request moves to a worker that is as full",
-            "chosen = self._select_of(request, excluded, begins_now, scope)",
-            "chosen = self._select_of(request, excluded, has_room, scope)",
+            "self._select_of(request, excluded, BeginsNow(request), scope)",
+            "self._select_of(request, excluded, has_room, scope)",
         ),
         Bug(
             "a request waits at a full worker beside an idle one",
@@ -140,11 +140,27 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/rebalancing.py": (
+        Bug("one that finds no memory keeps smaller ones from moving", "or tokens >= others[-1]", "or True"),
+        Bug("a round tries any number in vain", "len(others) >= VAIN_MAX or ", ""),
         Bug("two routers give way to each other at once", "2**request.moves * (1 + load.place)", "2**request.moves"),
         Bug(
             "a request of a pair gives way to nobody",
             "if route is not None or _gives_way(request, now - since, limits.move_after_s):",
             "if route is not None:",
+        ),
+    ),
+    "actors/routing/candidates.py": (
+        Bug(
+            "of ranked workers the first without memory ends the search",
+            "if self.ranked and not begins(load):",
+            "if self.ranked:",
+        ),
+    ),
+    "actors/routing/round_robin.py": (
+        Bug(
+            "a choice that comes to nothing takes a turn",
+            "return Choice(load, on_taken=partial(self._take, load))",
+            "self._take(load)\n        return Choice(load, on_taken=partial(self._take, load))",
         ),
     ),
 }

@@ -83,6 +83,7 @@ class SimulatedEngine:
         if batch.full:
             raise Overloaded(f"{self.spec.slots} requests run and {self.spec.waiting_max} wait")
         batch.submit(request, trio.current_time())
+        self._load_changed.unpark_all()
         answer = self._answers[request.id] = Answer(request.sampling.tokens_max)
         self._wake_if_due(batch)
         return answer

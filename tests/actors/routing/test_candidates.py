@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from attrs import Factory, define, evolve
 
 from actors.routing.candidates import Candidates, Choice, WorkerCandidates
-from actors.routing.load import HasRoom, Load, begins, has_room
+from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
@@ -150,3 +150,19 @@ def test_a_candidate_leads_to_its_worker() -> None:
     load = found.find("d")
     assert load is not None
     assert found.worker(load) is FOUR[3]
+
+
+def test_of_ranked_workers_those_behind_one_without_memory_are_candidates_for_a_move() -> None:
+    large, request = Tight("large"), generate()
+    workers = Ranked([large, Fake("a"), Fake("full", more=8), Fake("b")])
+    assert names(candidates(workers, room=BeginsNow(request))) == ["a"]
+    assert workers.looked_at == ["large", "a", "full"], "whose followers have no slot either"
+
+
+@define(eq=False)
+class Tight(Fake):
+    """A worker with slots and without KV memory."""
+
+    @property
+    def load(self) -> Load:
+        return Load(self.name, 0, self.slots, 0, 100, 100)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.routing.prefix_index import PASSED_MAX, SHARDS, TOUCHED_EVERY, PrefixIndex
+from actors.routing.prefix_index import PASSED_MAX, SHARDS, PrefixIndex
 from protocol.kv_events import BlockChange, BlockEvent
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
 PROMPTS = [[tree * 100 + depth for depth in range(8)] for tree in range(3)]
 WORKERS = ["a", "b", "c", "d"]
+
+TOUCHED_WITHIN = 64  # matches
 
 
 def stored(*hashes: int, rank: int = 0) -> BlockEvent:
@@ -101,7 +104,7 @@ def test_the_least_recently_used_block_is_dropped_first() -> None:
     index = PrefixIndex(2 * SHARDS)
     old, used, new = (block * SHARDS for block in (1, 2, 3))  # of one shard
     index.apply("a", [stored(old), stored(used), *(stored(block) for block in range(1, SHARDS) for _ in "x")])
-    for _ in range(TOUCHED_EVERY):
+    for _ in range(TOUCHED_WITHIN):
         index.match([old])  # the index is half full, so that matters now
     index.apply("a", [stored(new)])
     assert [index.match([block]).blocks("a") for block in (old, used, new)] == [1, 0, 1]
@@ -114,7 +117,7 @@ def test_a_block_that_was_dropped_in_between_breaks_nothing(missing: tuple[int, 
     prompt = list(range(1000, 1000 + SHARDS // 2 + 8))
     index.apply("a", [stored(*prompt)])
     index.apply("a", [removed(*(prompt[place] for place in missing))])
-    for _ in range(TOUCHED_EVERY):
+    for _ in range(TOUCHED_WITHIN):
         assert index.match(prompt).blocks("a") <= len(prompt)
 
 
@@ -223,3 +226,17 @@ def test_a_thousand_workers_are_told_apart() -> None:
     assert [match.blocks(f"w{number}") for number in range(1000)] == [1 + number % 7 for number in range(1000)]
     assert len(match.groups) == 7
     assert [match.blocks(*holder) for holder in match.longest(8)] == [7] * 8
+
+
+@pytest.mark.parametrize("chains", range(1, 17))
+def test_what_is_used_often_is_kept_in_whichever_order_its_turns_come(chains: int) -> None:
+    index, numbers = PrefixIndex(64 * SHARDS), iter(random.Random(1).sample(range(2**40), 100_000))
+    hot = [tuple(islice(numbers, 32)) for _ in range(chains)]
+    for hashes in hot:
+        index.apply("a", [stored(*hashes)])
+    for turn in range(4000):
+        index.match(hot[turn % chains])
+        for other in ("b", "c"):
+            index.apply(other, [stored(*islice(numbers, 5))])
+    assert index.statistics().dropped > 20_000, "more than it has room for"
+    assert [index.match(hashes).blocks("a") for hashes in hot] == [32] * chains

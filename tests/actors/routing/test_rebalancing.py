@@ -7,12 +7,16 @@ import trio
 from attrs import define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from actors.routing.candidates import Candidates, Choice, Policy
+from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection
+from actors.routing.rebalancing import VAIN_MAX
 from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
 from protocol.errors import EngineLost, HandOffFailed, InternalError, Preempted
+from protocol.messages import Generate
 from tests.rig.router import Fake, Play, Received, ask, check_whole, generate, routed
 from tests.rig.tasks import append_result
 
@@ -29,6 +33,12 @@ class Memory(Fake):
     @property
     def load(self) -> Load:
         return Load(self.name, self.busy + self.more, self.slots, 0, self.kv, self.kv_max)
+
+
+def prefer_last(_: Generate, candidates: Candidates) -> Choice | None:
+    """A policy that asks for no memory."""
+    load = max(candidates, key=lambda load: load.name, default=None)
+    return None if load is None else Choice(load)
 
 
 async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock: MockClock) -> None:
@@ -66,6 +76,44 @@ async def test_d6_a_request_stays_if_it_has_begun_or_its_worker_has_room(autojum
         await trio.sleep(10)
         assert [each.id for each in rig.worker("b").asked] == ["new 1"]
         assert rig.worker("a").left == [rig.worker("b").times[0]]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("policy", [None, prefer_last])
+async def test_a_request_that_finds_no_memory_holds_up_no_smaller_one(
+    policy: Policy | None, autojump_clock: MockClock
+) -> None:
+    a, b, c = Memory("a", [SILENT] * 9), Memory("b", slots=0, kv=50), Memory("c", slots=0, kv=97)
+    async with routed(a, b, c) as rig, trio.open_nursery() as nursery:
+        for name, tokens in (("big", 90), ("also big", 80), ("small", 4)):
+            nursery.start_soon(ask, rig, generate(name, tokens))
+            await wait_all_tasks_blocked()
+        if policy is not None:
+            rig.routing.policy = policy
+        a.kv, b.slots, c.slots = 120, 16, 16
+        await trio.sleep(20)
+        assert [len(each.asked) for each in (a, b, c)] == [3, 1, 0]
+        assert b.asked[0].sampling.tokens_max == 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_round_of_moves_tries_so_many_requests_in_vain(autojump_clock: MockClock) -> None:
+    tried = list[int]()
+
+    def count(request: Generate, candidates: Candidates) -> Choice | None:
+        if trio.current_time() >= 1.9:
+            tried.append(request.sampling.tokens_max)
+        return least_loaded(request, candidates)
+
+    a, b = Memory("a", [SILENT] * 99, slots=99), Memory("b", slots=0, kv=90)
+    async with routed(a, b) as rig, trio.open_nursery() as nursery:
+        rig.routing.policy = count
+        for tokens in range(80, 50, -1):
+            nursery.start_soon(ask, rig, generate(f"{tokens}", tokens))
+            await wait_all_tasks_blocked()
+        a.kv, b.slots = 120, 8
+        await trio.sleep(2.1)
+        assert tried == list(range(80, 80 - VAIN_MAX, -1))
         nursery.cancel_scope.cancel()
 
 

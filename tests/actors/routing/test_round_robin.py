@@ -16,6 +16,8 @@ from tests.rig.router import Loads, generate
 def chosen(policy: RoundRobin, loads: list[Load]) -> str:
     choice = policy(generate(), Loads(loads))
     assert choice is not None
+    assert choice.on_taken is not None
+    choice.on_taken()
     return choice.load.name
 
 
@@ -44,3 +46,12 @@ def test_each_leg_has_turns_of_its_own() -> None:
 
 def test_nobody_is_chosen_of_nobody() -> None:
     assert RoundRobin()(generate(), Loads([])) is None
+
+
+def test_a_choice_that_comes_to_nothing_takes_no_turn() -> None:
+    policy, loads = RoundRobin(), [Load("a", 0, 1), Load("b", 0, 1)]
+    for _ in range(3):
+        choice = policy(generate(), Loads(loads))
+        assert choice is not None
+        assert choice.load.name == "a"
+    assert [chosen(policy, loads) for _ in range(3)] == ["a", "b", "a"]
