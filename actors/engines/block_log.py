@@ -68,9 +68,7 @@ class BlockLog:
         missed = self.number - since
         if not 0 <= missed <= len(self._tail):
             return None
-        latest = list(
-            islice(reversed(self._tail), missed)
-        )  # not all of the tail for each reader that has missed little
+        latest = [*islice(reversed(self._tail), missed)]  # from its end: most readers have missed little
         return reversed(latest)
 
     def blocks(self) -> list[tuple[_Place, list[int]]]:

@@ -22,7 +22,7 @@ from actors.routing.service_levels import GroupKey
 from protocol.cost import generation_tokens
 from protocol.messages import Generate
 
-VAIN_MAX = 8
+VAIN_MAX = 8  # requests of one group in a round
 
 
 class Movable(Protocol):
