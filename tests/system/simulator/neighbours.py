@@ -97,6 +97,8 @@ class NeverUp(BadEngine):
     async def live(self) -> None:
         await BadEngine.live(self)
         await trio.sleep(2 * SOON_S)  # for connections to end
+        self.system.heal_prefixes()
+        await self.system.wait_trusted()  # else it may count the tasks while a worker is not watched
         # The tasks of the healthy system, without this one.
         self.system.tasks = [name for name in tasks() if name != f"{__name__}.{NeverUp.__name__}.live"]
 
