@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 WATCHERS_MAX = 512
 EVERY_S = 0.01
 LOST_S = 0.05  # in which an engine that is lost is withdrawn
-RETRY_S = 1.0  # after an engine could not be watched, twice as long each time
+RETRY_S = 1.0  # after an engine could not be watched; twice as long each time in a row
 RETRY_MAX_S = 60.0
 
 Watch: TypeAlias = WatchBlocks | WatchLoad
@@ -108,10 +108,14 @@ async def _follow(source: EngineSource, published: Published) -> None:
 
 
 async def _watch(watch: Callable[[], Awaitable[None]], forget: Callable[[], None], subject: str) -> None:
-    """Watch an engine until it is lost; after an error, forget what it told and ask again, later each time."""
+    """Watch an engine until it is lost; after an error, forget what it told and ask again.
+
+    It asks later each time, until it could watch for `RETRY_MAX_S`.
+    """
     await trio.lowlevel.checkpoint()
     pause_s = RETRY_S
     while True:
+        began = trio.current_time()
         try:
             await watch()
         except (EngineLost, Unsupported):
@@ -119,6 +123,8 @@ async def _watch(watch: Callable[[], Awaitable[None]], forget: Callable[[], None
         except RequestError as error:
             log.warning("an engine does not tell of its %s: %s", subject, error)
         forget()
+        if trio.current_time() - began >= RETRY_MAX_S:
+            pause_s = RETRY_S
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_MAX_S)
 

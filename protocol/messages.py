@@ -164,7 +164,7 @@ class Generate(Message):
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
     media: tuple[MediaItem, ...] = ()
-    cached_tokens: int = 0  # that its router expects in the worker's prefix cache
+    cached_tokens: int = 0  # that are in the worker's prefix cache, as far as its router knows
     hints: RoutingHints | None = None
     rank: int = 0
 

@@ -111,7 +111,7 @@ class RoutingMetrics(RoutingObserver):
         """Count the time of a choice."""
         self.metrics.route_chosen(self.model, seconds)
 
-    def answer_begun(self, overlap: int, cached: int, blind: bool) -> None:
+    def answer_begun(self, overlap: int | None, cached: int, blind: bool) -> None:
         """Count the tokens of a prompt that were expected in the prefix cache, and those that were there."""
         self.metrics.overlap_found(self.model, overlap, cached, blind)
 

@@ -17,6 +17,9 @@ from actors.routing.ports import Ranking, Worker
 from protocol.cluster import Leg
 from protocol.messages import Generate
 
+LEADING_MAX = 64
+"""The most of the least loaded that are compared if none has memory for a request."""
+
 
 class TakenChoice(Protocol):
     """A choice that was taken, as its policy follows it; each is called once at most, and `ended` always."""
@@ -35,14 +38,16 @@ class TakenChoice(Protocol):
 class Choice:
     """The worker that a policy prefers, by its load.
 
-    `overlap` is how many tokens of the prompt are expected in its prefix cache. `score` is what the policy compared,
-    None where it compared no numbers. It is `blind` if some worker that can be asked has not told yet what its cache
-    has. A choice may come to nothing: what a policy keeps of one that is taken it notes in `on_taken`,
-    which may return what follows the request.
+    `overlap` is how many tokens of the prompt are expected in its prefix cache when its turn comes, and `cached` how
+    many of them are there already: what is still to be computed for an earlier request may never be. `score` is what
+    the policy compared, None where it compared no numbers. It is `blind` if some worker that can be asked has not told
+    yet what its cache has. A choice may come to nothing: what a policy keeps of one that is taken it notes in
+    `on_taken`, which may return what follows the request.
     """
 
     load: Load
     overlap: int = 0
+    cached: int = 0
     score: float | None = None
     blind: bool = False
     on_taken: Callable[[], TakenChoice | None] | None = field(default=None, eq=False, repr=False)
@@ -57,7 +62,8 @@ class Candidates(Protocol):
     def leading(self, request: Generate) -> Sequence[Load]:
         """Return those of which one is the least loaded for a request: all up to the first that nothing speaks against.
 
-        That is the first with memory for the request and without a reservation. They may be all of them.
+        That is the first with memory for the request and without a reservation. Where they are ranked, they are
+        `LEADING_MAX` at most; else they may be all of them.
         """
 
     def find(self, name: str) -> Load | None:
@@ -119,7 +125,7 @@ class WorkerCandidates:
         leading = list[Load]()
         for load in self:
             leading.append(load)
-            if self.ranked and not load.reserved and load.fits(request):
+            if self.ranked and (len(leading) >= LEADING_MAX or (not load.reserved and load.fits(request))):
                 break
         return leading
 

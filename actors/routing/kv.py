@@ -21,7 +21,7 @@ from typing import Annotated
 
 from attrs import define, evolve, field, frozen
 
-from actors.routing.candidates import Candidates, Chance, Choice
+from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
 from actors.routing.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.load import Load
 from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
@@ -33,8 +33,7 @@ from protocol.messages import Generate, PromptBlocks
 from protocol.strict.checks import Within
 
 HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are compared
-LEADING_MAX = 4  # of the least loaded, more only until one has memory for the request
-WITHOUT_MEMORY_MAX = 64  # of the least loaded, if none has: the cost of a choice may not grow with the workers
+LEAST_LOADED_MAX = 4  # of the least loaded, more only until one has memory for the request
 
 ANSWER_BLOCKS_MAX = 512  # that are hashed, in some 0.6 ms; a longer answer is found once its events have come
 
@@ -104,16 +103,16 @@ class KvPolicy:
         return compared + _leading(request, candidates)
 
     def _choice(self, request: Generate, load: Load, prompt: _Prompt) -> Choice:
-        settings, cost, overlap = self.settings, 0.0, 0
+        settings, cost, overlap, cached = self.settings, 0.0, 0, 0
         if load.leg is not Leg.DECODE:
-            overlap = prompt.overlap(load.name)
+            overlap, cached = prompt.overlap(load.name)
             uncached = len(request.tokens) - overlap
             cost += settings.uncached_weight * uncached + settings.queued_weight * load.queued
         if load.leg is not Leg.PREFILL:
             cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request))
         if not load.fits(request):  # it would wait there for memory, behind all who have it
             cost += load.kv_tokens_max
-        return Choice(load, overlap, cost, prompt.blind)
+        return Choice(load, overlap, cached, cost, prompt.blind)
 
     def _drawn(self, choices: Sequence[Choice], home: str | None, page_size: int) -> Choice:
         """Return one of the choices: of the least cost, or by the softmax of their costs."""
@@ -166,15 +165,16 @@ class _Prompt:
                     found += islice(match.named(bits), holders_max)
         return found
 
-    def overlap(self, worker: str) -> int:
-        """Return the tokens that a worker's cache is expected to have of it when its turn comes."""
+    def overlap(self, worker: str) -> tuple[int, int]:
+        """Return how many tokens of it a worker's cache is expected to have when its turn comes, and has now."""
         computing, (engine, rank) = self.expected.get(worker, 0), engine_and_rank(worker)
-        overlap = 0
+        overlap = cached = 0
         for blocks, match in self.matches:  # of which one is of the worker's own page size
             has, size = match.blocks(engine, rank), blocks.page_size
             has = self.recent.extend(match.bit(engine, rank), blocks.hashes, has)
-            overlap = max(overlap, min(max(has, computing // size), self.reusable // size) * size)
-        return overlap
+            cached = max(cached, min(has, self.reusable // size) * size)
+            overlap = max(overlap, cached, min(computing // size, self.reusable // size) * size)
+        return overlap, cached
 
 
 @define(eq=False)
@@ -220,10 +220,10 @@ class _TakenPrompt:
 def _leading(request: Generate, candidates: Candidates) -> list[Load]:
     """Return the least loaded, as far as one that nothing speaks against: it has memory, and no reservation."""
     leading, any_free = list[Load](), False
-    for load in islice(candidates, WITHOUT_MEMORY_MAX):
+    for load in islice(candidates, LEADING_MAX):
         leading.append(load)
         any_free = any_free or (not load.reserved and load.fits(request))
-        if any_free and len(leading) >= LEADING_MAX:
+        if any_free and len(leading) >= LEAST_LOADED_MAX:
             break
     return leading
 

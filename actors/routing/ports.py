@@ -114,10 +114,10 @@ class RoutingObserver:
     def chosen(self, seconds: float) -> None:
         """The choice of workers for a request took so long."""
 
-    def answer_begun(self, overlap: int, cached: int, blind: bool) -> None:
+    def answer_begun(self, overlap: int | None, cached: int, blind: bool) -> None:
         """A first token has come: so many tokens of the prompt were expected in the cache, and so many were there.
 
-        The choice was `blind` if some worker had not told yet what its cache had.
+        None: its policy predicts nothing. The choice was `blind` if some worker had not told yet what its cache had.
         """
 
     def call_resumed(self, code: str, sent: int) -> None:

@@ -11,6 +11,8 @@ after the other, by their places, or two of them would leave and meet again at t
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from typing import Protocol
 
 import trio
@@ -22,7 +24,7 @@ from actors.routing.service_levels import GroupKey
 from protocol.cost import generation_tokens
 from protocol.messages import Generate
 
-VAIN_MAX = 8  # requests of one group in a round
+LOOKS_MAX = 64  # at requests in one turn
 
 
 class Movable(Protocol):
@@ -38,7 +40,7 @@ class Movable(Protocol):
 
     @property
     def avoided(self) -> set[str]:
-        """The names of the workers that it must not move to."""
+        """The names of workers that it must not move to; an overcommitted one need not be among them."""
 
     @property
     def moves(self) -> int:
@@ -67,33 +69,53 @@ class UnstartedRequests:
     async def move_on(self, routing: Routing) -> None:
         """Move requests that wait for `move_after_s`, then twice as long each time, `moves_max` times; until cancelled.
 
-        A round chooses a worker for each request that moves, and `VAIN_MAX` times in vain for the same pools, however
-        many wait: after one for which there is no room only smaller ones are tried.
+        A round chooses a worker for each request that moves, and twice in vain for those that may go to the same
+        workers, however many wait. Other tasks run after each choice: one in vain may look at all workers.
         """
         while True:
             while not self._since:
                 await self._added.park()
             await trio.sleep(routing.limits.move_after_s)
-            self._move(routing)
+            await self._move(routing)
 
-    def _move(self, routing: Routing) -> None:
+    async def _move(self, routing: Routing) -> None:  # noqa: ASYNC910  # its caller sleeps
         """Make a round; it is a function of its own, so that no request is referred to between two rounds."""
         limits, now = routing.limits, trio.current_time()
-        vain: dict[GroupKey, list[int]] = {}  # the tokens of those for which there was no room
-        for request, since in tuple(self._since.items()):
+        stuck: dict[tuple[GroupKey, frozenset[str]], list[Movable]] = {}  # by the workers that they may move to
+        for number, (request, since) in enumerate(tuple(self._since.items())):
             stays = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
-            if stays or not request.route.overcommitted:
-                continue
-            remaining = request.remaining
-            tokens, others = generation_tokens(remaining), vain.setdefault(routing.levels.group(remaining), [])
-            if others and (len(others) >= VAIN_MAX or tokens >= others[-1]):
-                continue
-            route = routing.choose_idle(remaining, request.avoided)
-            if route is not None or _gives_way(request, now - since, limits.move_after_s):
-                self.discard(request)
-                request.move(route)
-            if route is None:
-                others.append(tokens)
+            if not stays and request.route.overcommitted:
+                key = routing.levels.group(request.remaining), frozenset(request.avoided)
+                stuck.setdefault(key, []).append(request)
+            if number % LOOKS_MAX == LOOKS_MAX - 1:
+                await trio.lowlevel.checkpoint()
+        for requests in stuck.values():
+            by_age = deque(requests)
+            while by_age and await self._find_room(by_age[0], routing):
+                by_age.popleft()
+            # Where the oldest finds no memory, a smaller one may; if the smallest does not either, none does.
+            by_size = deque(sorted(islice(by_age, 1, None), key=_tokens))
+            while by_size and await self._find_room(by_size[0], routing):
+                by_size.popleft()
+            for request in (*islice(by_age, 1), *by_size):
+                waits_since = self._since.get(request)
+                if waits_since is not None and _gives_way(request, now - waits_since, limits.move_after_s):
+                    self.discard(request)
+                    request.move(None)
+
+    async def _find_room(self, request: Movable, routing: Routing) -> bool:
+        """Move a request to where it can begin at once; return False if it still waits, and there is no such place."""
+        if request not in self._since or not request.route.overcommitted:  # any more
+            return True  # noqa: ASYNC910  # and has cost nothing
+        if (route := routing.choose_idle(request.remaining, request.avoided)) is not None:
+            self.discard(request)
+            request.move(route)
+        await trio.lowlevel.checkpoint()
+        return route is not None
+
+
+def _tokens(request: Movable) -> int:
+    return generation_tokens(request.remaining)
 
 
 def _gives_way(request: Movable, waited_s: float, move_after_s: float) -> bool:

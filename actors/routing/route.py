@@ -43,7 +43,7 @@ class Chosen:
 class Route:
     """The workers of one attempt: one that computes all of the request, or a decode and its prefill.
 
-    Each worker has a reservation until it is asked, for the tokens of the prompt that it is expected to compute. `end`
+    Each worker has a reservation until it is asked, for the tokens of the prompt that its cache does not have. `end`
     must always be called: it releases those that were not asked.
     """
 
@@ -87,6 +87,17 @@ class Route:
         return (self.chosen_prefill or self.chosen).choice.overlap
 
     @property
+    def predicted(self) -> int | None:
+        """The same, None if the policy compared no such numbers."""
+        choice = (self.chosen_prefill or self.chosen).choice
+        return None if choice.score is None else choice.overlap
+
+    @property
+    def cached(self) -> int:
+        """The tokens of the prompt that are in that cache already, as far as is known."""
+        return (self.chosen_prefill or self.chosen).choice.cached
+
+    @property
     def blind(self) -> bool:
         """Whether it was chosen before all workers had told what their caches have."""
         return (self.chosen_prefill or self.chosen).choice.blind
@@ -98,8 +109,8 @@ class Route:
 
     @property
     def uncached(self) -> int:
-        """The tokens of the prompt that are expected to be computed."""
-        return max(0, self._prompt - self.overlap)
+        """The tokens of the prompt that are not in the cache yet, even if an earlier request is to compute them."""
+        return max(0, self._prompt - self.cached)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -126,8 +137,8 @@ class Route:
         """Ask one of its workers, which counts the request itself from then on."""
         self._release(worker.full_name)
         if request.hints is not None:
-            expected = self.overlap if worker is (self.prefill or self.decode) else 0
-            request = evolve(request, hints=None, cached_tokens=expected)
+            cached = self.cached if worker is (self.prefill or self.decode) else 0
+            request = evolve(request, hints=None, cached_tokens=cached)
         try:
             async with worker.ask(request, request.sampling.tokens_max) as replies:
                 yield replies

@@ -85,8 +85,11 @@ class RoutedRequest:
 
     @property
     def avoided(self) -> set[str]:
-        """The names of the workers that it must not move to: those of its route, and those that crashed under it."""
-        return {*self.route.names, *self._failover.crashed_names}
+        """The names of the workers that crashed under it, and that it must not move to.
+
+        Nor does it move to an overcommitted one of its route, where nothing can begin; the other leg may stay.
+        """
+        return self._failover.crashed_names
 
     def move(self, route: Route | None) -> None:
         """Cancel the current attempt, which has not begun, and go on at `route`; replies from now on are dropped.
@@ -181,7 +184,7 @@ class RoutedRequest:
                 self._failover.blame_refusing()
                 if self._cached is None:
                     self._cached = self._cached_tokens(reply)
-                self.routing.observer.answer_begun(route.overlap, self._cached, route.blind)
+                self.routing.observer.answer_begun(route.predicted, self._cached, route.blind)
                 self.answer.put(Started(self._cached, route.taken), 0)
 
         def record(ids: Sequence[int], _: float) -> None:

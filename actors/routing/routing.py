@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Sequence
+from contextlib import asynccontextmanager
 from itertools import islice, product
 
 import trio
@@ -59,12 +60,14 @@ class Routing:
     clock: Callable[[], float] = float  # by which choices are timed; as it is, they take no time
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
+    _turns: dict[Hashable, trio.Lock] = field(init=False, factory=dict)  # of requests that wait for another route
 
     def choose(self, request: Generate, excluded: Collection[str] = (), reach: Reach = Reach.MAPPED) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
         began = self.clock()
         route = self._reserve(request, self._select(request, excluded, self._scopes(request, excluded, reach)))
-        self.observer.chosen(self.clock() - began)
+        if route is not None:
+            self.observer.chosen(self.clock() - began)
         return route
 
     def _reserve(self, request: Generate, chosen: tuple[Chosen, Chosen | None] | None) -> Route | None:
@@ -191,18 +194,33 @@ class Routing:
         """Wait for a further route, ahead of those who wait for a first.
 
         The workers `lost` may be asked after a pause, those that `crashed` never. If there are any lost and no token
-        was sent, faster pools may be asked besides.
+        was sent, faster pools may be asked besides. Those that may go to the same workers take turns.
         """
         reach = Reach.FASTER if lost and not request.said else Reach.NEXT
         both = {*lost, *crashed}
         with trio.move_on_after(pause_s):
-            await trio.lowlevel.checkpoint()
-            while (route := self.choose(request, both, reach)) is None:
+            async with self._turn(request, both, both, reach):
+                while (route := self.choose(request, both, reach)) is None:
+                    await self.pool.wait_changed()
+                return route
+        async with self._turn(request, both, crashed, reach):
+            while (route := self.choose(request, both, reach) or self.choose(request, crashed, reach)) is None:
                 await self.pool.wait_changed()
             return route
-        while (route := self.choose(request, both, reach) or self.choose(request, crashed, reach)) is None:
-            await self.pool.wait_changed()
-        return route
+
+    @asynccontextmanager
+    async def _turn(
+        self, request: Generate, preferred: Collection[str], excluded: Collection[str], reach: Reach
+    ) -> AsyncIterator[None]:
+        """Wait for those that came before and may go to the same workers: of all, one looks at each change."""
+        key = self.levels.group(request), frozenset(preferred), frozenset(excluded), reach
+        turn = self._turns.setdefault(key, trio.Lock())
+        try:
+            async with turn:
+                yield
+        finally:
+            if not turn.locked() and self._turns.get(key) is turn:
+                del self._turns[key]
 
     def diversions(self, route: Route, request: Generate) -> list[tuple[str, str]]:
         """Return the mapped pool and the actual one for each leg of a route that another pool stands in for."""

@@ -182,6 +182,7 @@ class EngineSection:
 
     reads_text: ClassVar[bool] = False  # whether its node loads the model's tokenizer for it
     encodes: ClassVar[bool] = False  # whether engines of this kind can be encoders
+    publishes_always: ClassVar[bool] = False  # its blocks, whatever the policy of its model
 
     model: Annotated[str, Holds(1)]
     node: NodeName = "main"
@@ -271,6 +272,8 @@ class EngineSection:
             return self.leg not in {"decode", "encode"}
         if self.events.publish is not None:
             return self.events.publish
+        if self.publishes_always:
+            return True
         return self.model in cluster.model and cluster.model[self.model].policy == "kv"
 
     def event_mistakes(self, path: str) -> Iterator[Mistake]:

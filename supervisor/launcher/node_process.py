@@ -109,6 +109,7 @@ class Life:
     up: bool = False
     done: bool = False
     restarts: bool = False  # it drains, and is to be started again, as an operator has asked last
+    stays_down: bool = False  # it drains, and is not to be started again, as an operator has asked last
     has_beaten: bool = False
     silent_s: float = 0.0
     reason: str = ""
@@ -171,7 +172,11 @@ async def run(
             life.reason = f"it was not up within {start_s:g} s"
         if not life.done:
             node.record_failure(life.reason or "it ended without a reason")
-        if life.up or not (life.hung or (life.restarts and not life.done and not node.removed)):
+        if life.stays_down and not life.done:  # the operator was told that it goes
+            log.error("node %s has ended while it drained, and is not started again", node.name)
+            life.done = True
+        again = life.hung or (life.restarts and not life.done and not node.removed)
+        if life.up or starting.cancelled_caught or not again:  # it may have hung while it was stopped as too slow
             break
     if not life.done:
         _raise_failure(node, life)
@@ -239,7 +244,7 @@ async def receive_all(
             case "failed", text:
                 life.reason = text
             case "restart" | "stay" as kind, _:
-                life.restarts = kind == "restart"
+                life.restarts, life.stays_down = kind == "restart", kind == "stay"
             case "done", _:
                 life.done = not life.restarts or node.removed
                 life.reason = RESTARTED if life.restarts else life.reason

@@ -335,6 +335,8 @@ class Reloader:
 
     def _apply_to_model(self, name: str, keys: tuple[str, ...], new: Cluster) -> bool | None:
         routing, section = self.assembly.reloadable.routings.get(name), new.model.get(name)
+        if keys == ("policy",) and self._tell_nothing(name, new):
+            return False
         if self.assembly.gateway is None:
             engines = (*self.loaded.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
             is_served_here = any(engine.model == name for engine in engines)
@@ -347,6 +349,13 @@ class Reloader:
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)
         return True
+
+    def _tell_nothing(self, model: str, new: Cluster) -> bool:
+        """Whether a policy needs to hear of the blocks in engines that this node has started as silent ones."""
+        return any(
+            engine.model == model and engine.publishes(new) and not engine.publishes(self.loaded.cluster)
+            for engine in self.loaded.cluster.engines_on(self.name).values()
+        )
 
 
 def _read_keys_from(gateway: Gateway, keys: Keys) -> bool:

@@ -227,13 +227,15 @@ class Metrics:
         """Count the time of a choice of workers."""
         self._choices[model,].observe(seconds)
 
-    def overlap_found(self, model: str, expected: int, found: int, blind: bool) -> None:
+    def overlap_found(self, model: str, expected: int | None, found: int, blind: bool) -> None:
         """Count the prompt tokens of a request that a router expected in a prefix cache, and those that were there.
 
-        A choice was `blind` if some worker had not told yet what its cache had.
+        None: its policy expects nothing. A choice was `blind` if some worker had not told yet what its cache had.
         """
-        self._overlaps[model, "expected"] += expected
         self._overlaps[model, "found"] += found
+        if expected is None:
+            return
+        self._overlaps[model, "expected"] += expected
         outcome = "blind" if blind else "equal" if found == expected else "more" if found > expected else "less"
         self._predictions[model, outcome] += 1
 

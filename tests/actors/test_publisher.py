@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 
 import pytest
 import trio
@@ -223,3 +224,38 @@ async def test_an_engine_that_could_not_be_watched_is_watched_again(
             assert {number for _, blocks in published.blocks.blocks() for number in blocks} == set(HASHES)
             nursery.cancel_scope.cancel()
     assert len(caplog.records) == 6
+
+
+@pytest.mark.parametrize(("works_s", "pauses"), [(0.0, [1, 2, 4, 8, 16, 32, 60, 60]), (3600.0, [1] * 8)])
+async def test_the_pause_begins_anew_after_an_engine_could_be_watched(
+    works_s: float, pauses: list[int], autojump_clock: MockClock
+) -> None:
+    at = list[float]()
+
+    class Hiccups(Failing):
+        async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+            at.append(trio.current_time())
+            await trio.sleep(works_s)
+            raise EngineRefused("not now")
+
+    _, inbox = mailbox(8)
+    engine, registration = Hiccups(0), Registration[Failing]()
+    async with trio.open_nursery() as nursery:
+        with registration.publish(engine):
+            await nursery.start(engine.run)
+            await nursery.start(publisher, inbox, registration, Published(BlockLog("life")))
+            await trio.sleep(8 * works_s + sum(pauses) + 1)
+            nursery.cancel_scope.cancel()
+    assert [after - before - works_s for before, after in pairwise(at)] == pauses
+
+
+async def test_a_simulated_engine_that_publishes_nothing_has_no_blocks_for_watchers(autojump_clock: MockClock) -> None:
+    engine, got = SimulatedEngine(SimulatedSpec(), random.Random(0), publishes=False), list[BlockEvents]()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        nursery.start_soon(engine.watch_blocks, got.append)
+        async for _ in engine.submit(Generate("0" * 32, PROMPT, Sampling(1))):
+            pass
+        await trio.sleep(1)
+        assert not any(events.events for events in got)
+        nursery.cancel_scope.cancel()

@@ -108,13 +108,23 @@ BUGS: Bugs = {
         Bug("a node that hangs is kept", "process.signal_group(signal.SIGKILL)", "pass"),
         Bug(
             "a restart of a node that still starts takes it down",
-            'life.restarts = kind == "restart"',
-            'life.restarts = life.up and kind == "restart"',
+            'life.stays_down = kind == "restart", kind == "stay"',
+            'life.stays_down = life.up and kind == "restart", kind == "stay"',
         ),
         Bug(
             "a node that is restarted before it is up is not started again",
-            "if life.up or not (life.hung or (life.restarts and not life.done and not node.removed)):",
-            "if life.up or not life.hung:",
+            "again = life.hung or (life.restarts and not life.done and not node.removed)",
+            "again = life.hung",
+        ),
+        Bug(
+            "a node that hangs while it is stopped as too slow is started for ever",
+            "if life.up or starting.cancelled_caught or not again:",
+            "if life.up or not again:",
+        ),
+        Bug(
+            "a node that dies while an operator drains it comes back",
+            "if life.stays_down and not life.done:",
+            "if False:",
         ),
         Bug("messages of a node do not end its silence", "        life.silent_s = 0.0\n        match", "        match"),
         Bug(

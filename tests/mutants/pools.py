@@ -80,8 +80,8 @@ BUGS: Bugs = {
     "actors/routing/rebalancing.py": (
         Bug(
             "a full pool holds up the moves of others",
-            "                others.append(tokens)\n",
-            "                break\n",
+            "key = routing.levels.group(request.remaining), frozenset",
+            "key = (), frozenset",
         ),
     ),
     "actors/router.py": (

@@ -54,6 +54,11 @@ BUGS: Bugs = {
             "        await trio.sleep(pause_s)\n",
             "        break\n",
         ),
+        Bug(
+            "the pause after a hiccup never becomes shorter",
+            "            pause_s = RETRY_S\n        await",
+            "            pass\n        await",
+        ),
         Bug("what an engine told before it could not be watched is believed", "        forget()\n", ""),
         Bug(
             "a lost engine keeps its blocks",
@@ -178,8 +183,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "prompts that come together are computed by everybody",
-            "max(has, computing // size)",
-            "has",
+            "overlap = max(overlap, cached, min(computing // size, self.reusable // size) * size)",
+            "overlap = max(overlap, cached)",
         ),
         Bug(
             "near equals are always the first",
@@ -219,7 +224,12 @@ BUGS: Bugs = {
             "                taken.begun()\n",
             "                pass\n",
         ),
-        Bug("what is cached counts as to be computed", "max(0, self._prompt - self.overlap)", "self._prompt"),
+        Bug("what is cached counts as to be computed", "max(0, self._prompt - self.cached)", "self._prompt"),
+        Bug(
+            "what an earlier request may compute counts as computed",
+            "        return (self.chosen_prefill or self.chosen).choice.cached\n",
+            "        return self.overlap\n",
+        ),
     ),
     "supervisor/cluster/workers.py": (
         Bug(

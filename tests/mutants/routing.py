@@ -7,6 +7,11 @@ from tests.mutants.bug import Bug, Bugs
 BUGS: Bugs = {
     "actors/routing/routed_request.py": (
         Bug(
+            "a request leaves both workers if one is overcommitted",
+            "        return self._failover.crashed_names\n",
+            "        return {*self.route.names, *self._failover.crashed_names}\n",
+        ),
+        Bug(
             "a prefill is not left when its decode fails",
             "            await replies.relay(note)\n",
             "            with trio.CancelScope(shield=True):\n                await replies.relay(note)\n",
@@ -76,6 +81,13 @@ BUGS: Bugs = {
         Bug("places that are kept are not counted", "= load.busy + requests, load", "= load.busy, load"),
     ),
     "actors/routing/routing.py": (
+        Bug("all that wait look at each change", "            async with turn:\n", "            if True:\n"),
+        Bug(
+            "a choice in vain counts as one",
+            "        if route is not None:\n            self.observer.chosen",
+            "        if True:\n            self.observer.chosen",
+        ),
+        Bug("one that leaves takes the turn of others", " and self._turns.get(key) is turn:", ":"),
         Bug(
             "a request moves to a worker that is as full",
             "self._select_of(request, excluded, BeginsNow(request), scope)",
@@ -140,16 +152,26 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/rebalancing.py": (
-        Bug("one that finds no memory keeps smaller ones from moving", "or tokens >= others[-1]", "or True"),
-        Bug("a round tries any number in vain", "len(others) >= VAIN_MAX or ", ""),
+        Bug(
+            "one that finds no memory keeps smaller ones from moving",
+            "while by_size and await",
+            "while False and await",
+        ),
+        Bug(
+            "a round tries any number in vain",
+            "while by_size and await self._find_room(by_size[0], routing):",
+            "while by_size and (await self._find_room(by_size[0], routing) or True):",
+        ),
+        Bug("a request that may go nowhere keeps others from moving", "frozenset(request.avoided)", "frozenset[str]()"),
         Bug("two routers give way to each other at once", "2**request.moves * (1 + load.place)", "2**request.moves"),
         Bug(
             "a request of a pair gives way to nobody",
-            "if route is not None or _gives_way(request, now - since, limits.move_after_s):",
-            "if route is not None:",
+            "if waits_since is not None and _gives_way(",
+            "if waits_since is None and _gives_way(",
         ),
     ),
     "actors/routing/candidates.py": (
+        Bug("a choice looks at all workers without memory", "len(leading) >= LEADING_MAX or ", ""),
         Bug(
             "of ranked workers the first without memory ends the search",
             "if self.ranked and not begins(load):",

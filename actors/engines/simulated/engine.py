@@ -46,6 +46,7 @@ class SimulatedEngine:
     sentences: Sequence[Sequence[int]] = ()
     digest: Digest = ()  # of the folder of the model whose tokenizer made the sentences
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
+    publishes: bool = True  # the blocks of its prefix cache, to those who watch them
     tell: Callable[[Sequence[CacheChange]], None] | None = None  # all changes of its prefix cache, with their tokens
     _batches: tuple[Batch, ...] = field(init=False)  # by rank
     _info: EngineInfo = field(init=False)
@@ -243,7 +244,8 @@ class SimulatedEngine:
     def _pass_on_changes(self, batch: Batch) -> None:
         """Tell of what has changed in the prefix cache of a rank."""
         if changes := batch.memory.events.take():
-            self._blocks.apply([change.event for change in changes])
+            if self.publishes:
+                self._blocks.apply([change.event for change in changes])
             if self.tell is not None:
                 self.tell(changes)
 

@@ -96,6 +96,7 @@ def _engine(
         sentences=sentences,
         digest=model.digest,
         rendezvous_rooms=rendezvous_rooms,
+        publishes=section.publishes(context.cluster),
         tell=told[local.name].put if local.name in told else None,
     )
     child = Child(

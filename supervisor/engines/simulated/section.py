@@ -55,6 +55,7 @@ class SimulatedSection(EngineSection):
 
     reads_text: ClassVar[bool] = True  # its answers are sentences, as tokens of the model
     encodes: ClassVar[bool] = True
+    publishes_always: ClassVar[bool] = True  # unless its section says otherwise: it costs nothing
 
     kind: Literal["simulated"] = "simulated"
     simulated: SimulatedKeys = SimulatedKeys()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import Factory, define, evolve
 
-from actors.routing.candidates import Candidates, Choice, WorkerCandidates
+from actors.routing.candidates import LEADING_MAX, Candidates, Choice, WorkerCandidates
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
@@ -137,6 +137,11 @@ def test_ranked_workers_are_looked_at_up_to_the_first_that_nothing_speaks_agains
     found = candidates(ranked, reserved=["w0"])
     assert names(found.leading(generate())) == ["w0", "w1"]
     assert ranked.looked_at == ["w0", "w1"]
+
+
+def test_of_ranked_workers_without_memory_so_many_lead() -> None:
+    ranked = Ranked([Tight(f"{number:03}") for number in range(2 * LEADING_MAX)])
+    assert len(candidates(ranked).leading(generate())) == len(ranked.looked_at) == LEADING_MAX
 
 
 def test_ranked_workers_end_at_the_first_without_room() -> None:

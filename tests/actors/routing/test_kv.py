@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from attrs import Factory, define, evolve, frozen
 
-from actors.routing.candidates import TakenChoice
-from actors.routing.kv import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEADING_MAX, WITHOUT_MEMORY_MAX, KvPolicy, KvSettings
+from actors.routing.candidates import LEADING_MAX, TakenChoice
+from actors.routing.kv import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEAST_LOADED_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
 from actors.routing.prefix_index import PrefixIndex
 from actors.routing.recent_blocks import RECENT_S
@@ -359,7 +359,22 @@ async def test_no_tokens_are_reserved_for_what_is_expected_in_a_cache() -> None:
     assert not routing.reservations.prompts
 
 
-@pytest.mark.parametrize(("kv_tokens", "preferred_max"), [(0, LEADING_MAX), (2**20, WITHOUT_MEMORY_MAX)])
+async def test_what_an_earlier_request_is_to_compute_counts_as_cached_only_once_it_has() -> None:
+    fakes, made = [Fake("w0", slots=8)], policy({"w0": [1] * PAGE})
+    routing = Routing(FakePool([*fakes], None), made, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
+    leader, follower = routing.choose(wanted()), routing.choose(wanted([*PROMPT, 1]))
+    assert leader is not None
+    assert follower is not None
+    assert (follower.overlap, follower.cached, follower.uncached) == (10 * PAGE, 0, len(PROMPT) + 1)
+    leader.begun()
+    later = routing.choose(wanted([*PROMPT, 2]))
+    assert later is not None
+    assert (later.overlap, later.cached, later.uncached) == (10 * PAGE, 10 * PAGE, 1)
+    for route in (leader, follower, later):
+        route.end()
+
+
+@pytest.mark.parametrize(("kv_tokens", "preferred_max"), [(0, LEAST_LOADED_MAX), (2**20, LEADING_MAX)])
 def test_few_workers_are_looked_at_however_many_there_are(kv_tokens: int, preferred_max: int) -> None:
     class Counting(Loads):
         looks = 0
@@ -380,7 +395,7 @@ def test_few_workers_are_looked_at_however_many_there_are(kv_tokens: int, prefer
 
 
 def test_a_worker_with_memory_is_found_behind_some_that_have_none() -> None:
-    full = [Load(f"w{number}", 0, 8, kv_tokens=1000, kv_tokens_max=1000) for number in range(2 * LEADING_MAX)]
+    full = [Load(f"w{number}", 0, 8, kv_tokens=1000, kv_tokens_max=1000) for number in range(2 * LEAST_LOADED_MAX)]
     assert chosen(policy(), wanted(), *full, Load("z", 1, 8, kv_tokens_max=1000)) == ("z", 0)
 
 
@@ -426,7 +441,7 @@ def test_events_of_a_rank_that_an_engine_does_not_have_change_nothing() -> None:
     made = policy()
     made.index.apply("a", [BlockEvent(BlockChange.STORED, 5, block_hashes(PROMPT, PAGE))])
     assert chosen(made, wanted(), A, evolve(B, busy=1)) == ("a", 0)
-    few = Few([B, *(Load(f"c{number}", 0, 8) for number in range(LEADING_MAX)), evolve(A, busy=7)])
+    few = Few([B, *(Load(f"c{number}", 0, 8) for number in range(LEAST_LOADED_MAX)), evolve(A, busy=7)])
     made(wanted(), few)
     assert few.asked == ["a#5"]  # its only rank has nothing of the prompt
 

@@ -11,7 +11,6 @@ from actors.routing.candidates import Candidates, Choice, Policy
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection
-from actors.routing.rebalancing import VAIN_MAX
 from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
@@ -97,7 +96,7 @@ async def test_a_request_that_finds_no_memory_holds_up_no_smaller_one(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_round_of_moves_tries_so_many_requests_in_vain(autojump_clock: MockClock) -> None:
+async def test_a_round_of_moves_tries_the_oldest_and_the_smallest_in_vain(autojump_clock: MockClock) -> None:
     tried = list[int]()
 
     def count(request: Generate, candidates: Candidates) -> Choice | None:
@@ -108,13 +107,47 @@ async def test_a_round_of_moves_tries_so_many_requests_in_vain(autojump_clock: M
     a, b = Memory("a", [SILENT] * 99, slots=99), Memory("b", slots=0, kv=90)
     async with routed(a, b) as rig, trio.open_nursery() as nursery:
         rig.routing.policy = count
-        for tokens in range(80, 50, -1):
+        for tokens in (80, 60, *range(79, 60, -1)):
             nursery.start_soon(ask, rig, generate(f"{tokens}", tokens))
             await wait_all_tasks_blocked()
         a.kv, b.slots = 120, 8
         await trio.sleep(2.1)
-        assert tried == list(range(80, 80 - VAIN_MAX, -1))
+        assert tried == [80, 60]
+        b.kv = 36
+        await trio.sleep(2.1)
+        assert [each.sampling.tokens_max for each in b.asked] == [60]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_request_that_may_not_go_to_the_only_idle_worker_keeps_no_other_from_moving(
+    autojump_clock: MockClock,
+) -> None:
+    a, c = Memory("a", [SILENT] * 9, slots=16, more=1), Memory("c", [Play(EngineLost("died"), 0)], kv=10)
+    async with routed(a, c) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, rig, generate("crashed at c"))
+        await trio.sleep(1.5)
+        c.slots = 0
+        for number in range(5):
+            nursery.start_soon(ask, rig, generate(f"{number}"))
+        await wait_all_tasks_blocked()
+        a.kv, c.slots, c.kv = 120, 8, 10
+        await trio.sleep(20)
+        assert [len(each.asked) for each in (a, c)] == [6, 6]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_leaves_an_overcommitted_decode_and_keeps_the_only_prefill(autojump_clock: MockClock) -> None:
+    p = Memory("p", leg=Leg.PREFILL, bootstrap=("p", 1), kv=10)
+    d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
+    e.more, e.plays = 1, []
+    async with routed(p, d, e) as rig, trio.open_nursery() as nursery:
+        got: list[Received] = []
+        nursery.start_soon(append_result, got, ask, rig, generate())
+        await wait_all_tasks_blocked()
+        d.kv = 120
+        await trio.sleep(20)
+        check_whole(got[0], generate())
+        assert [len(each.asked) for each in (p, d, e)] == [2, 1, 1]
 
 
 async def test_a_request_moves_up_to_its_limit_and_each_time_later(autojump_clock: MockClock) -> None:

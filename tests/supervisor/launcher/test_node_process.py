@@ -42,6 +42,16 @@ pipe.send("up")
 pipe.heartbeat()
 stuck_in_here()
 """
+HANGS_LATE = """
+import sys, time
+from supervisor.launcher.parent_pipe import ParentPipe
+pipe = ParentPipe(int(sys.argv[sys.argv.index("--launched") + 1]))
+begun = time.monotonic()
+while time.monotonic() < begun + 3:
+    pipe.heartbeat()
+    time.sleep(0.05)
+time.sleep(60)
+"""
 
 
 class Process(process.Process):
@@ -243,6 +253,39 @@ async def test_a_node_that_is_restarted_before_it_is_up_has_as_long_to_start_aga
     node = _node(30.0)
     await _run_alone(node, one, start_s=4.0)
     assert (len(lives), node.failures, node.last_failure) == (2, 1, node_process.RESTARTED)
+
+
+async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
+    one: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    decided = "stay"
+
+    async def run_once(
+        node: KeptNode, keeper: node_process.NodeKeeper, life: node_process.Life, on_up: Callable[[], None]
+    ) -> None:
+        sender, receiver = trio.testing.memory_stream_one_way_pair()
+        await sender.send_all(f'["up", ""]\n["{decided}", ""]\n'.encode())
+        await sender.aclose()
+        await node_process.receive_all(node, keeper, life, LineReader(receiver), on_up)
+
+    monkeypatch.setattr(node_process, "_run_once", run_once)
+    await _run_alone(_node(HUNG_S), one)
+    assert "node two has ended while it drained, and is not started again" in caplog.messages
+    decided = "restart"
+    with pytest.raises(NodeDied):
+        await _run_alone(_node(HUNG_S), one)
+
+
+@pytest.mark.realtime
+async def test_d8_a_node_that_is_not_up_in_time_and_hangs_while_it_is_stopped_did_not_start(
+    one: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_process, "STACK_S", 0.1)
+    one.command = (sys.executable, "-c", f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{HANGS_LATE}")
+    node = KeptNode("two", process.Ladder(term_s=60.0), 1.0)
+    with trio.fail_after(45), pytest.raises(StartFailed, match=r"did not start: it was not up within 2 s"):
+        await _run_alone(node, one, start_s=2.0)
+    assert node.failures == 1
 
 
 @pytest.mark.realtime

@@ -12,12 +12,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from actors.routing.kv import KvPolicy
 from protocol.cluster import Reloaded
 from protocol.errors import StartFailed
 from supervisor.cluster import link_credentials
 from supervisor.cluster.mesh import Mesh
 from supervisor.config.certificate import Certificate
 from supervisor.engines.kinds import load_cluster
+from supervisor.engines.simulated.section import SimulatedSection
 from supervisor.files.reading import FileReader
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import key_file_lines
@@ -129,6 +131,21 @@ def front(tmp_path: Path) -> Front:
 
 async def test_an_unchanged_file_changes_nothing(front: Front, autojump_clock: MockClock) -> None:
     assert await front().reload() == Reloaded()
+
+
+@pytest.mark.parametrize(
+    ("always", "keys", "applied"), [(True, "", True), (False, "", False), (False, "events.publish = false\n", True)]
+)
+async def test_a_policy_that_hears_of_blocks_waits_for_engines_that_were_not_started_to_tell_of_them(
+    always: bool, keys: str, applied: bool, front: Front, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr(SimulatedSection, "publishes_always", always)
+    text = FILE.replace('node = "one"', f'node = "front"\n{keys}').replace(MODEL, f'{MODEL}policy = "random_two"\n')
+    node = front(text=text)
+    reloaded = await node.reload(('policy = "random_two"', 'policy = "kv"'))
+    told = [any("policy" in each for each in sentences) for sentences in (reloaded.changed, reloaded.not_changed)]
+    assert told == [applied, not applied]
+    assert isinstance(node.assembly.reloadable.routings["tiny"].policy, KvPolicy) == applied
 
 
 async def test_the_limits_of_admission_gateway_and_requests_change_at_once(

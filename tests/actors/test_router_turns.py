@@ -1,0 +1,136 @@
+"""Requests that wait for another route take turns, so that a change of the workers is not looked at by all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import trio
+from attrs import define
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from actors.routing.candidates import Candidates, Choice
+from actors.routing.least_loaded import least_loaded
+from actors.routing.ports import RoutingObserver
+from actors.routing.route import FailoverLimits, Route
+from actors.routing.routing import Routing
+from protocol.messages import Generate
+from tests.rig.router import Fake, FakePool, generate
+
+
+@define
+class CountingPolicy:
+    """The least loaded worker, and how often it was asked for."""
+
+    looks: int = 0
+
+    def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
+        self.looks += 1
+        return least_loaded(request, candidates)
+
+
+@define(eq=False)
+class Choices(RoutingObserver):
+    """Counts the choices that are observed."""
+
+    chosen_count: int = 0
+
+    def chosen(self, seconds: float) -> None:
+        self.chosen_count += 1
+
+
+def routing_of(pool: FakePool, policy: CountingPolicy, observer: RoutingObserver | None = None) -> Routing:
+    observer = observer or RoutingObserver()
+    return Routing(pool, policy, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset(), observer)
+
+
+async def wait(
+    routing: Routing,
+    got: list[Route],
+    *,
+    pause_s: float = 0.0,
+    lost: Collection[str] = (),
+    crashed: Collection[str] = (),
+) -> None:
+    got.append(await routing.wait_for_other(generate(), lost, crashed, pause_s))
+
+
+async def test_a_change_is_looked_at_by_one_of_those_that_wait(autojump_clock: MockClock) -> None:
+    busy, policy, got = Fake("a", slots=2, more=2), CountingPolicy(), list[Route]()
+    pool = FakePool([busy], None)
+    routing = routing_of(pool, policy)
+    async with trio.open_nursery() as nursery:
+        for _ in range(200):
+            nursery.start_soon(wait, routing, got)
+        await wait_all_tasks_blocked()
+        policy.looks = 0
+        pool.change()
+        await wait_all_tasks_blocked()
+        looks_of_one = policy.looks
+        assert 0 < looks_of_one <= 4
+        busy.slots = 5
+        pool.change()
+        await wait_all_tasks_blocked()
+        assert len(got) == 3, "one change may be room for several"
+        assert policy.looks <= 6 * looks_of_one
+        for route in got:
+            route.end()
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_that_leaves_passes_its_turn_on(autojump_clock: MockClock) -> None:
+    busy, got = Fake("a", slots=1, more=1), list[Route]()
+    pool = FakePool([busy], None)
+    routing = routing_of(pool, CountingPolicy())
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(5):
+            async with trio.open_nursery() as first:
+                first.start_soon(wait, routing, got)
+                await trio.sleep(1)
+                nursery.start_soon(wait, routing, got)
+        await wait_all_tasks_blocked()
+        assert not got
+        busy.more = 0
+        pool.change()
+        await wait_all_tasks_blocked()
+        (route,) = got
+        route.end()
+
+
+async def test_requests_that_may_go_elsewhere_wait_for_no_others(autojump_clock: MockClock) -> None:
+    full, idle, got = Fake("full", more=4), Fake("idle"), list[Route]()
+    pool = FakePool([full, idle], None)
+    routing = routing_of(pool, CountingPolicy())
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(wait, routing, list[Route]())
+            nursery.start_soon(lambda: wait(routing, list[Route](), crashed=["idle"]))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(wait, routing, got)
+        await wait_all_tasks_blocked()
+        assert [route.name for route in got] == ["idle"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_after_the_pause_a_lost_worker_is_asked_again(autojump_clock: MockClock) -> None:
+    lost, got = Fake("lost"), list[Route]()
+    pool = FakePool([lost], None)
+    routing = routing_of(pool, CountingPolicy())
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(lambda: wait(routing, got, pause_s=2.0, lost=["lost"]))
+        await trio.sleep(1)
+        assert not got
+        await trio.sleep(1.5)
+        assert [route.name for route in got] == ["lost", "lost"]
+        for route in got:
+            route.end()
+
+
+async def test_a_choice_in_vain_is_none() -> None:
+    observed = Choices()
+    routing = routing_of(FakePool([Fake("a", slots=1)], None), CountingPolicy(), observed)
+    route = routing.choose(generate())
+    assert route is not None
+    assert routing.choose(generate()) is None
+    assert observed.chosen_count == 1
+    route.end()
