@@ -49,7 +49,7 @@ class KvSettings:
     load_tokens: Weight = 256.0  # that a running request counts as, and a slot's share of KV memory
     session_tokens: Weight = 256.0  # that the worker of the session's last request is preferred by
     temperature: Annotated[float, Within(at_least=0, at_most=100)] = 0.0  # of the softmax over costs; 0: the least cost
-    blocks_max: Annotated[int, Within(at_least=256, at_most=100_000_000)] = BLOCKS_MAX  # in the index, 125 bytes each
+    blocks_max: Annotated[int, Within(at_least=256, at_most=100_000_000)] = BLOCKS_MAX  # in the index, 240 bytes each
 
 
 @define(eq=False)

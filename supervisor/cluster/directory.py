@@ -25,7 +25,7 @@ from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
 from supervisor.cluster.ranked_workers import RankedWorkers
-from supervisor.cluster.workers import AnyWorker, LocalWorker
+from supervisor.cluster.workers import AnyWorker, LocalWorker, RemoteWorker
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
 
@@ -178,7 +178,7 @@ class Directory:
                 self.load_version += 1
                 self._announceable.unpark_all()
 
-    def prefill_done(self, worker: AnyWorker) -> None:
+    def prefill_done(self, worker: RemoteWorker) -> None:
         """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
         self._rerank(worker)
 

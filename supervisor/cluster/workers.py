@@ -34,6 +34,7 @@ from protocol.errors import ActorLost, LinkLost, NotReady
 from protocol.kind import Message
 from protocol.media import Encode, Encoded
 from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
+from supervisor.cluster.owner_memory import OwnerMemory
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
@@ -65,7 +66,7 @@ class SiblingDirectory(Protocol):
     def routers(self) -> tuple[int, int]:
         """The number of nodes that route, this one included, and its place among them by name."""
 
-    def prefill_done(self, worker: LocalWorker | RemoteWorker) -> None:
+    def prefill_done(self, worker: RemoteWorker) -> None:
         """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
 
 
@@ -106,6 +107,7 @@ class LocalWorker:
     asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # by other node, its requests and their tokens
     pending: PendingPrefill = field(factory=PendingPrefill)  # of requests of this node
     queued_by: dict[str, PendingPrefill] = field(factory=dict)  # the same of each other node
+    memory: OwnerMemory = field(factory=OwnerMemory)  # of requests of all nodes
     engine_name: str = field(init=False)  # on its node
     rank: int = field(init=False)
 
@@ -213,11 +215,12 @@ class LocalWorker:
         request = _of_rank(request, self.rank)
         first, tokens = _tokens(request)
         pending = self.pending if asker is None else self.queued_by.setdefault(asker, PendingPrefill())
-        pending.add(request.id, first)
-        self._count(asker, 1, tokens)
         try:
-            async with cast("AnyAddress", self.address).ask(request, credit) as replies:
-                yield cast("AnyReplies", replies)
+            with self.memory.added(request, self.leg, self.info, 0) as waits:
+                pending.add(request.id, 0 if waits else first)
+                self._count(asker, 1, tokens)
+                async with cast("AnyAddress", self.address).ask(request, credit) as replies:
+                    yield cast("AnyReplies", replies)
         finally:
             pending.discard(request.id)
             if asker is not None and not pending.prompts and self.queued_by.get(asker) is pending:
@@ -238,7 +241,7 @@ class LocalWorker:
     def begun(self, request_id: str) -> None:
         """Record that the first token of a request has come, so that its prompt is no longer pending."""
         if self.pending.discard(request_id):
-            self.directory.prefill_done(self)
+            self.directory.load_changed(self, None)  # of which other nodes are to hear
 
     def computed(self, request_id: str) -> None:
         """Record that the prompt of one of its requests, of whichever node, has been computed."""
@@ -274,6 +277,7 @@ class RemoteWorker:
     tokens: int = 0  # of those requests
     pending: PendingPrefill = field(factory=PendingPrefill)  # of those requests
     queued_by_others: int = 0  # the tokens of prompts that wait there, as its node announced them last
+    memory: OwnerMemory = field(factory=OwnerMemory)  # of those requests
     engine_name: str = field(init=False)  # on its node
     rank: int = field(init=False)
 
@@ -355,11 +359,12 @@ class RemoteWorker:
     async def _ask(self, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
         link, request = self._link(), _of_rank(request, self.rank)
         first, tokens = _tokens(request)
-        self.pending.add(request.id, first)
-        self._count(1, tokens)
         try:
-            async with link.ask(request, credit, self.engine_name) as replies:
-                yield cast("AnyReplies", replies)  # by the row of the request, which the link has checked
+            with self.memory.added(request, self.leg, self.info, self.offer.tokens) as waits:
+                self.pending.add(request.id, 0 if waits else first)
+                self._count(1, tokens)
+                async with link.ask(request, credit, self.engine_name) as replies:
+                    yield cast("AnyReplies", replies)  # by the row of the request, which the link has checked
         finally:
             self.pending.discard(request.id)
             self._count(-1, -tokens)

@@ -323,3 +323,16 @@ async def test_d1_announcements_of_many_workers_cost_a_gateway_limited_turns_and
     publishing = found["publishing blocks: turns of the gateway a second"]
     assert publishing - idle <= 4 * STEPS * many, "to read a frame, to wake the subscription, and to apply its events"
     assert found["publishing blocks: bytes a block"] <= 11, "nine of its hash"
+
+
+async def test_others_hear_that_a_prompt_of_a_gateway_with_engines_has_been_computed(autojump_clock: MockClock) -> None:
+    front, back = a_node("front", routes=True, workers=0), a_node("back")
+    async with joined(front, back, 1.0):
+        (worker,) = front.workers("oak")
+        local, own = back.local["w0"], request(1)
+        async with local.ask(own, 1):
+            await trio.sleep(0.5)
+            assert worker.load.queued == len(own.tokens)
+            local.begun(own.id)
+            await trio.sleep(0.5)
+            assert worker.load.queued == 0
